@@ -1,4 +1,4 @@
-//! A small file that outlives a process: read whole, replaced whole, and never worth an error to whoever only hoped for it.
+//! A small file that outlives a process. It is read whole and replaced whole, and a caller can do without it.
 
 use std::{
     fs::{self, File},
@@ -10,16 +10,16 @@ use std::{
 
 use thiserror::Error;
 
-/// More than anything that is written here has; whatever is larger is not ours.
+/// Bytes that no file written here exceeds. A larger one is not ours.
 pub const BYTES_MAX: u64 = 1 << 20;
 
-/// A file that is being written is younger than this. An older one was left behind by a process that died meanwhile.
+/// A temporary file older than this was left by a process that died while writing.
 const WRITING_MAX: Duration = Duration::from_secs(3600);
 
-/// Characters of each readable part of a name.
+/// Characters kept of each readable part of a name.
 const PART_CHARACTERS: usize = 48;
 
-/// Why a file was not read or written.
+/// A file that was not read or not written.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum CacheFileError {
     /// The operating system does not let it be read.
@@ -28,13 +28,13 @@ pub enum CacheFileError {
         /// The kind of input error.
         kind: io::ErrorKind,
     },
-    /// Something else has its name: a folder, a pipe.
+    /// Its path is a folder, a pipe or something else that is not a file.
     #[error("it is no plain file")]
     NotAFile,
-    /// It is larger than anything that is written here.
+    /// It is larger than [`BYTES_MAX`].
     #[error("it has {bytes} bytes, the limit is {BYTES_MAX}")]
     TooLarge {
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
     /// The operating system does not let it be written.
@@ -45,7 +45,7 @@ pub enum CacheFileError {
     },
 }
 
-/// A file of a folder that is the user's, for instance `~/.cache/bursar/profiles`.
+/// A file in a folder of the user's, for instance `~/.cache/bursar/profiles`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheFile {
     folder: PathBuf,
@@ -53,8 +53,8 @@ pub struct CacheFile {
 }
 
 impl CacheFile {
-    /// The file of `folder` that `parts` together name: two lists of parts that differ name two files. As much of `shown`
-    /// as a file's name may have stands in it for people.
+    /// The file of `folder` that `parts` name: lists that differ name different files. The name begins with up to 48
+    /// characters of each of `shown`, for people to read.
     ///
     /// ```
     /// use bursar_model::cache_file::CacheFile;
@@ -73,15 +73,15 @@ impl CacheFile {
         self.folder.join(&self.name)
     }
 
-    /// Its content; none if it is not there. Whoever replaces it meanwhile is not waited for: the content is what it was
-    /// before, or what it is afterwards.
+    /// Its content; `None` if it does not exist. This does not wait for a process that replaces it meanwhile: the
+    /// content is the old or the new one, whole.
     ///
     /// # Errors
-    /// All but [`CacheFileError::Unwritable`].
+    /// Every variant but [`CacheFileError::Unwritable`].
     pub fn read(&self) -> Result<Option<Vec<u8>>, CacheFileError> {
         let unreadable = |error: io::Error| CacheFileError::Unreadable { kind: error.kind() };
         let path = self.path();
-        // Asked before it is opened: opening a pipe would wait for a writer.
+        // Checked before opening, as opening a pipe would wait for a writer.
         let metadata = match fs::metadata(&path) {
             Ok(metadata) => metadata,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -99,9 +99,9 @@ impl CacheFile {
         Ok(Some(content))
     }
 
-    /// Puts `content` in its place, and makes the folder if it is not there. Whoever reads meanwhile, or after a crash at
-    /// any moment, finds the old content or the new, whole. Of two who do so at once one is the last. Others may read it
-    /// as the user's other files (`umask`).
+    /// Replaces its content, and makes the folder if needed. A reader finds the old content or the new, whole, even
+    /// after a crash at any moment. Of two concurrent writers the last wins. The permissions are those of the user's
+    /// other files (`umask`).
     ///
     /// # Errors
     /// [`CacheFileError::Unwritable`]; the old content is then as it was.
@@ -118,8 +118,8 @@ impl CacheFile {
         written.and_then(|()| fs::rename(&path, self.path())).inspect_err(|_| drop(fs::remove_file(&path)))
     }
 
-    /// A new file beside it that nobody else writes: neither a thread of this process, nor another process, nor one of a
-    /// container with the same number that shares the folder.
+    /// A new file beside it with a name of its own. No other thread writes to it, no other process, and no process with
+    /// the same number in a container that shares the folder.
     fn create_aside(&self) -> io::Result<(PathBuf, File)> {
         static WRITES: AtomicU64 = AtomicU64::new(0);
         loop {
@@ -136,7 +136,8 @@ impl CacheFile {
         format!(".{}.", self.name)
     }
 
-    /// What processes that died while they wrote left behind. What cannot be looked at or removed stays.
+    /// Removes temporary files that processes left when they died while writing. Files that cannot be examined or
+    /// removed stay.
     fn remove_leavings(&self) {
         let start = self.aside_start();
         let is_left = |path: &Path| {
@@ -149,11 +150,11 @@ impl CacheFile {
     }
 }
 
-/// How the name of a file ends that is being written.
+/// The suffix of a temporary file's name.
 const ASIDE: &str = ".new";
 
-/// 16 hexadecimal digits that are others when a part is another, or ends elsewhere. BLAKE3, cut to 64 bits: enough against
-/// accidents, which is what this is for.
+/// 16 hexadecimal digits that differ when a part differs, or ends elsewhere. BLAKE3 cut to 64 bits: enough against
+/// accidents, not against an attacker.
 pub fn fingerprint(parts: &[&str]) -> String {
     let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 cache file v1");
     for part in parts {
@@ -163,7 +164,7 @@ pub fn fingerprint(parts: &[&str]) -> String {
     hasher.finalize().to_hex()[..16].to_owned()
 }
 
-/// What any system takes as part of a file's name.
+/// `part` with only characters that any system takes in a file's name.
 fn readable(part: &str) -> String {
     let plain = |character: char| character.is_ascii_alphanumeric() || "._".contains(character);
     let dashed: String = part.chars().map(|character| if plain(character) { character } else { '-' }).collect();

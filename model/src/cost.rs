@@ -1,42 +1,42 @@
-//! What a request takes of everything that is limited: the one price, for the worst cases that are stressed and for each
-//! request that is let in.
+//! What a request takes of each limited resource. Both the stressed worst cases and the admission of requests use this
+//! one cost.
 
 use bursar_kernels::BLOCK_TOKENS;
 
 use crate::Envelope;
 
-/// What a picture, or a step of a video, takes.
+/// Patches and rows of one picture, or of one step of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureCost {
-    /// Patches of a launch.
+    /// Patches of a launch of the vision encoder.
     pub patches: usize,
-    /// Rows of the vision cache, each of which is a token of the prompt.
+    /// Rows of the vision cache; each is one token of the prompt.
     pub rows: usize,
 }
 
 impl PictureCost {
-    /// Of so many patches, of which `merged` make an embedding. Patches that make none are not counted.
+    /// The cost of `patches` patches, where `merged` make an embedding. A remainder that makes none is not counted.
     pub fn of(patches: usize, merged: usize) -> Self {
         let rows = patches / merged;
         PictureCost { patches: rows * merged, rows }
     }
 }
 
-/// What a request takes at most, from its first token to the last of the longest reply that it may have.
+/// The most that a request takes, from its first token to the end of the longest reply that it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestCost {
     /// Tokens of its sequence, prompt and reply.
     pub tokens: usize,
     /// Blocks of keys and values.
     pub blocks: usize,
-    /// Patches of its largest picture, which one launch has to take.
+    /// Patches of its largest picture; one launch must take them all.
     pub picture_patches: usize,
-    /// Rows of the vision cache, held all at once.
+    /// Rows of the vision cache, all held at once.
     pub cache_rows: usize,
 }
 
 impl RequestCost {
-    /// Of a sequence of so many tokens that shows these.
+    /// The cost of a sequence of `tokens` tokens that shows `pictures`.
     pub fn of(tokens: usize, pictures: impl IntoIterator<Item = PictureCost>) -> Self {
         let nothing = RequestCost { tokens, blocks: tokens.div_ceil(BLOCK_TOKENS), picture_patches: 0, cache_rows: 0 };
         let all = pictures.into_iter().fold(nothing, |cost, picture| RequestCost {
@@ -44,19 +44,19 @@ impl RequestCost {
             cache_rows: cost.cache_rows + picture.rows,
             ..cost
         });
-        // Each row is a token of its prompt.
+        // Each row is a token of the prompt, so there are no more rows than tokens.
         RequestCost { cache_rows: all.cache_rows.min(tokens), ..all }
     }
 
-    /// Of the largest request that an envelope lets in, where `merged` patches make an embedding; none for a model that
-    /// takes no pictures.
+    /// The cost of the largest request that an envelope admits. `merged` patches make an embedding; it is `None` for a
+    /// model that takes no pictures.
     pub fn largest(envelope: &Envelope, merged: Option<usize>) -> Self {
         let picture = merged.map(|merged| PictureCost::of(envelope.picture_patches, merged));
         let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.pictures));
         RequestCost::of(envelope.context_tokens, pictures)
     }
 
-    /// Whether it takes no more of anything.
+    /// Whether it exceeds `limit` in nothing.
     pub fn is_within(&self, limit: &RequestCost) -> bool {
         let RequestCost { tokens, blocks, picture_patches, cache_rows } = *self;
         tokens <= limit.tokens

@@ -1,5 +1,4 @@
-//! The demo model, embedded: its checkpoint and the pictures that it is shown with. See `demo/README.md` for how it was
-//! trained.
+//! The demo model, compiled in: its checkpoint and its example pictures. `demo/README.md` says how it was trained.
 
 use crate::checkpoint::CheckpointSource;
 
@@ -26,9 +25,9 @@ pub fn checkpoint() -> CheckpointSource {
 pub struct Picture {
     /// Its file name.
     pub name: &'static str,
-    /// Its content.
+    /// The PNG file's content.
     pub bytes: &'static [u8],
-    /// What may be asked.
+    /// A question that the demo model can answer.
     pub question: &'static str,
 }
 

@@ -1,17 +1,17 @@
 //! How many layers of each stack a pass runs through.
 
-/// From the first layer on; the deeper is the greater.
+/// Counted from the first layer; the deeper compares as the greater.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// Through so many of each stack, and then on as after the last one: for worst cases alone, whose numbers are thrown
+    /// The first layers of each stack, then on as after the last one. Only for worst cases, whose results are thrown
     /// away.
     First(usize),
-    /// Through all of them, as whatever is served does.
+    /// All layers, as in serving.
     Whole,
 }
 
 impl Depth {
-    /// Layers of a stack of so many.
+    /// How many layers run of a stack of `layers`.
     pub fn of(self, layers: usize) -> usize {
         match self {
             Depth::Whole => layers,

@@ -1,8 +1,8 @@
-//! The envelope: the largest inputs that may reach the device. What is outside is resized or refused, never tried.
+//! The envelope: the largest inputs that may reach the device. Larger inputs are resized or refused, never tried.
 
 use serde::{Deserialize, Serialize};
 
-/// The limits that a plan, a stress and every admitted request keep to.
+/// The limits that the plan, the stress and every admitted request keep to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Envelope {
     /// Tokens of a sequence, prompt and answer together.
@@ -15,34 +15,34 @@ pub struct Envelope {
     pub picture_patches: usize,
     /// Pictures of a request, over all turns.
     pub pictures: usize,
-    /// Frames of a request's videos, over all turns; none for a model that is to be shown no videos. They have no room of their own: they are resized to
-    /// what the pictures leave of [`video_patches`](Self::video_patches).
+    /// Frames of a request's videos, over all turns; 0 to refuse videos. Frames have no share of their own: they are
+    /// resized to what the pictures leave of [`video_patches`](Self::video_patches).
     pub video_frames: usize,
     /// Patches in one launch of the vision encoder, over all pictures; no fewer than the largest picture has.
     pub launch_patches: usize,
 }
 
-/// More of anything than a device will hold for a while; below it no product of two limits overflows.
+/// The greatest value of any limit. Up to it, no product of two limits overflows.
 const MOST: usize = 1 << 30;
 
 /// Patches of the smallest picture.
 pub const PATCHES_LEAST: usize = 4;
 
-/// A limit that contradicts another, or that no request could live with.
+/// A limit that contradicts another, or under which no request could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("`{limit}` is {value}, it must be {required}")]
 pub struct LimitError {
-    /// Which limit, by the name that it was set by.
+    /// The name that the limit was set by.
     pub limit: String,
-    /// Its value.
+    /// The value that was given.
     pub value: usize,
-    /// What it would have to be.
+    /// The range that it must be in, and why.
     pub required: String,
 }
 
 impl Envelope {
-    /// Limits that are stressed in a moment: contexts of 512 tokens, 4 sequences at once, two pictures of 448 x 448
-    /// pixels (at 14 a patch) a request.
+    /// Limits that take a moment to stress: contexts of 512 tokens, 4 sequences at once, two pictures of 448 x 448
+    /// pixels per request (at 14 pixels per patch side).
     pub fn small() -> Self {
         Envelope {
             context_tokens: 512,
@@ -55,16 +55,17 @@ impl Envelope {
         }
     }
 
-    /// What people expect of a GPU: contexts of 8192 tokens (or the model's own length, if that is less), 256 sequences at
-    /// once, steps of 8192 tokens of prompts beside one of each sequence, and pictures as large as the model's processor
-    /// makes them, as long as one leaves a question and an answer a quarter of the context: 24576 patches are 6144 tokens
-    /// where four make one. Where a card cannot hold the worst of that, the plan says which limit to lower.
+    /// What people expect of a GPU: contexts of 8192 tokens (or the model's own length, if that is less) and 256
+    /// sequences at once. A step takes 8192 prompt tokens and one token of each sequence. Pictures are as large as the
+    /// model's processor makes them, as long as one leaves a question and an answer a quarter of the context: 24576
+    /// patches are 6144 tokens where four make one. If a card cannot hold the worst case of that, the plan says which
+    /// limit to lower.
     pub const fn gpu() -> Self {
         Envelope {
             context_tokens: 8192,
             sequences: 256,
-            // Those that decode cost a burst of prompts no step of its own that way, and 66 tiles of 128 rows go evenly on
-            // the 132 processors of a Hopper GPU.
+            // So the sequences that decode never push a burst of prompts into one more step, and 66 tiles of 128 rows
+            // divide evenly over the 132 processors of a Hopper GPU.
             step_tokens: 8192 + 256,
             picture_patches: 24_576,
             pictures: 8,
@@ -73,15 +74,15 @@ impl Envelope {
         }
     }
 
-    /// Patches that the pictures and videos of one request may take together, where `merged` patches make an embedding:
-    /// those of as many of the largest pictures as it may show. Where that is more than a context holds, the context is the
-    /// limit. The vision cache is made for it.
+    /// Patches that the pictures and videos of one request may take together: those of as many of the largest pictures
+    /// as it may show. `merged` patches make an embedding. Where that is more than a context holds, the context is the
+    /// limit. The vision cache is sized for it.
     pub fn visual_patches(&self, merged: usize) -> usize {
         self.pictures * (self.picture_patches / merged * merged)
     }
 
-    /// Of those, patches that videos are resized to: no more than leave text its part. Pictures, which a user chooses one
-    /// by one, may fill the whole context.
+    /// The part of those that videos are resized to, which leaves text its quarter of the context. Pictures, which a
+    /// user chooses one by one, may fill the whole context.
     pub fn video_patches(&self, merged: usize) -> usize {
         self.visual_patches(merged).min(self.patches_beside_text(merged))
     }
@@ -94,7 +95,7 @@ impl Envelope {
     /// Whether the limits go together.
     ///
     /// # Errors
-    /// The first that does not.
+    /// The first limit that does not.
     pub fn check(&self) -> Result<(), LimitError> {
         let require = |limit: &str, value: usize, least: usize, why: &str| {
             let wrong = |required| Err(LimitError { limit: limit.to_owned(), value, required });

@@ -1,6 +1,6 @@
-//! The errors of the host side: what happened, the limit, the value, and what to change.
+//! Errors of the host side. Each says what happened, the limit, the value, and what to change.
 //!
-//! No variant carries prompt text, picture bytes or generated text; names of files, settings and tensors are fair.
+//! No variant carries prompt text, picture bytes or generated text. Names of files, settings and tensors are allowed.
 
 use thiserror::Error;
 
@@ -18,25 +18,25 @@ pub enum ModelError {
     /// A picture was refused or broken.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// What a request shows was refused or broken.
+    /// A request's pictures or videos were refused or broken.
     #[error(transparent)]
     Visual(#[from] VisualError),
     /// The image processor's settings cannot be followed.
     #[error(transparent)]
     Processor(#[from] ProcessorError),
-    /// Tokenizer or chat template.
+    /// The tokenizer or the chat template failed.
     #[error(transparent)]
     Text(#[from] TextError),
-    /// Sampling parameters or logits.
+    /// Sampling parameters or logits were refused.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
-    /// A checkpoint's files.
+    /// A checkpoint's files were refused or could not be read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
 }
 
 impl ModelError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             ModelError::Image(error) => error.hint(),

@@ -1,10 +1,10 @@
-//! Checkpoints, pictures and text: everything that is known about models.
+//! Everything this project knows about models: checkpoints, pictures and text.
 //!
-//! The river of data runs through [`flow`]: image bytes, patches, embeddings, step batch, logits, token. A family is
-//! written once, generic over the backend: the same code is planned, measured and served.
+//! Data runs through [`flow`]: image bytes, patches, embeddings, step batch, logits, token. A family is written once,
+//! generic over the backend. The same code is planned, measured and served.
 //!
-//! This crate knows checkpoints, pictures and text. It must never know an actor, a policy, a request's fate or HTTP,
-//! and it takes no device memory: a model lives in a segment that it is handed.
+//! This crate must never know an actor, a policy, a request's fate or HTTP. It takes no device memory: the caller hands
+//! each model the segment that it lives in.
 
 #![deny(missing_docs)]
 

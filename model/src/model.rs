@@ -21,13 +21,13 @@ use crate::{
     weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts},
 };
 
-/// Why a checkpoint did not become a model.
+/// A checkpoint that did not become a model.
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// No family serves it.
     #[error(transparent)]
     Architecture(#[from] UnknownArchitecture),
-    /// Its configuration cannot be built.
+    /// No model can be built from its configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// A tensor is missing or not what the configuration asks for.
@@ -36,13 +36,13 @@ pub enum LoadError {
     /// The copy to the device failed.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Whoever asked for it wants it no more.
+    /// The `progress` callback asked to stop.
     #[error("loading was stopped")]
     Stopped,
 }
 
 impl LoadError {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
@@ -63,19 +63,19 @@ impl LoadError {
     }
 }
 
-/// A model that passes can be run through. A planned one runs on [`Plan`](bursar_kernels::Plan) alone.
+/// A loaded model, or a planned one. A planned model runs on [`Plan`](bursar_kernels::Plan) only.
 pub struct Model {
     config: FamilyConfig,
     family: Family,
     weight_bytes: Bytes,
-    /// The memory that the family's tensors are views of; none for a plan.
+    /// The memory behind the family's tensors; none for a plan.
     segment: Option<Segment>,
 }
 
 impl Model {
-    /// Lays the checkpoint's weights out for `target` without reading them: every name, shape and type is checked, nothing is
-    /// loaded. (But for an output head that the configuration ties to the embedding and that is there all the same: the two are
-    /// compared.)
+    /// Lays the checkpoint's weights out for `target`. Every name, shape and type is checked, and no weight is read.
+    /// The one exception is an output head that the configuration ties to the embedding and that the file has as well:
+    /// the two are compared.
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let mut map = WeightMap::dry(checkpoint, *target);
@@ -85,15 +85,15 @@ impl Model {
         Ok(Model { config, family, weight_bytes: map.used(), segment: None })
     }
 
-    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one;
-    /// [`weight_bytes`](Model::weight_bytes) must be backed.
-    /// `progress` hears of each copied tensor, bytes so far and all bytes, and says whether to go on.
+    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
+    /// [`weight_bytes`](Model::weight_bytes) of the segment must be backed. `progress` is called after each tensor with
+    /// the bytes copied so far and the total, and decides whether to go on.
     ///
     /// # Errors
-    /// As [`plan`](Self::plan); what the backend says; [`LoadError::Stopped`].
+    /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
     ///
     /// # Panics
-    /// If less of the segment is backed than the plan says.
+    /// If less of the segment is backed than the weights take.
     pub fn load<B: Backend>(
         checkpoint: &Checkpoint,
         backend: &B,
@@ -108,9 +108,9 @@ impl Model {
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
-        // Whatever ends this early: copies that are under way are waited for before the segment goes.
+        // If this ends early, it waits for the copies under way before the segment is dropped.
         let _settled = Settled(backend);
-        // The largest first: a backend that gets threads for those has them for all others too.
+        // The largest first: a backend that starts threads for those has them for all the others too.
         let mut copies: Vec<_> = map.copies().iter().collect();
         copies.sort_by_key(|copy| Reverse(copy.bytes));
         let mut room = RoundingBuffer::default();
@@ -134,7 +134,7 @@ impl Model {
         self.weight_bytes
     }
 
-    /// What a token's keys and values look like on `target`.
+    /// Layers, heads and element type of the keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.config.decoder().kv_shape(target)
     }
@@ -144,7 +144,7 @@ impl Model {
         target.activation().bytes(self.config.decoder().hidden)
     }
 
-    /// Packs pictures for one launch, each with the rows of the vision cache that its embeddings take.
+    /// Packs pictures for one launch, each with the vision cache rows for its embeddings.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         self.family.pack(pictures)
     }
@@ -159,7 +159,7 @@ impl Model {
         self.encode_through(scope, batch, cache, Depth::Whole)
     }
 
-    /// The same through as many of the encoder's layers as `depth` says.
+    /// As [`encode`](Self::encode), through only as many of the encoder's layers as `depth` says.
     pub fn encode_through<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -171,8 +171,8 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder; gives `[logit_rows, vocabulary]`. `score` hears the logits of the scored rows, a few
-    /// rows at a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32. `score` receives the logits of the
+    /// scored rows, a few rows at a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -184,7 +184,7 @@ impl Model {
         self.family.decoder().step(scope, batch, caches, score)
     }
 
-    /// Launches a step whose arrays lie on the device already, or will when a graph of it is replayed; see
+    /// Launches a step whose arrays are on the device already, or will be when a graph of it is replayed; see
     /// [`Decoder::step_over`](crate::blocks::decoder::Decoder::step_over).
     pub fn step_over<'s, B: Backend>(
         &self,
@@ -207,12 +207,12 @@ struct Settled<'b, B: Backend>(&'b B);
 
 impl<B: Backend> Drop for Settled<'_, B> {
     fn drop(&mut self) {
-        // A device that is lost is past everything; whoever asks it next is told.
+        // A lost device runs nothing any more, and the next call to it reports the loss.
         drop(transfer::settle(self.0));
     }
 }
 
-/// Where tensors are made ready, one after the other: what was written before is written much faster than fresh memory.
+/// Host buffers for padding and rounding, reused for each tensor: writing to used memory is much faster than to fresh.
 #[derive(Default)]
 struct RoundingBuffer {
     padded: Vec<u8>,
@@ -258,17 +258,18 @@ fn upload<B: Backend>(
             return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);
         }
     };
-    // A copy moves bytes whatever they mean; f16 is the narrowest type of a weight, and every weight has an even size.
+    // The copy does not look at the element type. f16 is the narrowest type of a weight, so every weight has an even
+    // size.
     let elements = source.len() / DType::F16.size();
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
     let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
-/// Rows that a thread gives their zeros at a time.
+/// Least number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
 
-/// The rows of a file's tensor, each with its zeros behind it: in `room` if there are any.
+/// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room` unless `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {
     if zeros == 0 {
         return bytes;
@@ -284,11 +285,11 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
     padded
 }
 
-/// Elements that are rounded on the host at a time, 64 MiB: a GPU's backend copies what is larger than its page-locked
-/// pieces, 32 MiB, by several threads.
+/// Elements that the host rounds at a time, 64 MiB. The GPU backend copies with several threads whatever is larger than
+/// its page-locked buffers of 32 MiB.
 const ROUNDED_AT_ONCE: usize = 1 << 25;
 
-/// Copies elements of another type than the target keeps, rounded to the nearest.
+/// Copies elements whose type differs from the target's, rounded to the nearest.
 fn upload_rounded<B: Backend>(
     backend: &B,
     source: &[u8],
@@ -298,7 +299,7 @@ fn upload_rounded<B: Backend>(
 ) -> Result<(), LoadError> {
     let mut to = copy.to;
     rounded_parts(source, (found, copy.kept), ROUNDED_AT_ONCE, room, |rounded| {
-        // SAFETY: as in `upload`; all parts together are as long as the copy.
+        // SAFETY: as in `upload`; the parts add up to the length of the copy.
         let mut out = unsafe { Tensor::persistent(to, [rounded.len() / copy.kept.size()], copy.kept) };
         to = to.offset(out.bytes());
         Ok(transfer::fill(backend, rounded, &mut out)?)
@@ -320,7 +321,7 @@ mod tests {
         let rows = 3 * PADDED_BY_A_THREAD + 1;
         let bytes: Vec<u8> = (0..rows * 10).map(|at| (at % 251) as u8 + 1).collect();
         let expected: Vec<u8> = bytes.chunks_exact(10).flat_map(|row| [row, &[0; 6]].concat()).collect();
-        // What another tensor left there, of more bytes and of fewer.
+        // Leftovers of another tensor, longer and shorter than this one.
         for mut room in [vec![0xff; 2 * expected.len()], vec![0xff; 7]] {
             assert_eq!(padded(&bytes, DType::BF16, (5, 3), &mut room), expected);
             assert_eq!(padded(&bytes, DType::BF16, (5, 0), &mut room).as_ptr(), bytes.as_ptr(), "nothing is copied");

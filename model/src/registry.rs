@@ -24,28 +24,28 @@ use crate::{
     workload::{Workload, covered},
 };
 
-/// A checkpoint of a family that no code here serves.
+/// No family here serves the checkpoint's architecture.
 #[derive(Debug, Error)]
 #[error("no family serves the architecture {found:?}; known: {known}")]
 pub struct UnknownArchitecture {
     /// `architectures` of the checkpoint.
     pub found: Vec<String>,
-    /// All that are served.
+    /// All served architectures, separated by commas.
     pub known: String,
 }
 
-/// A shape that nobody has written down.
+/// No shape has the name that was asked for.
 #[derive(Debug, Error)]
 #[error("no shape is called {name:?}; known: {known}")]
 pub struct UnknownShape {
-    /// What was asked for.
+    /// The name that was asked for.
     pub name: String,
-    /// All there are.
+    /// The names of all shapes, separated by commas.
     pub known: String,
 }
 
 impl UnknownShape {
-    /// What to change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         format!("ask for one of: {}", self.known)
     }
@@ -57,11 +57,11 @@ pub fn shapes() -> impl Iterator<Item = &'static str> {
     visual.chain(qwen2::SHAPES.iter().map(|shape| shape.name))
 }
 
-/// A checkpoint with the settings and a vocabulary of the size of a released model, and random weights: what its speed
-/// and its memory are measured with when its 16 GB are not here.
+/// A checkpoint with the settings and the vocabulary size of a released model, and random weights. It measures the
+/// speed and the memory of a model without its 16 GB of files.
 ///
 /// # Errors
-/// No shape has that name.
+/// [`UnknownShape`] if no shape has that name.
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
     let visual = qwen2_5_vl::SHAPES.iter().find(|known| known.name == shape).map(qwen2_5_vl::Shape::files);
     let text = || qwen2::SHAPES.iter().find(|known| known.name == shape).map(qwen2::Shape::files);
@@ -71,9 +71,9 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
     }
 }
 
-/// What a plan of the checkpoint at `source` follows from where its weights are not there: `config.json`, and what else
-/// there is. A tokenizer that is not there is one of bytes, and an image processor the one that the family is released
-/// with.
+/// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
+/// are there. A missing tokenizer is replaced by one of bytes, and missing settings of an image processor by those of
+/// the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
@@ -91,9 +91,9 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
 /// A family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub enum FamilyConfig {
-    /// Text only.
+    /// Qwen2 and Qwen2.5: text only.
     Qwen2(qwen2::Config),
-    /// Pictures and text.
+    /// Qwen2.5-VL: pictures, videos and text.
     Qwen2_5Vl(qwen2_5_vl::Config),
 }
 
@@ -134,7 +134,7 @@ impl FamilyConfig {
         Ok(())
     }
 
-    /// What `config.json` calls the family; the first of its names, where it has several.
+    /// The family's name in `config.json`; the first, where it has several.
     pub fn architecture(&self) -> &'static str {
         match self {
             FamilyConfig::Qwen2(_) => qwen2::ARCHITECTURES[0],
@@ -142,7 +142,7 @@ impl FamilyConfig {
         }
     }
 
-    /// The numbers of the decoder.
+    /// The decoder's sizes.
     pub fn decoder(&self) -> &DecoderConfig {
         match self {
             FamilyConfig::Qwen2(config) => &config.decoder,
@@ -150,7 +150,7 @@ impl FamilyConfig {
         }
     }
 
-    /// What serving it asks of a device. A family that brings something which no worst case covers does not
+    /// The kinds of work that serving it puts on a device. A family with a kind that no worst case covers does not
     /// compile.
     pub fn workloads(&self) -> &'static [Workload] {
         match self {
@@ -159,7 +159,7 @@ impl FamilyConfig {
         }
     }
 
-    /// Patches that become one token; none if the family takes no pictures.
+    /// Patches that become one token; `None` if the family takes no pictures.
     pub fn merged_patches(&self) -> Option<usize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
@@ -167,7 +167,7 @@ impl FamilyConfig {
         }
     }
 
-    /// What one patch covers; none if the family takes no pictures.
+    /// Pixels and frames of one patch; `None` if the family takes no pictures.
     pub fn patch(&self) -> Option<PatchSize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
@@ -175,7 +175,7 @@ impl FamilyConfig {
         }
     }
 
-    /// The token that stands for pictures, if the family takes them.
+    /// The id of the placeholder token for pictures; `None` if the family takes no pictures.
     pub fn image_token(&self) -> Option<u32> {
         match self {
             FamilyConfig::Qwen2(_) => None,
@@ -183,11 +183,11 @@ impl FamilyConfig {
         }
     }
 
-    /// Lets placeholders grow to the size of the pictures and videos that they stand for, and gives every token its
-    /// position. A video takes one span a step.
+    /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.
+    /// A video takes one span per step of time.
     ///
     /// # Errors
-    /// Placeholders of pictures or of videos are not as many as `visuals` has, or the family takes none.
+    /// The prompt has more or fewer placeholders than `visuals` has pictures or videos, or the family takes none.
     pub fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
         match self {
             FamilyConfig::Qwen2(_) if visuals.is_empty() => Ok(qwen2::lay_out(tokens)),
@@ -204,8 +204,8 @@ impl FamilyConfig {
     }
 }
 
-/// Whether one of the checkpoint's architectures is among a family's. Where none is named `model_type` says it, which is
-/// what transformers goes by (5.17, `models/auto/configuration_auto.py`); where both are, they must agree.
+/// Whether one of the checkpoint's architectures is among a family's. Without `architectures`, `model_type` decides, as
+/// in transformers (5.17, `models/auto/configuration_auto.py`). Where the file has both, they must agree.
 fn serves(checkpoint: &Checkpoint, architectures: &[&str], model_type: &str) -> Result<bool, ConfigError> {
     if checkpoint.architectures().next().is_none() {
         return Ok(checkpoint.model_type() == Some(model_type));

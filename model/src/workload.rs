@@ -1,29 +1,28 @@
-//! What serving asks of a device, kind by kind; each kind has a worst case that covers it, or this does
-//! not compile.
+//! The kinds of work that serving puts on a device. A kind that no worst case covers does not compile.
 
 /// A kind of work that takes memory of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// Pictures become embeddings.
+    /// Turning pictures into embeddings.
     Encode,
-    /// Embeddings take the place of a prompt's placeholders.
+    /// Writing embeddings over a prompt's placeholders.
     Merge,
-    /// Prompts are read, in chunks.
+    /// Reading prompts, in chunks.
     Prefill,
-    /// Every sequence has its next token, at the full context.
+    /// One token for every sequence, at the full context.
     Decode,
-    /// Prompts have log-probabilities.
+    /// Log-probabilities of prompt tokens.
     Score,
-    /// Tokens are chosen with every feature of sampling.
+    /// Choosing tokens, with every feature of sampling.
     Choose,
 }
 
 impl Workload {
-    /// All of them.
+    /// Every workload.
     pub const ALL: &[Workload] =
         &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
-    /// Whether `list` has it: for constants, which have no `contains`.
+    /// Whether `list` has it. A loop, because `contains` is not `const`.
     const fn is_in(self, list: &[Workload]) -> bool {
         let mut at = 0;
         while at < list.len() {
@@ -36,12 +35,12 @@ impl Workload {
     }
 }
 
-/// A worst case: what it is called, and what it stresses.
+/// The name of a worst case and the workloads that it stands for.
 #[derive(Debug, PartialEq, Eq)]
 pub struct WorstCaseKind {
-    /// As people read it.
+    /// A short description, for people.
     pub name: &'static str,
-    /// What runs in it at its largest.
+    /// The workloads that are at their largest in it.
     pub workloads: &'static [Workload],
 }
 
@@ -51,20 +50,20 @@ impl WorstCaseKind {
         name: "vision: as many of the largest pictures as a launch takes",
         workloads: &[Workload::Encode],
     };
-    /// One launch of the smallest.
+    /// One launch of the smallest pictures.
     pub const SMALLEST_PICTURES: WorstCaseKind =
         WorstCaseKind { name: "vision: a launch of the smallest pictures", workloads: &[Workload::Encode] };
-    /// One step of prompts.
+    /// One step of prompts in every sequence, every token scored.
     pub const PROMPTS: WorstCaseKind = WorstCaseKind {
         name: "step: prompts in every sequence, all of it pictures, every token scored",
         workloads: &[Workload::Merge, Workload::Prefill, Workload::Score, Workload::Choose],
     };
-    /// One step of decoding.
+    /// One step in which every sequence decodes at the full context.
     pub const DECODES: WorstCaseKind = WorstCaseKind {
         name: "step: every sequence decodes at the full context",
         workloads: &[Workload::Decode, Workload::Choose],
     };
-    /// All of them: [`worst_cases`](crate::worst_cases::worst_cases) makes those that a model can reach.
+    /// Every kind. [`worst_cases`](crate::worst_cases::worst_cases) makes those that a model can reach.
     pub const ALL: &[WorstCaseKind] = &[
         WorstCaseKind::LARGEST_PICTURES,
         WorstCaseKind::SMALLEST_PICTURES,
@@ -73,7 +72,7 @@ impl WorstCaseKind {
     ];
 }
 
-/// The workloads of a family, if each has a worst case; otherwise whoever names them in a constant does not compile.
+/// Returns `workloads` if each has a worst case in `kinds`. Otherwise a constant made by this call does not compile.
 ///
 /// ```
 /// use bursar_model::workload::{Workload, WorstCaseKind, covered_by};
@@ -100,10 +99,10 @@ pub const fn covered_by(workloads: &'static [Workload], kinds: &[WorstCaseKind])
     workloads
 }
 
-/// The same against all worst cases that there are.
+/// As [`covered_by`], against every worst case.
 pub const fn covered(workloads: &'static [Workload]) -> &'static [Workload] {
     covered_by(workloads, WorstCaseKind::ALL)
 }
 
-/// A workload that somebody adds has to have a worst case before any family brings it.
+/// A new workload needs a worst case before any family may use it.
 const _: &[Workload] = covered(Workload::ALL);

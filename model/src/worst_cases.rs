@@ -1,5 +1,5 @@
-//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned before anything is
-//! loaded and run under stress before anything is served, from the same lines of code.
+//! The envelope's worst cases: the largest passes that can ever reach the device. They are planned before loading and
+//! run under stress before serving, by the same code.
 
 use bursar_budgets::{Bytes, Workspace};
 use bursar_kernels::{
@@ -16,14 +16,14 @@ use crate::{
     workload::{Workload, WorstCaseKind},
 };
 
-/// One of the largest passes.
+/// One of the largest passes that the envelope allows.
 #[derive(Clone, Debug)]
 pub struct WorstCase {
-    /// What it is called.
+    /// A short description, for people.
     pub name: &'static str,
-    /// What it stresses.
+    /// The kinds of work that it stands for.
     pub workloads: &'static [Workload],
-    /// What is run.
+    /// The pass to run.
     pub pass: Pass,
 }
 
@@ -36,29 +36,29 @@ impl WorstCase {
 /// A pass over the vision encoder or the decoder.
 #[derive(Clone, Debug)]
 pub enum Pass {
-    /// Pictures into the vision cache.
+    /// Encodes pictures into the vision cache.
     Encode(PictureBatch),
     /// A step of the decoder and the choice of its tokens.
     Step(StepBatch),
 }
 
-/// What a pass takes, by plan or by measurement.
+/// Memory and work of a pass, planned or measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Footprint {
-    /// The workspace's peak.
+    /// Peak bytes of the workspace.
     pub workspace: Bytes,
     /// Operations and bytes moved.
     pub work: Work,
 }
 
-/// How many blocks and rows a worst case may name.
+/// The blocks and rows that a worst case may use.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheCapacity {
-    /// Blocks of keys and values. Sequences that need more name some of them several times, as a probe that is smaller
-    /// than the final cache must.
+    /// Blocks of keys and values. Sequences that need more use some of them several times: a probe is smaller than the
+    /// final cache.
     pub blocks: usize,
-    /// Rows of the vision cache. A launch writes each row once, so a cache of fewer rows than the envelope's launch has
-    /// embeddings makes the launch smaller; steps read rows as often as they like.
+    /// Rows of the vision cache. A launch writes each row once, so a cache with fewer rows than the launch has
+    /// embeddings makes the launch smaller. Steps may read a row any number of times.
     pub cache_rows: usize,
 }
 
@@ -69,7 +69,7 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     if let Some(merged) = model.config().merged_patches() {
         let launch = envelope.launch_patches.min(room.cache_rows * merged);
         let largest = request.picture_patches.min(launch);
-        // Where not even the smallest picture fits nothing is ever launched.
+        // If not even the smallest picture fits, the encoder never runs.
         if largest >= merged {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
@@ -83,20 +83,20 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     worst_cases
 }
 
-/// Runs a pass on shapes alone: the bytes it takes on `target`, and its work.
+/// Runs a pass on shapes alone and returns the bytes that it takes on `target`, and its work.
 pub fn plan(model: &Model, target: Target, pass: &Pass) -> Result<Footprint, KernelError> {
     plan_through(model, target, pass, Depth::Whole)
 }
 
-/// The least depth at which a pass reaches the peak of all of it. Layers of a kind take the same, so that is the first
-/// layer, or the first one that takes more.
+/// The least depth at which a pass reaches its peak. Layers of one kind take equal memory, so this is the first layer,
+/// or the first of the kind that takes the most.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn proof(model: &Model, target: Target, pass: &Pass) -> Result<Depth, KernelError> {
     let peak = plan(model, target, pass)?.workspace;
     let mut layers = 1;
-    // It ends with the last layer, where there is nothing more to run.
+    // This ends at the last layer at the latest: that depth is the whole pass.
     while plan_through(model, target, pass, Depth::First(layers))?.workspace != peak {
         layers += 1;
     }
@@ -107,8 +107,8 @@ fn plan_through(model: &Model, target: Target, pass: &Pass, depth: Depth) -> Res
     dry(model, target, pass, |scope, layers, cache, buffers| run(model, scope, pass, depth, layers, cache, buffers))
 }
 
-/// The work of a pass whose tokens are the likeliest ones: of its logits only the choice goes to the host. What a
-/// device needs for it at least is the floor of its time.
+/// The work of a pass that chooses the likeliest tokens and sends only the choice to the host. The least time that a
+/// device needs for this work is the floor of the pass's time.
 pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelError> {
     let plain =
         |scope: &Scope<'_, Plan>, layers: &[KvLayer], cache: &mut Tensor<'_>, buffers: &mut SamplingBuffers<'_>| {
@@ -117,7 +117,7 @@ pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelEr
     Ok(dry(model, target, pass, plain)?.work)
 }
 
-/// `count` pictures of `grid` without content, packed for a launch: for planning it.
+/// `count` pictures of `grid` without content, packed for planning a launch.
 ///
 /// # Panics
 /// If the model takes no pictures.
@@ -125,7 +125,7 @@ pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
     pictures(model, count * grid.patches(), grid)
 }
 
-/// Calls `pass` with memory that nobody may touch.
+/// Calls `run` with addresses that must not be touched.
 fn dry(
     model: &Model,
     target: Target,
@@ -161,8 +161,8 @@ fn sampling_shape(model: &Model, pass: &Pass) -> SamplingShape {
     SamplingShape { sequences, context_tokens, vocabulary: model.config().decoder().vocabulary }
 }
 
-/// Runs a pass as serving runs it; for a step that is the decoder, its scores, and the choice in `buffers`, which have
-/// a place for each sequence of the envelope, a choice of which each row asks for all there is. Layers after those of
+/// Runs a pass as serving runs it. A step runs the decoder, its scores, and the choice of tokens in `buffers`, which
+/// must have a place for each sequence of the envelope. Each row asks for every feature of sampling. Layers beyond
 /// `depth` are left out.
 pub fn run<B: Backend>(
     model: &Model,
@@ -176,7 +176,7 @@ pub fn run<B: Backend>(
     run_choosing(model, scope, pass, depth, layers, cache, buffers, Demand::Everything)
 }
 
-/// What a step's rows want of their tokens.
+/// Which features of sampling the rows of a step ask for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Demand {
     Likeliest,
@@ -208,14 +208,14 @@ fn run_choosing<B: Backend>(
             let layers = &layers[..depth.of(layers.len())];
             let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
             let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
-            // They come before the tokens, which are waited for. Two steps are under way at a time, and each has a place
-            // of its own for what comes home.
+            // Scores are downloaded before the tokens, which are waited for. Twice, because two steps are under way at
+            // a time and each has its own buffer on the host.
             drop([scores.download(scope)?, scores.download(scope)?]);
             let mut report_words = 0;
             match wanted {
                 Demand::Likeliest => buffers.take_likeliest(scope, &logits)?,
                 Demand::Everything => {
-                    // A plan wants no words, of which there may be gigabytes.
+                    // A plan does not read these words, and there may be gigabytes of them.
                     if B::COMPUTES {
                         buffers.ask(scope, &everything(batch, logits.columns()))?;
                     }
@@ -228,8 +228,8 @@ fn run_choosing<B: Backend>(
     }
 }
 
-/// What is asked of a step's rows if each asks for all there is: penalties over a past as long as its context, half of it
-/// the prompt, a mask, as many biases and tokens that may not follow as are taken, every limit, and reports.
+/// Requests in which each row asks for every feature of sampling: penalties over a past as long as its context, half of
+/// it prompt; a mask; as many biases and forbidden tokens as are allowed; every limit; and reports.
 fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     let row = SampleRow {
         temperature: 0.9,
@@ -259,7 +259,7 @@ fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     words
 }
 
-/// A still picture of so many patches.
+/// The grid of a still picture with `rows` by `columns` patches.
 fn still(rows: usize, columns: usize) -> Grid {
     Grid { t: 1, h: rows as u32, w: columns as u32 }
 }
@@ -269,7 +269,7 @@ fn smallest_grid(merged: usize) -> Grid {
     still(merged.isqrt(), merged.isqrt())
 }
 
-/// The grid, as square as can be, of the largest picture of at most so many patches.
+/// The grid, as square as possible, of the largest picture of at most `patches` patches.
 fn largest_grid(patches: usize, merged: usize) -> Grid {
     let merge = merged.isqrt();
     let side = (patches / merged).isqrt();
@@ -277,8 +277,8 @@ fn largest_grid(patches: usize, merged: usize) -> Grid {
     still(side * merge, width * merge)
 }
 
-/// As many pictures of `grid` as a launch of so many patches takes, and its rest filled with the smallest ones. Each is a
-/// full step of a video, which has more bytes than a still picture.
+/// As many pictures of `grid` as `launch_patches` hold, and the smallest pictures for the rest. Each has as many frames
+/// as a step of a video, which takes more bytes than a still picture.
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merged = model.config().merged_patches().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
@@ -298,9 +298,9 @@ fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     model.pack(&views)
 }
 
-/// A step of `tokens` tokens shared by as many sequences as the envelope allows, each ending at the full context and
-/// wanting logits, and every token of it a picture's where the model takes pictures. A context shorter than a
-/// sequence's share of the step makes the step smaller.
+/// A step of `tokens` tokens shared by as many sequences as the envelope allows. Each sequence ends at the full context
+/// and asks for logits. Where the model takes pictures, every token belongs to one. A context shorter than a sequence's
+/// share makes the step smaller.
 fn step(
     model: &Model,
     envelope: &Envelope,

@@ -1,4 +1,4 @@
-//! Host bytes are leased before a picture is decoded: what the header says must be enough.
+//! Host bytes are leased before a picture is decoded, so the cost computed from its header must be enough.
 
 mod heap;
 
@@ -11,7 +11,7 @@ use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, VideoProcess
 use heap::peak_of;
 use image::{DynamicImage, ImageFormat};
 
-/// One picture in every format, depth and number of channels, 1,601 x 1,200 pixels.
+/// One picture of 1,601 x 1,200 pixels in every format, depth and number of channels.
 fn pictures() -> Vec<(String, Vec<u8>)> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/pictures");
     let mut pictures: Vec<_> = std::fs::read_dir(folder)
@@ -51,7 +51,7 @@ fn pictures() -> Vec<(String, Vec<u8>)> {
     pictures
 }
 
-/// Both stories in one test: the counter is the process's, and tests run beside each other.
+/// All stories are one test, because the counter is the process's and tests run in parallel.
 #[test]
 fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
@@ -60,7 +60,7 @@ fn decoding_and_processing_take_no_more_than_was_said_before() {
     process_video();
 }
 
-/// Nine frames of 801 x 600: decoded one by one, each step's patches kept.
+/// Nine frames of 801 x 600 pixels, decoded one by one. The resized frames of each step are kept.
 fn process_video() {
     let processor = VideoProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
     let limits = ImageLimits::default();
@@ -79,12 +79,12 @@ fn process_video() {
 fn process_one() {
     let processor = ImageProcessor::new(ImageProcessorConfig::default()).expect("defaults are valid");
     let picture = RgbImage::new(801, 600, vec![9; 801 * 600 * 3]).expect("a picture");
-    // Rayon's pool starts once a process: its threads are not the picture's.
+    // Starts Rayon's pool, whose memory does not count for the picture.
     rayon::join(|| (), || ());
     let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
     let (taken, _) = peak_of(|| processor.process(&picture).expect("patches"));
     println!("processing: said {}, took {taken}", plan.host_bytes);
-    // The filter's weights come on top, and a band of eight rows for each thread: some kilobytes each.
+    // The filter's weights, and a band of eight rows per thread, take a few kilobytes each beyond the plan.
     assert!(taken <= plan.host_bytes + (1 << 20), "took {taken} bytes, said {}", plan.host_bytes);
     assert!(taken >= plan.host_bytes, "took {taken} bytes, said {}", plan.host_bytes);
 }
@@ -99,7 +99,7 @@ fn side_chunks() {
         std::io::Write::write_all(&mut packed, &vec![0; 1 << 20]).expect("memory takes it");
     }
     let packed = packed.finish().expect("memory takes it");
-    let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' notes
+    let text = [b"\0\0\0", &vec![b'x'; 3 << 20][..]].concat(); // as long as some programs' metadata
     for (kind, data) in [(b"iCCP", &packed), (b"zTXt", &packed), (b"iTXt", &text), (b"eXIf", &text)] {
         let content = [&kind[..], b"a name\0\0", data].concat();
         let mut crc = flate2::Crc::new();
@@ -125,7 +125,7 @@ fn decode_all() {
         let (taken, _) = peak_of(|| bytes.decode(&limits).expect("it decodes"));
         println!("{name}: said {said}, took {taken} ({:.2}), probing {probing}", said as f64 / taken as f64);
         assert!(taken <= said, "{name}: took {taken} bytes, said {said}");
-        // libjpeg's own memory is not Rust's and is not counted: for a progressive picture that is most of it.
+        // libjpeg allocates outside Rust, which is not counted. For a progressive picture that is most of the memory.
         let counted = if name.ends_with("progressive.jpg") { 4 } else { 3 };
         assert!(said <= counted * taken, "{name}: took {taken} bytes, said {said}: far too careful");
         assert!(probing <= bytes.bytes().len() as u64 + (1 << 20), "{name}: probing took {probing} bytes");

@@ -1,5 +1,6 @@
-//! Both families on a GPU against what transformers computed in f32 (`tests/golden/README.md`), in bf16 and in f16 with
-//! f32 sums: embeddings, logits, answers; whole, in chunks, in company. Without a GPU each test says so and ends.
+//! Both families on a GPU, in bf16 and in f16 with f32 sums, against results of transformers in f32
+//! (`tests/golden/README.md`): embeddings, logits, answers; whole, in chunks, batched with others. Without a GPU each
+//! test prints that and ends.
 
 mod bench;
 
@@ -32,9 +33,10 @@ const RECORDED: [Recorded; 2] = [
     },
 ];
 
-/// How far a type may be from the recorded f32, and from itself on another way to the same numbers, of the largest
-/// recorded number. On an H200 the embeddings are off by 1.6e-2 and 2.6e-3 at most and the logits by 4.8e-2 and 5.7e-3;
-/// transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and 3.2e-2 and 3.1e-3.
+/// Largest errors of a type against the recorded f32, and between two of our ways to the same numbers, relative to the
+/// largest recorded number. On an H200 (bf16 and f16) the embeddings are off by at most 1.6e-2 and 2.6e-3, and the
+/// logits by 4.8e-2 and 5.7e-3. transformers itself, in the same types on a CPU, is off by 1.6e-2 and 2.3e-3, and by
+/// 3.2e-2 and 3.1e-3.
 struct Tolerance {
     embeddings: f32,
     logits: f32,
@@ -47,7 +49,7 @@ fn tolerance(activation: DType) -> Tolerance {
     }
 }
 
-/// A loaded checkpoint with what to hold it against.
+/// A loaded checkpoint with its recorded cases.
 struct Story {
     bench: Bench<Cuda>,
     cases: Vec<Case>,
@@ -71,7 +73,7 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
 }
 
 impl Story {
-    /// Encodes what a case shows in one launch.
+    /// Encodes the pictures and videos of a case in one launch.
     fn encode(&self, case: &Case) -> Vec<Vec<u32>> {
         bench::encode(&self.bench, case)
     }
@@ -89,7 +91,7 @@ impl Story {
     }
 }
 
-/// Where a token won that is not the recorded one: by how much of the largest logit.
+/// Steps where a token other than the recorded one won, and its margin relative to the largest logit.
 fn flips(case: &Case, run: &Run) -> Vec<(usize, f32)> {
     let steps = run.logits.iter().zip(&run.tokens).zip(case.greedy_tokens()).enumerate();
     let flipped = steps.filter(|(_, ((_, won), recorded))| *won != recorded);
@@ -116,7 +118,7 @@ fn pictures_and_videos_become_the_recorded_embeddings_whatever_is_launched_with_
                 let found: Vec<f32> = rows.iter().flat_map(|rows| bench.embeddings(rows)).collect();
                 worst[0] = worst[0].max(relative_error(&found, &expected));
                 bench.forget(rows);
-                // Behind all others of the case, and so at another place among windows of other sizes.
+                // After all others of the case, and so at another place among windows of other sizes.
                 let company: Vec<_> = case.images.iter().chain(patches.iter().copied()).collect();
                 let rows = bench.encode(&company);
                 let among: Vec<f32> =
@@ -162,7 +164,7 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
             story.name
         );
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);
-        // The recorded token wins in f32: where it loses here, both are off, each by the bound at most.
+        // The recorded token wins in f32. If it loses here, both logits are off, each by at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         assert!(flipped * 20 <= tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
     }
@@ -178,7 +180,8 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
         let whole: Vec<Run> =
             story.cases.iter().zip(&rows).map(|(case, rows)| alone(bench, case, rows, &[usize::MAX])).collect();
         for ((case, rows), whole) in story.cases.iter().zip(&rows).zip(&whole) {
-            // A token at a time, and a mix that ends in the middle of pictures, begins in them, and covers borders.
+            // One token at a time, and mixed chunks that end and begin in the middle of pictures and cross their
+            // borders.
             let one_by_one = case.prompt_ids(&bench.checkpoint).len() < 80;
             for sizes in [&[17, 1, 29, 5][..], &[16], &[1]].iter().take(if one_by_one { 3 } else { 2 }) {
                 let chunked = alone(bench, case, rows, sizes);
@@ -186,7 +189,7 @@ fn chunks_and_neighbours_change_no_more_than_the_types_rounding() {
                 chunks = chunks.max(story.assert_same(&what, &chunked, whole));
             }
         }
-        // Sequences of all lengths: block tables are padded, and blocks that others have left are taken again.
+        // Sequences of different lengths: block tables are padded, and blocks of finished sequences are reused.
         let company: Vec<_> = story.cases.iter().zip(rows).collect();
         for (steps_between, seed) in [(0, 1), (5, 3)] {
             for ((case, run), whole) in
@@ -208,7 +211,7 @@ fn the_same_run_twice_gives_the_same_bits_whatever_its_memory_held() {
             let run = || {
                 let rows = story.encode(case);
                 let embeddings: Vec<f32> = rows.iter().flat_map(|rows| story.bench.embeddings(rows)).collect();
-                // Blocks come back last in, first out; one kept aside moves the second run to others.
+                // Blocks are reused last in, first out. Keeping one aside gives the second run different blocks.
                 let run = alone(&story.bench, case, &rows, &[33]);
                 story.bench.forget(rows);
                 (embeddings, run.logits)

@@ -1,11 +1,11 @@
-//! Templates that want all memory, or all of the stack: each ends in a typed error, within bounded host memory.
+//! Templates that try to take all memory or the whole stack. Each ends in a typed error, within bounded host memory.
 
 mod heap;
 
 use bursar_model::error::TextError;
 use bursar_model::text::{ChatTemplate, Message, Role, TemplateInputs, TemplateLimits, TemplateSources};
 
-/// Half of what rendering may make, so that the story is short.
+/// Lower limits than the default, so that the test is short.
 fn limits() -> TemplateLimits {
     TemplateLimits { values_bytes_max: 64 << 20, value_bytes_max: 1 << 20, ..TemplateLimits::default() }
 }
@@ -24,7 +24,7 @@ fn repeated(piece: &str, times: usize) -> String {
     piece.repeat(times)
 }
 
-/// Doubles `value` sixty times by `step`, and looks at it.
+/// Doubles `value` sixty times with `step`, and reads it.
 fn doubling(step: &str) -> String {
     format!(
         "{{% set n = namespace(v='ab', l=['ab']) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ n.v|length + n.l|length }}}}"
@@ -119,16 +119,16 @@ fn a_long_concatenation_is_no_attack() {
     assert_eq!("a".to_owned() + &"bc".repeat(150), render(&source).unwrap_or_else(|error| panic!("{error}")));
 }
 
-/// One story: the counter is the process's, and tests run beside each other.
+/// All attacks are one test, because the counter is the process's and tests run in parallel.
 #[test]
 fn each_greedy_template_ends_in_a_typed_error_within_bounded_memory() {
-    // As small a stack as any thread of ours has.
+    // The smallest stack that any of our threads has.
     let story = std::thread::Builder::new().stack_size(2 << 20).spawn(|| {
         for (name, source) in attacks() {
             let begun = std::time::Instant::now();
             let (taken, outcome) = heap::peak_of(|| render(&source));
             println!("{name}: {:?} after {:?}, {} MB", outcome.as_ref().map(String::len), begun.elapsed(), taken >> 20);
-            // All values that may be made, the printed text, and what one operation holds before it is weighed.
+            // The limit on all values, the printed text, and the result of one operation before it is weighed.
             assert!(taken < 160 << 20, "{name}: {taken} bytes");
             let error = outcome.expect_err(name);
             assert!(!error.hint().is_empty() && error.to_string().len() < 300, "{name}: {error}");

@@ -1,7 +1,7 @@
-//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU against what transformers computed from it, in bf16 and in f32:
-//! `tools/gpu/seven_billion.py FOLDER` writes both. It is computed in bf16, as the checkpoint is, and in f16, to which its
-//! weights are converted as they are loaded. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, it says so and
-//! ends.
+//! A checkpoint of Qwen2.5-VL-7B's shape on a GPU against results of transformers in bf16 and in f32.
+//! `tools/gpu/seven_billion.py FOLDER` writes both. The test computes in bf16, the type of the checkpoint, and in f16,
+//! to which the weights are converted on loading. Without a GPU, or without a folder in `BURSAR_SEVEN_BILLION`, it
+//! prints that and ends.
 
 mod bench;
 
@@ -23,21 +23,21 @@ use serde_json::Value;
 
 const PROMPTS: [&str; 4] = ["text", "one_picture", "four_pictures", "long_text"];
 
-/// Last tokens of a prompt whose logits are recorded.
+/// How many of a prompt's last tokens have recorded logits.
 const ROWS: usize = 32;
 
-/// Tokens at a prompt's end that are run one by one, as an answer's are.
+/// Tokens at a prompt's end that run one by one, like those of an answer.
 const DECODED: usize = 16;
 
-/// Tokens of a chunk: no whole number of blocks.
+/// Tokens of a chunk; not a whole number of blocks.
 const CHUNK: usize = 1000;
 
-/// The weights, 8,192 tokens, four pictures, and passes over all of them at once.
+/// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
 const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
 
-/// How much farther from f32 than transformers in bf16 a type may be. In bf16 both round, at other places. Numbers of f16
-/// have three bits more, so an eighth of that error is what to expect of them, and a quarter is allowed: what is smaller
-/// than its smallest normal number, as some weights of bf16 are, has fewer bits.
+/// Largest allowed ratio of a type's error against f32 to that of transformers in bf16. In bf16 both round, but at
+/// different places. f16 has three more bits, so an eighth of the error is expected. A quarter is allowed, because
+/// numbers below its smallest normal one, as some bf16 weights are, have fewer bits.
 fn worse(activation: DType) -> f64 {
     match activation {
         DType::BF16 => 1.25,
@@ -46,7 +46,7 @@ fn worse(activation: DType) -> f64 {
     }
 }
 
-/// Where the checkpoint is, if anywhere.
+/// The checkpoint's folder, if there is one.
 fn folder() -> Option<PathBuf> {
     let folder = std::env::var_os("BURSAR_SEVEN_BILLION");
     if folder.is_none() {
@@ -71,7 +71,7 @@ impl Rows {
     }
 }
 
-/// What transformers recorded of a prompt.
+/// A prompt and its results from transformers.
 struct Prompt {
     name: &'static str,
     layout: PromptLayout,
@@ -116,7 +116,8 @@ fn error(found: &[f32], expected: &[f32]) -> f64 {
     (off / expected.iter().map(|number| square(*number)).sum::<f64>()).sqrt()
 }
 
-/// Says how far numbers are from transformers' and fails where they are too far from f32, as its own bf16 measures it.
+/// Prints how far numbers are from transformers'. Fails if they are too far from f32, relative to the error of its own
+/// bf16.
 fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: &str) {
     let [narrow, wide] = ["bf16", "f32"].map(|kind| prompt.rows(&format!("{tensor}.{kind}")));
     let (columns, rows) = (wide.columns, found.len() / wide.columns);
@@ -186,7 +187,7 @@ fn run_all(folder: &Path, cuda: Cuda, memory: Memory) {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens");
     let planned = Model::plan(&checkpoint, cuda.target()).expect("it is planned").weight_bytes();
     println!("opened and planned in {:.2} s", started.elapsed().as_secs_f64());
-    // Of these every byte is written.
+    // Loading writes every byte of these.
     let weights = memory.leased(Class::Weights, planned);
     let started = Instant::now();
     let model = Model::load(&checkpoint, &cuda, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");

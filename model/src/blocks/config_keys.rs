@@ -1,11 +1,12 @@
-//! Keys of a `config.json`: defaults under them, and refusing by name those that change results and that nothing reads.
+//! Keys of a `config.json`: merging them over defaults, and refusing those that change results and that nothing here
+//! reads.
 
 use serde_json::{Map, Value};
 
 use super::decoder_config::ConfigError;
 
-/// Keys by which models of other families, and of this one as others changed it, say that they compute something else.
-/// Rotary positions have a prefix instead: every family has invented its own.
+/// Keys with which other families, and modified models of this one, say that they compute something else. Rotary
+/// positions go by prefix instead, because every family has invented its own keys.
 const CHANGING: [&str; 10] = [
     "attn_logit_softcapping",
     "attn_output_gate",
@@ -20,21 +21,21 @@ const CHANGING: [&str; 10] = [
 ];
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 
-/// What begins as one of those and is read: [`RopeConfig`](super::rope_config::RopeConfig).
+/// Keys with one of those prefixes that [`RopeConfig`](super::rope_config::RopeConfig) reads.
 const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 
 /// Characters of a value that an error shows.
 const SHOWN: usize = 60;
 
-/// The keys of `given` over those of `defaults`.
+/// Merges `given` over `defaults`, key by key at the top level.
 pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> {
     let mut fields = defaults.as_object().cloned().unwrap_or_default();
     fields.extend(given.iter().map(|(key, value)| (key.clone(), value.clone())));
     fields
 }
 
-/// Refuses keys that would change what the model computes and that nothing here follows. A key with a value that means
-/// "none" may stand there. `place` is what stands before the key in a message.
+/// Refuses keys that would change what the model computes and that nothing here follows, unless the value means "none".
+/// `place` is the prefix of the key in a message.
 pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
     let changes = |key: &str| {
         CHANGING.contains(&key)
@@ -46,7 +47,7 @@ pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), Con
     }
 }
 
-/// The refusal of `key`.
+/// The error that refuses `key`, with its value cut short.
 pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     let mut value = value.to_string();
     if let Some((end, _)) = value.char_indices().nth(SHOWN) {
@@ -56,7 +57,7 @@ pub fn unknown(place: &str, key: &str, value: &Value) -> ConfigError {
     ConfigError::Unknown { field: format!("{place}{key}"), value }
 }
 
-/// Whether a value asks for nothing: none, off, empty, or turning all of a head.
+/// Whether a value changes nothing: null, false, empty, or a `partial_rotary_factor` of 1.
 pub fn is_neutral(key: &str, value: &Value) -> bool {
     match value {
         Value::Null | Value::Bool(false) => true,

@@ -1,4 +1,4 @@
-//! A decoder of equal layers, as Qwen2, QwQ and Qwen2.5-VL have it: embeddings in, logits out.
+//! A decoder of equal layers, as in Qwen2, QwQ and Qwen2.5-VL: embeddings in, logits out.
 
 use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor, ops::rotary::Rope};
 
@@ -8,7 +8,7 @@ use crate::{
     weights::{WeightError, WeightMap},
 };
 
-/// The numbers that define a decoder.
+/// The sizes and settings of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
     /// Rows of the embedding and of the logits.
@@ -19,9 +19,9 @@ pub struct DecoderConfig {
     pub intermediate: usize,
     /// Number of layers.
     pub layers: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
     /// Elements of a head.
     pub head_dim: usize,
@@ -29,16 +29,16 @@ pub struct DecoderConfig {
     pub norm_epsilon: f32,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Pairs of elements that follow each position axis; one entry for plain text.
+    /// Pairs of elements that rotate with each position axis; one entry for text only.
     pub rope_sections: Vec<usize>,
-    /// Longest sequence that the model was made for.
+    /// Tokens of the longest sequence that the model was trained for.
     pub context_tokens: usize,
-    /// The embedding serves as output projection too.
+    /// Whether the embedding is the output projection too.
     pub tied_embeddings: bool,
 }
 
 impl DecoderConfig {
-    /// What a token's keys and values look like on `target`.
+    /// Layers, heads and element type of the keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: target.activation() }
     }
@@ -61,26 +61,27 @@ struct Layer {
     mlp: GatedMlp,
 }
 
-/// What all layers of a step share.
+/// Arguments that are the same for all layers of a step.
 struct LayerPass<'a> {
     config: &'a DecoderConfig,
     rope: &'a Rope<'static>,
     inputs: &'a StepInputs<'a>,
 }
 
-/// The memory of earlier passes that a step reads, and its part of which it writes.
+/// Results of earlier passes that a step reads. It writes its own keys and values.
 pub struct StepCaches<'a> {
-    /// Keys and values, one entry a layer. A step runs through as many layers, from the first, as there are entries.
+    /// Keys and values, one entry per layer. A step runs the first layers, as many as there are entries.
     pub layers: &'a [KvLayer],
     /// `[rows, hidden]`: embeddings of pictures.
     pub pictures: Option<&'a Tensor<'a>>,
-    /// `[rows]` u32: what the step before has chosen, a row of its logits each. Tokens that the host has not seen are
-    /// read from there; see [`StepBatch::tokens`].
+    /// `[rows]` u32: the tokens that the previous step has chosen, one per row of its logits. Tokens that the host has
+    /// not seen yet are read from here; see [`StepBatch::tokens`].
     pub previous: &'a Tensor<'a>,
 }
 
 impl Decoder {
-    /// Claims the decoder's weights: `lm_head.weight`, and all others behind `prefix` and a dot, `model` for most.
+    /// Claims the decoder's weights: `lm_head.weight`, and all others under `prefix` and a dot. `prefix` is `model` for
+    /// most checkpoints.
     pub fn claim(config: DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
@@ -90,7 +91,7 @@ impl Decoder {
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = match config.tied_embeddings {
             true => {
-                // Saved all the same by some tools; it equals the embedding then.
+                // Some tools save it nevertheless, equal to the embedding.
                 map.twin("lm_head.weight", &embedding_name);
                 None
             }
@@ -101,15 +102,14 @@ impl Decoder {
         Ok(Decoder { config, embedding, layers, norm, projection, rope })
     }
 
-    /// The numbers that define it.
+    /// Its sizes and settings.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
     }
 
-    /// Runs one step; gives the logits of the rows that want them, `[logit_rows, vocabulary]`. A step in which no row
-    /// wants logits gives a tensor of no rows. Logits are f32 on every target. `score` is called with the logits of the
-    /// scored rows, `[rows, vocabulary]`, at most [`SCORE_ROWS`] of them at a time: those of a whole prompt would take
-    /// gigabytes.
+    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target.
+    /// Without logit rows the tensor has no rows. `score` is called with the logits of the scored rows,
+    /// `[rows, vocabulary]` f32, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -135,13 +135,13 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// Where the arrays of `batch` lie for this decoder.
+    /// The layout that `batch` fills exactly for this decoder.
     pub fn layout(&self, batch: &StepBatch) -> StepLayout {
         StepLayout::of(batch, self.config.rope_sections.len())
     }
 
-    /// Launches a step whose arrays lie in `image` as `layout` says, or will when a graph of this is replayed: nothing is
-    /// uploaded, nothing scored, and no pictures merged. Gives `[logit_rows, vocabulary]` f32.
+    /// Launches a step whose arrays are in `image` at the places of `layout`, or will be when a graph of it is
+    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -157,9 +157,9 @@ impl Decoder {
         Ok(logits)
     }
 
-    /// All layers; gives the rows that choose or score a token, `[logit_rows + score_rows, hidden]`. Of the others nothing
-    /// is wanted but what later tokens attend to, so the last layer ends for them with their keys and values: in a prompt
-    /// of 7B's shape that saves a thirtieth of the work.
+    /// Runs all layers and returns the rows that choose or score a token, `[logit_rows + score_rows, hidden]`. Later
+    /// tokens attend to the other rows but nothing else reads them, so the last layer computes only their keys and
+    /// values. In a prompt of 7B's shape that saves a thirtieth of the work.
     fn run<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -167,9 +167,9 @@ impl Decoder {
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
         let pass = LayerPass { config: &self.config, rope: &self.rope, inputs };
-        // Taken before the layers, and the last layer runs for half of the rows at most: so no step takes more memory than
-        // the one in which every row is scored, which is what a profile measures. That costs keys and values 57 MiB with
-        // 7B's shape and 8,192 tokens a step.
+        // This is allocated before the layers, and the last layer runs on the chosen rows only if they are at most
+        // half. So no step takes more memory than one in which every row is scored, which is what a profile measures.
+        // The price is 57 MiB fewer keys and values with 7B's shape and 8,192 tokens per step.
         let chosen = match &inputs.chosen_rows {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
@@ -189,7 +189,7 @@ impl Decoder {
         Ok(chosen)
     }
 
-    /// The logits of `chosen` `[rows, hidden]`.
+    /// Writes the logits of `chosen` `[rows, hidden]`.
     fn project<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -204,7 +204,7 @@ impl Decoder {
         scope.linear_into(&normed, self.projection.as_ref().unwrap_or(&self.embedding), None, logits)
     }
 
-    /// Embeds the tokens and lets the pictures' embeddings take their placeholders.
+    /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures' embeddings.
     fn embed<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -262,8 +262,8 @@ impl Layer {
         self.add_mlp(scope, pass, hidden)
     }
 
-    /// As [`forward`](Layer::forward), of some `rows` of `hidden` `[tokens, hidden]`, into `chosen` `[rows, hidden]`. The
-    /// keys and values of all are written.
+    /// As [`forward`](Layer::forward), from `rows` of `hidden` `[tokens, hidden]` into `chosen` `[rows, hidden]`. The
+    /// keys and values of all rows are written.
     fn forward_chosen<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -281,7 +281,7 @@ impl Layer {
                 return Ok(());
             }
             let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
-            // Nobody reads queries, keys and values here any more: the chosen rows take their place.
+            // Nothing reads `qkv` after this point, so the chosen rows overwrite it.
             let (all, wanted) = (qkv.shape().elements(), [rows.rows(), attended.columns()]);
             let mut place = qkv.into_shape([1, all]);
             let mut few = place.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);

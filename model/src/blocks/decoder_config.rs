@@ -1,4 +1,4 @@
-//! A decoder's numbers, read from a Hugging Face `config.json`.
+//! A decoder's sizes and settings, read from a Hugging Face `config.json`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -6,26 +6,26 @@ use thiserror::Error;
 
 use super::{config_keys, decoder::DecoderConfig, rope_config::RopeConfig};
 
-/// A `config.json` that does not describe a model that can be built.
+/// A `config.json` from which no model can be built.
 #[derive(Debug, Error)]
 pub enum ConfigError {
-    /// A field is missing or of another type.
+    /// A field is missing or has the wrong type.
     #[error("config.json: {0}")]
     Field(#[from] serde_json::Error),
-    /// A field has a value that no code here serves.
+    /// A field has a value that this crate does not support.
     #[error("config.json: {field} is {value}, supported: {supported}")]
     Unsupported {
-        /// The field.
+        /// The field's name, with its place in the file.
         field: String,
         /// Its value.
         value: String,
-        /// What would be served.
+        /// The values that are supported.
         supported: &'static str,
     },
-    /// A field that changes what a model computes, and that no code here follows.
+    /// A field changes what a model computes, and this crate does not follow it.
     #[error("config.json: {field} is {value}, which changes what the model computes and is not followed here")]
     Unknown {
-        /// The field.
+        /// The field's name, with its place in the file.
         field: String,
         /// Its value, cut short.
         value: String,
@@ -35,14 +35,14 @@ pub enum ConfigError {
     Contradiction(String),
 }
 
-/// Widths that no model reaches. Below them no product of a configuration's numbers overflows.
+/// Greater than the width of any model. Up to it, no product of a configuration's numbers overflows.
 pub const WIDTH_MAX: usize = 1 << 20;
 
-/// Heads, and elements of one, likewise.
+/// The same for the number of heads, the elements of one, and layers.
 const HEAD_MAX: usize = 1 << 12;
 
 impl ConfigError {
-    /// Refuses a size that is zero or larger than any model's: it would overflow, or ask for absurd tensors.
+    /// Refuses a size that is 0 or over `most`: products of it would overflow, or tensors would be absurdly large.
     pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
         match (1..=most).contains(&value) {
             true => Ok(()),
@@ -51,13 +51,13 @@ impl ConfigError {
     }
 }
 
-/// What a family's configuration class assumes where the file has no such key, and how it turns queries and keys.
+/// The defaults of a family's configuration class for keys that the file lacks, and its rotary positions.
 pub struct DecoderDefaults {
-    /// Values by key, as `configuration_<family>.py` of transformers has them.
+    /// Values by key, from `configuration_<family>.py` of transformers.
     pub fields: Value,
-    /// `type` or `rope_type` of rotary positions that mean plain ones to the family.
+    /// Values of `type` or `rope_type` that mean unscaled frequencies in this family.
     pub rope_types: &'static [&'static str],
-    /// Sections where the file names none; none for a family whose positions have one axis.
+    /// Sections if the file has none; `None` for a family whose positions have one axis.
     pub rope_sections: Option<&'static [usize]>,
 }
 
@@ -81,8 +81,8 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a `config.json`, with the family's defaults for those that it leaves out. `place` is
-    /// where in the file they stand, for errors: nothing, or `text_config.`.
+    /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields' prefix in errors:
+    /// empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         config_keys::refuse_unknown(place, given)?;
         let given = config_keys::over(&defaults.fields, given);
@@ -108,7 +108,7 @@ impl DecoderConfig {
             )));
         }
         let rope_sections = match defaults.rope_sections {
-            // All axes of a text's position are the same, so that sections change nothing.
+            // All axes of a text's position are equal, so sections would change nothing.
             None => vec![head_dim / 2],
             Some(default) => sections(rope.sections.unwrap_or_else(|| default.to_vec()), head_dim)?,
         };
@@ -137,8 +137,9 @@ fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
     ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
 }
 
-/// Refuses layers that attend to a window. `use_sliding_window` alone makes none: the first `max_window_layers` attend to
-/// everything (transformers 5.17, `configuration_qwen2.py`), and where `layer_types` says what each layer is, it decides.
+/// Refuses layers that attend to a window. If `layer_types` is there, it decides. Otherwise the first
+/// `max_window_layers` attend to everything, so `use_sliding_window` alone does not mean a window (transformers 5.17,
+/// `configuration_qwen2.py`).
 fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
     let layers = fields.num_hidden_layers;
     if let Some(types) = &fields.layer_types {

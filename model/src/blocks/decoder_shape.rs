@@ -1,13 +1,13 @@
-//! A decoder by its numbers alone, and what a checkpoint says of it beside its weights.
+//! The sizes of a decoder, and the checkpoint files that follow from them.
 
 use serde_json::{Value, json};
 
 use crate::text::byte_level;
 
-/// Tokens that are text in the released vocabularies.
+/// Text tokens in the released vocabularies.
 const WORDS: usize = 151_643;
 
-/// Control tokens. Their ids follow the words', in this order.
+/// Control tokens. Their ids follow those of the text tokens, in this order.
 const CONTROL: [&str; 14] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -25,7 +25,7 @@ const CONTROL: [&str; 14] = [
     "<|video_pad|>",
 ];
 
-/// Turns between their marks, without a system turn that nobody wrote.
+/// The released template's turns, without its default system turn.
 const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['role'] }}\n\
     {% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}\
     {% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
@@ -33,10 +33,10 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['rol
     {% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// The numbers of a decoder.
+/// The sizes of a decoder.
 #[derive(Clone, Copy)]
 pub struct DecoderShape {
-    /// Tokens that are text.
+    /// Number of text tokens.
     pub words: usize,
     /// Rows of the embedding, some of which no token uses.
     pub vocabulary: usize,
@@ -44,31 +44,31 @@ pub struct DecoderShape {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
-    /// Layers.
+    /// Number of layers.
     pub layers: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Tokens of a sequence at most.
+    /// Maximum tokens of a sequence.
     pub context_tokens: usize,
-    /// Whether the embedding makes the logits too.
+    /// Whether the embedding is the output projection too.
     pub is_tied: bool,
 }
 
 impl DecoderShape {
-    /// One of the small released ones, up to 3B: the embedding makes the logits too.
+    /// A released size up to 3B: the embedding is the output projection too.
     pub const fn small([hidden, intermediate, layers, heads, kv_heads]: [usize; 5], context_tokens: usize) -> Self {
         let (words, vocabulary, is_tied) = (WORDS, 151_936, true);
         DecoderShape { words, vocabulary, hidden, intermediate, layers, heads, kv_heads, context_tokens, is_tied }
     }
 
-    /// One of the large released ones, from 7B on: the embedding has more rows, and logits a matrix of their own.
+    /// A released size from 7B on: the embedding has more rows, and the output projection is a matrix of its own.
     pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }
 
-    /// The id of a control token.
+    /// The id of a control token. Panics on any other token.
     pub fn id(&self, token: &str) -> usize {
         self.words + CONTROL.iter().position(|control| *control == token).expect("a token of the list")
     }

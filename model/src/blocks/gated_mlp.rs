@@ -4,7 +4,7 @@ use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
-/// Gate and up are one matrix, so that one product serves both.
+/// Gate and up are one matrix, so that one matrix product computes both.
 pub struct GatedMlp {
     /// `[2 * intermediate, hidden]`: gate, then up.
     pub gate_up: Linear,
@@ -16,7 +16,7 @@ impl GatedMlp {
     /// Claims the weights of `gate`, `up` and `down`; see [`WeightMap::gated`].
     ///
     /// # Errors
-    /// As there.
+    /// As [`WeightMap::gated`].
     pub fn claim(
         map: &mut WeightMap<'_>,
         projections: [&str; 3],

@@ -1,4 +1,4 @@
-//! Layers that families share. They know shapes and weights, not checkpoints' names for them.
+//! Layers that families share. They know shapes and weights, but not how checkpoints name them.
 
 pub mod config_keys;
 pub mod decoder;

@@ -11,13 +11,14 @@ pub struct PagedAttention {
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
 }
 
 impl PagedAttention {
-    /// Queries, keys and values of `normed` `[tokens, hidden]`, turned by their positions, and the keys and values in
-    /// `cache`; gives `[tokens, (heads + 2 * kv_heads) * head_dim]`, in which the queries stand.
+    /// Projects `normed` `[tokens, hidden]` to queries, keys and values, rotates queries and keys by their positions,
+    /// and writes keys and values to `cache`. Returns `[tokens, (heads + 2 * kv_heads) * head_dim]`, of which callers
+    /// may use only the queries.
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -31,7 +32,7 @@ impl PagedAttention {
         Ok(qkv)
     }
 
-    /// What the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` attend to, in `cache`; gives
+    /// Attention of the queries in `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` over `cache`. Returns
     /// `[tokens, heads * head_dim]`.
     pub fn attend<'s, B: Backend>(
         &self,
@@ -44,7 +45,7 @@ impl PagedAttention {
         scope.attention_paged(&queries, cache, &step.sequences)
     }
 
-    /// Adds what was attended to `[rows, heads * head_dim]` to `hidden` `[rows, hidden]`.
+    /// Projects `attended` `[rows, heads * head_dim]` and adds it to `hidden` `[rows, hidden]`.
     pub fn add<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -1,16 +1,16 @@
-//! Rotary positions as a `config.json` has them, in three spellings and two places.
+//! The rotary positions of a `config.json`, which has three spellings for them in two places.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{config_keys, decoder_config::ConfigError};
 
-/// What turns queries and keys.
+/// The settings of rotary positions.
 #[derive(Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
-    /// Pairs of elements that follow each axis of positions, if the file says so.
+    /// Pairs of elements that rotate with each position axis, if the file has them.
     pub sections: Option<Vec<usize>>,
 }
 
@@ -24,7 +24,7 @@ struct Outer {
 #[derive(Default, Deserialize)]
 struct Inner {
     rope_type: Option<String>,
-    /// The older spelling of `rope_type`; files that were saved again have both.
+    /// The older name of `rope_type`; files that newer versions saved again have both.
     r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
@@ -34,9 +34,9 @@ struct Inner {
 const KNOWN: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
 
 impl RopeConfig {
-    /// Reads `rope_scaling`, else `rope_parameters`, else neither, with `rope_theta` beside them where they have none:
-    /// the order of transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). All of `types` mean
-    /// frequencies that are not scaled. `rope_theta` must be among `fields`, if only by default.
+    /// Reads `rope_scaling`, else `rope_parameters`, else neither, and takes the outer `rope_theta` if they have none.
+    /// That is the order of transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are
+    /// the values that mean unscaled frequencies. `fields` must have `rope_theta`, if only by default.
     pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();

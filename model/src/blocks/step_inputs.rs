@@ -1,10 +1,10 @@
-//! A step's index arrays on the device, as the layers take them: views on one upload.
+//! A step's index arrays on the device, as the layers take them: views of one upload.
 
 use bursar_kernels::{Tensor, ops::attention_paged::PagedSequences};
 
 use crate::flow::{StepArray, StepLayout};
 
-/// What every layer of a step shares, and what its first and last take.
+/// The arrays of a step, for all layers or for the first and the last.
 pub struct StepInputs<'a> {
     /// `[tokens]` u32
     pub tokens: Tensor<'a>,
@@ -12,9 +12,9 @@ pub struct StepInputs<'a> {
     pub positions: Tensor<'a>,
     /// `[tokens]` u32
     pub slots: Tensor<'a>,
-    /// Rows and pasts of the sequences.
+    /// Rows, context lengths and block tables of the sequences.
     pub sequences: PagedSequences<'a>,
-    /// `[logit_rows + score_rows]` u32; none if that is every row, in order.
+    /// `[logit_rows + score_rows]` u32; `None` if that is every row, in order.
     pub chosen_rows: Option<Tensor<'a>>,
     /// `[picture_rows]` u32
     pub picture_rows: Tensor<'a>,
@@ -23,7 +23,7 @@ pub struct StepInputs<'a> {
 }
 
 impl<'a> StepInputs<'a> {
-    /// The arrays that lie in `image` as `layout` says.
+    /// Views of the arrays in `image` `[words]` u32, at the places of `layout`.
     ///
     /// # Panics
     /// If the image is shorter than the layout.

@@ -1,4 +1,4 @@
-//! Where a checkpoint's files are, and reading the small ones.
+//! The source of a checkpoint's files, and reading the small ones.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::error::CheckpointError;
 use super::random_checkpoint::RandomCheckpoint;
 
-/// Configs and vocabularies: the largest known tokenizer.json has 33 MB.
+/// Largest config or vocabulary file. The largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
 
 /// A checkpoint in Hugging Face's layout.
@@ -25,7 +25,7 @@ pub enum CheckpointSource {
 }
 
 impl CheckpointSource {
-    /// The folder's path, "embedded", or the name of a shape: for messages.
+    /// The folder's path, "(embedded)", or the name of a shape, for messages.
     pub fn place(&self) -> String {
         match self {
             CheckpointSource::Folder(folder) => folder.display().to_string(),
@@ -34,10 +34,10 @@ impl CheckpointSource {
         }
     }
 
-    /// A small file's content; `None` when there is no such file.
+    /// A small file's content; `None` if there is no such file.
     ///
     /// # Errors
-    /// [`CheckpointError::Unreadable`] and [`CheckpointError::TooLarge`] (128 MiB).
+    /// [`CheckpointError::Unreadable`]; [`CheckpointError::TooLarge`] over 128 MiB.
     pub fn read(&self, file: &str) -> Result<Option<Cow<'static, [u8]>>, CheckpointError> {
         match self {
             CheckpointSource::Embedded(files) => Ok(embedded(files, file).map(Cow::Borrowed)),
@@ -57,10 +57,10 @@ impl CheckpointSource {
         }
     }
 
-    /// The same for a file that must be there.
+    /// As [`read`](Self::read), for a file that must exist.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingFile`] and [`CheckpointError::MissingFolder`] besides.
+    /// As [`read`](Self::read); [`CheckpointError::MissingFile`] or [`CheckpointError::MissingFolder`].
     pub fn require(&self, file: &str) -> Result<Cow<'static, [u8]>, CheckpointError> {
         self.read(file)?.ok_or_else(|| match self {
             CheckpointSource::Folder(folder) if !folder.exists() => {
@@ -70,7 +70,7 @@ impl CheckpointSource {
         })
     }
 
-    /// The type of the weights as `config.json` names it; none where it names none, or one that is not computed with.
+    /// The type of the weights according to `config.json`; `None` if it names none, or one that is not supported.
     ///
     /// # Errors
     /// As [`read`](Self::read).
@@ -80,7 +80,7 @@ impl CheckpointSource {
     }
 }
 
-/// What a `config.json` says of it: `dtype`, or `torch_dtype` before transformers 4.56, of the whole or of its text part.
+/// Reads `dtype`, or `torch_dtype` of releases before transformers 4.56, from the top level or from `text_config`.
 fn stored_type(config: &Value) -> Option<DType> {
     let parts = [Some(config), config.get("text_config")].into_iter().flatten();
     let named =
@@ -95,8 +95,8 @@ fn stored_type(config: &Value) -> Option<DType> {
 
 /// A tokenizer in one file.
 pub(super) const TOKENIZER: &str = "tokenizer.json";
-/// The same in the files that it was made of, where that one is missing: the vocabulary, the merges, and tokens that were
-/// added, which a newer `tokenizer_config.json` has itself.
+/// The files that replace a missing tokenizer.json: the vocabulary, the merges, and the added tokens, which a newer
+/// `tokenizer_config.json` has itself.
 pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
 pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
 /// Small files that a checkpoint may have beside `config.json` and its vocabulary.
@@ -118,7 +118,7 @@ pub(super) struct TextFiles {
 }
 
 impl TextFiles {
-    /// Reads those that there are. The parts of a tokenizer are read where there is no whole one.
+    /// Reads the files that exist. It reads the parts of a tokenizer only if there is no whole one.
     ///
     /// # Errors
     /// As [`CheckpointSource::read`].
@@ -134,17 +134,17 @@ impl TextFiles {
         Ok(TextFiles { place: source.place(), files })
     }
 
-    /// Every name that was looked for, with what there was.
+    /// Every name that was looked for, with its content if the file exists.
     pub(super) fn named(&self) -> impl Iterator<Item = (&str, Option<&[u8]>)> {
         self.files.iter().map(|(name, content)| (*name, content.as_deref()))
     }
 
-    /// What a file holds, if it is there.
+    /// A file's content, if it exists.
     pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
         self.named().find(|(known, _)| *known == name)?.1
     }
 
-    /// A part of the tokenizer. Where it is missing the whole is: that is the file that a reader knows.
+    /// A part of the tokenizer. If it is missing, the error names tokenizer.json, the file that users know.
     ///
     /// # Errors
     /// [`CheckpointError::MissingFile`].

@@ -1,4 +1,4 @@
-//! Why a checkpoint cannot be opened or read.
+//! Errors of opening and reading a checkpoint.
 
 use thiserror::Error;
 
@@ -6,7 +6,7 @@ use crate::processor::error::ProcessorError;
 use crate::sampling::error::SamplingError;
 use crate::text::error::TextError;
 
-/// Why a checkpoint cannot be opened or read.
+/// Errors of opening and reading a checkpoint.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
@@ -47,12 +47,12 @@ pub enum CheckpointError {
     TooLarge {
         /// The file's name.
         file: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
-    /// Not the JSON that is expected.
+    /// A file is not the JSON that is expected.
     #[error("{file} is not understood: {reason}")]
     Malformed {
         /// The file's name.
@@ -60,13 +60,13 @@ pub enum CheckpointError {
         /// What is wrong with it.
         reason: String,
     },
-    /// A shard's name that points out of the folder.
+    /// The index has a shard name that is not a plain file name.
     #[error("the index names the shard {shard}, which is not a plain file name")]
     ShardName {
         /// The name in the index.
         shard: String,
     },
-    /// A safetensors header that is cut off, overlaps or lies about sizes.
+    /// A safetensors header is cut off, or its tensors overlap, leave holes or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
     Header {
         /// The file's name.
@@ -79,7 +79,7 @@ pub enum CheckpointError {
     Inconsistent {
         /// The tensor's name.
         tensor: String,
-        /// Where it was found or missed.
+        /// The shard that has it or lacks it.
         file: String,
     },
     /// No tensor of this name.
@@ -90,7 +90,7 @@ pub enum CheckpointError {
         /// The names nearest to it.
         nearest: Vec<String>,
     },
-    /// A type that is not computed with.
+    /// A tensor has an element type that is not supported.
     #[error("the tensor {tensor} is {found}, supported are BF16, F16 and F32")]
     TensorType {
         /// The tensor's name.
@@ -98,7 +98,7 @@ pub enum CheckpointError {
         /// Its type in the file.
         found: String,
     },
-    /// It could not be fetched.
+    /// The checkpoint could not be fetched.
     #[cfg(feature = "hub")]
     #[error(transparent)]
     Hub(#[from] crate::checkpoint::HubError),
@@ -114,7 +114,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             CheckpointError::MissingFolder { .. } => {

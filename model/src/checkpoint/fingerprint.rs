@@ -1,14 +1,14 @@
-//! A checkpoint's fingerprint: equal when everything that a profile depends on is equal.
+//! A checkpoint's fingerprint: equal for checkpoints with equal settings, vocabulary and tensor layout.
 
 use super::shard::Shard;
 
-/// BLAKE3 over the settings, the vocabulary, and each shard's name, size and header. Weights' values are not read (that
-/// would take as long as loading); a fine-tuned twin has the same memory profile, which is what this is for.
+/// BLAKE3 over the settings, the vocabulary, and each shard's name, size and header. The values of the weights do not
+/// count: reading them would take as long as loading, and a fine-tuned model has the same memory profile.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CheckpointFingerprint(pub [u8; 32]);
 
 impl CheckpointFingerprint {
-    /// Over named texts and the shards, each with its length, so that nothing can slide from one into the next.
+    /// Hashes named texts and the shards, each with its length, so that bytes cannot move from one into the next.
     pub(super) fn new<'t>(texts: impl IntoIterator<Item = (&'t str, Option<&'t [u8]>)>, shards: &[Shard]) -> Self {
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 checkpoint fingerprint v1");
         let mut add = |piece: &[u8]| {

@@ -1,8 +1,7 @@
-//! A checkpoint on the Hugging Face hub: which files it takes, and bringing them into the cache that all tools share.
+//! A checkpoint on the Hugging Face hub: its files, and fetching them into the cache that all Hugging Face tools share.
 //!
-//! What is in the cache is not asked for again. A model whose files are all there is opened without a word to the
-//! network, so a branch that has moved on is noticed only when its files are removed from the cache or another revision
-//! is named.
+//! A file in the cache is not requested again, and a model with all its files there opens without the network. To
+//! follow a branch that has moved on, remove its files from the cache or name another revision.
 
 mod cache;
 mod error;
@@ -18,33 +17,33 @@ use super::origin::FetchWatch;
 use super::tensors::{INDEX, IndexFile, SINGLE};
 pub use error::HubError;
 
-/// A branch, as every repository has it.
+/// The default branch of every repository.
 const MAIN: &str = "main";
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Where the hub is, who asks, and where its files go.
+/// The hub's address, credentials, and the cache for its files.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubOptions {
     /// The hub's address, `https://huggingface.co` by default.
     pub endpoint: String,
-    /// Who asks, for gated and private models. By default what `hf auth login` keeps beside the cache.
+    /// Access token for gated and private models. By default the one that `hf auth login` keeps beside the cache.
     pub token: Option<String>,
     /// The folder of the cache, `~/.cache/huggingface/hub` by default.
     pub cache: Option<PathBuf>,
-    /// A branch, tag or commit; one that stands behind the id's `@` wins.
+    /// A branch, tag or commit. One after the id's `@` wins.
     pub revision: Option<String>,
-    /// The address of a proxy that is asked instead of the hub.
+    /// The address of a proxy for all requests.
     pub proxy: Option<String>,
 }
 
-/// The public hub, the user's own cache.
+/// The public hub and the user's own cache.
 impl Default for HubOptions {
     fn default() -> Self {
         HubOptions { endpoint: ENDPOINT.into(), token: None, cache: None, revision: None, proxy: None }
     }
 }
 
-/// Never the token: it is a password. A proxy's address may hold one too.
+/// Never shows the token or the proxy's address, which may hold a password.
 impl std::fmt::Debug for HubOptions {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter
@@ -58,7 +57,7 @@ impl std::fmt::Debug for HubOptions {
     }
 }
 
-/// A model on the hub. Nothing is checked and nobody is asked before [`fetch`](Self::fetch).
+/// A model on the hub. Nothing is checked and no request is made before [`fetch`](Self::fetch).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HubModel {
     id: String,
@@ -67,7 +66,7 @@ pub struct HubModel {
 }
 
 impl HubModel {
-    /// `org/name`, or `org/name@revision`.
+    /// Takes an id: `org/name`, or `org/name@revision`.
     pub fn new(id: &str, options: HubOptions) -> Self {
         let (id, revision) = match id.split_once('@') {
             Some((id, revision)) => (id, Some(revision)),
@@ -76,7 +75,8 @@ impl HubModel {
         HubModel { id: id.to_owned(), revision: revision.unwrap_or(MAIN).to_owned(), options }
     }
 
-    /// Whether `text` has the shape of an id, with or without a revision: for command lines, where it may be a folder.
+    /// Whether `text` has the form of an id, with or without a revision. Command lines use it to tell an id from a
+    /// folder.
     pub fn is_id(text: &str) -> bool {
         let model = HubModel::new(text, HubOptions::default());
         model.check().is_ok()
@@ -92,12 +92,11 @@ impl HubModel {
         format!("{}@{}", self.id, self.revision)
     }
 
-    /// Brings every file of the checkpoint that is not in the cache yet; gives the folder that then holds all of them.
-    /// Blocks; files that were fetched in part before are continued.
+    /// Fetches every file of the checkpoint that is not in the cache yet, and returns the folder that then holds them
+    /// all. Blocks. It continues partial files of earlier fetches.
     ///
     /// # Errors
-    /// [`CheckpointError::Hub`], and what an index may be refused for: [`CheckpointError::Malformed`],
-    /// [`CheckpointError::ShardName`].
+    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] for the index.
     pub fn fetch(&self, watch: &dyn FetchWatch) -> Result<PathBuf, CheckpointError> {
         let mut fetch = self.settings(watch)?;
         for file in fetch.weight_files()? {
@@ -106,7 +105,7 @@ impl HubModel {
         Ok(fetch.folder())
     }
 
-    /// The same without the weights: what a plan follows from.
+    /// As [`fetch`](Self::fetch), without the weights: all that a plan needs.
     ///
     /// # Errors
     /// As [`fetch`](Self::fetch).
@@ -121,8 +120,8 @@ impl HubModel {
         let mut fetch = Fetch { commit: cache.commit(), revision: &self.revision, cache, remote };
         fetch.require("config.json", TEXT_BYTES_MAX)?;
         fetch.bring_tokenizer()?;
-        // Without the network a model is complete that has all it must have; what it may have was asked for before its
-        // weights were.
+        // Without the network a model is complete if it has its weights: an earlier fetch asked for the optional files
+        // first.
         let mut is_offline = false;
         for file in OPTIONAL.into_iter().chain([INDEX]) {
             match fetch.bring(file, TEXT_BYTES_MAX) {
@@ -152,7 +151,7 @@ impl HubModel {
     }
 }
 
-/// A fetch under way: all files are of one commit, the first one's.
+/// A fetch under way. All files are from the commit of the first one.
 struct Fetch<'a> {
     commit: Option<String>,
     revision: &'a str,
@@ -209,7 +208,7 @@ impl Fetch<'_> {
         Ok(Outcome::Here)
     }
 
-    /// One file, or the files that it was made of.
+    /// Fetches tokenizer.json, or else the files that replace it.
     fn bring_tokenizer(&mut self) -> Result<(), HubError> {
         if self.bring(TOKENIZER, TEXT_BYTES_MAX)? == Outcome::Here {
             return Ok(());
@@ -222,7 +221,7 @@ impl Fetch<'_> {
         self.bring(ADDED_TOKENS, TEXT_BYTES_MAX).map(drop)
     }
 
-    /// The shards that the index names, or the one file that there is without an index.
+    /// The shards that the index names, or the single file of a checkpoint without an index.
     fn weight_files(&self) -> Result<Vec<String>, CheckpointError> {
         let Some(json) = self.cache.read(self.commit.as_deref(), INDEX)? else { return Ok(vec![SINGLE.to_owned()]) };
         IndexFile::parse(&json)?.shards()

@@ -1,4 +1,4 @@
-//! Checkpoints: Hugging Face folders as they are, on disk or embedded in the binary; or only the shape of one.
+//! Checkpoints: unmodified Hugging Face folders, on disk or embedded in the binary; or only the shape of one.
 
 pub mod checkpoint_files;
 pub(crate) mod error;

@@ -1,4 +1,4 @@
-//! Opening a checkpoint: every file parsed and checked, the weights mapped but not read.
+//! Opening a checkpoint: its files are parsed and checked, its weights mapped but not read.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use crate::text::error::TextError;
 use crate::text::template_source::TemplateFiles;
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
-/// A checkpoint, open.
+/// An open checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// `config.json` as it is: families read it themselves.
+    /// The whole of `config.json`, which families read themselves.
     pub config: Map<String, Value>,
-    /// `generation_config.json`, with what stands in `config.json` for end tokens when it is absent.
+    /// `generation_config.json`; if it has no end tokens, those of `config.json`.
     pub generation: GenerationDefaults,
-    /// `preprocessor_config.json`, or its part of `processor_config.json`; absent for models without pictures.
+    /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without pictures.
     pub image_processor: Option<ImageProcessor>,
-    /// `video_preprocessor_config.json`, or its part of `processor_config.json`, or `preprocessor_config.json` where there
-    /// is neither, as transformers reads it; absent for models without pictures.
+    /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else `preprocessor_config.json`, as
+    /// transformers reads them; `None` for models without pictures.
     pub video_processor: Option<VideoProcessor>,
     /// The chat templates.
     pub template: Arc<ChatTemplate>,
-    /// All weights.
+    /// Every weight by name.
     pub tensors: TensorIndex,
     source: CheckpointSource,
     files: TextFiles,
@@ -42,7 +42,7 @@ impl Checkpoint {
     /// Opens and checks a checkpoint. No weight is read, and the tokenizer is not [parsed](Self::prompts) yet.
     ///
     /// # Errors
-    /// [`CheckpointError`]: a file that is missing, damaged or hostile.
+    /// [`CheckpointError`] if a file is missing, damaged or hostile.
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
         let config: Map<String, Value> = object("config.json", &config_json)?;
@@ -57,7 +57,7 @@ impl Checkpoint {
             tokenizer_config: files.get("tokenizer_config.json"),
         })?;
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
-        // A file that is missing or cut off is refused here, before anything is leased for the model.
+        // Refuses a missing or truncated file here, before anything is leased for the model.
         TokenizerFiles::of(&files)?.check()?;
         let processors = ProcessorFiles::read(&files)?;
         let video_processor = processors
@@ -80,7 +80,7 @@ impl Checkpoint {
         })
     }
 
-    /// Where it was opened from.
+    /// The folder, embedded files or shape that it was opened from.
     pub fn source(&self) -> &CheckpointSource {
         &self.source
     }
@@ -95,11 +95,11 @@ impl Checkpoint {
         self.config.get("architectures").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str)
     }
 
-    /// Parses the tokenizer, and joins it with the templates: a third of a second for a vocabulary of 150,000, which is
-    /// most of what opening a checkpoint takes.
+    /// Parses the tokenizer and joins it with the templates. It takes a third of a second for a vocabulary of 150,000,
+    /// most of the time of opening a checkpoint.
     ///
     /// # Errors
-    /// [`CheckpointError`]: its files are damaged.
+    /// [`CheckpointError`] if the tokenizer's files are damaged.
     pub fn prompts(&self) -> Result<PromptEncoder, CheckpointError> {
         let tokenizer = match TokenizerFiles::of(&self.files)? {
             TokenizerFiles::Whole(json) => Tokenizer::from_bytes(json)?,
@@ -116,25 +116,25 @@ impl Checkpoint {
         self.tensors.tensor(name)
     }
 
-    /// Over all settings and the shape of the weights.
+    /// The fingerprint of all settings, the vocabulary, and the shards' names, sizes and headers.
     pub fn fingerprint(&self) -> CheckpointFingerprint {
         self.fingerprint
     }
 
-    /// Over `config.json` alone. What a profile measures follows from this, from
-    /// [`weights_fingerprint`](Self::weights_fingerprint) and from the processors' settings, and not from templates and
+    /// The fingerprint of `config.json` alone. A profile depends on this, on
+    /// [`weights_fingerprint`](Self::weights_fingerprint) and on the processors' settings, but not on templates and
     /// vocabularies.
     pub fn config_fingerprint(&self) -> CheckpointFingerprint {
         self.config_fingerprint
     }
 
-    /// Over the names, types, shapes and places of the weights.
+    /// The fingerprint of the names, types, shapes and places of the weights.
     pub fn weights_fingerprint(&self) -> CheckpointFingerprint {
         CheckpointFingerprint::new([], self.tensors.shards())
     }
 }
 
-/// A file that holds a JSON object.
+/// Parses a file that must hold a JSON object.
 fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
     let malformed = |reason: String| CheckpointError::Malformed { file: file.into(), reason };
     match serde_json::from_slice(json).map_err(|error| malformed(error.to_string()))? {
@@ -143,14 +143,14 @@ fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError
     }
 }
 
-/// The settings of both processors, wherever they stand.
+/// The settings of both processors, from whichever files have them.
 struct ProcessorFiles<'f> {
     image: Option<Cow<'f, [u8]>>,
     video: Option<Cow<'f, [u8]>>,
 }
 
 impl<'f> ProcessorFiles<'f> {
-    /// `processor_config.json` where it has them, as transformers writes since 5.0; else the older files (5.17,
+    /// Reads `processor_config.json`, which transformers writes since 5.0, and else the older files (5.17,
     /// `image_processing_base.py` and `video_processing_utils.py`).
     fn read(files: &'f TextFiles) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
@@ -167,11 +167,11 @@ impl<'f> ProcessorFiles<'f> {
     }
 }
 
-/// Where the tokenizer stands.
+/// The files of the tokenizer.
 enum TokenizerFiles<'f> {
     /// `tokenizer.json`.
     Whole(&'f [u8]),
-    /// `vocab.json`, `merges.txt` and what belongs to them.
+    /// `vocab.json`, `merges.txt`, and the added tokens.
     Parts(VocabularyFiles<'f>),
 }
 
@@ -188,7 +188,8 @@ impl<'f> TokenizerFiles<'f> {
         }))
     }
 
-    /// Whether a whole file is JSON to its end: some ten milliseconds, where parsing takes a third of a second.
+    /// Checks that `tokenizer.json` is JSON to its end. It takes about ten milliseconds; parsing takes a third of a
+    /// second.
     fn check(&self) -> Result<(), TextError> {
         let TokenizerFiles::Whole(json) = self else { return Ok(()) };
         let syntax = serde_json::from_slice::<IgnoredAny>(json).map(drop);
@@ -196,7 +197,7 @@ impl<'f> TokenizerFiles<'f> {
     }
 }
 
-/// Older checkpoints have their end tokens in `config.json` alone.
+/// Older checkpoints have their end tokens only in `config.json`.
 fn generation_defaults(
     json: Option<&[u8]>,
     config: &Map<String, Value>,

@@ -1,19 +1,20 @@
-//! Where a checkpoint comes from before its files are here.
+//! The origin of a checkpoint whose files may not be on this machine yet.
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
 
-/// Hears how far a fetch is, and can end it.
+/// Follows the progress of a fetch, and can cancel it.
 pub trait FetchWatch {
-    /// So many bytes of a file are here, of so many in all. Called every few megabytes and at a file's end.
+    /// `bytes` of the `bytes_total` bytes of `file` are here. Called every 4 MiB, and at the start and the end of a
+    /// file.
     fn fetched(&self, file: &str, bytes: u64, bytes_total: u64);
-    /// Whether nobody waits for the files any more; asked between pieces.
+    /// Whether to stop the fetch; called between pieces of 256 KiB.
     fn is_cancelled(&self) -> bool;
 }
 
-/// Hears nothing and waits for the end.
+/// Ignores progress and never cancels.
 impl FetchWatch for () {
     fn fetched(&self, _: &str, _: u64, _: u64) {}
 
@@ -22,11 +23,11 @@ impl FetchWatch for () {
     }
 }
 
-/// A checkpoint that is here, or one that is fetched first.
+/// A local checkpoint, or one to be fetched first.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum CheckpointOrigin {
-    /// Nothing is fetched.
+    /// On this machine; nothing is fetched.
     Local(CheckpointSource),
     /// On the Hugging Face hub.
     #[cfg(feature = "hub")]
@@ -39,7 +40,7 @@ impl CheckpointOrigin {
         !matches!(self, CheckpointOrigin::Local(_))
     }
 
-    /// Where its files are or come from: one text for one place, by whichever path a folder was named.
+    /// The place of its files, for messages and comparison. Different paths to the same folder give the same text.
     pub fn place(&self) -> String {
         match self {
             CheckpointOrigin::Local(CheckpointSource::Folder(folder)) => {
@@ -52,12 +53,12 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Fetches what is not here yet. Blocks.
+    /// Fetches the files that are not here yet. Blocks.
     ///
     /// # Errors
-    /// [`CheckpointError::Hub`], and an index that names what is no plain file.
+    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] for the index.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
-        // Without hubs there is nothing to watch.
+        // Unused without the feature `hub`.
         let _ = watch;
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
@@ -66,7 +67,7 @@ impl CheckpointOrigin {
         }
     }
 
-    /// The same without weights that are not here.
+    /// As [`bring`](Self::bring), but does not fetch weights.
     ///
     /// # Errors
     /// As [`bring`](Self::bring).

@@ -1,47 +1,45 @@
-//! A checkpoint that nobody has trained: settings and vocabulary as a real one has them, weights drawn at random where
-//! they are computed with. It has the speed and the memory of its shape, and nothing to say.
+//! An untrained checkpoint: the settings and the vocabulary size of a real one, and weights drawn at random on the
+//! device. It has the speed and the memory of its shape, but its replies mean nothing.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
 
-/// How far weights lie from zero: `initializer_range` of the checkpoints that it stands for. With it activations stay
-/// numbers through any depth, as norms stand between the layers.
+/// Standard deviation of the weights: `initializer_range` of the released checkpoints. With norms between the layers,
+/// activations stay finite at any depth.
 pub const DEVIATION: f32 = 0.02;
 
-/// Settings and vocabulary in memory, and a seed for the weights. No tensor exists before its place on the device does:
-/// there is no file of all weights and no copy of them on the host.
+/// Settings and vocabulary in memory, and a seed for the weights. Tensors are drawn at their place on the device, so
+/// the host never holds a copy or a file of them.
 #[derive(Clone)]
 pub struct RandomCheckpoint {
     name: String,
     seed: u64,
-    /// Where a file is looked for first.
+    /// The checkpoint whose files win over `files`.
     folder: Option<CheckpointSource>,
     files: BTreeMap<&'static str, Vec<u8>>,
 }
 
-/// What a tensor of a random checkpoint holds.
+/// The content of a tensor of a random checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RandomTensor {
-    /// Numbers around zero with the standard deviation [`DEVIATION`], from this seed.
+    /// Roughly normally distributed numbers with mean 0 and standard deviation [`DEVIATION`].
     Drawn {
-        /// Of this tensor alone.
+        /// The seed of this tensor.
         seed: u64,
     },
-    /// Nothing but ones: what a norm multiplies with.
+    /// Ones, for the weights of norms.
     Ones,
 }
 
 impl RandomCheckpoint {
-    /// A checkpoint of these `files`, by name as a folder would have them, without weights. Equal seeds give equal
-    /// weights.
+    /// A checkpoint of `files`, by their names in a folder, without weights. Equal seeds give equal weights.
     pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         RandomCheckpoint { name: name.into(), seed, folder: None, files: files.into_iter().collect() }
     }
 
-    /// The checkpoint of `folder` as far as its files are there, with these `files` in place of others, and without its
-    /// weights.
+    /// The checkpoint of `folder` without its weights, where `files` replace those that it lacks.
     pub fn over(folder: CheckpointSource, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
         let name = folder.place();
         RandomCheckpoint { folder: Some(folder), ..RandomCheckpoint::new(name, 0, files) }
@@ -52,12 +50,12 @@ impl RandomCheckpoint {
         &self.name
     }
 
-    /// What the weights are drawn from.
+    /// The seed of all weights.
     pub fn seed(&self) -> u64 {
         self.seed
     }
 
-    /// For messages.
+    /// The folder, or the shape's name, for messages.
     pub(super) fn place(&self) -> String {
         match &self.folder {
             Some(folder) => folder.place(),
@@ -70,8 +68,8 @@ impl RandomCheckpoint {
         Ok(found.or_else(|| self.files.get(file).map(|content| Cow::Owned(content.clone()))))
     }
 
-    /// What the tensor of this name holds, of so many axes. A vector that is called a weight scales what a norm has
-    /// made; all else is drawn.
+    /// The content of the tensor `name` with `axes` axes. A vector named `.weight` belongs to a norm and holds ones;
+    /// all others are drawn.
     pub(super) fn tensor(seed: u64, name: &str, axes: usize) -> RandomTensor {
         if axes <= 1 && name.ends_with(".weight") {
             return RandomTensor::Ones;

@@ -13,7 +13,7 @@ use super::error::CheckpointError;
 /// Bytes before the header: its length as a little-endian u64.
 const LENGTH_BYTES: usize = 8;
 
-/// What a file begins with that stands for one which Git LFS has not brought.
+/// The start of a Git LFS pointer, which stands in for a file that was not downloaded.
 const POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// A shard of a checkpoint's weights.
@@ -32,11 +32,11 @@ enum Content {
 }
 
 impl Shard {
-    /// Maps a shard and checks its header: that it parses, that tensors neither overlap nor leave holes nor reach beyond
-    /// the file, and that sizes follow from shapes. `None` when there is no such file, or a pointer of Git LFS to one.
+    /// Maps a shard and checks its header: it parses, tensors neither overlap nor leave holes nor reach beyond the
+    /// file, and sizes follow from shapes. `None` if there is no such file, or only a Git LFS pointer.
     ///
     /// # Errors
-    /// [`CheckpointError::Unreadable`] and [`CheckpointError::Header`].
+    /// [`CheckpointError::Unreadable`] or [`CheckpointError::Header`].
     pub fn open(source: &CheckpointSource, file: &str) -> Result<Option<Self>, CheckpointError> {
         let content = match source {
             CheckpointSource::Embedded(files) => match embedded(files, file) {
@@ -64,22 +64,22 @@ impl Shard {
         &self.file
     }
 
-    /// The header's JSON: names, types, shapes and places of all tensors.
+    /// The header's JSON: names, types, shapes and offsets of all tensors.
     pub fn header(&self) -> &[u8] {
         &self.content.bytes()[self.header.clone()]
     }
 
-    /// The file's size.
+    /// The file's size in bytes.
     pub fn file_bytes(&self) -> u64 {
         self.content.bytes().len() as u64
     }
 
-    /// What the header says.
+    /// The parsed header.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// Bytes at offsets from the header's end, which `open` checked.
+    /// Bytes at offsets from the header's end. `open` has checked the offsets of the metadata.
     pub fn data(&self, offsets: Range<usize>) -> &[u8] {
         &self.content.bytes()[self.header.end..][offsets]
     }
@@ -95,7 +95,7 @@ impl Content {
 }
 
 fn map(file: &File) -> std::io::Result<Mmap> {
-    // SAFETY: a mapped file must not be cut short while it is read, or the process gets SIGBUS. Checkpoints are written
-    // once; every safetensors reader relies on that, and copying 15 GB into memory first is no alternative.
+    // SAFETY: a mapped file must not be truncated while it is read, or the process gets SIGBUS. Checkpoints are written
+    // once, which every safetensors reader relies on. Copying 15 GB into memory first is no alternative.
     unsafe { Mmap::map(file) }
 }

@@ -1,4 +1,4 @@
-//! All tensors of a checkpoint by name, whatever shard they are in.
+//! All tensors of a checkpoint by name, across its shards.
 
 use std::collections::BTreeMap;
 
@@ -13,10 +13,10 @@ use super::shard::Shard;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
-/// Names that an error about a missing tensor shows.
+/// How many names an error about a missing tensor shows.
 const NEAREST_MAX: usize = 3;
 
-/// The types that weights are computed from.
+/// The element types of weights that are supported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TensorType {
     /// bfloat16.
@@ -37,7 +37,7 @@ impl TensorType {
     }
 }
 
-/// A tensor in place: nothing is copied, and nothing is read from disk before the bytes are.
+/// A tensor in place. Nothing is copied, and the disk is read only when the bytes are.
 #[derive(Clone, Copy)]
 pub struct TensorInfo<'a> {
     /// The type of the elements.
@@ -54,12 +54,12 @@ impl std::fmt::Debug for TensorInfo<'_> {
     }
 }
 
-/// The index over all shards; or a seed, from which whatever tensor is asked for is drawn.
+/// The index over all shards, or a seed from which any requested tensor is drawn.
 #[derive(Debug)]
 pub struct TensorIndex {
     shards: Vec<Shard>,
-    places: BTreeMap<String, usize>, // which shard
-    /// What tensors are drawn from if there are none, and their type.
+    places: BTreeMap<String, usize>, // indices in `shards`
+    /// The seed and the element type of drawn tensors; `None` if there are shards.
     drawn: Option<(u64, DType)>,
 }
 
@@ -80,8 +80,8 @@ impl IndexFile {
     /// The shards' file names, sorted, each once.
     ///
     /// # Errors
-    /// [`CheckpointError::ShardName`]: an index comes with its checkpoint, and may not point elsewhere on this machine,
-    /// nor, as part of an address, elsewhere on the hub.
+    /// [`CheckpointError::ShardName`]. The index is not trusted: a shard's name must not point elsewhere on this
+    /// machine or, as part of an address, elsewhere on the hub.
     pub fn shards(&self) -> Result<Vec<String>, CheckpointError> {
         let is_plain = |file: &str| {
             !file.is_empty()
@@ -100,11 +100,10 @@ impl IndexFile {
 
 impl TensorIndex {
     /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names. A random checkpoint has
-    /// neither: its tensors are known when they are asked for.
+    /// neither, and has any tensor that is requested.
     ///
     /// # Errors
-    /// Missing or damaged files, shard names that leave the folder, and tensors that the index and the shards do not
-    /// agree on.
+    /// Files are missing or damaged, a shard's name leaves the folder, or index and shards disagree about a tensor.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
         if let CheckpointSource::Random(random) = source {
             let drawn = Some((random.seed(), source.stored_type()?.unwrap_or(DType::BF16)));
@@ -145,7 +144,7 @@ impl TensorIndex {
     /// A tensor by its name.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingTensor`] with the nearest names, [`CheckpointError::TensorType`].
+    /// [`CheckpointError::MissingTensor`] with the nearest names; [`CheckpointError::TensorType`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
         let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
         let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
@@ -162,13 +161,12 @@ impl TensorIndex {
         Ok(TensorInfo { dtype, shape: &info.shape, bytes: shard.data(start..end) })
     }
 
-    /// What the tensor of this name and of so many axes holds, and its type where the target keeps weights as they are,
-    /// if tensors are drawn at random.
+    /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at random.
     pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
         self.drawn.map(|(seed, dtype)| (dtype, RandomCheckpoint::tensor(seed, name, axes)))
     }
 
-    /// Whether there is a tensor of this name.
+    /// Whether a shard has a tensor with this name.
     pub fn contains(&self, name: &str) -> bool {
         self.places.contains_key(name)
     }
@@ -178,7 +176,7 @@ impl TensorIndex {
         self.places.keys().map(String::as_str)
     }
 
-    /// The files behind it, in the order of their names.
+    /// The files, sorted by name.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }

@@ -1,4 +1,4 @@
-//! Image bytes: a picture as the user hands it over, encoded or as pixels, with the limits it must keep to.
+//! Image bytes: a picture as the user gives it, encoded or as pixels, and the limits that it must keep to.
 
 use std::fmt;
 use std::io::Read;
@@ -7,16 +7,17 @@ use std::sync::Arc;
 
 use super::ImageError;
 
-/// A picture's file content: PNG, JPEG, WebP, GIF (its first frame), BMP or TIFF; or its pixels. Cloning shares the bytes.
+/// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
+/// bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ImageBytes {
     bytes: Arc<[u8]>,
-    /// Of a picture that is decoded already.
+    /// Set if the bytes are pixels already.
     size: Option<PixelSize>,
     name: Option<Arc<str>>,
 }
 
-/// How many pixels decoded bytes are.
+/// Width and height of decoded pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelSize {
     /// Pixels in a row.
@@ -25,7 +26,7 @@ pub struct PixelSize {
     pub height: u32,
 }
 
-/// The name of the file that a picture was read from, if it was read from one: ` (cat.jpg)`, as errors have it after the
+/// The name of the file that a picture was read from, if any. It displays as ` (cat.jpg)`, which errors put after the
 /// picture's number.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FileName(pub Option<Arc<str>>);
@@ -40,7 +41,7 @@ impl fmt::Display for FileName {
 }
 
 impl ImageBytes {
-    /// Takes encoded bytes as they are; nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
+    /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
         ImageBytes { bytes: encoded.into(), size: None, name: None }
     }
@@ -48,7 +49,7 @@ impl ImageBytes {
     /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
     ///
     /// # Errors
-    /// [`ImageError::Empty`], and [`ImageError::PixelBytes`] for another number of bytes.
+    /// [`ImageError::Empty`] if a side is 0; [`ImageError::PixelBytes`] if there are not `width * height * 3` bytes.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         let bytes = pixels.into();
         let expected = u64::from(width) * u64::from(height) * 3;
@@ -59,7 +60,7 @@ impl ImageBytes {
         }
     }
 
-    /// The same with a name that errors and progress lines may show.
+    /// As [`new`](Self::new), with a name that errors and progress lines may show.
     pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
         ImageBytes { name: Some(name.into()), ..ImageBytes::new(encoded) }
     }
@@ -67,7 +68,7 @@ impl ImageBytes {
     /// Reads a file, at most `limits.bytes_max` bytes of it.
     ///
     /// # Errors
-    /// [`ImageError::Unreadable`] and [`ImageError::TooManyBytes`].
+    /// [`ImageError::Unreadable`] or [`ImageError::TooManyBytes`].
     pub fn open(path: impl AsRef<Path>, limits: &ImageLimits) -> Result<Self, ImageError> {
         let path = path.as_ref();
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
@@ -75,29 +76,29 @@ impl ImageBytes {
         let file = std::fs::File::open(path).map_err(unreadable)?;
         let announced = file.metadata().map_err(unreadable)?.len();
         limits.check_bytes(announced)?;
-        // A pipe or a growing file announces less than it yields: one byte beyond the limit is enough to tell.
+        // A pipe or a growing file yields more than its size says. One byte beyond the limit is enough to detect that.
         let mut encoded = Vec::new();
         file.take(limits.bytes_max.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
         limits.check_bytes(encoded.len() as u64)?;
         Ok(ImageBytes::named(encoded, name))
     }
 
-    /// The bytes as they were handed over: encoded, or pixels.
+    /// The bytes as they were given: encoded, or pixels.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// How many pixels the bytes are, if they are pixels.
+    /// Width and height, if the bytes are pixels.
     pub fn pixel_size(&self) -> Option<PixelSize> {
         self.size
     }
 
-    /// The file's name, when there is one.
+    /// The file's name, if there is one.
     pub fn name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The same for an error.
+    /// The file's name as errors show it.
     pub fn file_name(&self) -> FileName {
         FileName(self.name.clone())
     }
@@ -110,18 +111,19 @@ impl fmt::Debug for ImageBytes {
     }
 }
 
-/// What a picture may be before anything is decoded. How many a request may have is the envelope's.
+/// Limits of one picture, checked before decoding. The envelope limits how many pictures a request may have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
-    /// Encoded bytes of a picture.
+    /// Largest number of encoded bytes.
     pub bytes_max: u64,
-    /// Pixels of a picture as stored.
+    /// Largest number of pixels, as stored.
     pub pixels_max: u64,
-    /// Host bytes that decoding a picture may take at its peak.
+    /// Largest number of host bytes that decoding may take at its peak.
     pub decode_bytes_max: u64,
 }
 
-/// 20 MiB encoded and 64 megapixels let a phone's photograph through; 768 MiB decode even 64 megapixels of 16-bit RGBA.
+/// 20 MiB encoded and 64 megapixels admit a phone's photograph. 768 MiB are enough to decode 64 megapixels of 16-bit
+/// RGBA.
 impl Default for ImageLimits {
     fn default() -> Self {
         ImageLimits { bytes_max: 20 << 20, pixels_max: 64_000_000, decode_bytes_max: 768 << 20 }

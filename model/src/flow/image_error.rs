@@ -1,8 +1,8 @@
-//! Why a picture is refused.
+//! The reasons to refuse a picture.
 
 use thiserror::Error;
 
-/// Why a picture was refused, before or while decoding it.
+/// A picture that was refused, before or while decoding it.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ImageError {
@@ -42,7 +42,7 @@ pub enum ImageError {
         /// Their limit.
         bytes_max: u64,
     },
-    /// Of none of the formats that are read.
+    /// It is in none of the formats that are read.
     #[error("the picture is none of PNG, JPEG, WebP, GIF, BMP and TIFF")]
     UnknownFormat,
     /// A side is zero.
@@ -53,14 +53,14 @@ pub enum ImageError {
         /// Rows.
         height: u32,
     },
-    /// Another number of bytes than the pixels take that they are said to be.
+    /// The number of bytes does not match the width and height that were given.
     #[error("{found} bytes are no {width} x {height} pixels of three bytes, which are {expected}")]
     PixelBytes {
         /// Pixels in a row.
         width: u32,
         /// Rows.
         height: u32,
-        /// Bytes that they take.
+        /// `width * height * 3`.
         expected: u64,
         /// Bytes that were given.
         found: u64,
@@ -70,7 +70,8 @@ pub enum ImageError {
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
-        /// Where it was found: reading the header, counting a JPEG's scans, looking for a GIF's first frame, or decoding the pixels.
+        /// The stage that found it: reading the header, counting a JPEG's scans, looking for a GIF's first frame, or
+        /// decoding the pixels.
         stage: &'static str,
     },
     /// Too long and thin for the model's processor.
@@ -108,7 +109,7 @@ pub enum ImageError {
 }
 
 impl ImageError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),

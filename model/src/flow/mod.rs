@@ -1,7 +1,7 @@
-//! The river of data: image bytes -> patches -> embeddings -> step batch -> logits -> token.
+//! The way of data: image bytes -> patches -> embeddings -> step batch -> logits -> token.
 //!
-//! Embeddings are rows of the vision cache and logits rows of a workspace: they have no file, as they never leave the
-//! device by themselves.
+//! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no file here because they
+//! stay on the device.
 
 pub mod image_bytes;
 mod image_error;

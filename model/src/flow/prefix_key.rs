@@ -1,4 +1,4 @@
-//! Prefix keys: names for the content of blocks of keys and values, by everything that decides it.
+//! Prefix keys: hashes over everything that decides the content of a block of keys and values.
 
 use std::{fmt, ops::Range};
 
@@ -6,8 +6,8 @@ use bursar_kernels::BLOCK_TOKENS;
 
 use super::{POSITION_AXES, PictureHash};
 
-/// Names what a whole block holds, and with it all that stands before it in its sequence: equal keys mean equal keys
-/// and values. BLAKE3, for the reason that [`PictureHash`] is: who could make a collision could read another's prompt.
+/// The hash of a whole block and of everything before it in its sequence. Equal hashes mean equal keys and values. It
+/// is BLAKE3 for the same reason as [`PictureHash`]: an attacker with a collision could read another user's prompt.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PrefixKey([u8; 32]);
 
@@ -21,13 +21,13 @@ impl fmt::Debug for PrefixKey {
 /// A picture among the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureContent {
-    /// Which tokens it stands for.
+    /// The range of its placeholder tokens.
     pub tokens: Range<usize>,
-    /// What it shows.
+    /// The hash of its pixels and settings.
     pub hash: PictureHash,
 }
 
-/// The keys of a sequence's whole blocks, in order. They are a chain: each covers the one before.
+/// The keys of a sequence's whole blocks, in order. Each covers the one before it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PrefixKeys {
     salt: Option<PrefixKey>,
@@ -35,14 +35,14 @@ pub struct PrefixKeys {
 }
 
 impl PrefixKeys {
-    /// Keys that only sequences of the same salt have: who does not know it cannot find out, by how fast an answer comes,
-    /// whether somebody has asked the same.
+    /// Keys that only sequences of the same salt share. Without the salt, the time to an answer does not tell whether
+    /// another user has sent the same prompt.
     pub fn salted(salt: &[u8]) -> Self {
         PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), keys: Vec::new() }
     }
 
-    /// Names the blocks that have become whole. Arguments are of the whole sequence, one position a token, pictures in
-    /// the order of their tokens; what was named before must be as it was.
+    /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence: one position per
+    /// token, pictures in the order of their tokens. The part that has keys already must not have changed.
     pub fn extend(&mut self, tokens: &[u32], positions: &[[u32; POSITION_AXES]], pictures: &[PictureContent]) {
         assert_eq!(tokens.len(), positions.len(), "each token has a position");
         for block in self.keys.len()..tokens.len() / BLOCK_TOKENS {
@@ -53,7 +53,7 @@ impl PrefixKeys {
             content.extend(positions[range.clone()].iter().flatten().flat_map(|axis| axis.to_le_bytes()));
             let shown = pictures.iter().filter(|p| p.tokens.start < range.end && p.tokens.end > range.start);
             for picture in shown {
-                // Where the picture begins, seen from the block: behind the border for one that began before.
+                // Where the picture begins, relative to the block: negative for one that began in an earlier block.
                 let start = picture.tokens.start as i64 - range.start as i64;
                 content.extend(start.to_le_bytes());
                 content.extend((picture.tokens.len() as u64).to_le_bytes());
@@ -63,7 +63,7 @@ impl PrefixKeys {
         }
     }
 
-    /// The keys, one a whole block.
+    /// One key per whole block.
     pub fn as_slice(&self) -> &[PrefixKey] {
         &self.keys
     }

@@ -1,4 +1,4 @@
-//! A prompt as the decoder takes it: tokens, their positions, and where pictures and videos stand.
+//! A prompt as the decoder takes it: tokens, their positions, and the spans of pictures and videos.
 
 use std::ops::Range;
 
@@ -9,9 +9,9 @@ use super::POSITION_AXES;
 /// Tokens with their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptLayout {
-    /// One entry a token; a picture has one placeholder an embedding.
+    /// `[tokens]`. A picture has one placeholder per embedding.
     pub tokens: Vec<u32>,
-    /// Time, height, width of each token.
+    /// `[tokens]`: time, height and width.
     pub positions: Vec<[u32; POSITION_AXES]>,
     /// The placeholders of each picture and of each step of a video, in order.
     pub pictures: Vec<PictureSpan>,
@@ -22,23 +22,23 @@ pub struct PromptLayout {
 /// The placeholders of one picture, or of one step of a video.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureSpan {
-    /// Which of the pictures that the vision encoder is asked for: a request's visuals in order, a video as many as it has
-    /// steps.
+    /// Index among the pictures that the vision encoder sees: a request's visuals in order, where a video counts once
+    /// per step.
     pub picture: usize,
-    /// Which tokens.
+    /// Range in [`PromptLayout::tokens`].
     pub tokens: Range<usize>,
 }
 
 /// Placeholders that do not match the pictures and videos.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum LayoutError {
-    /// A placeholder is left without a picture.
+    /// A placeholder has no picture.
     #[error("the prompt has more picture placeholders than its {pictures} pictures")]
     MorePlaceholders {
         /// Pictures of the request.
         pictures: usize,
     },
-    /// A picture is left without a placeholder.
+    /// A picture has no placeholder.
     #[error("the prompt has {placeholders} placeholders for {pictures} pictures")]
     FewerPlaceholders {
         /// Placeholders in the rendered prompt.
@@ -46,7 +46,7 @@ pub enum LayoutError {
         /// Pictures of the request.
         pictures: usize,
     },
-    /// The same with videos.
+    /// The prompt has more or fewer placeholders than videos.
     #[error("the prompt has {placeholders} placeholders for videos, the request has {videos} videos")]
     VideoPlaceholders {
         /// Placeholders in the rendered prompt.

@@ -1,4 +1,4 @@
-//! A picture that is resized and ready to be cut, with the grid it is cut on and the hash it is cached by.
+//! A resized picture, ready to be cut into patches: its grid, and the hash that it is cached by.
 
 use std::{fmt, sync::Arc};
 
@@ -6,7 +6,7 @@ use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
 
 use super::RgbImage;
 
-/// Patches along time, height and width; a still picture has one step of time.
+/// Patches along time, height and width. A still picture has one step of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Grid {
     /// Steps of time.
@@ -18,7 +18,7 @@ pub struct Grid {
 }
 
 impl Grid {
-    /// All patches.
+    /// `t * h * w`.
     pub fn patches(&self) -> usize {
         self.t as usize * self.h as usize * self.w as usize
     }
@@ -32,11 +32,11 @@ impl Grid {
 /// How a picture's levels become what the encoder reads: `(level * factor - shift) / scale`, in single precision.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Levels {
-    /// What a level is multiplied with.
+    /// Each level is multiplied by this.
     pub factor: f32,
-    /// What is taken from it, a number a channel.
+    /// Subtracted after that, per channel.
     pub shift: [f32; CHANNELS],
-    /// What it is divided by, a number a channel.
+    /// The divisor after that, per channel.
     pub scale: [f32; CHANNELS],
 }
 
@@ -44,28 +44,28 @@ impl Levels {
     /// Levels as they are stored.
     pub const PLAIN: Levels = Levels { factor: 1.0, shift: [0.0; CHANNELS], scale: [1.0; CHANNELS] };
 
-    /// The same in the order that the operation reads: factor, shifts, scales.
+    /// The numbers in the order that `patchify` reads them: factor, shifts, scales.
     pub fn numbers(&self) -> [f32; LEVEL_NUMBERS] {
         let ([red, green, blue], [wide_red, wide_green, wide_blue]) = (self.shift, self.scale);
         [self.factor, red, green, blue, wide_red, wide_green, wide_blue]
     }
 }
 
-/// A picture that is resized: one still picture, or one step of a video. It is cut into patches and normalised where the
-/// encoder runs (`patchify`), so bytes are kept and moved, and not the numbers that they become. Cloning shares them.
+/// A resized still picture, or one resized step of a video. `patchify` cuts it into patches and normalises it on the
+/// device, so the host keeps and moves bytes, not floats. Cloning shares the bytes.
 #[derive(Clone, PartialEq)]
 pub struct ResizedImage {
-    /// One of a still picture, up to as many as a patch covers of a step; the last stands for those that are missing.
-    /// Each has `grid.h x grid.w` patches.
+    /// One frame of a still picture; for a step of a video, up to as many as a patch covers. The last is repeated for
+    /// missing ones. Each has `grid.h x grid.w` patches.
     pub frames: Arc<[RgbImage]>,
-    /// The grid that it is cut on; its `t` is 1.
+    /// The grid of its patches; its `t` is 1.
     pub grid: Grid,
     /// How levels are normalised.
     pub levels: Levels,
 }
 
 impl ResizedImage {
-    /// A dark picture with as many frames as a patch covers: no picture of this grid has more bytes.
+    /// A black picture with as many frames as a patch covers. No picture of this grid has more bytes.
     pub fn blank(grid: Grid, size: PatchSize) -> Self {
         let side = size.side as u32;
         let (width, height) = (grid.w * side, grid.h * side);
@@ -89,8 +89,8 @@ impl fmt::Debug for ResizedImage {
 
 /// BLAKE3 over everything that decides a picture's patches: the resized pixels, the grid and the processor's settings.
 ///
-/// Equal hashes mean equal encoder input, so embeddings and prompt prefixes are shared by it. It is cryptographic
-/// (256 bits) because a collision that someone can construct would show them the answer about another user's picture.
+/// Equal hashes mean equal encoder input, so requests share embeddings and prompt prefixes by it. It is cryptographic
+/// (256 bits) because an attacker with a collision would get the answer about another user's picture.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PictureHash(pub [u8; 32]);
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Pixels after decoding or resizing, 8 bits a channel, rows from the top.
+/// Pixels after decoding or resizing, 8 bits per channel, rows from the top.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RgbImage {
     width: u32,
@@ -11,7 +11,7 @@ pub struct RgbImage {
 }
 
 impl RgbImage {
-    /// `None` unless `data` has `height x width x 3` bytes and no side is empty.
+    /// `None` unless `data` has `height x width x 3` bytes and neither side is 0.
     pub fn new(width: u32, height: u32, data: Vec<u8>) -> Option<Self> {
         let bytes = u64::from(width) * u64::from(height) * 3;
         (bytes > 0 && bytes == data.len() as u64).then_some(RgbImage { width, height, data })
@@ -32,7 +32,7 @@ impl RgbImage {
         &self.data
     }
 
-    /// Gives the bytes away: `[height, width, 3]` u8.
+    /// Returns the bytes: `[height, width, 3]` u8.
     pub fn into_data(self) -> Vec<u8> {
         self.data
     }

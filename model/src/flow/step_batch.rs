@@ -1,12 +1,12 @@
-//! The step batch: what one pass of the decoder is fed, chunks of prompts beside single decoding tokens.
+//! The step batch: the input of one pass of the decoder, chunks of prompts and single decoding tokens together.
 
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
 
-/// Rows of logits that a prompt is scored by at a time: as many as a GPU's sampler works on at once. With 32, a prompt of
-/// 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, as the projection is bound by its weights; more would be
-/// more memory than choosing takes.
+/// Rows of a prompt whose logits are scored at a time: as many as a GPU's sampler works on at once. With 32, a prompt
+/// of 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, because the weights' traffic bounds the projection.
+/// With more, scoring would take more memory than choosing tokens does.
 pub const SCORE_ROWS: usize = 64;
 
 /// Axes of a position: time, height, width. Text moves along all three at once.
@@ -17,33 +17,33 @@ pub const POSITION_AXES: usize = 3;
 pub struct SequencePart<'a> {
     /// Tokens to run, at least one; see [`StepBatch::tokens`].
     pub tokens: &'a [u32],
-    /// Their positions.
+    /// `[tokens]`: time, height and width of each.
     pub positions: &'a [[u32; POSITION_AXES]],
     /// Tokens of this sequence that are in the cache already.
     pub cached_tokens: usize,
-    /// Blocks of the sequence in order, enough for the cached tokens and these.
+    /// Blocks of the sequence in order, enough for the cached tokens and `tokens`.
     pub blocks: &'a [u32],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [PictureRows<'a>],
-    /// Whether the last token's logits are wanted: not in the middle of a prompt.
+    /// Whether to return the last token's logits; false in the middle of a prompt.
     pub wants_logits: bool,
-    /// The logits of these of its tokens are wanted too, to score what follows them.
+    /// The range of `tokens` whose logits score the token that follows each.
     pub scored: Range<usize>,
 }
 
 /// A run of tokens whose embeddings come from the vision cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureRows<'a> {
-    /// Which of the part's tokens.
+    /// The range in the part's tokens.
     pub tokens: Range<usize>,
-    /// The row of the vision cache that each of them takes.
+    /// The row of the vision cache for each of them.
     pub cache_rows: &'a [u32],
 }
 
-/// The arrays of one step, as they are uploaded.
+/// The arrays of one step, before they are packed for upload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[tokens]`. One that the step before is still to choose is
+    /// `[tokens]`. A token that the previous step has yet to choose is
     /// [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, with the row of that step's logits.
     pub tokens: Vec<u32>,
     /// `[3, tokens]`
@@ -54,22 +54,22 @@ pub struct StepBatch {
     pub query_starts: Vec<u32>,
     /// `[sequences]`
     pub context_lengths: Vec<u32>,
-    /// `[sequences, blocks_max]`, padded with zeros that are not read.
+    /// `[sequences, blocks_max]`, padded with zeros that no kernel reads.
     pub block_tables: Vec<u32>,
-    /// Rows of `tokens` whose logits are wanted, at most one a sequence, in the order of the parts.
+    /// Rows of `tokens` whose logits are returned, at most one per sequence, in the order of the parts.
     pub logit_rows: Vec<u32>,
-    /// Rows of `tokens` whose logits score the token that follows, any number a sequence, in the order of the parts.
+    /// Rows of `tokens` whose logits score the token that follows, any number per sequence, in the order of the parts.
     pub score_rows: Vec<u32>,
     /// Rows of `tokens` that take a picture's embedding.
     pub picture_rows: Vec<u32>,
-    /// The rows of the vision cache that they take.
+    /// The row of the vision cache for each of `picture_rows`.
     pub picture_cache_rows: Vec<u32>,
-    /// Pairs of a query and a key it sees.
+    /// Pairs of a query and a key that it attends to.
     pub query_key_pairs: u64,
 }
 
 impl StepBatch {
-    /// Packs `parts`, in order. A part without tokens or with too few blocks is our own bug.
+    /// Packs `parts`, in order. It panics on a part without tokens or with too few blocks: our own bug.
     pub fn pack(parts: &[SequencePart<'_>]) -> Self {
         let blocks_max = parts.iter().map(|part| part.blocks_needed()).max().unwrap_or(0);
         let mut batch = StepBatch { query_starts: vec![0], ..StepBatch::default() };
@@ -120,12 +120,12 @@ impl StepBatch {
         self.context_lengths.len()
     }
 
-    /// Sequences from the first on that bring one token, as those that decode do.
+    /// How many of the first sequences have one token each, as decoding ones do.
     pub fn single_rows(&self) -> usize {
         self.query_starts.windows(2).take_while(|bounds| bounds[1] - bounds[0] == 1).count()
     }
 
-    /// Whether each sequence brings one token and chooses the next, and nothing else is wanted: such steps are captured.
+    /// Whether each sequence has one token and chooses the next, without scores or pictures. Such steps are captured.
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();

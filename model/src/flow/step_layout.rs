@@ -1,4 +1,5 @@
-//! The index arrays of a step as one array, so that a step is one upload; and where a captured decode step finds them.
+//! The index arrays of a step as one array, so that a step is one upload and a captured step finds them in fixed
+//! places.
 
 use std::ops::Range;
 
@@ -6,10 +7,10 @@ use bursar_kernels::{BLOCK_TOKENS, ops::rotary_kv_write::NO_SLOT};
 
 use super::StepBatch;
 
-/// What arrays start at a multiple of: a line of a GPU's cache.
+/// Arrays start at a multiple of this many u32: 128 bytes, a line of a GPU's cache.
 const ALIGNMENT: usize = 32;
 
-/// One of the arrays; see [`StepBatch`] for what stands in it.
+/// One of the arrays; see [`StepBatch`] for its content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StepArray {
     /// `[tokens]`
@@ -22,8 +23,8 @@ pub enum StepArray {
     QueryStarts,
     /// `[sequences]`
     ContextLengths,
-    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Nothing where
-    /// [each row chooses](StepLayout::chooses_in_every_row).
+    /// `[logit_rows + score_rows]`: the rows that choose a token, then those that score one. Empty where [each row
+    /// chooses](StepLayout::chooses_in_every_row).
     ChosenRows,
     /// `[picture_rows]`
     PictureRows,
@@ -34,8 +35,8 @@ pub enum StepArray {
 }
 
 impl StepArray {
-    /// In the order in which they lie. The tables are the last: of a step that fills a layout only in part, their end need
-    /// not be uploaded.
+    /// In the order of their places. The tables are last, so that a step that fills a layout only in part need not
+    /// upload their end.
     pub const ALL: [StepArray; 9] = [
         StepArray::Tokens,
         StepArray::Positions,
@@ -49,12 +50,12 @@ impl StepArray {
     ];
 }
 
-/// The sizes of a step: where each of its arrays lies in one list of u32, and what its launches depend on.
+/// The sizes of a step. They decide the place of each array in one list of u32, and its launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepLayout {
     /// Rows of the step.
     pub tokens: usize,
-    /// Sequences.
+    /// Sequences of the step.
     pub sequences: usize,
     /// Axes of a position that the model has.
     pub axes: usize,
@@ -66,14 +67,14 @@ pub struct StepLayout {
     pub score_rows: usize,
     /// Rows that take a picture's embedding.
     pub picture_rows: usize,
-    /// Sequences from the first on that bring one row.
+    /// How many of the first sequences have one row each.
     pub single_rows: usize,
-    /// Pairs of a query and a key it sees, at most.
+    /// The most pairs of a query and a key that it attends to.
     pub query_key_pairs: u64,
 }
 
 impl StepLayout {
-    /// A layout that `batch` fills exactly, for a model with so many position axes.
+    /// A layout that `batch` fills exactly, for a model with `axes` position axes.
     pub fn of(batch: &StepBatch, axes: usize) -> Self {
         StepLayout {
             tokens: batch.token_count(),
@@ -104,16 +105,16 @@ impl StepLayout {
         }
     }
 
-    /// Where an array lies.
+    /// The range of an array, in u32 from the start.
     pub fn place(&self, array: StepArray) -> Range<usize> {
         let before = StepArray::ALL.into_iter().take_while(|other| *other != array);
         let first = before.map(|other| self.length(other).next_multiple_of(ALIGNMENT)).sum();
         first..first + self.length(array)
     }
 
-    /// Whether each row chooses a token, and none scores one: as in decoding alone.
+    /// Whether each row chooses a token and none scores one, as when all sequences decode.
     pub fn chooses_in_every_row(&self) -> bool {
-        // A sequence chooses once at most, by the last of its rows: as many as there are rows are all of them, in order.
+        // A sequence chooses at most once, by its last row. As many choices as rows are therefore all rows, in order.
         self.logit_rows == self.tokens && self.score_rows == 0
     }
 
@@ -135,8 +136,7 @@ impl StepLayout {
         }
     }
 
-    /// Whether `batch` fills this layout with nothing but padding behind it: decoding alone, and no more of it than there
-    /// is room for.
+    /// Whether `batch` fits this layout: it fills it exactly, or both are for decoding alone and the rest is padding.
     pub fn takes(&self, batch: &StepBatch) -> bool {
         let is_exact = *self == StepLayout::of(batch, self.axes);
         let is_decode = *self == StepLayout::decode(self.tokens, self.axes, self.blocks_max * BLOCK_TOKENS);
@@ -144,8 +144,8 @@ impl StepLayout {
         is_exact || (is_decode && batch.is_decoding_alone() && fits)
     }
 
-    /// The arrays of `batch` as one, in `words`. What the batch leaves of the layout is padding: sequences of one row and
-    /// no past, whose keys and values go nowhere. The list ends behind the last table that is read.
+    /// Writes the arrays of `batch` to `words` as one. The rest of the layout is padding: sequences of one row and no
+    /// past, whose keys and values are not written. The list ends after the last table that is read.
     ///
     /// # Panics
     /// If the layout does not [take](Self::takes) the batch: our own bug.
@@ -165,7 +165,7 @@ impl StepLayout {
         put(StepArray::PictureRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
         let positions = &mut words[self.place(StepArray::Positions)];
-        // A decoder with one axis takes the first: text moves along all of them at once.
+        // A decoder with one axis takes the first, as text moves along all axes at once.
         for axis in 0..self.axes {
             positions[axis * self.tokens..][..rows].copy_from_slice(&batch.positions[axis * rows..][..rows]);
         }

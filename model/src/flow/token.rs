@@ -1,30 +1,30 @@
-//! Token: what one sampled step of a sequence yields, on its way from the lane to the chat.
+//! The token that one step samples for a sequence, on its way from the lane to the chat.
 
 /// A token that was sampled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Token {
-    /// The vocabulary's id.
+    /// The token's id in the vocabulary.
     pub id: u32,
     /// How many tokens its sequence had produced before it.
     pub position: u64,
-    /// How likely the model held it and others, if that was asked for.
+    /// Its log-probability and those of others, if the request asked for them.
     pub log_probabilities: Option<Box<LogProbabilities>>,
 }
 
-/// How likely a model holds a token and its rivals, by its own distribution: nothing that chooses among tokens
-/// (temperature, penalties, grammars and so on) has changed it.
+/// Log-probabilities of a token and its rivals, by the model's own distribution: before temperature, penalties,
+/// grammars and whatever else takes part in sampling.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LogProbabilities {
-    /// The token that was chosen, or that really followed.
+    /// The token that was chosen or, in a prompt, that followed.
     pub chosen: LogProbability,
-    /// The likeliest tokens, likeliest first, equal ones by id. Impossible ones are left out.
+    /// The likeliest tokens, likeliest first, ties by id. Impossible ones are left out.
     pub top: Vec<LogProbability>,
 }
 
-/// A token's natural logarithm of a probability.
+/// The natural logarithm of a token's probability.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LogProbability {
-    /// The vocabulary's id.
+    /// The token's id in the vocabulary.
     pub id: u32,
     /// At most 0; -infinity for an impossible token.
     pub log_probability: f32,

@@ -1,12 +1,12 @@
-//! Videos: frames as the user hands them over, and what stands for pictures and videos in a prompt.
+//! Videos: frames as the user gives them, and the sizes that a prompt's placeholders stand for.
 
 use std::{fmt, sync::Arc};
 
 use super::{Grid, ImageBytes};
 use crate::PictureCost;
 
-/// A video as its frames, each encoded as a picture may be or as pixels, and how fast they follow each other. Cloning shares
-/// the frames. Nothing is checked before a request is planned.
+/// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares the frames. Nothing is
+/// checked before a request is planned.
 #[derive(Clone, PartialEq)]
 pub struct Video {
     frames: Arc<[ImageBytes]>,
@@ -14,8 +14,8 @@ pub struct Video {
 }
 
 impl Video {
-    /// Takes frames in the order they are shown; `frames_per_second` is the rate of these frames, not of the film that
-    /// they may have been picked from.
+    /// Takes frames in the order they are shown. `frames_per_second` is the rate of these frames, not of a film that
+    /// they were sampled from.
     pub fn new(frames: impl Into<Arc<[ImageBytes]>>, frames_per_second: f64) -> Self {
         Video { frames: frames.into(), frames_per_second }
     }
@@ -25,7 +25,7 @@ impl Video {
         &self.frames
     }
 
-    /// Frames per second.
+    /// The rate of these frames, per second.
     pub fn frames_per_second(&self) -> f64 {
         self.frames_per_second
     }
@@ -39,7 +39,7 @@ impl fmt::Debug for Video {
     }
 }
 
-/// What a request shows at one place.
+/// A picture or a video of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Visual {
     /// A still picture.
@@ -53,19 +53,19 @@ pub enum Visual {
 pub enum VisualGrid {
     /// A still picture.
     Image(Grid),
-    /// A video: the vision encoder sees one picture a step of time.
+    /// A video. The vision encoder sees one picture per step of time.
     Video {
-        /// Of each step; its `t` is 1.
+        /// The grid of each step; its `t` is 1.
         step: Grid,
         /// Steps of time.
         steps: usize,
-        /// Of the frames, of which a step takes several.
+        /// The rate of the frames; a step takes several frames.
         frames_per_second: f64,
     },
 }
 
 impl VisualGrid {
-    /// Pictures that the vision encoder is asked for.
+    /// Pictures that the vision encoder sees: 1, or one per step.
     pub fn pictures(&self) -> usize {
         match self {
             VisualGrid::Image(_) => 1,
@@ -73,7 +73,7 @@ impl VisualGrid {
         }
     }
 
-    /// What each of them takes, where `merged` patches make an embedding.
+    /// The cost of each of its pictures, where `merged` patches make an embedding.
     pub fn costs(&self, merged: usize) -> impl Iterator<Item = PictureCost> + use<> {
         let picture = match self {
             VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,

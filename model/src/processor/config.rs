@@ -1,4 +1,5 @@
-//! The image processor's settings, from `preprocessor_config.json`, and the video processor's, which are of the same kind.
+//! The settings of the image processor, from `preprocessor_config.json`, and of the video processor, which have the
+//! same form.
 
 use serde::Deserialize;
 
@@ -6,7 +7,7 @@ use super::error::ProcessorError;
 use super::smart_resize::PixelBounds;
 use crate::flow::Levels;
 
-/// The `image_processor_type`s whose arithmetic is this one.
+/// The `image_processor_type`s with the arithmetic implemented here.
 const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2VLImageProcessor",
     "Qwen2VLImageProcessorFast",
@@ -15,14 +16,14 @@ const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2_5_VLImageProcessorFast",
 ];
 
-/// The `video_processor_type`s whose arithmetic is this one, frame by frame.
+/// The `video_processor_type`s with the same arithmetic, frame by frame.
 const KNOWN_VIDEO_PROCESSORS: [&str; 1] = ["Qwen2VLVideoProcessor"];
 
-/// The means and deviations of CLIP, which transformers assumes when the file names none.
+/// The means and deviations of CLIP, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
 const CLIP_STD: [f64; 3] = [0.26862954, 0.26130258, 0.27577711];
 
-/// The filter of resizing.
+/// The filter for resizing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resample {
     /// A triangle, PIL's number 2.
@@ -32,7 +33,7 @@ pub enum Resample {
 }
 
 impl Resample {
-    /// Half the filter's width, in pixels of the coarser picture.
+    /// Half the filter's width, in pixels of the coarser of source and target.
     pub fn support(self) -> f64 {
         match self {
             Resample::Bilinear => 1.0,
@@ -40,7 +41,7 @@ impl Resample {
         }
     }
 
-    /// The filter at a distance from its centre. Keys, "Cubic convolution interpolation", 1981, with a = -0.5.
+    /// The filter's value at a distance from its centre (Keys, "Cubic convolution interpolation", 1981, with a = -0.5).
     pub fn weight(self, distance: f64) -> f64 {
         const A: f64 = -0.5;
         let x = distance.abs();
@@ -56,23 +57,23 @@ impl Resample {
 /// Settings of a Qwen2-VL image processor, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessorConfig {
-    /// Pixels of a resized picture.
+    /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
-    /// Pixels of a patch's side.
+    /// Pixels along a side of a patch.
     pub patch_size: u32,
     /// Frames of a patch.
     pub temporal_patch_size: u32,
-    /// Patches of a merge group's side.
+    /// Patches along a side of a merge group.
     pub merge_size: u32,
     /// Mean of each channel, on the scale of 0 to 1.
     pub image_mean: [f64; 3],
     /// Deviation of each channel, on the scale of 0 to 1.
     pub image_std: [f64; 3],
-    /// The filter of resizing.
+    /// The filter for resizing.
     pub resample: Resample,
-    /// What a level is multiplied with.
+    /// The factor of each level, if `do_rescale`.
     pub rescale_factor: f64,
-    /// Whether pictures are resized, or must fit.
+    /// Whether pictures are resized. If not, their sides must be multiples of [`factor`](Self::factor).
     pub do_resize: bool,
     /// Whether levels are multiplied with `rescale_factor`.
     pub do_rescale: bool,
@@ -128,8 +129,8 @@ struct RawSize {
 }
 
 impl ImageProcessorConfig {
-    /// Parses and checks the file. `min_pixels` and `max_pixels` win over `size`, as in transformers; what is absent
-    /// takes the default of `Qwen2VLImageProcessor`.
+    /// Parses and checks the file. `min_pixels` and `max_pixels` win over `size`, as in transformers. Missing settings
+    /// take the defaults of `Qwen2VLImageProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -139,9 +140,9 @@ impl ImageProcessorConfig {
         raw.over(ImageProcessorConfig::default())
     }
 
-    /// The settings of a video processor, from `video_preprocessor_config.json`, or from `preprocessor_config.json` where
-    /// there is no such file, as transformers reads them. What is absent takes the default of `Qwen2VLVideoProcessor`,
-    /// whose frames are smaller than pictures.
+    /// The settings of a video processor, from `video_preprocessor_config.json` or, without such a file, from
+    /// `preprocessor_config.json`, as transformers reads them. Missing settings take the defaults of
+    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -166,7 +167,7 @@ impl RawConfig {
             .map_err(|error| ProcessorError::Malformed { line: error.line(), column: error.column() })
     }
 
-    /// The file's settings where it has them, else the default's.
+    /// The file's settings over the defaults.
     fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
         let raw = self;
         let size = raw.size.as_ref();
@@ -198,7 +199,8 @@ impl RawConfig {
 }
 
 impl ImageProcessorConfig {
-    /// How levels are normalised, by `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and `image_std`.
+    /// How levels are normalised. It depends on `do_rescale`, `rescale_factor`, `do_normalize`, `image_mean` and
+    /// `image_std`.
     ///
     /// transformers fuses rescaling into the mean and the deviation (`_fuse_mean_std_and_rescale_factor`, 5.17):
     /// `(level - mean / factor) / (std / factor)` in f32.
@@ -212,7 +214,7 @@ impl ImageProcessorConfig {
         Levels { factor: 1.0, shift: wide(self.image_mean), scale: wide(self.image_std) }
     }
 
-    /// Every setting by its name in the file, as text: to say which of them is another than it was.
+    /// Every setting by its name in the file, as text, to report which of them has changed.
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
@@ -243,12 +245,12 @@ impl ImageProcessorConfig {
         ]
     }
 
-    /// Pixels of a merge group's side: what every resized side is a multiple of.
+    /// Pixels along a side of a merge group. Every resized side is a multiple of it.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size
     }
 
-    /// Checks ranges; a `size` with only `height` and `width` is another processor's and fails on the defaults' absence.
+    /// Checks that each setting is in its range.
     ///
     /// # Errors
     /// [`ProcessorError::OutOfRange`].

@@ -1,9 +1,8 @@
-//! Decoding: encoded bytes to RGB, as Pillow's `exif_transpose` and `convert("RGB")` give it.
+//! Decoding: encoded bytes to RGB, with the results of Pillow's `exif_transpose` and `convert("RGB")`.
 //!
-//! Hugging Face's `load_image` turns a picture by its EXIF orientation and then converts it to RGB
-//! (transformers 5.17, `image_utils.py`); so do we. Alpha is dropped, not blended. 16-bit channels keep their high byte,
-//! as Pillow does for colour. For 16-bit *grey* Pillow 13 clips at 255, which makes nearly every such picture white; we
-//! keep the high byte there too.
+//! Like Hugging Face's `load_image` (transformers 5.17, `image_utils.py`), this applies the EXIF orientation and then
+//! converts to RGB. Alpha is dropped, not blended. 16-bit channels keep their high byte, as Pillow does for colour. For
+//! 16-bit *grey* Pillow 13 clips at 255, which makes nearly every such picture white; we keep the high byte there too.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,12 +17,12 @@ use crate::flow::image_bytes::{ImageBytes, ImageLimits};
 use crate::flow::rgb_image::RgbImage;
 
 impl ImageBytes {
-    /// Decodes the picture, turned as it is meant to be seen. Pixels are taken as they are.
+    /// Decodes the picture and applies its EXIF orientation. Pixels are only copied.
     ///
     /// Takes at most `probe(limits)?.cost.peak_bytes()` of host memory.
     ///
     /// # Errors
-    /// As [`probe`](Self::probe), and [`ImageError::Damaged`].
+    /// As [`probe`](Self::probe); [`ImageError::Damaged`].
     pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage, ImageError> {
         if let Some(size) = self.pixel_size() {
             let header = self.probe(limits)?;
@@ -35,7 +34,7 @@ impl ImageBytes {
         let (width, height) = decoder.dimensions();
         let color = decoder.color_type();
         let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
-        // A decoder's panic on a hostile picture must not take the actor that holds other people's pictures with it.
+        // A decoder that panics on a hostile picture must not take down the actor, which holds other users' pictures.
         let decoded = catch_unwind(AssertUnwindSafe(|| match header.format {
             ImageFormat::Jpeg => decode_jpeg(self.bytes(), width, height, &mut raw).is_some(),
             _ => decoder.read_image_boxed(&mut raw).is_ok(),
@@ -70,9 +69,8 @@ fn to_rgb(raw: Vec<u8>, color: ColorType) -> Option<Vec<u8>> {
     })
 }
 
-/// What the four printing colours give on paper, as Pillow converts them (`libImaging/Convert.c`, `cmyk2rgb`): each
-/// colour takes its share of what black leaves. Files hold them inverted, as Adobe's programs write them; Pillow takes
-/// that for granted, and so do we.
+/// CMYK to RGB as Pillow does it (`libImaging/Convert.c`, `cmyk2rgb`): each ink takes its share of the light that black
+/// leaves. Files hold the inks inverted, as Adobe's programs write them; Pillow assumes that, and so do we.
 fn printed(pixel: &[u8]) -> [u8; 3] {
     let light = u32::from(pixel[3]);
     [0, 1, 2].map(|colour| {
@@ -86,7 +84,7 @@ fn high(pixel: &[u8], channel: usize) -> u8 {
     (u16::from_ne_bytes([pixel[2 * channel], pixel[2 * channel + 1]]) >> 8) as u8
 }
 
-/// Converts in place, so that no second picture is needed: `pixel_bytes >= 3`, hence writing stays behind reading.
+/// Converts in place, so that no second picture is needed. As `pixel_bytes >= 3`, writing never overtakes reading.
 fn narrow(mut raw: Vec<u8>, pixel_bytes: usize, rgb: impl Fn(&[u8]) -> [u8; 3]) -> Vec<u8> {
     let pixels = raw.len() / pixel_bytes;
     for pixel in 0..pixels {

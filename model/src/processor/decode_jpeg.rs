@@ -1,11 +1,10 @@
-//! JPEG to pixels, with the arithmetic of libjpeg-turbo, which is what Pillow and torchvision decode with: its inverse
-//! cosine transform, its upsampling of colours, its conversion to RGB. Other decoders are off by up to four levels.
+//! JPEG to pixels with the arithmetic of libjpeg-turbo, which Pillow and torchvision use: its inverse cosine transform,
+//! its chroma upsampling, its conversion to RGB. Other decoders differ by up to four levels.
 
 use mozjpeg::{ColorSpace, Decompress};
 
-/// Decodes into `pixels` `[height, width, 1, 3 or 4]`: grey, RGB, or the four printing colours as they are stored, as its
-/// length says. Nothing, if the file is damaged or ends too early, or has other colours than that; `pixels` then holds
-/// nothing of meaning.
+/// Decodes into `pixels` `[height, width, 1, 3 or 4]`. Its length decides the format: grey, RGB, or CMYK as stored.
+/// Returns `None`, and leaves `pixels` unspecified, if the file is damaged, ends too early or has other colours.
 pub(super) fn decode_jpeg(encoded: &[u8], width: u32, height: u32, pixels: &mut [u8]) -> Option<()> {
     if !ends_behind_its_scan(encoded) {
         return None;
@@ -31,8 +30,8 @@ pub(super) fn decode_jpeg(encoded: &[u8], width: u32, height: u32, pixels: &mut 
     (read == pixels.len()).then_some(())
 }
 
-/// Whether an end-of-image marker stands behind the last start of a scan. libjpeg fills what is missing with grey and
-/// only warns; Pillow refuses such a file, and so do we. Inside a scan the marker cannot occur (ITU T.81, B.1.1.5).
+/// Whether an end-of-image marker follows the last start of a scan. libjpeg fills missing data with grey and only
+/// warns; Pillow refuses such a file, and so do we. The marker cannot occur inside a scan (ITU T.81, B.1.1.5).
 fn ends_behind_its_scan(encoded: &[u8]) -> bool {
     let is = |marker: [u8; 2]| move |pair: &[u8]| pair == marker;
     let scan = encoded.windows(2).rposition(is([0xff, 0xda]));

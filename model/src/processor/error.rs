@@ -1,34 +1,34 @@
-//! Why a picture or the settings of its processor are refused.
+//! Errors of pictures, videos and processor settings.
 
 use thiserror::Error;
 
 use crate::flow::{FileName, ImageError};
 
-/// Why a video was refused, before or while decoding it.
+/// A video that was refused, before or while decoding it.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum VideoError {
     /// It has no frame.
     #[error("the video has no frames")]
     NoFrames,
-    /// Its rate is zero, negative, endless or not a number.
+    /// Its rate is 0, negative, infinite or not a number.
     #[error("the video has {frames_per_second} frames a second, which must be above 0 and finite")]
     FrameRate {
-        /// The rate.
+        /// The rate that was given.
         frames_per_second: f64,
     },
     /// The request's videos have more frames together than the limit.
     #[error("the videos have {frames} frames together, the limit is {limit}")]
     TooManyFrames {
-        /// Of all videos of the request.
+        /// Frames of all videos of the request.
         frames: usize,
-        /// Of the envelope.
+        /// The envelope's limit.
         limit: usize,
     },
     /// A frame is broken or outside the limits of pictures.
     #[error("frame {frame}{file}: {source}")]
     Frame {
-        /// Which, from 0.
+        /// The index of the frame, from 0.
         frame: usize,
         /// Its file, if it has one.
         file: FileName,
@@ -38,7 +38,7 @@ pub enum VideoError {
     /// A frame has another size than the first.
     #[error("frame {frame} is {width} x {height} pixels, the first is {first_width} x {first_height}")]
     FrameSize {
-        /// Which, from 0.
+        /// The index of the frame, from 0.
         frame: usize,
         /// Its pixels in a row.
         width: u32,
@@ -49,18 +49,18 @@ pub enum VideoError {
         /// The first frame's rows.
         first_height: u32,
     },
-    /// What a step of the video may take, after the request's pictures, is less than it takes at its smallest.
+    /// The request's pictures leave fewer patches for a step of the video than its smallest size takes.
     #[error("a step of the video takes {patches} patches after resizing, of which {limit} are left for it")]
     TooLarge {
-        /// Patches of a step at the smallest.
+        /// Patches of a step at its smallest size.
         patches: usize,
-        /// Patches that are left, shared by all steps of the request's videos.
+        /// Patches left for each step, shared evenly by all steps of the request's videos.
         limit: usize,
     },
 }
 
 impl VideoError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             VideoError::NoFrames => "give the video at least one frame".into(),
@@ -77,15 +77,15 @@ impl VideoError {
     }
 }
 
-/// Why what a request shows was refused.
+/// A request's picture or video that was refused.
 #[derive(Debug, Error, PartialEq)]
 pub enum VisualError {
-    /// More pictures than a request may have.
+    /// The request has more pictures than it may have.
     #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
     TooManyPictures {
-        /// Of the request.
+        /// Pictures of the request.
         pictures: usize,
-        /// Of the envelope.
+        /// The envelope's limit.
         limit: usize,
     },
     /// A picture is broken or outside the limits.
@@ -98,16 +98,16 @@ pub enum VisualError {
         /// What is wrong with it.
         source: ImageError,
     },
-    /// A picture is larger than the envelope even after resizing, because it is so thin.
+    /// A picture exceeds the envelope even after resizing, because it is very thin.
     #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
     PictureTooLarge {
         /// Which picture of the request, from 0.
         index: usize,
         /// Its file, if it has one.
         file: FileName,
-        /// It would have.
+        /// Patches after resizing.
         patches: usize,
-        /// Of the envelope.
+        /// The envelope's limit.
         limit: usize,
     },
     /// A video is broken or outside the limits.
@@ -121,7 +121,7 @@ pub enum VisualError {
 }
 
 impl VisualError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
@@ -134,11 +134,11 @@ impl VisualError {
     }
 }
 
-/// Why the settings in `preprocessor_config.json` or `video_preprocessor_config.json` cannot be followed.
+/// Settings in `preprocessor_config.json` or `video_preprocessor_config.json` that cannot be followed.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum ProcessorError {
-    /// Not the JSON that is expected.
+    /// The file is not the JSON that is expected.
     #[error("the processor's settings are not understood at line {line}, column {column}")]
     Malformed {
         /// Line, from 1.
@@ -146,7 +146,7 @@ pub enum ProcessorError {
         /// Column, from 1.
         column: usize,
     },
-    /// Another model family's processor.
+    /// The processor is another model family's.
     #[error("the processor {found} is not known, known are {known}")]
     UnknownProcessor {
         /// The type in the file.
@@ -154,26 +154,26 @@ pub enum ProcessorError {
         /// The types that are implemented.
         known: String,
     },
-    /// A way of resampling that is not implemented.
+    /// The resampling filter is not implemented.
     #[error("`resample` is {resample}, known are 2 (bilinear) and 3 (bicubic)")]
     UnknownResample {
         /// PIL's number of the filter.
         resample: i64,
     },
-    /// A setting outside its range.
+    /// A setting is outside its range.
     #[error("`{setting}` is {value}, which must be {range}")]
     OutOfRange {
         /// The setting's name in the file.
         setting: &'static str,
-        /// What stands there.
+        /// Its value.
         value: String,
-        /// What may stand there.
+        /// The values that are allowed.
         range: &'static str,
     },
 }
 
 impl ProcessorError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             ProcessorError::Malformed { .. } => {

@@ -1,6 +1,6 @@
-//! Where the first frame of a GIF stands, and what is around it.
+//! The place of a GIF's first frame on its screen, and the colour around it.
 
-/// The first frame of a GIF, as its blocks announce it (CompuServe, GIF89a, sections 18 to 23).
+/// The first frame of a GIF, read from its blocks (CompuServe, GIF89a, sections 18 to 23).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FirstFrame {
     left: usize,
@@ -8,12 +8,13 @@ pub(super) struct FirstFrame {
     width: usize,
     height: usize,
     screen_width: usize,
-    /// What Pillow 13 shows beside the frame: the transparent colour, or the first (`GifImagePlugin.py`, `load_prepare`).
+    /// The colour that Pillow 13 shows around the frame: the transparent one, or the first (`GifImagePlugin.py`,
+    /// `load_prepare`).
     ground: [u8; 3],
 }
 
 impl FirstFrame {
-    /// Walks over the blocks up to the frame's. Nothing, if there is none, or one that leaves the screen.
+    /// Walks over the blocks up to the first frame. `None` if there is no frame, or it leaves the screen.
     pub fn find(encoded: &[u8]) -> Option<Self> {
         let number = |at: usize| Some(usize::from(u16::from_le_bytes([*encoded.get(at)?, *encoded.get(at + 1)?])));
         let table_bytes = |flags: u8| if flags & 0x80 == 0 { 0 } else { 3 << ((flags & 7) + 1) };
@@ -50,7 +51,7 @@ impl FirstFrame {
         self.width as u64 * self.height as u64
     }
 
-    /// Gives what is around the frame its colour. `pixels` are `[height, width, 3]` of the screen.
+    /// Fills the screen around the frame. `pixels` are the screen's, `[height, width, 3]`.
     pub fn fill_around(&self, pixels: &mut [u8]) {
         for (y, row) in pixels.chunks_exact_mut(3 * self.screen_width).enumerate() {
             let is_beside = !(self.top..self.top + self.height).contains(&y);

@@ -1,4 +1,4 @@
-//! Reading a picture's header: what it is and what decoding it will take, before a pixel is touched.
+//! Reading a picture's header: its format, its size and the memory that decoding takes, before any pixel is decoded.
 
 use std::io::Cursor;
 
@@ -15,31 +15,31 @@ use crate::flow::image_bytes::{ImageBytes, ImageLimits, PixelSize};
 /// The formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFormat {
-    /// Any bit depth, interlaced too; of an animation the default image.
+    /// Any bit depth, also interlaced; the default image of an animation.
     Png,
     /// Baseline and progressive; grey, YCbCr, RGB, CMYK.
     Jpeg,
-    /// Lossy, lossless, with alpha; of an animation the first frame.
+    /// Lossy, lossless, with alpha; the first frame of an animation.
     WebP,
     /// The first frame, on its screen.
     Gif,
-    /// Palettes, run lengths, 16 to 32 bits a pixel; without an embedded JPEG or PNG.
+    /// Palettes, run lengths, 16 to 32 bits per pixel; no embedded JPEG or PNG.
     Bmp,
-    /// The first picture: grey and RGB of 8 and 16 bits, one bit, with alpha; no palettes, CMYK or numbers with a point.
+    /// The first picture: grey and RGB of 8 and 16 bits, one bit, with alpha; no palettes, CMYK or floating point.
     Tiff,
-    /// None: red, green and blue as they are.
+    /// Not a file: RGB bytes.
     Pixels,
 }
 
 impl ImageFormat {
-    /// Tells formats apart by their first bytes; a file's name says nothing reliable.
+    /// Detects the format from the first bytes. A file's name is not reliable.
     pub fn guess(encoded: &[u8]) -> Option<Self> {
         match encoded {
             [0x89, b'P', b'N', b'G', b'\r', b'\n', 0x1a, b'\n', ..] => Some(ImageFormat::Png),
             [0xff, 0xd8, 0xff, ..] => Some(ImageFormat::Jpeg),
             [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => Some(ImageFormat::WebP),
             [b'G', b'I', b'F', b'8', b'7' | b'9', b'a', ..] => Some(ImageFormat::Gif),
-            // Two letters are few: the size of the second header is one of seven.
+            // Two letters are weak evidence, so this also requires one of the seven sizes of the second header.
             [b'B', b'M', _, _, _, _, _, _, _, _, _, _, _, _, 12 | 40 | 52 | 56 | 64 | 108 | 124, 0, 0, 0, ..] => {
                 Some(ImageFormat::Bmp)
             }
@@ -67,16 +67,16 @@ impl ImageFormat {
 pub struct DecodeCost {
     /// Pixels as the decoder yields them.
     pub raw_bytes: u64,
-    /// What the decoder holds besides.
+    /// Memory that the decoder holds besides.
     pub scratch_bytes: u64,
-    /// The RGB picture: what stays after decoding.
+    /// The RGB picture, which stays after decoding.
     pub rgb_bytes: u64,
-    /// A second RGB picture, when converting grey or turning by the EXIF orientation needs one.
+    /// A second RGB picture, if converting grey or applying the EXIF orientation needs one.
     pub second_rgb_bytes: u64,
 }
 
 impl DecodeCost {
-    /// The most that is held at one time. Decoder and conversion do not overlap, but their pages may linger: add them.
+    /// Peak bytes: the greater of decoding and converting, which do not overlap.
     pub fn peak_bytes(&self) -> u64 {
         let decoding = self.raw_bytes.saturating_add(self.scratch_bytes);
         let converting = self.raw_bytes.max(self.rgb_bytes).saturating_add(self.second_rgb_bytes);
@@ -84,31 +84,31 @@ impl DecodeCost {
     }
 }
 
-/// What a picture's header says.
+/// The content of a picture's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageHeader {
-    /// The format.
+    /// The format, detected from the first bytes.
     pub format: ImageFormat,
     /// Pixels in a row as shown, after the EXIF orientation.
     pub width: u32,
     /// Rows as shown, after the EXIF orientation.
     pub height: u32,
-    /// What decoding takes.
+    /// Host bytes that decoding takes.
     pub cost: DecodeCost,
 }
 
 impl ImageHeader {
-    /// All pixels.
+    /// `width * height`.
     pub fn pixels(&self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
 }
 
 impl ImageBytes {
-    /// Reads the header and holds it against `limits`; decodes nothing, allocates little.
+    /// Reads the header and checks it against `limits`. Decodes nothing and allocates little.
     ///
     /// # Errors
-    /// Every limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] and [`ImageError::Damaged`].
+    /// An exceeded limit, [`ImageError::UnknownFormat`], [`ImageError::Empty`] or [`ImageError::Damaged`].
     pub fn probe(&self, limits: &ImageLimits) -> Result<ImageHeader, ImageError> {
         match self.pixel_size() {
             Some(size) => ImageHeader::of_pixels(size, limits),
@@ -118,7 +118,7 @@ impl ImageBytes {
 }
 
 impl ImageHeader {
-    /// Pixels that are here already are copied once, to be given away resized.
+    /// Pixels that are decoded already are copied once, before resizing.
     fn of_pixels(PixelSize { width, height }: PixelSize, limits: &ImageLimits) -> Result<Self, ImageError> {
         let pixels = u64::from(width) * u64::from(height);
         if pixels > limits.pixels_max {
@@ -129,7 +129,7 @@ impl ImageHeader {
     }
 }
 
-/// A picture whose header is read and within the limits.
+/// A picture whose header has been read and is within the limits.
 pub(crate) struct OpenImage<'a> {
     pub decoder: Box<dyn ImageDecoder + 'a>,
     pub orientation: Orientation,
@@ -161,7 +161,7 @@ impl<'a> OpenImage<'a> {
             ImageFormat::Gif => Box::new(GifDecoder::new(reader).map_err(damaged)?),
             ImageFormat::Bmp => Box::new(BmpDecoder::new(reader).map_err(damaged)?),
             ImageFormat::Tiff => Box::new(tiff_decoder(encoded, limits).ok_or_else(unreadable)?),
-            // No file's first bytes say so.
+            // `guess` never returns this.
             ImageFormat::Pixels => return Err(ImageError::UnknownFormat),
         };
         let (width, height) = decoder.dimensions();
@@ -175,7 +175,7 @@ impl<'a> OpenImage<'a> {
         // A broken EXIF block does not make the picture unreadable: Pillow ignores it too.
         let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
         let color = decoder.color_type();
-        // The header's decoder would convert four colours itself; libjpeg gives them as they are.
+        // The header's decoder would convert CMYK itself; libjpeg returns it unconverted.
         let is_printed = format == ImageFormat::Jpeg && jpeg_frame(encoded).is_some_and(|frame| frame.components == 4);
         let second = color.channel_count() < 3 || !matches!(orientation, Orientation::NoTransforms);
         let cost = DecodeCost {
@@ -195,18 +195,19 @@ impl<'a> OpenImage<'a> {
     }
 }
 
-/// How long a WebP says it is. Of an animation that was cut off the first frame may be whole; libwebp refuses it all the
-/// same, and so do we.
+/// The size that a WebP's header states. A truncated animation may have a whole first frame, but libwebp refuses it,
+/// and so do we.
 fn riff_bytes(encoded: &[u8]) -> u64 {
     let size = encoded.get(4..8).and_then(|size| size.try_into().ok()).map_or(0, u32::from_le_bytes);
     u64::from(size) + 8
 }
 
-/// What the side chunks of a PNG (colour profiles, texts, EXIF) may unpack to beyond what they have: profiles have some
-/// kilobytes, and those that unpack to more are left out, as none is applied. A part of the scratch that is announced.
+/// Bytes that the side chunks of a PNG (colour profiles, texts, EXIF) may unpack to beyond their packed size. Profiles
+/// have a few kilobytes. A larger one is skipped, which changes nothing, as profiles are not applied. These bytes are
+/// part of the announced scratch.
 const UNPACKED_BYTES: u64 = 512 << 10;
 
-/// What a PNG's side chunks have, packed (PNG, section 5.3: length, name, content, checksum).
+/// Packed bytes of a PNG's side chunks (PNG, section 5.3: length, name, content, checksum).
 fn side_bytes(encoded: &[u8]) -> u64 {
     let (mut at, mut bytes) = (8usize, 0);
     while let Some(&[a, b, c, d, ref name @ ..]) = encoded.get(at..at.saturating_add(8)) {
@@ -219,7 +220,7 @@ fn side_bytes(encoded: &[u8]) -> u64 {
     bytes
 }
 
-/// Bounds the decoder to its side chunks and the few rows that it reserves; the width stands first in the first chunk.
+/// Limits the decoder to its side chunks and the few rows that it reserves. The first chunk begins with the width.
 fn png_limits(encoded: &[u8], limits: &ImageLimits) -> Limits {
     let width = encoded.get(16..20).and_then(|width| width.try_into().ok()).map_or(0, u32::from_be_bytes);
     let mut allocation = Limits::no_limits();
@@ -228,7 +229,7 @@ fn png_limits(encoded: &[u8], limits: &ImageLimits) -> Limits {
     allocation
 }
 
-/// A TIFF's decoder, if the picture's colours are converted here to the bit as Pillow converts them.
+/// A TIFF's decoder, if this crate converts the picture's colours bit for bit as Pillow does.
 fn tiff_decoder<'a>(encoded: &'a [u8], limits: &ImageLimits) -> Option<TiffDecoder<Cursor<&'a [u8]>>> {
     if !tiff_header::is_plausible(encoded) {
         return None;
@@ -244,7 +245,7 @@ fn tiff_decoder<'a>(encoded: &'a [u8], limits: &ImageLimits) -> Option<TiffDecod
     Some(decoder)
 }
 
-/// What a TIFF's decoder may hold beside its pixels: offsets of strips, and a packed one.
+/// Bytes that a TIFF's decoder may hold besides its pixels: offsets of strips, and one packed strip.
 fn tiff_bytes(encoded: &[u8]) -> u64 {
     encoded.len() as u64 + (6 << 20)
 }
@@ -255,19 +256,19 @@ fn turns(orientation: Orientation) -> bool {
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
 }
 
-/// What a decoder holds beside its output. From the sources of png 0.18, libjpeg-turbo and image-webp 0.2;
-/// `tests/decode_cost.rs` counts Rust's allocations against it.
+/// Bytes that a decoder holds besides its output, from the sources of png 0.18, libjpeg-turbo and image-webp 0.2.
+/// `tests/decode_cost.rs` checks Rust's allocations against it.
 fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, color: ColorType) -> u64 {
     const FIXED_BYTES: u64 = 1 << 20;
     let (encoded_bytes, width, height) = (encoded.len() as u64, u64::from(width), u64::from(height));
     let varying = match format {
-        // Rows being unfiltered, an interlaced pass, and side chunks: read into a buffer that doubles, then
+        // Rows being unfiltered, an interlaced pass, and side chunks, which are read into a doubling buffer and then
         // copied.
         ImageFormat::Png => {
             8 * width * u64::from(color.bytes_per_pixel()) + 2 * UNPACKED_BYTES + 4 * side_bytes(encoded)
         }
-        // The header's decoder copies its input. A picture of several scans keeps two bytes for each coefficient of whole
-        // MCUs of up to 32 x 32 pixels; one whose first scan has all colours keeps a few rows of MCUs.
+        // The header's decoder copies its input. A picture of several scans keeps two bytes per coefficient, in whole
+        // MCUs of up to 32 x 32 pixels. One whose single scan has all colours keeps a few rows of MCUs.
         ImageFormat::Jpeg => {
             let frame = jpeg_frame(encoded).unwrap_or(JpegFrame { progressive: true, components: 4 });
             let (across, down) = (width.next_multiple_of(32), height.next_multiple_of(32));
@@ -276,18 +277,18 @@ fn scratch_bytes(format: ImageFormat, encoded: &[u8], width: u32, height: u32, c
             let rows = if is_kept { down } else { 4 * 32 };
             encoded_bytes + across * rows * frame.components * 2 + across * 4 * 32 * 4
         }
-        // Lossy: the planes of YCbCr in whole macroblocks; lossless: four bytes a pixel. Alpha is a picture of its own, and
-        // an animation has a canvas besides.
+        // Lossy: the YCbCr planes in whole macroblocks. Lossless: four bytes per pixel. Alpha is a separate picture,
+        // and an animation has a canvas as well.
         ImageFormat::WebP => {
             let pixel_bytes = if color.has_alpha() || is_animated_webp(encoded) { 10 } else { 5 };
             encoded_bytes * 2 + width.next_multiple_of(16) * height.next_multiple_of(16) * pixel_bytes
         }
-        // Indices of the frame's pixels, and the frame apart from its screen where it does not cover its rows; texts are
-        // read into a buffer that doubles.
+        // Indices of the frame's pixels, and a separate copy of a frame that does not cover the screen's rows. Texts
+        // are read into a doubling buffer.
         ImageFormat::Gif => 5 * FirstFrame::find(encoded).map_or(0, |frame| frame.pixels()) + 2 * encoded_bytes,
-        // A row and a run.
+        // One row and one run.
         ImageFormat::Bmp => 8 * width,
-        // All pixels once more, before they are copied.
+        // A second copy of all pixels.
         ImageFormat::Tiff => width * height * u64::from(color.bytes_per_pixel()) + tiff_bytes(encoded),
         ImageFormat::Pixels => 0,
     };
@@ -328,17 +329,18 @@ fn jpeg_frame(encoded: &[u8]) -> Option<JpegFrame> {
     }
 }
 
-/// Scans of a JPEG. A progressive one has some ten; each is a walk over all pixels, which a hundred bytes can ask for.
+/// Maximum scans of a JPEG. A progressive one has about ten. Each costs a pass over all pixels, yet takes only a
+/// hundred bytes of the file.
 const SCANS_MAX: u64 = 256;
 
 /// A JPEG's scans, up to its end or to one more than [`SCANS_MAX`].
 struct JpegScans {
     count: u64,
-    /// Colours in the first: where it lacks some, the decoder keeps all coefficients even if no other scan comes.
+    /// Colours in the first scan. If some are missing, the decoder keeps all coefficients even without another scan.
     first_components: u64,
 }
 
-/// Walks over the markers as libjpeg does: what is none is skipped (ITU T.81, B.1.1.2 and B.2.3).
+/// Walks over the markers as libjpeg does, skipping everything else (ITU T.81, B.1.1.2 and B.2.3).
 fn jpeg_scans(encoded: &[u8]) -> JpegScans {
     let mut scans = JpegScans { count: 0, first_components: 0 };
     let mut at = 2;
@@ -358,7 +360,7 @@ fn jpeg_scans(encoded: &[u8]) -> JpegScans {
                 let length = encoded.get(at + 2..at + 4).map_or(2, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
                 at += 2 + usize::from(length).max(2);
             }
-            // Padding, a restart, a zero that says that 255 is a number, or numbers.
+            // Padding, a restart marker, a zero stuffed after 255, or entropy-coded data.
             _ => at += 1,
         }
     }

@@ -1,4 +1,4 @@
-//! The image processor: sizes before pixels, then pixels.
+//! The image processor: it plans sizes first, then processes pixels.
 
 use super::config::ImageProcessorConfig;
 use super::error::ProcessorError;
@@ -15,25 +15,25 @@ pub struct ImageProcessor {
     levels: Levels,
 }
 
-/// What a picture becomes, known from its size alone.
+/// Sizes of a processed picture, computed from its size alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PicturePlan {
-    /// The picture's size before.
+    /// The picture's size before resizing.
     pub source: Size,
     /// Its size after resizing.
     pub resized: Size,
     /// Its patches along time, height and width.
     pub grid: Grid,
-    /// All patches: what the vision encoder's permits count.
+    /// Number of patches, which the vision encoder's permits count.
     pub patches: usize,
-    /// Tokens it takes in the prompt.
+    /// Tokens that it takes in the prompt.
     pub tokens: usize,
-    /// Host bytes that processing takes beside the decoded picture: between the passes, and resized.
+    /// Host bytes that processing takes beside the decoded picture: the one between the passes, and the resized one.
     pub host_bytes: u64,
 }
 
 impl PicturePlan {
-    /// Bytes of one resized frame: what stays of a still picture when processing is over.
+    /// Bytes of one resized frame, which is what remains of a still picture after processing.
     pub fn patches_bytes(&self) -> u64 {
         self.resized.rgb_bytes()
     }
@@ -42,9 +42,9 @@ impl PicturePlan {
 /// A picture ready for the encoder.
 #[derive(Clone, Debug)]
 pub struct ProcessedPicture {
-    /// Its patches.
+    /// The resized pixels, with their grid.
     pub image: ResizedImage,
-    /// What it is cached by.
+    /// The key that it is cached by.
     pub hash: PictureHash,
 }
 
@@ -61,8 +61,8 @@ impl ImageProcessor {
         &self.config
     }
 
-    /// The same processor with at most `pixels_max` a picture, where its own limit is not lower: an envelope's way to
-    /// have pictures resized. Pictures thinner than a merge group may still exceed it, see [`smart_resize`].
+    /// The same processor with at most `pixels_max` pixels per picture, or its own limit if that is lower. An envelope
+    /// limits pictures this way. Pictures thinner than a merge group may still exceed it; see [`smart_resize`].
     pub fn limited(&self, pixels_max: u64) -> Result<Self, ProcessorError> {
         let bounds = self.bounds_within(pixels_max);
         ImageProcessor::new(ImageProcessorConfig { pixel_bounds: bounds, ..self.config.clone() })
@@ -71,7 +71,7 @@ impl ImageProcessor {
     fn bounds_within(&self, pixels_max: u64) -> PixelBounds {
         let own = self.config.pixel_bounds;
         let max = own.max.min(pixels_max.max(u64::from(self.config.factor()).pow(2)));
-        // Enlarging rounds up: towards a minimum close to the maximum it would overshoot that with ordinary pictures.
+        // Enlarging rounds up, so with a minimum close to the maximum ordinary pictures would exceed the maximum.
         let min = if own.min > max / 2 { max / 4 } else { own.min };
         PixelBounds { min, max }
     }
@@ -79,12 +79,13 @@ impl ImageProcessor {
     /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant time.
     ///
     /// # Errors
-    /// As [`smart_resize`]; [`ImageError::NotAMultiple`] when `do_resize` is off and the picture does not fit.
+    /// As [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a side is not a multiple of the
+    /// factor.
     pub fn plan(&self, width: u32, height: u32) -> Result<PicturePlan, ImageError> {
         self.plan_bounded(width, height, self.config.pixel_bounds)
     }
 
-    /// The same with at most `pixels_max`, as of a processor that is [`limited`](Self::limited) to it.
+    /// As [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<PicturePlan, ImageError> {
         self.plan_bounded(width, height, self.bounds_within(pixels_max))
     }
@@ -106,7 +107,7 @@ impl ImageProcessor {
         Ok(PicturePlan { source, resized, grid, patches, tokens, host_bytes: resize_bytes(source, resized) })
     }
 
-    /// Resizes a picture to its plan: the u8 picture between decoding and normalising.
+    /// Resizes a picture to its plan, as u8, not normalised.
     ///
     /// # Errors
     /// As [`plan`](Self::plan).
@@ -124,20 +125,20 @@ impl ImageProcessor {
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }
 
-    /// A frame in the size that its video is planned to have.
+    /// Resizes a frame to the size of its video's plan.
     pub(super) fn resize_to(&self, frame: &RgbImage, size: Size) -> RgbImage {
         resize(frame, size, self.config.resample)
     }
 
-    /// Hashes a step of a video: up to `temporal_patch_size` frames, resized already. A step of one frame is what that
-    /// frame is as a picture.
+    /// Hashes a picture, or a step of a video with up to `temporal_patch_size` frames, resized already. A step of one
+    /// frame equals that frame as a picture.
     pub(super) fn process_step(&self, frames: Vec<RgbImage>, plan: &PicturePlan) -> ProcessedPicture {
         let hash = self.hash(&frames, plan.grid);
         ProcessedPicture { image: ResizedImage { frames: frames.into(), grid: plan.grid, levels: self.levels }, hash }
     }
 
-    /// Over the resized bytes, and what turns them into patches. The grid says how long a frame is, so frames need no mark
-    /// between them.
+    /// Hashes the resized bytes and the settings that turn them into patches. The grid gives the length of a frame, so
+    /// frames need no separator.
     fn hash(&self, resized: &[RgbImage], grid: Grid) -> PictureHash {
         let config = &self.config;
         let mut hasher = blake3::Hasher::new_derive_key("bursar 2026 picture hash v1");

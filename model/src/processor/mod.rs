@@ -1,7 +1,7 @@
-//! The processors: encoded bytes -> RGB -> resized, as Hugging Face's do it, for pictures and for videos. What they give
-//! is cut into patches and normalised where the encoder runs.
+//! The processors of pictures and videos: encoded bytes -> RGB -> resized, as Hugging Face's do it. The device cuts the
+//! result into patches and normalises it.
 //!
-//! Work is spread over the rayon pool of the calling thread; callers who want a pool of their own use
+//! Work is spread over the rayon pool of the calling thread. To use another pool, call from within
 //! `rayon::ThreadPool::install`.
 
 pub mod config;

@@ -1,9 +1,10 @@
-//! Resampling 8-bit pictures with antialiasing, to the bit as torch does it on a CPU.
+//! Resampling of 8-bit pictures with antialiasing, bit for bit as torch does it on a CPU.
 //!
-//! transformers' default backend calls `torchvision.transforms.v2.functional.resize(antialias=True)` on u8 tensors, which
-//! runs `upsample_avx_bilinear_bicubic_uint8` (ATen/native/cpu/UpSampleKernelAVXAntialias.h, torch 2.11; Pillow's
-//! Resample.c is its ancestor): a separable filter, first along rows, then along columns, rounded to u8 in between, with
-//! i16 weights whose precision is the largest that fits. Pillow itself differs by a level or two, as its weights are wider.
+//! transformers' default backend calls `torchvision.transforms.v2.functional.resize(antialias=True)` on u8 tensors,
+//! which runs `upsample_avx_bilinear_bicubic_uint8` (ATen/native/cpu/UpSampleKernelAVXAntialias.h, torch 2.11; derived
+//! from Pillow's Resample.c). It is a separable filter, first along rows, then along columns, rounded to u8 in between.
+//! Its i16 weights have the largest precision that fits. Pillow itself differs by a level or two, as its weights are
+//! wider.
 
 use rayon::prelude::*;
 
@@ -34,13 +35,13 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
     RgbImage::new(size.width, size.height, data).expect("both passes fill the size they were given")
 }
 
-/// Host bytes that [`resize`] takes beside its input: the picture between the passes, and the result.
+/// Host bytes that [`resize`] takes besides its input: the picture between the passes, and the result.
 pub fn resize_bytes(source: Size, target: Size) -> u64 {
     let between = Size { width: target.width, height: source.height };
     between.rgb_bytes() + target.rgb_bytes()
 }
 
-/// Which inputs make each output along one axis, and with what weights.
+/// The inputs of each output along one axis, and their weights.
 struct AxisWeights {
     first: Vec<usize>,  // [outputs]
     counts: Vec<usize>, // [outputs]
@@ -82,13 +83,13 @@ impl AxisWeights {
         (self.first[output], &self.weights[output * self.taps..][..self.counts[output]])
     }
 
-    /// Half a level, so that shifting rounds.
+    /// Half a level, so that the shift rounds to nearest.
     fn half(&self) -> i32 {
         (1 << self.precision) >> 1
     }
 }
 
-/// The most fractional bits, below 22, with which the largest weight stays within i16.
+/// The most fractional bits, at most 22, with which the largest weight still fits i16.
 fn precision_bits(weight_max: f64) -> u32 {
     (0..22).find(|&bits| (0.5 + weight_max * f64::from(1u32 << (bits + 1))) as i64 >= 1 << 15).unwrap_or(22)
 }
@@ -102,10 +103,10 @@ fn clip(sum: i32, precision: u32) -> u8 {
     (sum >> precision).clamp(0, 255) as u8
 }
 
-/// Rows that go through the filter side by side, so that its inner loop runs over 24 neighbouring bytes and the compiler
-/// can use vector instructions: one row alone has only three. That halved the time of resizing 1920 x 1080 pixels.
+/// Rows that are filtered together. The inner loop then runs over 24 adjacent bytes instead of 3, so the compiler can
+/// use vector instructions. That halved the time of resizing 1920 x 1080 pixels.
 const BAND_ROWS: usize = 8;
-/// A pixel's colours in each row of a band.
+/// Bytes of one column of a band.
 const BAND_BYTES: usize = BAND_ROWS * CHANNELS;
 
 fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> Vec<u8> {
@@ -118,7 +119,7 @@ fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> 
             gather_columns(from, columns);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") {
-                // SAFETY: the processor has just said that it has AVX2.
+                // SAFETY: the line above has checked that the CPU has AVX2.
                 return unsafe { resize_band_avx2(columns, axis, to) };
             }
             resize_band(columns, axis, to);
@@ -127,8 +128,8 @@ fn resize_rows(data: &[u8], width: usize, height: usize, axis: &AxisWeights) -> 
     resized
 }
 
-/// `[rows, width, 3]` to `[width, rows, 3]`. The last band may have fewer rows; what is left from the one before it is
-/// computed with and dropped.
+/// `[rows, width, 3]` to `[width, rows, 3]`. If the last band has fewer rows, leftovers of the previous band are
+/// filtered too, and dropped.
 fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     for (row, line) in band.chunks_exact(columns.len() * CHANNELS).enumerate() {
         for (column, pixel) in columns.iter_mut().zip(line.chunks_exact(CHANNELS)) {
@@ -137,7 +138,7 @@ fn gather_columns(band: &[u8], columns: &mut [[u8; BAND_BYTES]]) {
     }
 }
 
-/// The same code for wider vectors: x86-64 alone promises 16 bytes.
+/// The same code, compiled for wider vectors: plain x86-64 guarantees only 16 bytes.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn resize_band_avx2(columns: &[[u8; BAND_BYTES]], axis: &AxisWeights, band: &mut [u8]) {
@@ -170,7 +171,7 @@ fn resize_columns(data: &[u8], row_bytes: usize, axis: &AxisWeights) -> Vec<u8> 
         let rows = &data[first * row_bytes..][..weights.len() * row_bytes];
         #[cfg(target_arch = "x86_64")]
         if is_x86_feature_detected!("avx2") {
-            // SAFETY: the processor has just said that it has AVX2.
+            // SAFETY: the line above has checked that the CPU has AVX2.
             return unsafe { blend_rows_avx2(rows, weights, axis, to) };
         }
         blend_rows(rows, weights, axis, to);
@@ -186,7 +187,7 @@ fn blend_rows_avx2(rows: &[u8], weights: &[i16], axis: &AxisWeights, blended: &m
 
 #[inline(always)]
 fn blend_rows(rows: &[u8], weights: &[i16], axis: &AxisWeights, blended: &mut [u8]) {
-    /// Sums that stay in the first cache while the taps pass over them.
+    /// Number of sums that stay in the L1 cache while all taps are added to them.
     const STRIP: usize = 1024;
     let mut sums = [0; STRIP];
     let row_bytes = blended.len();

@@ -1,10 +1,11 @@
-//! Smart resize: the size nearest to a picture's own whose sides are multiples and whose pixels are within bounds.
+//! Smart resize: the size nearest to a picture's own whose sides are multiples of a factor and whose pixels are within
+//! bounds.
 
 use serde::{Deserialize, Serialize};
 
 use crate::flow::ImageError;
 
-/// The largest ratio of sides that the Qwen processors take.
+/// The largest ratio of the longer side to the shorter that the Qwen processors accept.
 pub const ASPECT_RATIO_MAX: f64 = 200.0;
 
 /// A picture's sides in pixels.
@@ -17,35 +18,35 @@ pub struct Size {
 }
 
 impl Size {
-    /// All pixels.
+    /// `width * height`.
     pub fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// Bytes of so many pixels, three colours of one byte each.
+    /// Bytes of the picture as RGB, 3 per pixel.
     pub fn rgb_bytes(self) -> u64 {
         3 * self.pixels()
     }
 }
 
-/// How many pixels a resized picture may have.
+/// Bounds on the pixels of a resized picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PixelBounds {
-    /// At least so many: smaller pictures are enlarged.
+    /// The least number of pixels; smaller pictures are enlarged.
     pub min: u64,
-    /// At most so many, but for the rounding up of very thin pictures.
+    /// The greatest number of pixels, which only very thin pictures may exceed by rounding up.
     pub max: u64,
 }
 
 /// Rounds each side to the nearest multiple of `factor`, and scales when the pixels are out of bounds.
 ///
-/// The same numbers as `smart_resize` in transformers 5.17, `models/qwen2_vl/image_processing_qwen2_vl.py`: Python's
-/// `round` takes halves to even, its `/` is the division of doubles. As there, a picture thinner than `factor` may end
-/// above `bounds.max`; hold the result against the envelope, not the bounds.
+/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen2_vl/image_processing_qwen2_vl.py`:
+/// Python's `round` rounds halves to even, and its `/` divides doubles. As there, the result for a picture thinner than
+/// `factor` may exceed `bounds.max`, so check it against the envelope.
 ///
 /// # Errors
-/// [`ImageError::Empty`], [`ImageError::AspectRatio`] over 200, [`ImageError::NoSize`] when a side would be zero or
-/// beyond `u32`.
+/// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200; [`ImageError::NoSize`] if a side would be 0 or beyond
+/// `u32`.
 pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
     let Size { width, height } = size;
     if width == 0 || height == 0 {

@@ -1,14 +1,16 @@
-//! What a TIFF's first directory announces, before a decoder reserves anything for it.
+//! Checks of a TIFF's first directory, before a decoder reserves memory for it.
 
-/// Entries of a directory, and strips or tiles of a picture: some dozens, and one a row at most.
+/// Limits on a directory's entries and on strips or tiles. Real files have a few dozen entries, and at most one strip
+/// per row.
 const ENTRIES_MAX: usize = 4096;
 const PIECES_MAX: u32 = 1 << 16;
 
-/// How much more than its pixels a picture's tiles may hold, in their margins: each is unpacked.
+/// Limits on the pixels of all tiles with their margins, which are unpacked too: this factor of the picture's pixels,
+/// plus this many.
 const MARGIN_FACTOR: u64 = 4;
 const MARGIN_PIXELS: u64 = 1 << 20;
 
-/// Numbers of tags (TIFF 6.0, sections 8 and 15).
+/// Tag numbers (TIFF 6.0, sections 8 and 15).
 const WIDTH: u16 = 256;
 const HEIGHT: u16 = 257;
 const STRIP_OFFSETS: u16 = 273;
@@ -18,13 +20,13 @@ const TILE_HEIGHT: u16 = 323;
 const TILE_OFFSETS: u16 = 324;
 const TILE_BYTES: u16 = 325;
 
-/// Whether the first directory asks for no more than a picture of its size needs. A few bytes can announce a million strips
-/// or a tile of gigapixels, and the decoder believes them.
+/// Whether the first directory announces no more than a picture of its size needs. A few bytes can announce a million
+/// strips or a tile of gigapixels, and the decoder would trust them.
 pub(super) fn is_plausible(encoded: &[u8]) -> bool {
     find_implausible(encoded) == Some(false)
 }
 
-/// Nothing, if the directory is not all there.
+/// `None` if the directory is cut off.
 fn find_implausible(encoded: &[u8]) -> Option<bool> {
     let is_little = encoded.first()? == &b'I';
     let short = |at: usize| {
@@ -43,7 +45,7 @@ fn find_implausible(encoded: &[u8]) -> Option<bool> {
     let (mut size, mut tile) = ([0; 2], [0; 2]);
     for at in (0..entries).map(|entry| directory + 2 + 12 * entry) {
         let (tag, kind, count) = (short(at)?, short(at + 2)?, long(at + 4)?);
-        // A SHORT stands in the first half of its four bytes.
+        // A SHORT is in the first two of the four bytes.
         let value = || if kind == 3 { short(at + 8).map(u32::from) } else { long(at + 8) };
         match tag {
             WIDTH => size[0] = value()?,

@@ -1,7 +1,8 @@
-//! The video processor: frames to one picture a step of time, as transformers' `Qwen2VLVideoProcessor` cuts them.
+//! The video processor: frames to one picture per step of time, cut as transformers' `Qwen2VLVideoProcessor` does.
 //!
-//! A step takes `temporal_patch_size` frames; where the last has fewer its last frame is repeated. The vision tower never
-//! looks from one step into another, so a step is a picture to it whose frames differ, and to everything behind it.
+//! A step takes `temporal_patch_size` frames; if the last step has fewer, its last frame is repeated. The vision tower
+//! never attends from one step to another. So a step is a picture whose frames differ, for the tower and everything
+//! after it.
 
 use super::config::ImageProcessorConfig;
 use super::error::{ProcessorError, VideoError};
@@ -17,29 +18,29 @@ pub struct VideoProcessor {
     frames: ImageProcessor,
 }
 
-/// What a video becomes, known from its frames' headers alone.
+/// Sizes of a processed video, computed from its frames' headers alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct VideoPlan {
-    /// Each step: a picture of the frames' size.
+    /// The plan of each step: a picture of the frames' size.
     pub step: PicturePlan,
-    /// Frames.
+    /// Number of frames.
     pub frames: usize,
-    /// Steps of time.
+    /// Number of steps of time.
     pub steps: usize,
-    /// The rate that time is counted by.
+    /// The rate of the frames, per second.
     pub frames_per_second: f64,
-    /// Host bytes that a frame takes at most while it is decoded and resized.
+    /// Maximum host bytes that decoding and resizing one frame takes.
     pub decoding_bytes: u64,
 }
 
 impl VideoPlan {
-    /// What its placeholder grows to.
+    /// The grid that its placeholder expands to.
     pub fn grid(&self) -> VisualGrid {
         let VideoPlan { step, steps, frames_per_second, .. } = *self;
         VisualGrid::Video { step: step.grid, steps, frames_per_second }
     }
 
-    /// Bytes of all frames, resized: what stays when processing is over.
+    /// Bytes of all resized frames, which stay after processing.
     pub fn patches_bytes(&self) -> u64 {
         self.step.patches_bytes() * self.frames as u64
     }
@@ -57,16 +58,16 @@ impl VideoProcessor {
         self.frames.config()
     }
 
-    /// Steps of time that so many frames make.
+    /// Steps of time of `frames` frames.
     pub fn steps(&self, frames: usize) -> usize {
         frames.div_ceil(self.config().temporal_patch_size as usize)
     }
 
-    /// Sizes, steps and host bytes of a video whose steps may have at most `step_patches_max` patches, where the
-    /// processor's own limit is not lower. Reads headers and decodes nothing.
+    /// Sizes, steps and host bytes of a video. A step has at most `step_patches_max` patches, or the processor's own
+    /// limit if that is lower. Reads headers and decodes nothing.
     ///
     /// # Errors
-    /// Each variant of [`VideoError`] but that of too many frames, which is a request's.
+    /// Each variant of [`VideoError`] but `TooManyFrames`, which is checked per request.
     pub fn plan(&self, video: &Video, limits: &ImageLimits, step_patches_max: usize) -> Result<VideoPlan, VideoError> {
         let frames_per_second = video.frames_per_second();
         if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
@@ -86,7 +87,7 @@ impl VideoProcessor {
         let patch_pixels = u64::from(self.config().patch_size).pow(2);
         let pixels_max = (step_patches_max as u64).saturating_mul(patch_pixels);
         let step = self.frames.plan_within(source.width, source.height, pixels_max).map_err(of_frame(0))?;
-        // A very thin frame comes out of the resizing larger than it was limited to.
+        // Resizing can leave a very thin frame larger than the limit.
         if step.patches > step_patches_max {
             return Err(VideoError::TooLarge { patches: step.patches, limit: step_patches_max });
         }
@@ -97,11 +98,11 @@ impl VideoProcessor {
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }
 
-    /// Decodes, resizes and hashes the frames: one picture a step. One frame at a time is decoded.
+    /// Decodes, resizes and hashes the frames, one at a time, and returns one picture per step.
     ///
     /// # Errors
-    /// [`VideoError::Frame`] for a frame that is damaged behind its header, [`VideoError::FrameSize`] for one that was not
-    /// planned.
+    /// [`VideoError::Frame`] if a frame is damaged after its header; [`VideoError::FrameSize`] if its size differs from
+    /// the plan's.
     pub fn process(
         &self,
         video: &Video,
@@ -125,7 +126,7 @@ impl VideoProcessor {
     }
 }
 
-/// Holds a frame's size against the first one's, which it becomes where there is none yet.
+/// Checks a frame's size against `first`, or stores it there if it is the first.
 fn check_size(frame: usize, Size { width, height }: Size, first: &mut Option<Size>) -> Result<(), VideoError> {
     let Size { width: first_width, height: first_height } = *first.get_or_insert(Size { width, height });
     if (width, height) == (first_width, first_height) {

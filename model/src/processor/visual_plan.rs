@@ -1,4 +1,4 @@
-//! What a request shows, planned together: pictures first, and videos within what they leave.
+//! Plans a request's pictures and videos together: pictures first, videos within the patches that remain.
 
 use super::error::{VideoError, VisualError};
 use super::header::DecodeCost;
@@ -7,58 +7,58 @@ use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
 use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
 
-/// A model's processors.
+/// A model's processors of pictures and videos.
 #[derive(Clone, Debug)]
 pub struct VisualProcessors {
-    /// Of pictures, limited to the envelope.
+    /// The processor of pictures, limited to the envelope.
     pub pictures: ImageProcessor,
-    /// Of videos; each plan limits it to what is left.
+    /// The processor of videos. Each plan limits it to the patches that the pictures leave.
     pub videos: VideoProcessor,
 }
 
-/// What a request's pictures and videos are held against.
+/// The limits of a request's pictures and videos.
 #[derive(Clone, Copy, Debug)]
 pub struct VisualLimits<'a> {
-    /// How many, and how many patches.
+    /// Limits how many there are, and their patches.
     pub envelope: &'a Envelope,
-    /// What a picture or a frame may be before it is decoded.
+    /// Limits a picture or a frame before it is decoded.
     pub image: &'a ImageLimits,
 }
 
-/// A picture or a video with what it becomes.
+/// A picture or a video with its plan.
 #[derive(Clone, Debug)]
 pub enum VisualPlan {
     /// A still picture.
     Image {
-        /// As it was handed over.
+        /// The user's bytes.
         picture: ImageBytes,
-        /// What it becomes.
+        /// Its sizes after processing.
         plan: PicturePlan,
-        /// What decoding it takes.
+        /// Host bytes that decoding takes.
         cost: DecodeCost,
-        /// The same for the same file and size.
+        /// Equal for equal bytes and an equal grid.
         key: VisualKey,
     },
     /// A video.
     Video {
-        /// As it was handed over.
+        /// The user's bytes.
         video: Video,
-        /// What it becomes.
+        /// Its sizes after processing.
         plan: VideoPlan,
-        /// The same for the same files and size.
+        /// Equal for equal frames and an equal grid.
         key: VisualKey,
     },
 }
 
-/// BLAKE3 over files or pixels as they were handed over, the grid they become, and whether they are a video: with one model's processors equal keys
-/// mean equal pictures for the encoder, before anything is decoded. (A [`PictureHash`](crate::flow::PictureHash) finds
-/// equal pictures in unequal files too.)
+/// BLAKE3 over the user's files or pixels, their grid after resizing, and whether they are a video. With the same
+/// processors, equal keys mean equal pictures for the encoder, before anything is decoded. (A
+/// [`PictureHash`](crate::flow::PictureHash) finds equal pictures in different files too.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct VisualKey([u8; 32]);
 
 impl VisualKey {
     fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
-        // A video of one frame is not the picture: it has a processor of its own.
+        // A video of one frame is not that picture, because videos have their own processor.
         let (kind, step) = match grid {
             VisualGrid::Image(grid) => (0, grid),
             VisualGrid::Video { step, .. } => (1, step),
@@ -68,7 +68,7 @@ impl VisualKey {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
-            // A file whose bytes are another picture's pixels is not that picture.
+            // A file whose bytes equal another picture's pixels must not have its key.
             let size = frame.pixel_size().map_or([0; 2], |size| [size.width, size.height]);
             for side in size {
                 hasher.update(&side.to_le_bytes());
@@ -89,14 +89,14 @@ impl VisualPlan {
         }
     }
 
-    /// What it can be recognised by.
+    /// The key that recognises it.
     pub fn key(&self) -> VisualKey {
         match self {
             VisualPlan::Image { key, .. } | VisualPlan::Video { key, .. } => *key,
         }
     }
 
-    /// Host bytes of its patches, which stay until they are encoded: its resized frames.
+    /// Host bytes of its resized frames, which stay until they are encoded.
     pub fn patches_bytes(&self) -> u64 {
         match self {
             VisualPlan::Image { plan, .. } => plan.patches_bytes(),
@@ -104,7 +104,7 @@ impl VisualPlan {
         }
     }
 
-    /// Host bytes that processing takes at most at one time; of a picture its patches are among them.
+    /// Peak host bytes of processing. For a picture they include its resized pixels.
     pub fn decoding_bytes(&self) -> u64 {
         match self {
             VisualPlan::Image { plan, cost, .. } => cost.peak_bytes().max(cost.rgb_bytes + plan.host_bytes),
@@ -114,12 +114,13 @@ impl VisualPlan {
 }
 
 impl VisualProcessors {
-    /// Plans all that a request shows; of files headers are read, and all is hashed. Pictures are resized to
-    /// `picture_patches` each. The steps of the videos share evenly what the pictures leave of [`Envelope::video_patches`], and none has more patches than a
-    /// picture may: whatever a request shows, the vision cache has the rows and a launch the patches.
+    /// Plans all of a request's pictures and videos. It reads the headers of files and hashes their bytes. Pictures are
+    /// resized to at most `picture_patches` each. The steps of the videos share evenly what the pictures leave of
+    /// [`Envelope::video_patches`], and no step has more patches than a picture may. So the vision cache has enough
+    /// rows, and a launch enough patches, for any request.
     ///
     /// # Errors
-    /// Whatever is outside the limits, with the limit and the value.
+    /// The first picture or video outside the limits, with the limit and the value.
     pub fn plan(&self, visuals: &[Visual], limits: VisualLimits<'_>) -> Result<Vec<VisualPlan>, VisualError> {
         self.check_counts(visuals, limits.envelope)?;
         let pictures = visuals.iter().filter_map(|visual| match visual {
@@ -144,7 +145,7 @@ impl VisualProcessors {
         visuals.iter().map(plan).collect()
     }
 
-    /// What each step of the videos may take when the pictures have `taken` patches.
+    /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
         let merged = (self.pictures.config().merge_size as usize).pow(2);
         let left = envelope.video_patches(merged).saturating_sub(taken);
@@ -181,7 +182,7 @@ impl VisualProcessors {
         let error = |source| VisualError::Picture { index, file: picture.file_name(), source };
         let header = picture.probe(limits.image).map_err(error)?;
         let plan = self.pictures.plan(header.width, header.height).map_err(error)?;
-        // A very thin picture comes out of the resizing larger than it was limited to.
+        // Resizing can leave a very thin picture larger than the limit.
         let (patches, limit) = (plan.patches, limits.envelope.picture_patches);
         if patches > limit {
             return Err(VisualError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
@@ -190,11 +191,11 @@ impl VisualProcessors {
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes what was planned: a picture for each picture and for each step of a video, in
-    /// the order of the request.
+    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture and per step of a video, in the
+    /// order of the request.
     ///
     /// # Errors
-    /// A file that is damaged behind its header.
+    /// A file is damaged after its header, or a frame's size differs from the plan's.
     pub fn process(&self, plans: &[VisualPlan], limits: &ImageLimits) -> Result<Vec<ProcessedPicture>, VisualError> {
         let (mut pictures, mut videos) = (0, 0);
         let mut processed = Vec::new();

@@ -1,79 +1,79 @@
-//! Why a token cannot be sampled.
+//! Errors of sampling.
 
 use thiserror::Error;
 
 use super::grammar::GrammarError;
 
-/// Why a token could not be sampled.
+/// A token that could not be sampled, or parameters that were refused.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum SamplingError {
-    /// A parameter outside its range.
+    /// A parameter is outside its range.
     #[error("`{parameter}` is {value}, which must be {range}")]
     OutOfRange {
         /// The parameter's name.
         parameter: &'static str,
-        /// What was given.
+        /// The value that was given.
         value: f64,
-        /// What may be given.
+        /// The values that are allowed.
         range: &'static str,
     },
-    /// A token that the model does not have.
+    /// The model's vocabulary does not have the token.
     #[error("token {token} is not one of the model's {vocabulary}")]
     UnknownToken {
         /// The token's id.
         token: u32,
-        /// How many tokens there are.
+        /// Number of tokens in the vocabulary.
         vocabulary: usize,
     },
-    /// More of the likeliest tokens than is reported.
+    /// The request asks for the log-probabilities of too many tokens.
     #[error("{asked} log-probabilities are asked for, of at most {limit}")]
     TooManyLogProbabilities {
-        /// How many were asked for.
+        /// The number that was asked for.
         asked: usize,
-        /// How many may be.
+        /// The greatest number.
         limit: usize,
     },
-    /// A list that goes with each choice is longer than there is room for.
+    /// A list of the request is too long: biases or end tokens.
     #[error("`{parameter}` names {asked} tokens, of at most {limit}")]
     TooManyTokens {
         /// The parameter's name.
         parameter: &'static str,
-        /// How many were named.
+        /// The number of tokens in the list.
         asked: usize,
-        /// How many may be.
+        /// The greatest number.
         limit: usize,
     },
-    /// There is nothing to choose from.
+    /// A row of logits is empty.
     #[error("the logits are empty")]
     NoLogits,
-    /// The device could choose no token.
+    /// The device found a logit that is NaN or +infinity.
     #[error("the logits are not numbers")]
     NotNumbers,
-    /// The model computed something that is not a number.
+    /// A logit is NaN or +infinity.
     #[error("the logit of token {token} is not a number or is +infinity")]
     BadLogit {
-        /// The first such token.
+        /// The first token with such a logit.
         token: usize,
     },
-    /// The row of logits is not of the vocabulary that the sampler was made for.
+    /// The row of logits is not as long as the sampler's vocabulary.
     #[error("a row has {logits} logits, but the vocabulary {vocabulary} tokens")]
     Width {
-        /// How many logits there are.
+        /// Number of logits in the row.
         logits: usize,
-        /// How many there should be.
+        /// Number of tokens in the sampler's vocabulary.
         vocabulary: usize,
     },
-    /// The sampler reads the tokens so far, and was given only their number.
+    /// The sampler reads the tokens so far, but was given only their number.
     #[error("the tokens so far are needed to choose the next one, and were not given")]
     PastMissing,
-    /// The grammar cannot say what may follow.
+    /// The grammar failed to compute the tokens that may follow.
     #[error(transparent)]
     Grammar(#[from] GrammarError),
     /// Every token is forbidden.
     #[error("all {logits} logits are -infinity")]
     NothingAllowed {
-        /// How many logits there are.
+        /// Number of logits in the row.
         logits: usize,
     },
     /// `generation_config.json` does not parse.
@@ -93,7 +93,7 @@ impl SamplingError {
         }
     }
 
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),

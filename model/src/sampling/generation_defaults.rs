@@ -1,22 +1,22 @@
-//! Generation defaults: what a checkpoint's `generation_config.json` asks for when a request says nothing.
+//! Generation defaults: the settings of a checkpoint's `generation_config.json`, for requests without their own.
 
 use serde_json::Value;
 
 use super::error::SamplingError;
 use super::parameters::SamplingParams;
 
-/// A checkpoint's own idea of sampling and of where replies end.
+/// A checkpoint's sampling parameters and end tokens.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GenerationDefaults {
-    /// Sampling parameters, checked; temperature 0 when `do_sample` is off. The seed is 0.
+    /// Sampling parameters, checked. The temperature is 0 if `do_sample` is off, and the seed is 0.
     pub sampling: SamplingParams,
     /// Tokens that end a reply.
     pub eos_ids: Vec<u32>,
-    /// The token that begins a text, where a family uses one.
+    /// The token that begins a text, if the family uses one.
     pub bos_id: Option<u32>,
 }
 
-/// Greedy, and no token ends a reply: what an absent file means.
+/// The defaults without a file: greedy, and no token ends a reply.
 impl Default for GenerationDefaults {
     fn default() -> Self {
         GenerationDefaults { sampling: SamplingParams::default(), eos_ids: Vec::new(), bos_id: None }
@@ -28,7 +28,7 @@ impl GenerationDefaults {
     /// temperature 1, top-k 50, top-p 1, no penalty.
     ///
     /// # Errors
-    /// [`SamplingError::Defaults`] for a setting of another type, [`SamplingError::OutOfRange`] for one out of range.
+    /// [`SamplingError::Defaults`] for a setting of the wrong type; [`SamplingError::OutOfRange`].
     pub fn from_json(json: &[u8]) -> Result<Self, SamplingError> {
         let file = serde_json::from_slice::<Value>(json).ok().filter(Value::is_object);
         let file = file.ok_or(SamplingError::Defaults { setting: "(the file)" })?;

@@ -1,4 +1,4 @@
-//! Log-probabilities: the model's own distribution over a row of logits, before anything chooses from it.
+//! Log-probabilities: the model's own distribution over a row of logits, before sampling changes it.
 
 use bursar_kernels::{
     ops::sample::Outcome,
@@ -9,18 +9,18 @@ use super::error::SamplingError;
 use super::sampler::check_logits;
 use crate::flow::token::{LogProbabilities, LogProbability};
 
-/// The likeliest tokens that may be asked for, as OpenAI's API and vLLM bound them.
+/// Maximum likeliest tokens that a request may ask for, as in OpenAI's API and vLLM.
 pub const TOP_LOG_PROBABILITIES_MAX: usize = TOP_MAX;
 
-/// How likely a model holds `token` after the text whose last row of `logits` this is, with the `top` likeliest tokens.
-/// For a prompt, `token` is the one that really followed.
+/// The log-probability of `token` in a row of logits, with those of the `top` likeliest tokens. In a prompt, `token` is
+/// the one that followed.
 ///
-/// It is the log-softmax of the logits as they come from the model, in f64: vLLM's `raw_logprobs`, but before a grammar
-/// forbids anything too.
+/// It is the log-softmax in f64 of the unchanged logits: vLLM's `raw_logprobs`, but also before a grammar forbids
+/// tokens.
 ///
 /// # Errors
-/// [`SamplingError::TooManyLogProbabilities`], [`SamplingError::UnknownToken`] for a token beyond the logits, and what
-/// is wrong with the logits, as in [`Sampler::sample`](super::Sampler::sample).
+/// [`SamplingError::TooManyLogProbabilities`]; [`SamplingError::UnknownToken`] for a token beyond the logits; for bad
+/// logits, as [`Sampler::sample`](super::Sampler::sample).
 pub fn log_probabilities(
     logits: &[f32], // [vocabulary]
     token: u32,
@@ -39,7 +39,7 @@ pub fn log_probabilities(
     })
 }
 
-/// What the device says of a row's token; none if it says nothing.
+/// The device's report on a row's token, if it has one.
 pub(super) fn reported(outcome: &Outcome) -> Option<LogProbabilities> {
     let of = |id, log_probability| LogProbability { id, log_probability };
     let chosen = of(outcome.chosen.ok()?, outcome.log_probability?);

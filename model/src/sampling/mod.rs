@@ -1,4 +1,4 @@
-//! Sampling: what a request wants of its tokens, and where a step chooses them; the same for a seed whatever the batch.
+//! Sampling: a request's parameters, and the choice of tokens in a step. Equal seeds give equal tokens in any batch.
 
 pub mod buffers;
 pub(crate) mod error;

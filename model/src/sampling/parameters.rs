@@ -1,4 +1,4 @@
-//! Sampling parameters: how a token is chosen, checked once when a request comes in.
+//! Sampling parameters, checked once when a request arrives.
 
 use std::collections::BTreeMap;
 
@@ -8,34 +8,38 @@ use bursar_kernels::sampling::LISTED_MAX;
 
 use super::error::SamplingError;
 
-/// How tokens are chosen. Build it, change fields, and [`check`](Self::check) it; a [`Sampler`](super::Sampler) does too.
+/// How tokens are chosen. After changing fields, [`check`](Self::check) it; [`Sampler::new`](super::Sampler::new)
+/// checks it too.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SamplingParams {
-    /// 0 takes the likeliest token; else logits are divided by it.
+    /// The logits are divided by it, from 0 to 100; 0 chooses the likeliest token.
     pub temperature: f64,
-    /// Only so many of the likeliest tokens; 0 is no limit.
+    /// Choose among this many of the likeliest tokens; 0 is no limit.
     pub top_k: usize,
-    /// Only the likeliest tokens that together reach this probability; 1 is no limit.
+    /// Choose among the likeliest tokens that together reach this probability; above 0, and 1 is no limit.
     pub top_p: f64,
-    /// Only tokens at least this times as likely as the likeliest; 0 is no limit.
+    /// Choose among tokens at least this times as likely as the likeliest; from 0, which is no limit, to 1.
     pub min_p: f64,
-    /// Divides the logits of tokens seen before when positive, multiplies them when negative; 1 changes nothing.
+    /// Divides positive logits of tokens of the prompt and the reply, and multiplies negative ones; from 0.01 to 100, 1
+    /// changes nothing.
     pub repetition_penalty: f64,
-    /// Taken from the logits of tokens that were produced, once; from -2 to 2, 0 changes nothing. The prompt does not count.
-    #[serde(default)]
-    pub presence_penalty: f64,
-    /// Taken from the logits of tokens that were produced, for each time; from -2 to 2, 0 changes nothing. The prompt does
+    /// Subtracted once from the logits of tokens that were produced; from -2 to 2, 0 changes nothing. The prompt does
     /// not count.
     #[serde(default)]
+    pub presence_penalty: f64,
+    /// Subtracted from the logits of tokens once for each time that they were produced; from -2 to 2, 0 changes
+    /// nothing. The prompt does not count.
+    #[serde(default)]
     pub frequency_penalty: f64,
-    /// Added to the logits of these tokens, at most 1,024; from -100, which all but forbids one, to 100, which all but demands it.
+    /// Added to the logits of these tokens, at most 1,024. A bias of -100 all but forbids a token, and 100 all but
+    /// forces it.
     #[serde(default)]
     pub logit_bias: BTreeMap<u32, f64>,
-    /// With the position it decides every random choice.
+    /// With a token's position it decides every random choice.
     pub seed: u64,
 }
 
-/// The likeliest token, nothing else.
+/// Always the likeliest token.
 impl Default for SamplingParams {
     fn default() -> Self {
         SamplingParams {
@@ -54,15 +58,15 @@ impl Default for SamplingParams {
 
 impl SamplingParams {
     /// # Errors
-    /// [`SamplingError::OutOfRange`] for what is not a number or out of its range, [`SamplingError::TooManyTokens`] for too
-    /// many biases.
+    /// [`SamplingError::OutOfRange`] for a parameter that is NaN or out of its range; [`SamplingError::TooManyTokens`]
+    /// for too many biases.
     pub fn check(&self) -> Result<(), SamplingError> {
         let require = |parameter, value: f64, holds: bool, range| {
             if holds { Ok(()) } else { Err(SamplingError::OutOfRange { parameter, value, range }) }
         };
         let Self { temperature, top_p, min_p, repetition_penalty: repetition, .. } = *self;
         let Self { presence_penalty: presence, frequency_penalty: frequency, .. } = *self;
-        // Tiny ones are common: Qwen2.5-VL's generation_config.json asks for 1e-6.
+        // Tiny temperatures are common: Qwen2.5-VL's generation_config.json has 1e-6.
         require("temperature", temperature, (0.0..=100.0).contains(&temperature), "from 0 to 100")?;
         require("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
         require("min_p", min_p, (0.0..=1.0).contains(&min_p), "from 0 to 1")?;
@@ -83,12 +87,12 @@ impl SamplingParams {
         }
     }
 
-    /// Whether the likeliest token is taken.
+    /// Whether it always chooses the likeliest token.
     pub fn is_greedy(&self) -> bool {
         self.temperature == 0.0 || self.top_k == 1
     }
 
-    /// Whether a penalty counts tokens that were produced.
+    /// Whether a penalty reads the tokens that were produced.
     pub(super) fn penalises(&self) -> bool {
         self.repetition_penalty != 1.0 || self.presence_penalty != 0.0 || self.frequency_penalty != 0.0
     }

@@ -1,7 +1,7 @@
-//! The past: what stands before the token that is chosen.
+//! The past: the tokens before the one to choose.
 
-/// What stands before the token that is chosen. Copies of a sequence's tokens are made only for samplers that read them:
-/// see [`Sampler::reads_past`](super::Sampler::reads_past).
+/// The tokens before the one to choose, or only their number: tokens are copied only for samplers that read them, see
+/// [`Sampler::reads_past`](super::Sampler::reads_past).
 #[derive(Clone, Copy, Debug)]
 pub struct Past<'a> {
     position: u64,
@@ -15,18 +15,18 @@ pub(super) struct Tokens<'a> {
 }
 
 impl<'a> Past<'a> {
-    /// The prompt, and the tokens that were produced so far, in this life or an earlier one. Of the prompt it is enough what
-    /// the sampler [reads](super::Sampler::read_of).
+    /// The prompt, and the tokens produced so far, also before a restart. `prompt` needs only the part that the sampler
+    /// [reads](super::Sampler::read_of).
     pub fn new(prompt: &'a [u32], produced: &'a [u32]) -> Self {
         Past { position: produced.len() as u64, tokens: Some(Tokens { prompt, produced }) }
     }
 
-    /// Only how many tokens were produced so far.
+    /// Only the number of tokens produced so far.
     pub fn at(position: u64) -> Self {
         Past { position, tokens: None }
     }
 
-    /// How many tokens were produced so far. With the seed it decides every random choice.
+    /// The number of tokens produced so far. With the seed it decides every random choice.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -36,7 +36,7 @@ impl<'a> Past<'a> {
     }
 }
 
-/// Counts, never the tokens: they are the user's text.
+/// Shows counts, never the tokens, which are the user's text.
 impl std::fmt::Debug for Tokens<'_> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{} prompt tokens, {} produced", self.prompt.len(), self.produced.len())

@@ -1,9 +1,9 @@
-//! The sampler: one row of logits and a sequence's past, to the next token.
+//! The sampler: from one row of logits and a sequence's past to the next token.
 //!
-//! What a request wants becomes a row of numbers and lists here. The arithmetic, and its order, are
-//! [`bursar_kernels::sampling`]'s. Serving chooses where the logits are, by
-//! [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`] and [`Sampler::answer`] stand at both ends.
-//! [`Sampler::sample`] is the same for logits that are on the host: what the device is held against.
+//! A request's parameters become a row of numbers and lists here. [`bursar_kernels::sampling`] has the arithmetic and
+//! its order. Serving chooses on the device, with [`sample_into`](bursar_kernels::Scope::sample_into): [`Sampler::ask`]
+//! comes before it and [`Sampler::answer`] after it. [`Sampler::sample`] does the same on the host, as the reference
+//! for the device.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -32,7 +32,7 @@ pub struct Sampler {
     top: Option<usize>,
 }
 
-/// Buffers that are reused from token to token: 24 bytes for each of the vocabulary's tokens.
+/// Buffers that are reused from token to token: 24 bytes per token of the vocabulary.
 #[derive(Clone, Debug, Default)]
 pub struct SamplerScratch {
     weights: Vec<f64>,
@@ -57,7 +57,7 @@ impl SamplerScratch {
 }
 
 impl Sampler {
-    /// For a model with `vocabulary` logits.
+    /// A sampler for a model with `vocabulary` logits.
     ///
     /// # Errors
     /// As [`SamplingParams::check`] and [`SamplingParams::check_tokens`].
@@ -70,8 +70,8 @@ impl Sampler {
         Ok(Sampler { params, vocabulary, biased, biases, tokens_min: 0, end_tokens, grammar, top: None })
     }
 
-    /// Forbids `end_tokens` until `tokens_min` tokens were produced. A grammar that is complete goes before: what it does
-    /// not let go on ends.
+    /// Forbids `end_tokens` until `tokens_min` tokens are produced. A grammar wins: a reply that it does not let
+    /// continue ends earlier.
     ///
     /// # Errors
     /// [`SamplingError::TooManyTokens`] for more than 1,024 end tokens, if there is a minimum.
@@ -83,14 +83,14 @@ impl Sampler {
         Ok(self)
     }
 
-    /// Forbids what `grammar` does not let follow. It must have been compiled for the same model.
+    /// Forbids tokens that `grammar` does not allow. The grammar must be compiled for the same model.
     #[must_use]
     pub fn with_grammar(mut self, grammar: Grammar) -> Self {
         self.grammar = Some(grammar);
         self
     }
 
-    /// Reports how likely the model held each chosen token and the `top` likeliest: at most 20, or none with 0.
+    /// Reports the log-probabilities of each chosen token and of the `top` likeliest: from 0 to 20.
     ///
     /// # Errors
     /// [`SamplingError::TooManyLogProbabilities`].
@@ -100,18 +100,18 @@ impl Sampler {
         Ok(self)
     }
 
-    /// The parameters.
+    /// The parameters that it was made with.
     pub fn params(&self) -> &SamplingParams {
         &self.params
     }
 
-    /// Whether it takes the largest logit and reports nothing, whatever the past: the device's argmax will do.
+    /// Whether it takes the largest logit, whatever the past, and reports nothing. Then the device's argmax is enough.
     pub fn is_plain_argmax(&self) -> bool {
         let changes = self.reads_past() || !self.params.logit_bias.is_empty() || self.tokens_min > 0;
         self.params.is_greedy() && !changes && self.top.is_none()
     }
 
-    /// Whether the host must have seen each token before the next is chosen: a grammar says what may follow.
+    /// Whether the host must see each token before the next is chosen, because a grammar decides what may follow.
     pub fn must_see(&self) -> bool {
         self.grammar.is_some()
     }
@@ -126,8 +126,8 @@ impl Sampler {
         self.params.repetition_penalty != 1.0
     }
 
-    /// What it reads of a prompt: each token once, or none. Penalties ask whether a token stands there, not how often; a
-    /// prompt of pictures is mostly one and the same.
+    /// The part of a prompt that it reads: each distinct token once, or nothing. The repetition penalty depends on
+    /// whether a token occurs, not how often, and a prompt of pictures is mostly one placeholder.
     pub fn read_of(&self, prompt: &[u32]) -> Arc<[u32]> {
         match self.reads_prompt() {
             true => prompt.iter().copied().collect::<BTreeSet<u32>>().into_iter().collect(),
@@ -135,12 +135,13 @@ impl Sampler {
         }
     }
 
-    /// The token after `past`. The same logits, past and seed give the same token, in whatever batch and life.
+    /// Chooses the token after `past`. Equal logits, past and seed give the same token, in any batch and after any
+    /// restart.
     ///
     /// # Errors
-    /// What is wrong with the logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and +infinity,
-    /// [`SamplingError::NothingAllowed`] when all are -infinity or forbidden, [`SamplingError::Width`];
-    /// [`SamplingError::PastMissing`]; and [`SamplingError::Grammar`] when a grammar takes more than its limits.
+    /// For bad logits: [`SamplingError::NoLogits`], [`SamplingError::BadLogit`] for NaN and +infinity,
+    /// [`SamplingError::NothingAllowed`] if all are -infinity or forbidden, [`SamplingError::Width`]. Otherwise
+    /// [`SamplingError::PastMissing`], or [`SamplingError::Grammar`] if a grammar exceeds its limits.
     pub fn sample(
         &self,
         logits: &[f32], // [vocabulary]
@@ -158,11 +159,11 @@ impl Sampler {
         Ok(Token { id, position: past.position(), log_probabilities })
     }
 
-    /// Adds what it wants to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after
-    /// `past`; where that cannot be said, a row that is ignored.
+    /// Adds a row to a batch for [`sample_into`](bursar_kernels::Scope::sample_into), to choose the token after `past`.
+    /// On an error it adds a row that is ignored.
     ///
     /// # Errors
-    /// As [`sample`](Self::sample), but for what is wrong with the logits.
+    /// As [`sample`](Self::sample), without the errors for bad logits.
     pub fn ask(&self, past: Past<'_>, batch: &mut SampleBatch) -> Result<(), SamplingError> {
         let asked = self.wish(past, |row, wishes| batch.push(row, wishes));
         if asked.is_err() {
@@ -171,10 +172,10 @@ impl Sampler {
         asked
     }
 
-    /// The token at `position` that the device has chosen.
+    /// The token that the device has chosen for `position`.
     ///
     /// # Errors
-    /// [`SamplingError::NotNumbers`] and [`SamplingError::NothingAllowed`].
+    /// [`SamplingError::NotNumbers`] or [`SamplingError::NothingAllowed`].
     pub fn answer(&self, outcome: &Outcome, position: u64) -> Result<Token, SamplingError> {
         let id = outcome.chosen.map_err(|fault| self.error_of(fault))?;
         Ok(Token { id, position, log_probabilities: reported(outcome).map(Box::new) })
@@ -183,12 +184,12 @@ impl Sampler {
     fn error_of(&self, fault: Fault) -> SamplingError {
         match fault {
             Fault::NotNumbers => SamplingError::NotNumbers,
-            // A row that is ignored is none of a sampler's.
+            // No sampler reads the outcome of an ignored row.
             Fault::NothingAllowed | Fault::Ignored => SamplingError::NothingAllowed { logits: self.vocabulary },
         }
     }
 
-    /// Hands `done` what is wanted of the token after `past`.
+    /// Calls `done` with the request for the token after `past`.
     fn wish<T>(&self, past: Past<'_>, done: impl FnOnce(&SampleRow, &Wishes<'_>) -> T) -> Result<T, SamplingError> {
         let Tokens { prompt, produced } = match past.tokens() {
             None if self.reads_past() => return Err(SamplingError::PastMissing),

@@ -1,5 +1,5 @@
-//! Scores: how likely a model holds tokens that are given, as those of a prompt. They are worked out where the logits are,
-//! and a few words of each come to the host.
+//! Scores: log-probabilities of given tokens, such as those of a prompt. The device computes them, and the host
+//! downloads a few words of each.
 
 use std::slice::Chunks;
 
@@ -17,38 +17,38 @@ use crate::flow::{LogProbabilities, SCORE_ROWS};
 pub struct Score {
     /// The token.
     pub token: u32,
-    /// How many of the likeliest are wanted beside it.
+    /// How many of the likeliest tokens to report beside it.
     pub top: usize,
 }
 
-/// The scores of a step while its logits come, a few rows at a time.
+/// The scores of a step, computed a few rows of logits at a time.
 pub struct Scores<'a> {
     vocabulary: usize,
-    /// As the decoder hands out the rows.
+    /// Chunks of as many rows as the decoder passes at a time.
     left: Chunks<'a, Score>,
-    /// Where the next rows' results begin.
+    /// Offset of the next rows' results, in words.
     first: usize,
     results: Tensor<'a>, // [words] u32
     question: Vec<u32>,
 }
 
-/// Scores on their way to the host.
+/// Scores that are being downloaded.
 pub struct Scored {
     vocabulary: usize,
     results: Later<u32>,
 }
 
-/// Of some rows: tokens, then the report.
+/// Layout and words of the results of `rows` rows: tokens, then the report.
 fn results_of(rows: usize, vocabulary: usize) -> (SampleLayout, usize) {
     let layout = SampleLayout { rows, vocabulary };
     (layout, rows + layout.report_words())
 }
 
 impl<'a> Scores<'a> {
-    /// Room for `wanted`, one a scored row of a step whose logits have so many columns.
+    /// Allocates results for `wanted`, one per scored row of a step whose logits have `vocabulary` columns.
     ///
     /// # Errors
-    /// A workspace that is full.
+    /// [`KernelError`] if the workspace is full.
     pub fn begin<B: Backend>(
         scope: &'a Scope<'_, B>,
         wanted: &'a [Score],
@@ -59,11 +59,11 @@ impl<'a> Scores<'a> {
         Ok(Scores { vocabulary, left: wanted.chunks(SCORE_ROWS), first: 0, results, question: Vec::new() })
     }
 
-    /// Scores the next rows by their `logits` `[rows, vocabulary]` f32. What
-    /// [`log_probabilities()`](super::log_probabilities()) refuses is a row without a score.
+    /// Scores the next rows by their `logits` `[rows, vocabulary]` f32. A row that
+    /// [`log_probabilities()`](super::log_probabilities()) would refuse gets no score.
     ///
     /// # Errors
-    /// As [`sample_into`](Scope::sample_into). Rows that nobody wants scored are our own bug.
+    /// As [`sample_into`](Scope::sample_into). More rows than `wanted` had are our own bug.
     pub fn score<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
         let wanted = self.left.next().unwrap_or_default();
         assert_eq!(wanted.len(), logits.rows(), "a score a row");
@@ -83,10 +83,10 @@ impl<'a> Scores<'a> {
         scope.sample_into(logits, &question, layout, &mut chosen, &mut report)
     }
 
-    /// Begins to bring them to the host; none where none were wanted.
+    /// Begins the download; `None` if `wanted` was empty.
     ///
     /// # Errors
-    /// What the device says. A row that has not come is our own bug.
+    /// [`KernelError`] if the download fails. Rows that are not scored yet are our own bug.
     pub fn download<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Option<Scored>, KernelError> {
         assert!(self.left.len() == 0, "every row has come");
         if self.first == 0 {
@@ -102,10 +102,11 @@ impl Scored {
         self.results.has_come()
     }
 
-    /// The scores of what was `wanted`; none where the logits are not numbers, or there is no such token.
+    /// Waits for the scores of `wanted`, as given to [`begin`](Scores::begin). A score is `None` if its logits are not
+    /// numbers or there is no such token.
     ///
     /// # Errors
-    /// What the device says.
+    /// [`KernelError`] if the device fails.
     pub fn finish(self, wanted: &[Score]) -> Result<Vec<Option<LogProbabilities>>, KernelError> {
         let words = self.results.wait()?;
         let (mut left, mut scores) = (&words[..], Vec::with_capacity(wanted.len()));

@@ -1,7 +1,8 @@
-//! The chat template: a conversation to the text that the model was trained on.
+//! The chat template: a conversation to text in the format that the model was trained on.
 //!
-//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks trimmed, loop controls,
-//! `raise_exception`, `strftime_now`, a plain `tojson`, the tags of `{% generation %}` without effect.
+//! Templates are Jinja2 as transformers runs it (`utils/chat_template_utils.py`, 5.17): blocks are trimmed, and there
+//! are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`. The tags of `{% generation %}` have no
+//! effect.
 
 use std::error::Error as _;
 use std::io;
@@ -18,25 +19,25 @@ use super::template_meter::{MeterLimits, TooHeavy};
 use super::template_metering::metered;
 use super::template_source::{DEFAULT_TEMPLATE, TemplateSources};
 
-/// What a template may take before it counts as endless.
+/// Limits on compiling and rendering a template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TemplateLimits {
-    /// Instructions of the template engine.
+    /// Maximum instructions of the template engine.
     pub steps_max: u64,
-    /// Bytes of the rendered prompt.
+    /// Maximum bytes of the rendered prompt.
     pub bytes_max: usize,
-    /// Bytes of the template itself.
+    /// Maximum bytes of all templates' sources together.
     pub source_bytes_max: usize,
-    /// Bytes of one value in it, with everything that is in the value.
+    /// Maximum bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// Bytes of all values that it makes, which bounds the host memory that rendering takes.
+    /// Maximum bytes of all values made: the limit on rendering's host memory.
     pub values_bytes_max: u64,
 }
 
-/// A turn takes about 50 steps: 5 million are far beyond any conversation. They are over in a second unless each reads
-/// megabytes (comparing long texts, looking through long lists), which no limit here counts. The longest released
-/// template has 20 KB. A text of 4 MiB is a million tokens, and one that is built up turn by turn from a thousand turns to
-/// a megabyte makes 500 MB on its way.
+/// A turn takes about 50 steps, so 5 million are far beyond any conversation. They take under a second unless each
+/// reads megabytes (comparing long texts, searching long lists), which no limit here counts. The longest released
+/// template has 20 KB. A text of 4 MiB is a million tokens. A text of a megabyte that grows turn by turn over a
+/// thousand turns makes 500 MB of values.
 impl Default for TemplateLimits {
     fn default() -> Self {
         TemplateLimits {
@@ -49,28 +50,29 @@ impl Default for TemplateLimits {
     }
 }
 
-/// Macros and loops that call themselves, in minijinja's measure: a call of a macro counts four.
+/// Maximum levels of recursive macros and loops, as minijinja counts them: a macro call counts four.
 const RECURSION_MAX: usize = 200;
-/// A template of nothing but operators or branches is as deep as it is long, and the parser and the compiler go down all of
-/// it. Reserved, not used: a released template takes some kilobytes.
+/// A template of nothing but operators or branches is as deep as it is long, and parser and compiler recurse through
+/// all of it. The stack is only reserved; a released template uses a few kilobytes.
 const COMPILE_STACK_BYTES: usize = 128 << 20;
 
-/// What a template sees beside the messages.
+/// The inputs of a template besides the messages.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TemplateInputs {
-    /// Whether the text ends with the beginning of the model's turn.
+    /// Whether to end the text with the beginning of the model's turn.
     pub add_generation_prompt: bool,
-    /// JSON schemas of functions the model may call.
+    /// JSON schemas of the functions that the model may call.
     pub tools: Option<Vec<serde_json::Value>>,
     /// Further variables, such as `enable_thinking`.
     pub variables: serde_json::Map<String, serde_json::Value>,
-    /// What `strftime_now` takes for now: seconds since 1970 in the user's zone.
+    /// The time for `strftime_now`: seconds since 1970, shifted to the user's time zone.
     pub now_unix_seconds: i64,
-    /// Which template, when the checkpoint has several; else "tool_use" with tools, if there is one, or "default".
+    /// The template's name, if the checkpoint has several. `None` means "tool_use" with tools, if there is one, and
+    /// else "default".
     pub template: Option<String>,
 }
 
-/// A prompt for a reply, without tools, in 1970.
+/// A prompt for a reply, without tools, at 1970-01-01.
 impl Default for TemplateInputs {
     fn default() -> Self {
         TemplateInputs {
@@ -95,7 +97,7 @@ impl ChatTemplate {
     /// Compiles all templates of `sources`.
     ///
     /// # Errors
-    /// [`TextError::TemplateSource`] and [`TextError::TemplateSourceBytes`].
+    /// [`TextError::TemplateSource`] or [`TextError::TemplateSourceBytes`].
     pub fn new(sources: TemplateSources, limits: TemplateLimits) -> Result<Self, TextError> {
         let bytes = sources.templates.values().map(String::len).sum();
         if bytes > limits.source_bytes_max {
@@ -111,7 +113,7 @@ impl ChatTemplate {
         let refused = |error: Error| TextError::TemplateSource {
             line: error.line().unwrap_or(0),
             kind: match error.detail() {
-                // Of the source, which is no user's.
+                // The detail quotes only the source, which is not a user's.
                 Some(detail) => format!("{}, {detail}", error.kind()),
                 None => error.kind().to_string(),
             },
@@ -122,14 +124,14 @@ impl ChatTemplate {
         let syntax = syntax.map_err(refused)?;
         environment.set_syntax(syntax.clone());
         environment.set_recursion_limit(RECURSION_MAX);
-        // Jinja2's default: an undefined name prints nothing and is false, an attribute of it is an error.
+        // Jinja2's default: an undefined name prints nothing and is false, and its attributes are errors.
         environment.set_undefined_behavior(UndefinedBehavior::Lenient);
         environment.set_debug(false); // errors would quote the messages
         environment.set_fuel(Some(limits.steps_max));
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_formatter(move |output, state, value| {
             let text = display(value);
-            // It may be printed into a value.
+            // The text may be captured as a value.
             meter.add(state, text.len() as u64)?;
             output.write_str(&text).map_err(|_| Error::from(ErrorKind::WriteFailure))
         });
@@ -143,28 +145,30 @@ impl ChatTemplate {
         });
         for (name, source) in &sources.templates {
             let plain = without_generation_tags(source);
-            // What the source is refused for is told of the source.
+            // Errors of `metered` refer to the original source.
             let metered = metered(&plain, &syntax).map_err(refused)?;
             environment.add_template_owned(name.clone(), metered).map_err(refused)?;
         }
         Ok(ChatTemplate { environment, sources, limits })
     }
 
-    /// The templates it was made of.
+    /// The sources that it was compiled from.
     pub fn sources(&self) -> &TemplateSources {
         &self.sources
     }
 
-    /// Renders a conversation. The text of special tokens in messages is *not* guarded against here: encode with
+    /// Renders a conversation. It does *not* guard against names of special tokens in messages: encode with
     /// [`PromptEncoder`](super::PromptEncoder).
     ///
     /// # Errors
-    /// [`TextError::UnknownTemplate`], [`TextError::TemplateRefused`] with the template's own words, and the limits.
+    /// [`TextError::UnknownTemplate`]; [`TextError::TemplateRefused`] with the template's message;
+    /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
+    /// [`TextError::TemplateMemory`] over a limit.
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
         self.render_values(Value::from(Serde(messages)), inputs)
     }
 
-    /// The same with messages as JSON, for what [`Message`] has no words for yet: calls of functions.
+    /// As [`render`](Self::render), with messages as JSON, for fields that [`Message`] does not have.
     ///
     /// # Errors
     /// As [`render`](Self::render).
@@ -246,7 +250,7 @@ impl ChatTemplate {
     }
 }
 
-/// What a template passed to `raise_exception`.
+/// The text that a template passed to `raise_exception`.
 #[derive(Debug)]
 struct Raised(String);
 
@@ -279,7 +283,8 @@ impl io::Write for LimitedText {
     }
 }
 
-/// Turns `{% generation %}` .. `{% endgeneration %}`, transformers' marks for training, into a block that always runs.
+/// Turns `{% generation %}` .. `{% endgeneration %}`, which transformers uses for training, into a block that always
+/// runs.
 fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;

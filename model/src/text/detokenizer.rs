@@ -1,20 +1,20 @@
-//! The detokenizer: token ids in, one at a time; text out, never half a character.
+//! The detokenizer: token ids in, one at a time, and text out, in whole characters.
 
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// Tokens that stay as context for the next ones: decoders look back (a leading space, a word's continuation).
+/// Tokens kept as context for the next ones, because decoders look back (a leading space, a word's continuation).
 const CONTEXT_TOKENS: usize = 8;
-/// Tokens after which the context is cut back, so that a long reply costs the same for each token.
+/// Tokens after which the context is shortened, so that each token of a long reply costs the same.
 const WINDOW_TOKENS: usize = 32;
-/// An unfinished UTF-8 character has at most three bytes, each of which a decoder may show as U+FFFD.
+/// An unfinished UTF-8 character has at most three bytes, and a decoder may show each as U+FFFD.
 const UNFINISHED_MAX: usize = 3;
 
-/// Turns one reply's tokens into text as they come.
+/// Turns one reply's tokens into text as they arrive.
 ///
-/// All pieces together equal [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback* decodes a run of
-/// bytes as a whole; there the equality holds as long as the model writes valid UTF-8.) Text that ends in U+FFFD is
-/// withheld until it is known not to be the beginning of a character.
+/// The pieces add up to [`Tokenizer::decode`] of all tokens. (A tokenizer with byte *fallback* decodes a run of bytes
+/// as a whole. There this holds as long as the model writes valid UTF-8.) A trailing U+FFFD is withheld until it cannot
+/// be the beginning of a character.
 #[derive(Clone, Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
@@ -44,7 +44,8 @@ impl Detokenizer {
         Ok(piece)
     }
 
-    /// What is withheld: at a reply's end an unfinished character becomes U+FFFD. The detokenizer starts anew.
+    /// Returns the withheld text, in which an unfinished character becomes U+FFFD, and resets the detokenizer for
+    /// another reply.
     ///
     /// # Errors
     /// [`TextError::Decode`].
@@ -57,13 +58,13 @@ impl Detokenizer {
     }
 
     fn take(&mut self, text: &str, until: usize) -> String {
-        // A decoder that rewrites what it gave before (none known does) would yield nothing rather than a panic.
+        // A decoder that rewrites earlier text (no known one does) would yield nothing instead of a panic.
         let piece = text.get(self.emitted_bytes..until).unwrap_or("").to_owned();
         self.emitted_bytes = self.emitted_bytes.max(until);
         piece
     }
 
-    /// Keeps the last tokens, of whose text all but the `withheld_bytes` at the end was emitted.
+    /// Keeps only the last tokens. All of their text but the last `withheld_bytes` bytes was emitted.
     fn shorten(&mut self, withheld_bytes: usize) -> Result<(), TextError> {
         let context = &self.window[self.window.len() - CONTEXT_TOKENS..];
         let text = self.tokenizer.decode(context, self.skip_special_tokens)?;

@@ -1,49 +1,49 @@
-//! Why text cannot be turned into tokens, or back.
+//! Errors of tokenizers, chat templates and stop strings.
 
 use thiserror::Error;
 
-/// Why text could not be turned into tokens, or back.
+/// Text that could not be turned into tokens, or back.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TextError {
-    /// `tokenizer.json`, or a file that stands for it, does not parse.
+    /// `tokenizer.json`, or a file that replaces it, does not parse.
     #[error("the tokenizer could not be read: {reason}")]
     Tokenizer {
-        /// What is wrong; the tokenizers library's words about `tokenizer.json`.
+        /// What is wrong; for `tokenizer.json`, the tokenizers library's message.
         reason: String,
     },
-    /// Tokens spell text in a way that is not known here.
+    /// The tokenizer spells text in an unknown way.
     #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
     Spelling,
-    /// The library failed on a text; the text is not repeated here.
+    /// The library failed on a text, which is not quoted here.
     #[error("the tokenizer failed on a text of {bytes} bytes")]
     Encode {
-        /// The text's length.
+        /// The text's length in bytes.
         bytes: usize,
     },
     /// The library failed on token ids.
     #[error("the tokenizer failed to decode {tokens} tokens")]
     Decode {
-        /// How many.
+        /// Number of token ids.
         tokens: usize,
     },
     /// The template's source does not parse.
     #[error("the chat template does not compile, line {line}: {kind}")]
     TemplateSource {
-        /// Line, from 1, or 0 when unknown.
+        /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The kind of fault.
+        /// The kind of error.
         kind: String,
     },
-    /// The checkpoint has templates, but none of this name.
+    /// The checkpoint has no template with this name, or none at all.
     #[error("there is no chat template named {name}, known are {known}")]
     UnknownTemplate {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The checkpoint's template names, separated by commas, or "none".
         known: String,
     },
-    /// A chat template file that is not what it should be.
+    /// A chat template file has the wrong format.
     #[error("the chat template in {file} is neither a text nor a list of named texts")]
     TemplateShape {
         /// The file.
@@ -52,37 +52,37 @@ pub enum TextError {
     /// The template failed while rendering.
     #[error("the chat template failed in line {line}: {kind}")]
     Template {
-        /// Line, from 1, or 0 when unknown.
+        /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The kind of fault.
+        /// The kind of error.
         kind: String,
-        /// The template engine's own words. They may quote a message: they are for the caller, never for a log.
+        /// The template engine's message. It may quote a chat message: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// The template itself refuses these messages by `raise_exception`.
+    /// The template refuses these messages with `raise_exception`.
     #[error("the chat template refuses these messages (`raise_exception` in line {line})")]
     TemplateRefused {
-        /// Line, from 1, or 0 when unknown.
+        /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// What the template says. It may quote a message: it is for the caller, never for a log.
+        /// The template's message. It may quote a chat message: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// The template took too many steps.
+    /// The template took more steps than [`TemplateLimits`](crate::text::TemplateLimits) allow.
     #[error("the chat template did not end within {steps_max} steps")]
     TemplateSteps {
         /// The limit.
         steps_max: u64,
     },
-    /// The template wrote too much.
+    /// The rendered prompt is too long.
     #[error("the chat template wrote more than {bytes_max} bytes")]
     TemplateBytes {
         /// The limit.
         bytes_max: usize,
     },
-    /// The template's source is longer than any template's.
+    /// The templates' sources are too long.
     #[error("the chat template has {bytes} bytes, the limit is {bytes_max}")]
     TemplateSourceBytes {
-        /// Of all templates of the checkpoint.
+        /// Bytes of all templates of the checkpoint.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
@@ -90,30 +90,30 @@ pub enum TextError {
     /// A value in the template, or all of them together, became too large.
     #[error("the chat template made values of more than {bytes_max} bytes, line {line}")]
     TemplateMemory {
-        /// Line, from 1, or 0 when unknown.
+        /// Line, from 1, or 0 if unknown.
         line: usize,
-        /// The limit that it met: one value's, or that of all.
+        /// The exceeded limit: that of one value, or of all.
         bytes_max: u64,
     },
-    /// A stop string that would stop at once, or too many of them.
+    /// There are too many stop strings, or one is empty or too long.
     #[error(
         "stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}"
     )]
     StopStrings {
-        /// How many were given.
+        /// Number of stop strings.
         count: usize,
-        /// How many may be given.
+        /// Its limit.
         count_max: usize,
-        /// How many of them are empty.
+        /// Number of empty ones.
         empty: usize,
-        /// Bytes one may have.
+        /// Maximum bytes of one.
         bytes_max: usize,
     },
 }
 
 impl TextError {
-    /// What the template says itself, as far as no error may show it: it may quote a message. For whoever wrote the
-    /// messages, never for a log.
+    /// The template's message, which the error's text leaves out because it may quote a chat message. Show it to the
+    /// author of the messages, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             TextError::Template { reason, .. } | TextError::TemplateRefused { reason, .. } => {
@@ -123,7 +123,7 @@ impl TextError {
         }
     }
 
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             TextError::Tokenizer { .. } => "download tokenizer.json again".into(),
@@ -154,7 +154,7 @@ impl TextError {
     }
 }
 
-/// Text that may quote a user: readable by the caller, blank in `Debug` and in logs.
+/// Text that may quote a user. The caller can read it; `Debug` shows only its length.
 #[derive(Clone, PartialEq, Eq)]
 pub struct PrivateText(pub String);
 

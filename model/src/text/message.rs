@@ -1,46 +1,48 @@
-//! Messages: what was said in a conversation, by whom, with which pictures and videos in between.
+//! Messages of a conversation: role, text, pictures, videos and calls.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// The operator.
+    /// The operator of the service.
     System,
-    /// The person who asks.
+    /// The user.
     User,
     /// The model.
     Assistant,
-    /// A function's result.
+    /// The result of a function.
     Tool,
 }
 
 /// A piece of a message.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Part {
-    /// Plain text; names of special tokens in it stay text.
+    /// Plain text. Names of special tokens in it stay text.
     Text(String),
-    /// A picture's place. The pictures themselves travel beside the messages, in the order of their places.
+    /// The place of a picture. The pictures are passed beside the messages, in the order of their places.
     Image,
-    /// A video's place; videos travel likewise.
+    /// The place of a video. Videos are passed in the same way.
     Video,
-    /// A call of a function, as the template expects it: usually `{"type": "function", "function": {"name": ..,
-    /// "arguments": {..}}}`. Templates get a message's calls apart from what it says.
+    /// A call of a function, in the form that the template expects: usually
+    /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's calls separately
+    /// from its content.
     ToolCall(serde_json::Value),
 }
 
 /// One turn of a conversation.
 ///
-/// Serialises to what Hugging Face's templates expect: `{"role": .., "content": ..}`, where content is a string when there
-/// is only text (templates of text-only models concatenate it), else a list of `{"type": "text", "text": ..}` and
-/// `{"type": "image"}` and `{"type": "video"}`; calls of functions are in a list of their own, `tool_calls`.
+/// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
+/// is only text, because templates of text-only models concatenate it. Otherwise it is a list of
+/// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Calls of functions are in a list of
+/// their own, `tool_calls`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Who speaks.
+    /// The author of a message.
     pub role: Role,
-    /// What is said, in order.
+    /// The parts, in order.
     pub content: Vec<Part>,
 }
 
@@ -50,17 +52,17 @@ impl Message {
         Message { role, content: vec![Part::Text(text.into())] }
     }
 
-    /// How many pictures it has places for.
+    /// Number of places for pictures.
     pub fn images(&self) -> usize {
         self.content.iter().filter(|part| matches!(part, Part::Image)).count()
     }
 
-    /// How many videos it has places for.
+    /// Number of places for videos.
     pub fn videos(&self) -> usize {
         self.content.iter().filter(|part| matches!(part, Part::Video)).count()
     }
 
-    /// All texts.
+    /// All texts, in order.
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
@@ -68,7 +70,7 @@ impl Message {
         })
     }
 
-    /// All calls of functions.
+    /// All calls of functions, in order.
     pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
         self.content.iter().filter_map(|part| match part {
             Part::ToolCall(call) => Some(call),
@@ -77,7 +79,7 @@ impl Message {
     }
 }
 
-/// Never the text itself: it is the user's.
+/// Shows the length of the text, never the text, which is the user's.
 impl std::fmt::Debug for Part {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

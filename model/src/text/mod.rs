@@ -1,4 +1,4 @@
-//! Text: messages -> prompt -> token ids, and token ids -> text again.
+//! Text: messages -> prompt -> token ids, and token ids -> text.
 
 pub(crate) mod byte_level;
 pub mod chat_template;

@@ -10,9 +10,9 @@ use super::tokenizer::Tokenizer;
 
 /// Renders and encodes conversations. Cloning shares the tokenizer and the template.
 ///
-/// For text that names no special token this is Hugging Face's `apply_chat_template` to the token. A text that does name
-/// one (`<|im_start|>`, `<|image_pad|>`) is encoded as the characters it consists of, so that nobody can forge a turn or
-/// a picture; there Hugging Face differs, by design.
+/// For text without names of special tokens, the tokens equal those of Hugging Face's `apply_chat_template`. A name in
+/// a user's text (`<|im_start|>`, `<|image_pad|>`) is encoded as plain characters, so that users cannot forge a turn or
+/// a picture. Hugging Face differs there.
 #[derive(Clone, Debug)]
 pub struct PromptEncoder {
     tokenizer: Tokenizer,
@@ -25,17 +25,18 @@ impl PromptEncoder {
         PromptEncoder { tokenizer, template: template.into() }
     }
 
-    /// The tokenizer.
+    /// The checkpoint's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
     }
 
-    /// The template.
+    /// The checkpoint's chat templates.
     pub fn template(&self) -> &ChatTemplate {
         &self.template
     }
 
-    /// Token ids of a conversation: one placeholder a picture or video, which the family repeats for its embeddings.
+    /// Token ids of a conversation, with one placeholder per picture or video, which the family repeats for its
+    /// embeddings.
     ///
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
@@ -55,14 +56,15 @@ impl PromptEncoder {
         self.encode_marked(&self.template.render(&messages, &inputs)?, mark)
     }
 
-    /// A normalizer may turn full-width letters into the ASCII of a special token's name: look at both.
+    /// Checks the text before and after the normalizer, which may turn full-width letters into the ASCII of a special
+    /// token's name.
     fn is_suspect(&self, text: &str) -> bool {
         let guard = self.tokenizer.guard();
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
     }
 
-    /// Added tokens as the library finds them (the first to start, then the longest); what is between, without marks, as
-    /// plain text. Tokens that swallow white space beside them (`lstrip`, `rstrip`) do not do so here.
+    /// Finds added tokens as the library does (the first to start, then the longest) and encodes the text between them,
+    /// without marks, as plain text. It ignores `lstrip` and `rstrip` of added tokens.
     fn encode_marked(&self, rendered: &str, mark: char) -> Result<Vec<u32>, TextError> {
         let added = self.tokenizer.added_tokens();
         let mut ids = Vec::new();
@@ -85,7 +87,7 @@ impl PromptEncoder {
     }
 }
 
-/// Every text in the prompt that neither we nor the checkpoint wrote.
+/// Every text in the prompt that is from neither this crate nor the checkpoint.
 fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
     let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
     let calls = messages.iter().flat_map(Message::tool_calls);

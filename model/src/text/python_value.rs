@@ -1,14 +1,14 @@
-//! Template values as Python writes them: `str()` for printing, `json.dumps` for the `tojson` filter.
+//! Template values in Python's format: `str()` for printing, `json.dumps` for the `tojson` filter.
 //!
-//! Templates are written against Jinja2 on Python; minijinja writes `true` and `none` where Jinja2 writes `True` and
-//! `None`, and escapes HTML in `tojson`, which transformers does not (`utils/chat_template_utils.py`, 5.17).
+//! Templates are written for Jinja2 on Python. minijinja writes `true` and `none` where Jinja2 writes `True` and
+//! `None`. It also escapes HTML in `tojson`, which transformers does not (`utils/chat_template_utils.py`, 5.17).
 
 use std::fmt::Write;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Value};
 
-/// What `{{ value }}` prints.
+/// The text that `{{ value }}` prints.
 pub(crate) fn display(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -17,7 +17,7 @@ pub(crate) fn display(value: &Value) -> String {
     }
 }
 
-/// Containers that may be nested before `...` is written: deeper ones would exhaust the stack.
+/// Maximum levels of nested containers, as deeper ones would exhaust the stack. Printing writes `...` for them.
 const DEPTH_MAX: usize = 64;
 
 fn repr(value: &Value, depth: usize) -> String {
@@ -66,7 +66,8 @@ fn number(value: &Value) -> String {
     }
 }
 
-/// The shortest digits that read back the same, laid out as CPython's `repr`: scientific below 1e-4 and from 1e16.
+/// The shortest digits that parse to the same number, in the layout of CPython's `repr`: scientific below 1e-4 and from
+/// 1e16.
 fn python_float(float: f64) -> String {
     if !float.is_finite() {
         return if float.is_nan() {
@@ -89,7 +90,7 @@ fn python_float(float: f64) -> String {
     }
 }
 
-/// The `tojson` filter with the parameters of transformers': `ensure_ascii`, `indent`, `separators`, `sort_keys`.
+/// The `tojson` filter with transformers' parameters: `ensure_ascii`, `indent`, `separators`, `sort_keys`.
 pub(crate) fn tojson(value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get::<Option<usize>>("indent")?;
     let separators: Option<Vec<String>> = options.get::<Option<Vec<String>>>("separators")?;

@@ -1,11 +1,11 @@
-//! The guard that keeps a user's "<|im_start|>" from becoming the special token.
+//! The guard that keeps a user's text "<|im_start|>" from becoming the special token.
 //!
-//! A chat template pastes user text between control tokens, and the tokenizer then cannot tell who wrote which. So before
-//! rendering, a mark (a character that occurs nowhere else) is put inside each name of a special token that a text
-//! contains, and after the first character of each beginning of one at a text's end, which a following part could
-//! complete. What the tokenizer then still recognises was written by the template. The marks are taken out again before
-//! the text between is encoded. Honest text gets no mark, so templates see it unchanged and render what Hugging Face's
-//! rendering is.
+//! A chat template puts user text between control tokens, and the tokenizer cannot tell them apart afterwards. So
+//! before rendering, each special token's name in a user's text gets a mark (a character that occurs nowhere else)
+//! after its first character. A text that ends with the beginning of a name gets one as well, because the next part
+//! could complete it. Every name that the tokenizer still recognises then comes from the template. The marks are
+//! removed before the text between is encoded. Other text gets no mark, so templates see it unchanged and render the
+//! same as with Hugging Face.
 
 /// Finds names of special tokens in text, and marks them.
 #[derive(Clone, Debug)]
@@ -22,7 +22,7 @@ impl SpecialGuard {
         SpecialGuard { names }
     }
 
-    /// Whether `text` contains a special token's name or ends, but for white space, with the beginning of one.
+    /// Whether `text` contains a special token's name or, ignoring white space, ends with the beginning of one.
     pub fn finds(&self, text: &str) -> bool {
         !self.cuts(text).is_empty()
     }
@@ -40,10 +40,10 @@ impl SpecialGuard {
         marked
     }
 
-    /// Byte positions behind the first character of each name, ascending.
+    /// Byte positions after the first character of each name, ascending.
     fn cuts(&self, text: &str) -> Vec<usize> {
         let mut cuts = Vec::new();
-        // Templates trim texts before they join them, so a beginning counts at the trimmed end as well.
+        // Templates trim texts before they join them, so the beginning of a name also counts at the trimmed end.
         let trimmed = text.trim_end();
         for name in &self.names {
             let first = name.chars().next().map_or(0, char::len_utf8);
@@ -66,7 +66,7 @@ impl SpecialGuard {
         cuts
     }
 
-    /// A character that none of `texts` contains, from the end of the last private-use plane.
+    /// A character that none of `texts` contains, from the last 254 of the last private-use plane.
     pub fn unused_mark<'a>(texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
         ('\u{10ff00}'..='\u{10fffd}').rev().find(|&mark| !texts.clone().any(|text| text.contains(mark)))
     }

@@ -1,19 +1,19 @@
-//! Spelling: the bytes of text that each token of a vocabulary stands for.
+//! Spelling: the bytes of text for each token of a vocabulary.
 
 use serde_json::Value;
 
 use super::error::TextError;
 use super::tokenizer::Tokenizer;
 
-/// How a tokenizer's tokens spell text, as its decoder says.
+/// How a tokenizer's tokens spell text, read from its decoder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// A character for each byte (Radford et al. 2019, GPT-2).
+    /// One character per byte (Radford et al. 2019, GPT-2).
     ByteLevel,
-    /// Text as it is, after these replacements; `<0xE4>` stands for a byte if `bytes` holds (Kudo and Richardson 2018,
-    /// arXiv 1808.06226).
+    /// Plain text after the replacements; `<0xE4>` is a single byte if `bytes` is true (Kudo and Richardson 2018, arXiv
+    /// 1808.06226).
     Plain {
-        /// What is replaced by what.
+        /// Replacements, in order: from, to.
         replaced: Vec<(String, String)>,
         /// Whether there are tokens for single bytes.
         bytes: bool,
@@ -24,7 +24,7 @@ impl Spelling {
     /// The spelling of a tokenizer's vocabulary.
     ///
     /// # Errors
-    /// [`TextError::Spelling`] for decoders that do more than join tokens (WordPiece, CTC), or for none.
+    /// [`TextError::Spelling`] without a decoder, or for one that does more than join tokens (WordPiece, CTC).
     pub fn of(tokenizer: &Tokenizer) -> Result<Self, TextError> {
         let decoder = tokenizer.decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
         let decoder = decoder.ok_or(TextError::Spelling)?;
@@ -41,7 +41,7 @@ impl Spelling {
                 Some("Metaspace") => {
                     replaced.push((step["replacement"].as_str().unwrap_or("\u{2581}").to_owned(), " ".to_owned()));
                 }
-                // They work on the whole text: joined tokens, a space less at its beginning.
+                // These act on the whole text: they join tokens and strip a space at the beginning.
                 Some("Fuse" | "Strip") => {}
                 _ => return Err(TextError::Spelling),
             }
@@ -52,10 +52,10 @@ impl Spelling {
         }
     }
 
-    /// The bytes that `token` stands for; the token as the vocabulary spells it.
+    /// The bytes of `token`, which is given as the vocabulary spells it.
     pub fn bytes(&self, token: &str) -> Vec<u8> {
         match self {
-            // A token with a character that is no byte's is an added one, which stands for itself.
+            // A token with a character that no byte has is an added token, which is plain text.
             Spelling::ByteLevel => token.chars().map(byte_of).collect::<Option<_>>().unwrap_or_else(|| token.into()),
             Spelling::Plain { replaced, bytes } => match single_byte(token).filter(|_| *bytes) {
                 Some(byte) => vec![byte],
@@ -73,7 +73,7 @@ fn replacement(step: &Value) -> Option<(String, String)> {
     Some((from.to_owned(), step["content"].as_str()?.to_owned()))
 }
 
-/// Printable bytes of Latin-1 stand for themselves; the others, in order, for the characters from U+0100 on.
+/// Printable Latin-1 characters are their own bytes. The characters from U+0100 on are the other bytes, in order.
 fn byte_of(character: char) -> Option<u8> {
     let stands_for_itself = |byte: u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
     match u32::from(character) {

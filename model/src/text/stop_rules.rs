@@ -1,43 +1,44 @@
-//! Stop rules: which tokens and which strings end a reply, and what text must wait because it could become one.
+//! Stop rules: the tokens and strings that end a reply, and the text that must wait because it could become a stop
+//! string.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::error::TextError;
 
-/// Stop strings in a request, as OpenAI's API and vLLM bound them, with room.
+/// Stop strings per request: more than OpenAI's API and vLLM allow.
 const STRINGS_MAX: usize = 16;
-/// Bytes of a stop string.
+/// Bytes per stop string.
 const STRING_BYTES_MAX: usize = 1024;
 
-/// What ends a reply. Cloning shares it.
+/// The tokens and strings that end a reply. Cloning shares the strings.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct StopRules {
     ids: BTreeSet<u32>,
     strings: Arc<[String]>,
 }
 
-/// Never the strings: they are the user's.
+/// Shows the number of strings, never the strings, which are the user's.
 impl std::fmt::Debug for StopRules {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.debug_struct("StopRules").field("ids", &self.ids).field("strings", &self.strings.len()).finish()
     }
 }
 
-/// Which rule ended a reply.
+/// The rule that ended a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StopReason {
     /// An end token.
     Token(u32),
-    /// The stop string of this index.
+    /// The stop string with this index in the request.
     String(usize),
 }
 
 impl StopRules {
-    /// End tokens of the checkpoint and stop strings of the request.
+    /// Rules from the checkpoint's end tokens and the request's stop strings.
     ///
     /// # Errors
-    /// [`TextError::StopStrings`] for an empty one, more than 16, or more than 1,024 bytes.
+    /// [`TextError::StopStrings`] for an empty string, more than 16 strings, or a string of more than 1,024 bytes.
     pub fn new(ids: impl IntoIterator<Item = u32>, strings: Vec<String>) -> Result<Self, TextError> {
         let empty = strings.iter().filter(|string| string.is_empty()).count();
         let too_long = strings.iter().any(|string| string.len() > STRING_BYTES_MAX);
@@ -57,7 +58,7 @@ impl StopRules {
         self.ids.iter().copied()
     }
 
-    /// Whether `token` ends the reply. Its text is not part of it.
+    /// Whether `token` ends the reply. Its text is not part of the reply.
     pub fn stops_at(&self, token: u32) -> bool {
         self.ids.contains(&token)
     }
@@ -68,7 +69,7 @@ impl StopRules {
     }
 }
 
-/// Passes a reply's text on, up to the first stop string, which may lie across pieces.
+/// Passes on a reply's text up to the first stop string, which may span several pieces.
 #[derive(Clone)]
 pub struct StopFilter {
     strings: Arc<[String]>,
@@ -83,7 +84,8 @@ impl std::fmt::Debug for StopFilter {
 }
 
 impl StopFilter {
-    /// The text that is safe to show now, and the rule that ended the reply, if one did. After that nothing more comes.
+    /// Returns the text that is safe to show now, and the rule that ended the reply, if one did. After the end the text
+    /// is always empty.
     pub fn feed(&mut self, piece: &str) -> (String, Option<StopReason>) {
         if let Some(index) = self.stopped {
             return (String::new(), Some(StopReason::String(index)));
@@ -99,13 +101,13 @@ impl StopFilter {
         (std::mem::replace(&mut self.waiting, rest), None)
     }
 
-    /// What waited for a stop string that did not come; empty after one came.
+    /// Returns the text that was withheld as the possible beginning of a stop string; empty after a stop.
     pub fn flush(&mut self) -> String {
         std::mem::take(&mut self.waiting)
     }
 
-    /// The stop string that is complete first, so that the reply does not depend on how its text came in pieces; of
-    /// several that end at one place, the longest.
+    /// The stop string that is complete first, so that the reply does not depend on how its text is split into pieces.
+    /// Of several that end at one place, the longest.
     fn earliest_stop(&self) -> Option<(usize, usize)> {
         let found = self.strings.iter().enumerate().filter_map(|(index, string)| {
             let at = self.waiting.find(string.as_str())?;
@@ -115,7 +117,7 @@ impl StopFilter {
     }
 }
 
-/// The longest end of `text` that begins `stop` without completing it, in bytes.
+/// Bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = text.len().min(stop.len() - 1);
     let borders = (1..=longest).rev().filter(|&length| stop.is_char_boundary(length));

@@ -1,4 +1,4 @@
-//! `strftime_now`: the date in a template's words. The time is an input, so that a prompt can be rendered again.
+//! `strftime_now`: formats the date for templates. The time is an input, so that a prompt can be rendered again.
 
 use std::fmt::Write;
 
@@ -29,8 +29,8 @@ struct Moment {
     second: i64,
 }
 
-/// Formats seconds since 1970 (already moved to the wanted zone) with C's `strftime` in the C locale. What is not known
-/// here stays as it is written, as glibc does.
+/// Formats seconds since 1970, shifted to the user's time zone, like C's `strftime` in the C locale. Unknown codes are
+/// copied unchanged, as in glibc.
 pub(crate) fn strftime(format: &str, unix_seconds: i64) -> String {
     let moment = Moment::new(unix_seconds);
     let mut text = String::new();

@@ -1,7 +1,7 @@
-//! The meter of a template's values: what one may weigh, and all that are made together.
+//! The meter of a template's values. It limits the weight of one value and of all values made.
 //!
-//! Every operator, filter and method that makes a value passes it on here (see `template_metering.rs`); those that could
-//! make a huge one in a single step are held against the limit before they do.
+//! Every operator, filter and method passes the values it makes through here (see `template_metering.rs`). If a single
+//! step could make a huge value, it is checked before it runs.
 
 use std::fmt;
 
@@ -11,25 +11,25 @@ use minijinja::{Environment, Error, ErrorKind, State, Value, filters, functions}
 use super::python_value::display;
 use super::template_metering::{KEEP, METER, TEXT, TIMES};
 
-/// What a value weighs beside its text: more than any entry of a list or a map takes.
+/// Bytes of a value besides its text: more than any entry of a list or a map takes.
 const ENTRY_BYTES: u64 = 64;
-/// Lists in lists that are weighed. Deeper ones would exhaust the stack of whoever drops or prints them.
+/// Maximum levels of nested lists and maps. Dropping or printing deeper ones would exhaust the stack.
 const DEPTH_MAX: usize = 64;
 
-/// What the values of one rendering may weigh.
+/// Limits on the values of one rendering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MeterLimits {
-    /// One value, with everything in it.
+    /// Maximum bytes of one value, with everything in it.
     pub value_bytes_max: u64,
-    /// All that are made, whether they still exist or not.
+    /// Maximum bytes of all values made, whether they still exist or not.
     pub total_bytes_max: u64,
 }
 
-/// One rendering's meter; lives in minijinja's state.
+/// Bytes made so far by one rendering, kept in minijinja's state.
 #[derive(Clone, Copy, Default)]
 struct Made(u64);
 
-/// A template wanted more than it may have: the cause of the error that minijinja carries.
+/// The cause of a minijinja error when a template exceeds a limit.
 #[derive(Debug)]
 pub(super) struct TooHeavy {
     pub bytes_max: u64,
@@ -48,7 +48,7 @@ fn too_heavy(bytes_max: u64) -> Error {
 }
 
 impl MeterLimits {
-    /// Adds bytes to what this rendering has made.
+    /// Adds to the bytes that this rendering has made.
     pub fn add(self, state: &mut State, bytes: u64) -> Result<(), Error> {
         let made = state.get_or_insert_extension(Made::default());
         made.0 = made.0.saturating_add(bytes);
@@ -65,7 +65,7 @@ impl MeterLimits {
         Ok(value)
     }
 
-    /// What a value weighs with everything in it, as often as it is in it.
+    /// Bytes of a value with everything in it, where shared parts count each time.
     fn weigh(self, value: &Value, depth: usize, refused: &mut dyn FnMut(&Value) -> bool) -> Result<u64, Error> {
         if refused(value) {
             return Err(Error::new(ErrorKind::InvalidOperation, "a namespace cannot hold a namespace"));
@@ -79,7 +79,7 @@ impl MeterLimits {
                 return Err(too_heavy(self.value_bytes_max));
             }
             ValueKind::Seq | ValueKind::Iterable => {
-                // One that knows its length is refused without a walk.
+                // A sequence that knows its length is refused without iterating.
                 self.check((value.len().unwrap_or(0) as u64).saturating_mul(ENTRY_BYTES))?;
                 for item in value.try_iter()? {
                     bytes += self.weigh(&item, depth + 1, refused)?;
@@ -99,7 +99,7 @@ impl MeterLimits {
         Ok(bytes)
     }
 
-    /// `a * b`: numbers, or a text or a list so many times.
+    /// `a * b`: the product of numbers, or a text or a list repeated.
     fn times(self, state: &mut State, left: &Value, right: &Value) -> Result<Value, Error> {
         let wrong = || Error::new(ErrorKind::InvalidOperation, "these cannot be multiplied");
         let many = match (left.kind(), right.kind()) {
@@ -124,17 +124,17 @@ impl MeterLimits {
         Ok(Value::from_iter(std::iter::repeat_n(items, count as usize).flatten()))
     }
 
-    /// Whether `text` with every `from` become `to` is light enough.
+    /// Checks the result of `replace` in advance.
     fn check_replaced(self, arguments: &[Value]) -> Result<(), Error> {
         let [Some(text), Some(from), Some(to)] = [0, 1, 2].map(|place| arguments.get(place).and_then(Value::as_str))
         else {
-            return Ok(()); // refused by whoever is called
+            return Ok(()); // the call itself refuses them
         };
         let count = if from.is_empty() { text.chars().count() + 1 } else { text.matches(from).count() };
         self.check((count as u64).saturating_mul(to.len() as u64).saturating_add(text.len() as u64))
     }
 
-    /// Whether the items, one after the other with `joiner` between them, are light enough.
+    /// Checks the result of `join` in advance.
     fn check_joined(self, items: Option<&Value>, joiner: Option<&Value>) -> Result<(), Error> {
         let Some(Ok(items)) = items.map(Value::try_iter) else { return Ok(()) };
         let joiner = joiner.and_then(Value::as_str).map_or(0, str::len) as u64;
@@ -146,8 +146,8 @@ impl MeterLimits {
         Ok(())
     }
 
-    /// Whether a text with its placeholders filled is light enough. Widths are read from the text, and refused when they
-    /// come from elsewhere (`%*d`, `{:{}}`).
+    /// Checks the result of `format` in advance. Widths are read from the text. Widths from arguments (`%*d`, `{:{}}`)
+    /// are refused.
     fn check_format(self, arguments: &[Value]) -> Result<(), Error> {
         let Some(text) = arguments.first().and_then(Value::as_str) else { return Ok(()) };
         let widest = text.split(|char: char| !char.is_ascii_digit()).map(str::len).max().unwrap_or(0);
@@ -162,7 +162,7 @@ impl MeterLimits {
         self.check((text.len() as u64).saturating_add(places.saturating_mul(largest)))
     }
 
-    /// Whether numbers among the arguments, which become widths and counts, are small enough.
+    /// Checks numbers among the arguments, which become widths and counts.
     fn check_counts(self, arguments: &[Value]) -> Result<(), Error> {
         let texts: u64 =
             arguments.iter().filter_map(Value::as_str).map(|text| 1 + text.matches('\n').count() as u64).sum();
@@ -170,14 +170,14 @@ impl MeterLimits {
         counts.max().map_or(Ok(()), |count| self.check(count.saturating_mul(ENTRY_BYTES.max(texts))))
     }
 
-    /// What is known before a filter or a method of this name runs; the value itself is the first argument.
+    /// Checks a filter or a method before it runs. The value itself is the first argument.
     fn check_before(self, name: &str, arguments: &[Value]) -> Result<(), Error> {
         match name {
             "replace" => self.check_replaced(arguments),
             "join" => self.check_joined(arguments.first(), arguments.get(1)),
             "format" => self.check_format(arguments),
             "indent" | "batch" | "slice" => self.check_counts(arguments),
-            // What makes a list of a text's pieces.
+            // Filters and methods that make a list of a text's pieces.
             _ => match arguments.first().and_then(Value::as_str) {
                 Some(text) => self.check((pieces(name, text, arguments.get(1)) as u64).saturating_mul(ENTRY_BYTES)),
                 None => Ok(()),
@@ -185,11 +185,11 @@ impl MeterLimits {
         }
     }
 
-    /// Python's methods, weighed.
+    /// Calls one of Python's methods and weighs its result.
     pub fn method(self, state: &mut State, value: &Value, name: &str, arguments: &[Value]) -> Result<Value, Error> {
         let all: Vec<Value> = std::iter::once(value).chain(arguments).cloned().collect();
         match name {
-            // Of a method the text is the joiner.
+            // In the method `join` the text is the joiner, unlike in the filter.
             "join" => self.check_joined(all.get(1), all.first())?,
             _ => self.check_before(name, &all)?,
         }
@@ -197,7 +197,7 @@ impl MeterLimits {
         self.meter(state, made)
     }
 
-    /// Puts weighed filters and functions in the place of minijinja's own.
+    /// Replaces minijinja's filters and functions with weighed ones.
     pub fn install(self, environment: &mut Environment<'_>) {
         environment.add_filter(METER, move |state: &mut State, value: Value| self.meter(state, value));
         environment.add_filter(KEEP, move |value: Value| {
@@ -217,7 +217,7 @@ impl MeterLimits {
         environment.add_filter("string", printed);
         environment.add_filter("pprint", printed);
         self.install_filters(environment);
-        // What it prints is the whole state, others' messages included.
+        // `debug` would print the whole state, with all messages.
         environment.remove_global("debug");
         for (name, function) in
             [("dict", Value::from_function(functions::dict)), ("namespace", Value::from_function(functions::namespace))]
@@ -264,7 +264,7 @@ let arguments = arguments.into_values();
     }
 }
 
-/// Whether a width or the like comes from an argument, as in `{:{}}`. Two braces are the letter.
+/// Whether a width or the like comes from an argument, as in `{:{}}`. A double brace is a literal brace.
 fn has_place_in_place(format: &str) -> bool {
     let mut is_in_place = false;
     let plain = format.replace("{{", "");
@@ -275,7 +275,7 @@ fn has_place_in_place(format: &str) -> bool {
     })
 }
 
-/// How many entries a filter or a method makes of a text, at most.
+/// Upper bound on the entries that a filter or a method makes of a text.
 fn pieces(name: &str, text: &str, separator: Option<&Value>) -> usize {
     match (name, separator.and_then(Value::as_str)) {
         ("split", Some(separator)) if !separator.is_empty() => text.matches(separator).count(),
@@ -296,7 +296,7 @@ fn multiplied(left: &Value, right: &Value) -> Option<Value> {
     }
 }
 
-/// minijinja tells of its namespaces' type by name alone.
+/// minijinja exposes the type of its namespaces only by name.
 fn is_namespace(value: &Value) -> bool {
     value.as_object().is_some_and(|object| object.type_name().ends_with("::Namespace"))
 }

@@ -1,8 +1,8 @@
-//! A template rewritten so that every value it makes is weighed.
+//! Rewrites a template so that every value it makes is weighed.
 //!
-//! minijinja counts steps, and a step may double a text: forty of them fill any machine. It has no place to hook into its
-//! operators, so the source gets one: `a + b` becomes `(a + b)|meter`, and so on. What stands where is minijinja's own
-//! parser's word; only text is inserted, on the same lines, so that errors keep their line numbers.
+//! minijinja counts steps, but a step may double a text, and forty of those fill any machine. Its operators cannot be
+//! hooked, so the source is changed: `a + b` becomes `(a + b)|meter`, and so on. minijinja's own parser gives the
+//! places. Text is inserted on the same lines, so that errors keep their line numbers.
 
 use minijinja::machinery::ast::{BinOpKind, CallArg, Expr, Stmt};
 use minijinja::syntax::SyntaxConfig;
@@ -10,25 +10,26 @@ use minijinja::{Error, ErrorKind};
 
 /// The filter that weighs a value.
 pub(super) const METER: &str = "__bursar_meter";
-/// The filter that weighs what becomes a part of a namespace: that may hold no namespace again.
+/// The filter that weighs a value assigned to a namespace's attribute. A namespace must not hold another one.
 pub(super) const KEEP: &str = "__bursar_keep";
 /// The filter that multiplies.
 pub(super) const TIMES: &str = "__bursar_times";
-/// The function that weighs so many bytes of the template's own text.
+/// The function that weighs a number of bytes of the template's own text.
 pub(super) const TEXT: &str = "__bursar_text";
 
-/// Statements and expressions in each other. Released templates have some ten; without a limit a long one would exhaust
-/// the stack.
+/// Maximum levels of nested statements and expressions. Released templates have about ten; without a limit a long one
+/// would exhaust the stack.
 const DEPTH_MAX: usize = 500;
 
-/// Sums in a row of which one is weighed, and the last: the others hold a few values more than the limit for a moment.
+/// In a chain of sums, every eighth and the last are weighed. Between them the values may briefly exceed the limit by a
+/// few.
 const SUMS_UNWEIGHED: usize = 8;
 
 /// Rewrites a template.
 ///
 /// # Errors
-/// Those of the parser, and for what could not be weighed: another template's text inside this one (transformers has none
-/// to offer either), and `{% raw %}` inside what becomes a value.
+/// The parser's errors, and an error for text that cannot be weighed: another template inside this one (which
+/// transformers does not support either), and `{% raw %}` inside text that becomes a value.
 pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Error> {
     let template = minijinja::machinery::parse(source, "", syntax.clone())?;
     let mut metering = Metering { source, edits: Vec::new(), captures: 0, depth: 0, refused: None };
@@ -39,7 +40,7 @@ pub(super) fn metered(source: &str, syntax: &SyntaxConfig) -> Result<String, Err
     }
 }
 
-/// Text that takes the place of `bytes` bytes at an offset.
+/// Text that replaces `bytes` bytes at an offset.
 struct Edit {
     at: usize,
     bytes: usize,
@@ -48,11 +49,11 @@ struct Edit {
 
 struct Metering<'a> {
     source: &'a str,
-    /// Inner expressions come before the outer ones that end where they end.
+    /// Inner expressions come before outer ones that end at the same place.
     edits: Vec<Edit>,
-    /// Blocks around whose text becomes a value.
+    /// Number of enclosing blocks whose text becomes a value.
     captures: usize,
-    /// Statements and expressions around.
+    /// Number of enclosing statements and expressions.
     depth: usize,
     refused: Option<&'static str>,
 }
@@ -75,8 +76,8 @@ impl Metering<'_> {
         self.edits.push(Edit { at, bytes: 0, text: text.into() });
     }
 
-    /// Parentheses around an expression, a filter behind them, and parentheses around that, as `[0]` may follow. Where the
-    /// expression begins with parentheses of its own, the new ones may come to stand behind them: that reads the same.
+    /// Puts parentheses around an expression, a filter after them, and parentheses around both, as `[0]` may follow. If
+    /// the expression begins with parentheses of its own, the new ones may end up inside them, which means the same.
     fn filter(&mut self, expression: &Expr<'_>, filter: &str) {
         self.insert(start(expression), "((");
         self.insert(end(expression), format!(")|{filter})"));
@@ -98,7 +99,7 @@ impl Metering<'_> {
             _ if self.is_too_deep() => {}
             Stmt::Template(template) => self.statements(&template.children),
             Stmt::EmitExpr(emit) => self.expression(&emit.expr),
-            // What is printed is bounded where it is printed; what is captured becomes a value.
+            // Printed text is limited when it is printed. Captured text becomes a value.
             Stmt::EmitRaw(emit) if self.captures > 0 && !emit.raw.is_empty() => {
                 let at = emit.raw.as_ptr() as usize - self.source.as_ptr() as usize;
                 if is_raw_tag(&self.source[..at]) {
@@ -110,7 +111,7 @@ impl Metering<'_> {
             Stmt::ForLoop(each) => {
                 self.expression(&each.iter);
                 each.filter_expr.iter().for_each(|filter| self.expression(filter));
-                // A recursive loop's call gives what its body prints.
+                // A call of a recursive loop returns the text that its body prints.
                 match each.recursive {
                     true => self.captured(&each.body),
                     false => self.statements(&each.body),
@@ -166,7 +167,7 @@ impl Metering<'_> {
         self.refused.is_some()
     }
 
-    /// `{% filter a|b(c) %}`: the innermost filter has nothing that it is applied to yet.
+    /// `{% filter a|b(c) %}`: the innermost filter has no operand in the source.
     fn arguments_of_filters(&mut self, filter: &Expr<'_>) {
         if let Expr::Filter(filter) = filter {
             filter.expr.iter().for_each(|inner| self.arguments_of_filters(inner));
@@ -191,18 +192,19 @@ impl Metering<'_> {
         self.operand(expression, false);
     }
 
-    /// An expression that is the left part of a sum, or is not.
+    /// Visits an expression; `is_of_sum` if it is the left operand of a sum.
     fn operand(&mut self, expression: &Expr<'_>, is_of_sum: bool) {
         self.depth += 1;
         self.parts(expression);
-        // Each sum in a long sum would stand in one more pair of parentheses, and the parser takes few.
+        // Weighing each sum of a long chain would nest it in one more pair of parentheses, and the parser allows few
+        // levels.
         if self.refused.is_none() && (!is_of_sum || sums(expression).is_multiple_of(SUMS_UNWEIGHED)) {
             self.whole(expression);
         }
         self.depth -= 1;
     }
 
-    /// What is inside an expression.
+    /// Visits the parts of an expression.
     fn parts(&mut self, expression: &Expr<'_>) {
         match expression {
             _ if self.is_too_deep() => {}
@@ -248,18 +250,18 @@ impl Metering<'_> {
         }
     }
 
-    /// The value that an expression makes, where it makes one.
+    /// Weighs the value that an expression makes, if it makes one.
     fn whole(&mut self, expression: &Expr<'_>) {
         match expression {
             Expr::Slice(_) => self.filter(expression, METER),
-            // Constants weigh what they take in the source.
+            // The limit on the source covers constants.
             Expr::List(_) | Expr::Tuple(_) | Expr::Map(_) if expression.as_const().is_none() => {
                 self.filter(expression, METER);
             }
             Expr::BinOp(operation) => match operation.op {
                 operation if is_sum(operation) => self.filter(expression, METER),
                 BinOpKind::Mul => {
-                    // Between the operands stand parentheses, blanks, and the operator.
+                    // Between the operands are only parentheses, blanks and the operator.
                     let gap = end(&operation.left)..start(&operation.right);
                     let star = self.source[gap.clone()].find('*').expect("the operator is between its operands");
                     self.insert(start(expression), "(");
@@ -277,7 +279,7 @@ fn is_sum(operation: BinOpKind) -> bool {
     matches!(operation, BinOpKind::Add | BinOpKind::Concat)
 }
 
-/// Sums in a row along the left: `a + b + c` has two.
+/// Length of the chain of sums along the left: `a + b + c` has two.
 fn sums(expression: &Expr<'_>) -> usize {
     match expression {
         Expr::BinOp(operation) if is_sum(operation.op) => 1 + sums(&operation.left),
@@ -291,7 +293,8 @@ fn is_raw_tag(before: &str) -> bool {
     tag.is_some_and(|tag| tag.trim_matches(|char: char| char.is_whitespace() || "-+".contains(char)) == "raw")
 }
 
-/// Where an expression begins. The parser's spans of what is written behind an operand (`.a`, `[0]`, `|f`) begin there.
+/// Offset of an expression's first byte. The parser's spans of postfix expressions (`.a`, `[0]`, `|f`) begin after
+/// their operand.
 fn start(expression: &Expr<'_>) -> usize {
     let first = match expression {
         Expr::Slice(slice) => Some(&slice.expr),

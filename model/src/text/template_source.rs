@@ -1,4 +1,4 @@
-//! Where a checkpoint keeps its chat templates: a file of its own, a JSON file, or the tokenizer's settings.
+//! The sources of a checkpoint's chat templates: a Jinja file, a JSON file, or the tokenizer's settings.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use serde_json::Value;
 
 use super::error::TextError;
 
-/// The template that is used when none is asked for.
+/// The template for requests that do not name one.
 pub const DEFAULT_TEMPLATE: &str = "default";
 
-/// A checkpoint's chat templates by name, with the special tokens that they may print.
+/// A checkpoint's chat templates, and the special tokens that they may print.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TemplateSources {
     /// Sources by name; a single unnamed template is "default".
     pub templates: BTreeMap<String, String>,
-    /// `bos_token`, `eos_token`, `pad_token` ...: the text of each that the tokenizer's settings name.
+    /// Texts of the special tokens in the tokenizer's settings, by name: `bos_token`, `eos_token`, `pad_token` ...
     pub special_tokens: BTreeMap<String, String>,
 }
 
@@ -30,11 +30,12 @@ pub struct TemplateFiles<'a> {
 }
 
 impl TemplateSources {
-    /// Reads what there is. `chat_template.jinja` wins over `chat_template.json`, which wins over the tokenizer's settings,
-    /// as transformers 5.17 loads processors (`ProcessorMixin.from_pretrained`).
+    /// Reads the files that are given. `chat_template.jinja` wins over `chat_template.json`, which wins over the
+    /// tokenizer's settings, as transformers 5.17 loads processors (`ProcessorMixin.from_pretrained`).
     ///
     /// # Errors
-    /// [`TextError::TemplateShape`]. No template at all is no error here: [`ChatTemplate`](super::ChatTemplate) says so.
+    /// [`TextError::TemplateShape`]. It is not an error to have no template;
+    /// [`ChatTemplate::render`](super::ChatTemplate::render) reports that.
     pub fn read(files: TemplateFiles<'_>) -> Result<Self, TextError> {
         const SETTINGS: &str = "tokenizer_config.json";
         const JSON: &str = "chat_template.json";
@@ -60,7 +61,7 @@ fn parse(bytes: &[u8], file: &'static str) -> Result<Value, TextError> {
     serde_json::from_slice(bytes).map_err(|_| TextError::TemplateShape { file })
 }
 
-/// A text, a list of `{"name", "template"}`, or a map from name to text.
+/// Reads a text, a list of `{"name", "template"}`, or a map from name to text.
 fn named(value: &Value, file: &'static str) -> Result<BTreeMap<String, String>, TextError> {
     let shape = || TextError::TemplateShape { file };
     let pair = |name: &Value, source: &Value| match (name, source) {
@@ -76,7 +77,7 @@ fn named(value: &Value, file: &'static str) -> Result<BTreeMap<String, String>, 
     }
 }
 
-/// Each `*_token`, which is a text or an object with its text as `content`; absent and null ones are left undefined.
+/// Reads each `*_token`: a text, or an object with its text as `content`. Missing and null ones stay undefined.
 fn special_tokens(settings: &Value) -> BTreeMap<String, String> {
     let entries = settings.as_object().into_iter().flatten();
     let tokens = entries.filter(|(name, _)| name.ends_with("_token")).filter_map(|(name, value)| {

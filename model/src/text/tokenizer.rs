@@ -1,4 +1,4 @@
-//! The tokenizer: text to ids and back, with the vocabulary's special tokens known.
+//! The tokenizer: text to ids and back, with or without special tokens.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ struct Shared {
     vocabulary_size: usize,
 }
 
-/// A token that is matched as a whole in text, before the vocabulary's merges apply.
+/// A token that is matched as a whole in text, before merges apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AddedToken {
     /// Its id.
     pub id: u32,
-    /// Its text.
+    /// The text that it matches.
     pub content: String,
-    /// Whether it is control and not text: users cannot write it, and decoding can skip it.
+    /// Whether it is a control token: users cannot write it, and decoding can skip it.
     pub special: bool,
 }
 
@@ -40,7 +40,7 @@ impl Tokenizer {
     pub fn from_bytes(json: &[u8]) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(json)
             .map_err(|error| TextError::Tokenizer { reason: error.to_string() })?;
-        // Files sometimes carry the settings of their training; a prompt is neither cut nor padded here.
+        // Some files have padding and truncation from their training. Prompts need neither.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| TextError::Tokenizer { reason: error.to_string() })?;
         let mut added: Vec<_> = inner
@@ -64,8 +64,9 @@ impl Tokenizer {
         Tokenizer::from_bytes(&json)
     }
 
-    /// Ids of `text`, where the text of special tokens means those tokens. For text that we or the checkpoint wrote; what
-    /// users wrote goes through [`encode_plain`](Self::encode_plain) or a [`PromptEncoder`](super::PromptEncoder).
+    /// Ids of `text`, in which names of special tokens become those tokens. Use it for text from this crate or the
+    /// checkpoint. For users' text use [`encode_plain`](Self::encode_plain) or a
+    /// [`PromptEncoder`](super::PromptEncoder).
     ///
     /// `add_special_tokens` also applies the file's post-processor (a leading bos, say).
     ///
@@ -76,12 +77,12 @@ impl Tokenizer {
         encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(|_| TextError::Encode { bytes: text.len() })
     }
 
-    /// Ids of `text` in which nothing is special: added tokens are spelled out like any other text.
+    /// Ids of `text` without special tokens: names of added tokens are encoded like any other text.
     ///
     /// # Errors
     /// [`TextError::Encode`].
     pub fn encode_plain(&self, text: &str) -> Result<Vec<u32>, TextError> {
-        // The library's own steps (`TokenizerImpl::encode`) without the one that looks for added tokens.
+        // The library's own steps (`TokenizerImpl::encode`) without the search for added tokens.
         let inner = &self.shared.inner;
         let encode = || -> tokenizers::Result<Vec<u32>> {
             let mut normalized = NormalizedString::from(text);
@@ -98,7 +99,7 @@ impl Tokenizer {
         encode().map_err(|_| TextError::Encode { bytes: text.len() })
     }
 
-    /// The text of `ids`, all at once; bytes that are not UTF-8 become U+FFFD.
+    /// The text of `ids`. Bytes that are not UTF-8 become U+FFFD.
     ///
     /// # Errors
     /// [`TextError::Decode`].
@@ -106,7 +107,8 @@ impl Tokenizer {
         self.shared.inner.decode(ids, skip_special_tokens).map_err(|_| TextError::Decode { tokens: ids.len() })
     }
 
-    /// One more than the largest id, added tokens included. A model's logits may be wider: files pad them.
+    /// One more than the largest id, added tokens included. A model's logits may be wider, because checkpoints pad
+    /// them.
     pub fn vocabulary_size(&self) -> usize {
         self.shared.vocabulary_size
     }
@@ -121,22 +123,22 @@ impl Tokenizer {
         self.shared.inner.id_to_token(id)
     }
 
-    /// Added tokens by id: control and a few that are text.
+    /// Added tokens, sorted by id: control tokens and a few text tokens.
     pub fn added_tokens(&self) -> &[AddedToken] {
         &self.shared.added
     }
 
-    /// The file's decoder, which says how tokens spell text.
+    /// The file's decoder, which defines how tokens spell text.
     pub(super) fn decoder(&self) -> Option<&tokenizers::DecoderWrapper> {
         self.shared.inner.get_decoder()
     }
 
-    /// What keeps users from writing special tokens.
+    /// The guard that keeps users from writing special tokens.
     pub fn guard(&self) -> &SpecialGuard {
         &self.shared.guard
     }
 
-    /// The text after the tokenizer's normalizer: where a full-width letter may turn into an ASCII one.
+    /// The text after the tokenizer's normalizer, which may turn a full-width letter into an ASCII one.
     pub(super) fn normalized(&self, text: &str) -> String {
         let mut normalized = NormalizedString::from(text);
         match self.shared.inner.get_normalizer().map(|normalizer| normalizer.normalize(&mut normalized)) {
@@ -146,7 +148,7 @@ impl Tokenizer {
     }
 }
 
-/// Not `get_vocab_size`, which counts: ids may have holes, and the demo's or a pruned vocabulary does.
+/// `get_vocab_size` would count tokens, but ids may have gaps, as in the demo's vocabulary or a pruned one.
 fn vocabulary_size(inner: &tokenizers::Tokenizer) -> usize {
     inner.get_vocab(true).into_values().max().map_or(0, |largest| largest as usize + 1)
 }

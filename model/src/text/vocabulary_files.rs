@@ -1,5 +1,5 @@
-//! A tokenizer in parts: `vocab.json` and `merges.txt` as GPT-2 had them, put together as transformers does where there is
-//! no `tokenizer.json` (5.17, `tokenization_qwen2.py`).
+//! A tokenizer in parts: `vocab.json` and `merges.txt` as in GPT-2, combined as transformers does without a
+//! `tokenizer.json` (5.17, `tokenization_qwen2.py`).
 
 use std::collections::BTreeMap;
 
@@ -7,35 +7,35 @@ use serde_json::{Map, Value, json};
 
 use super::error::TextError;
 
-/// The classes whose way of cutting text into words is known here.
+/// The tokenizer classes whose pre-tokenization is implemented here.
 const KNOWN_CLASSES: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 
-/// Where these classes cut text before merges apply.
+/// The pattern by which these classes split text before merges apply.
 const WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
-/// Settings that name one special token each, and those that list some.
+/// Settings with one special token each, and settings with a list of them.
 const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 const LISTED: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// The files that a `tokenizer.json` is made of.
+/// The files that replace a `tokenizer.json`.
 pub struct VocabularyFiles<'f> {
     /// `vocab.json`: ids by token.
     pub vocabulary: &'f [u8],
-    /// `merges.txt`: two tokens a line, the most frequent first.
+    /// `merges.txt`: two tokens per line, the most frequent pair first.
     pub merges: &'f [u8],
-    /// `added_tokens.json`: ids by text; older than the list in `tokenizer_config.json`.
+    /// `added_tokens.json`: ids by text. Newer checkpoints have a list in `tokenizer_config.json` instead.
     pub added: Option<&'f [u8]>,
     /// `tokenizer_config.json`.
     pub config: Option<&'f [u8]>,
 }
 
 impl VocabularyFiles<'_> {
-    /// The same as one `tokenizer.json`.
+    /// Builds the `tokenizer.json`.
     ///
     /// # Errors
-    /// [`TextError::Tokenizer`]: a file that is damaged, a class that cuts text in another way, or special tokens that no
-    /// file gives an id: text in which they stand would become other tokens.
+    /// [`TextError::Tokenizer`] for a damaged file, an unknown tokenizer class, or special tokens without an id, which
+    /// would be encoded as other tokens.
     pub fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
         let config = self.config.map(|json| object("tokenizer_config.json", json)).transpose()?.unwrap_or_default();
         if let Some(class) = config.get("tokenizer_class").and_then(Value::as_str)
@@ -73,7 +73,7 @@ impl VocabularyFiles<'_> {
         Ok(tokenizer.to_string().into_bytes())
     }
 
-    /// Pairs of tokens. A line that begins with `#version` is none.
+    /// Pairs of tokens, without lines that begin with `#version`.
     fn merges(&self) -> Result<Vec<[&str; 2]>, TextError> {
         let text = str::from_utf8(self.merges).map_err(|_| refused("merges.txt is not UTF-8".into()))?;
         let lines = text.lines().zip(1..).filter(|(line, _)| !line.starts_with("#version") && !line.is_empty());
@@ -84,7 +84,7 @@ impl VocabularyFiles<'_> {
         lines.map(merge).collect()
     }
 
-    /// Tokens that are matched as a whole, by id.
+    /// The added tokens by id.
     fn added_tokens(&self, config: &Map<String, Value>, special: &[String]) -> Result<BTreeMap<u32, Value>, TextError> {
         let flags = ["single_word", "lstrip", "rstrip", "normalized", "special"];
         let token = |id: u32, content: &Value, is: &dyn Fn(&str) -> bool| {
@@ -113,7 +113,7 @@ impl VocabularyFiles<'_> {
     }
 }
 
-/// Tokens that the settings call special.
+/// The special tokens of the settings.
 fn special(config: &Map<String, Value>) -> Vec<String> {
     let text = |token: &Value| token.as_str().or_else(|| token["content"].as_str()).map(str::to_owned);
     let named = NAMED.iter().filter_map(|key| config.get(*key));

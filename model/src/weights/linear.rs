@@ -11,12 +11,12 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// `x` `[rows, in_features]`; gives `[rows, out_features]`.
+    /// Applies it to `x` `[rows, in_features]` and returns `[rows, out_features]`.
     pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 
-    /// As [`forward`](Linear::forward), of gate and up, and gated: gives `[rows, out_features / 2]`.
+    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`.
     pub fn forward_gated<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

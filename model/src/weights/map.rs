@@ -1,4 +1,4 @@
-//! The map of a weight segment: which tensor lies where.
+//! The map of a weight segment: the place of each tensor.
 
 use std::collections::BTreeSet;
 
@@ -9,102 +9,102 @@ use thiserror::Error;
 use super::Linear;
 use crate::checkpoint::{Checkpoint, RandomTensor, TensorType, error::CheckpointError};
 
-/// Each tensor starts at a multiple of this, as tensor-core loads want it.
+/// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: u64 = 256;
 
-/// Where the segment would start in a map that only measures. Nothing is ever read or written there.
+/// The base address of a map that only measures. It is never read or written.
 const NOWHERE: Address = Address(1 << 40);
 
-/// A tensor of the checkpoint that is not what the model's configuration asks for.
+/// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
 pub enum WeightError {
     /// It is missing, or the file is broken.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// It has another shape.
+    /// Its shape differs from the configuration's.
     #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
     Shape {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
-        /// What the configuration implies.
+        /// The shape that the configuration implies.
         expected: Vec<usize>,
-        /// What the file has.
+        /// The shape in the file.
         found: Vec<usize>,
     },
-    /// The file has tensors that the model has no place for: it is another model's, or the configuration is.
+    /// The file has tensors that the model has no place for: file and configuration are of different models.
     #[error("config.json has no place for {count} tensors of the checkpoint: {}", .first.join(", "))]
     Extra {
-        /// How many there are.
+        /// The number of such tensors.
         count: usize,
-        /// The first names, in the order of the alphabet.
+        /// The first three names, in alphabetical order.
         first: Vec<String>,
     },
-    /// The configuration ties two tensors, and the file has both, with other numbers.
+    /// The configuration ties two tensors, but the file has both with different values.
     #[error("config.json ties {name} to {twin}, but the checkpoint has both and they are not the same")]
     Untied {
         /// The tensor that would not be read.
         name: String,
-        /// The one that would be read in its place.
+        /// The tensor that would be read in its place.
         twin: String,
     },
-    /// Tensors that are put side by side have different element types.
+    /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
-        /// The tensor.
+        /// The tensor's name.
         name: String,
         /// The first neighbour's type.
         expected: DType,
-        /// This one's type.
+        /// This tensor's type.
         found: DType,
     },
 }
 
-/// Names that an error about extra tensors shows.
+/// How many names an error about extra tensors shows.
 const EXTRA_SHOWN: usize = 3;
 
-/// Buffers that older versions of transformers saved with the weights. They follow from the configuration, and are
-/// computed from it here as transformers itself does now.
+/// Buffers that older versions of transformers saved with the weights. They are computed from the configuration here,
+/// as transformers itself does now.
 const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
 
-/// What is copied to one place of the segment.
+/// A copy to one place of the segment.
 #[derive(Clone, Debug)]
 pub struct WeightCopy {
-    /// Where to.
+    /// The destination address.
     pub to: Address,
-    /// How much, there.
+    /// Bytes at the destination.
     pub bytes: Bytes,
-    /// Elements of a row, and zeros that stand behind each.
+    /// Elements of a row, and zeros after each row.
     pub row: (usize, usize),
-    /// The type of the elements there: what the target keeps weights as. A file's elements are rounded to it.
+    /// The element type at the destination, to which the file's elements are rounded.
     pub kept: DType,
-    /// What.
+    /// Where the values come from.
     pub source: WeightSource,
 }
 
-/// Where a copy comes from.
+/// The source of a copy.
 #[derive(Clone, Debug)]
 pub enum WeightSource {
-    /// The checkpoint's tensor of this name.
+    /// The checkpoint's tensor with this name.
     Tensor(String),
-    /// The tensor of this name of a random checkpoint.
+    /// The random checkpoint's tensor with this name.
     Random(String, RandomTensor),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
-    /// Zeros between tensors.
+    /// Zero padding between tensors.
     Zeros,
 }
 
-/// Zeros that the target wants around a tensor.
+/// Zero padding that the target needs around a tensor.
 #[derive(Clone, Copy, Default)]
 struct Padding {
-    /// Rows behind those of each part.
+    /// Rows after those of each part.
     rows: usize,
-    /// Columns behind each row.
+    /// Columns after each row.
     columns: usize,
 }
 
 impl WeightSource {
-    /// The checkpoint's name for it.
+    /// The tensor's name in the checkpoint, if it is from there.
     pub fn name(&self) -> Option<&str> {
         match self {
             WeightSource::Tensor(name) | WeightSource::Random(name, _) => Some(name),
@@ -113,19 +113,19 @@ impl WeightSource {
     }
 }
 
-/// Hands out places in the segment, one claim after the other.
+/// Assigns places in the segment, one claim after the other.
 pub struct WeightMap<'c> {
     checkpoint: &'c Checkpoint,
     target: Target,
     base: Address,
     used: Bytes,
     copies: Vec<WeightCopy>,
-    /// Tensors that need not be read, each with the one that is read in its place.
+    /// Tensors that need not be read, each with the tensor that is read in its place.
     twins: Vec<(String, String)>,
 }
 
 impl<'c> WeightMap<'c> {
-    /// A map that only measures: its tensors may be planned with, never computed with.
+    /// A map that only measures. Its tensors are for planning and must never be computed with.
     pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
         WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), twins: Vec::new() }
     }
@@ -133,8 +133,8 @@ impl<'c> WeightMap<'c> {
     /// A map of the segment that starts at `base`.
     ///
     /// # Safety
-    /// `base` must start as much backed memory as [`used`](WeightMap::used) says after the claims, and it must stay
-    /// there for as long as a tensor of the map is used.
+    /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory, as counted after the last
+    /// claim. The memory must stay backed for as long as a tensor of the map is used.
     pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, base: Address) -> Self {
         WeightMap { base, ..WeightMap::dry(checkpoint, target) }
     }
@@ -145,7 +145,7 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[(name.to_owned(), shape.rows())], shape, Padding::default())
     }
 
-    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` if it has one.
+    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`.
     pub fn linear(
         &mut self,
         name: &str,
@@ -156,7 +156,7 @@ impl<'c> WeightMap<'c> {
         self.fused_linear(&[(name, out_features)], in_features, bias)
     }
 
-    /// Claims projections of the same input as one, their rows one after the other.
+    /// Claims projections of the same input as one, their rows concatenated.
     pub fn fused_linear(
         &mut self,
         parts: &[(&str, usize)],
@@ -166,8 +166,8 @@ impl<'c> WeightMap<'c> {
         self.padded_linear(parts, in_features, bias, Padding::default())
     }
 
-    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down` `[hidden, intermediate]`. Between them the target may want more features than the model has: their gates and
-    /// columns are zeros.
+    /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
+    /// `[hidden, intermediate]`. The target may pad `intermediate`; the added rows and columns are zeros.
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
@@ -201,30 +201,29 @@ impl<'c> WeightMap<'c> {
         Ok(Linear { weight, bias })
     }
 
-    /// Claims a place for `numbers`.
+    /// Claims a place for `numbers`, which are copied there as f32.
     pub fn constant(&mut self, numbers: &[f32]) -> Tensor<'static> {
         self.align();
         let bytes = DType::F32.bytes(numbers.len());
         let to = self.place(bytes, (numbers.len(), 0), DType::F32, WeightSource::Constant(numbers.to_vec()));
-        // SAFETY: whoever made the map vouched for the segment.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
-    /// Whether the checkpoint has a tensor of this name: it may have one of several. A random checkpoint has none before
-    /// it is claimed.
+    /// Whether the checkpoint has a tensor with this name, to choose among several spellings. Always false for a random
+    /// checkpoint.
     pub fn has(&self, name: &str) -> bool {
         self.checkpoint.tensors.contains(name)
     }
 
-    /// Lets the checkpoint have a tensor that the model does not read, as long as it is `twin`, which the model reads, once
-    /// more.
+    /// Allows the checkpoint a tensor `name` that the model does not read, if it equals `twin`, which the model reads.
     pub fn twin(&mut self, name: &str, twin: &str) {
         self.twins.push((name.to_owned(), twin.to_owned()));
     }
 
-    /// To be called after the last claim. A tensor that a tie leaves out is compared with the one that takes its place, to
-    /// the last number: where both are there and differ, transformers 5.17 does not tie them (`modeling_utils.py`,
-    /// `tie_weights`), and one of file and configuration is wrong.
+    /// Call this after the last claim. It compares each tensor that a tie leaves out with the one that replaces it,
+    /// byte by byte. If the file has both and they differ, file or configuration is wrong; transformers 5.17 does not
+    /// tie them then (`modeling_utils.py`, `tie_weights`).
     ///
     /// # Errors
     /// [`WeightError::Untied`].
@@ -238,8 +237,9 @@ impl<'c> WeightMap<'c> {
         Ok(())
     }
 
-    /// To be called after the last claim. A tensor that nobody claimed is not left out silently: the model would answer,
-    /// and answer wrongly. Only [twins](WeightMap::twin) and buffers of rotary frequencies may stay behind.
+    /// Call this after the last claim. It refuses tensors that no layer has claimed, because the model would run
+    /// without them and answer wrongly. Only [twins](WeightMap::twin) and buffers of rotary frequencies may be left
+    /// out.
     ///
     /// # Errors
     /// [`WeightError::Extra`].
@@ -260,18 +260,18 @@ impl<'c> WeightMap<'c> {
         }
     }
 
-    /// Bytes of all claims.
+    /// Bytes of all claims so far, with alignment and padding.
     pub fn used(&self) -> Bytes {
         self.used
     }
 
-    /// What is to be copied, in the order of the claims.
+    /// The copies to make, in the order of the claims.
     pub fn copies(&self) -> &[WeightCopy] {
         &self.copies
     }
 
     /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
-    /// file: a convolution's kernel is a matrix here.
+    /// file: a convolution's kernel becomes a matrix.
     fn stacked(
         &mut self,
         parts: &[(String, usize)],
@@ -295,7 +295,7 @@ impl<'c> WeightMap<'c> {
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
-        // SAFETY: whoever made the map vouched for the segment.
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         let whole = unsafe {
             let dtype = self.target.weight(dtype);
             match (padding.rows, padding.columns) {
@@ -309,8 +309,8 @@ impl<'c> WeightMap<'c> {
         Ok(whole)
     }
 
-    /// What the checkpoint has under this name, held against the rows and the inner extents that are claimed. A random
-    /// checkpoint has whatever is claimed.
+    /// The checkpoint's tensor with this name, checked against the claimed rows and inner extents. A random checkpoint
+    /// has every tensor that is claimed.
     fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
             return Ok((dtype, WeightSource::Random(name.to_owned(), random)));

@@ -1,8 +1,7 @@
 //! From a checkpoint's tensors to one segment of device memory.
 //!
-//! A family *claims* its weights once: names, shapes, and which of them the kernels want side by side. The claims give
-//! the segment's size without reading a weight; the same claims, made again over a real segment, say what is copied
-//! where.
+//! The code of a family *claims* its weights: their names, their shapes, and which ones are fused. The claims give the
+//! segment's size without reading a weight. Made again over a real segment, the same claims say what is copied where.
 
 mod linear;
 mod map;

@@ -1,18 +1,18 @@
-//! Numbers of one type as numbers of another. `half` converts a slice of f16 by the processor's own instructions, several
-//! times as fast as one by one.
+//! Rounding of numbers from one type to another. `half` converts a slice of f16 with the processor's own instructions,
+//! several times as fast as one by one.
 
 use bursar_kernels::DType;
 use half::{bf16, f16, slice::HalfFloatSliceExt};
 use rayon::prelude::*;
 
-/// Numbers that a thread takes.
+/// Numbers per thread at a time.
 const BY_A_THREAD: usize = 1 << 16;
 
-/// Numbers that are widened, and then rounded: a thread's own cache keeps them in between.
+/// Numbers that are widened and then rounded at a time; few enough for a processor core's own cache.
 const AT_ONCE: usize = 1 << 10;
 
-/// Rounds the numbers of a file (little-endian, of type `found`) to the nearest of type `kept`, `most` at a time, in `room`,
-/// which grows to that; `each` is given one part after the other.
+/// Rounds the numbers of a file (little-endian, of type `found`) to the nearest of type `kept`, at most `most` at a
+/// time, in `room`, which grows as needed. `each` receives one part after the other.
 pub(crate) fn rounded_parts<E>(
     source: &[u8],
     (found, kept): (DType, DType),
@@ -27,13 +27,13 @@ pub(crate) fn rounded_parts<E>(
     })
 }
 
-/// So many bytes of `room`, which grows where it has fewer. They hold what was there before.
+/// The first `bytes` bytes of `room`, which grows if it has fewer. They keep their old content.
 pub(crate) fn room_for(room: &mut Vec<u8>, bytes: usize) -> &mut [u8] {
     room.resize(room.len().max(bytes), 0);
     &mut room[..bytes]
 }
 
-/// All of it at once, on all threads.
+/// Rounds all of `source`, on all threads.
 fn round(source: &[u8], found: DType, out: &mut [u8], kept: DType) {
     assert_eq!(source.len() / found.size(), out.len() / kept.size(), "as many numbers");
     let parts = source.par_chunks(BY_A_THREAD * found.size());

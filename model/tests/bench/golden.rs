@@ -11,15 +11,15 @@ use serde_json::Value;
 
 use super::repository;
 
-/// A chat, and what transformers computed for it.
+/// A chat and its results from transformers.
 pub struct Case {
     pub name: String,
     pub messages: Vec<Message>,
     pub prompt: String,
     pub pictures: Vec<String>,
-    /// What its placeholders stand for, in order.
+    /// The pictures and videos of its placeholders, in order.
     pub visuals: Vec<VisualGrid>,
-    /// Of each picture and each step of a video, in order.
+    /// One per picture and per step of a video, in order.
     pub images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
@@ -42,7 +42,7 @@ pub fn video(name: &str, frames_per_second: f64) -> Video {
     Video::new((0..count).map(open).collect::<Vec<_>>(), frames_per_second)
 }
 
-/// Processes what a part of a message shows.
+/// Processes the picture or the video of a message's part.
 fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
         "image" => {
@@ -62,7 +62,7 @@ fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<Resize
 }
 
 impl Case {
-    /// Reads `name` of the cases beside the checkpoint in `folder`.
+    /// Reads the case `name` beside the checkpoint in `folder`.
     pub fn read(folder: &str, checkpoint: &Checkpoint, name: &str) -> Self {
         let file = |ending: &str| {
             let path = repository(&format!("{folder}/cases/{name}.{ending}"));
@@ -83,7 +83,7 @@ impl Case {
         }
     }
 
-    /// The ids of the rendered prompt, a placeholder a picture.
+    /// The ids of the rendered prompt, with one placeholder per picture.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
         checkpoint
             .prompts()
@@ -92,7 +92,7 @@ impl Case {
             .expect("the prompt is encoded")
     }
 
-    /// The prompt's text, its tokens and their positions are the recorded ones.
+    /// Asserts that the prompt's text, its tokens and their positions are the recorded ones.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
         let name = &self.name;
         let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
@@ -128,7 +128,7 @@ impl Case {
         Some(tensors.tensor(tensor).ok()?.data().to_vec())
     }
 
-    /// Places of recorded rows of logits, and the rows.
+    /// The recorded rows of logits with their places.
     pub fn logits(&self, places: &str, rows: &str) -> Vec<(usize, Vec<f32>)> {
         let (places, rows) = (self.integers(places).expect("places"), self.floats(rows).expect("logits"));
         let columns = rows.len() / places.len();
@@ -176,7 +176,7 @@ pub fn relative_error(found: &[f32], expected: &[f32]) -> f32 {
     worst / expected.iter().map(|number| number.abs()).fold(0.0, f32::max)
 }
 
-/// The first place of the largest number: greedy choice.
+/// The first index of the largest number: the greedy choice.
 pub fn greatest(logits: &[f32]) -> u32 {
     (0..logits.len()).rev().max_by(|a, b| logits[*a].total_cmp(&logits[*b])).expect("logits") as u32
 }

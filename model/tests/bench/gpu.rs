@@ -8,16 +8,16 @@ use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
 
-/// A story's turn on the GPU, which all share.
+/// A test's turn on the GPU, which all tests share.
 pub type Turn = MutexGuard<'static, ()>;
 
-/// The first GPU with its kernels, for bf16 where it has it and for f16.
+/// The first GPU with its kernels, for f16, and for bf16 if it supports that.
 pub struct Gpu {
     pub device: Arc<CudaDevice>,
     pub kernels: Vec<Arc<CudaKernels>>,
 }
 
-/// Waits for the turn. Without a GPU it says so in one line.
+/// Waits for the turn. Without a GPU it prints one line and returns `None`.
 pub fn gpu() -> Option<(Turn, &'static Gpu)> {
     static TURN: Mutex<()> = Mutex::new(());
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
@@ -34,7 +34,7 @@ pub fn gpu() -> Option<(Turn, &'static Gpu)> {
         let best = CudaTarget::of(&device).expect("it says what it is");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
-        // Where cuBLASLt is, the tests' machine says.
+        // The test machine sets the folder of cuBLASLt.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
@@ -46,14 +46,14 @@ pub fn gpu() -> Option<(Turn, &'static Gpu)> {
 }
 
 impl Gpu {
-    /// So much of its memory.
+    /// `room.capacity` bytes of its memory.
     pub fn memory(&self, room: Room) -> Memory {
         Memory::of(self.device.clone(), room.capacity)
     }
 
-    /// Loads a recorded checkpoint. Its answers go on as recorded.
+    /// Loads a recorded checkpoint. Its answers continue with the recorded tokens.
     pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
-        // The library's scratch is beside what the CPU takes.
+        // The library's scratch comes on top of the CPU's memory.
         let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
         let bench = Bench::on(checkpoint, Cuda::new(kernels).expect("a stream"), self.memory(room), room);
         Bench { goes_on: GoesOn::Recorded, ..bench }

@@ -19,18 +19,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Of a host device with small pages.
+    /// Memory of a host device with small pages.
     pub fn new(capacity: Bytes) -> Self {
         Memory::of(Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory")), capacity)
     }
 
-    /// So much of `device`.
+    /// `capacity` bytes of `device`.
     pub fn of(device: Arc<dyn Device>, capacity: Bytes) -> Self {
         let ledger = RefCell::new(Ledger::new(LedgerConfig::new(capacity)));
         Memory { device, ledger, asked: Cell::new(0) }
     }
 
-    /// A segment of whole pages, backed, with whatever is in them.
+    /// A backed segment of whole pages, with arbitrary content.
     pub fn leased(&self, class: Class, bytes: Bytes) -> Segment {
         let bytes = bytes.max(Bytes(1)).round_up(self.device.page());
         self.asked.set(self.asked.get() + 1);
@@ -44,7 +44,7 @@ impl Memory {
         segment
     }
 
-    /// The same, full of not-a-numbers. `backend` is one of this device.
+    /// As [`leased`](Memory::leased), filled with NaN. `backend` must be one of this device.
     pub fn poisoned(&self, backend: &impl Backend, class: Class, bytes: Bytes) -> Segment {
         let segment = self.leased(class, bytes);
         poison(backend, &segment, segment.backed());
@@ -52,16 +52,16 @@ impl Memory {
     }
 }
 
-/// What is copied into memory that nothing has been computed into.
+/// The content of memory that nothing has been computed into.
 static POISON: [u8; 1 << 20] = [0xff; 1 << 20];
 
-/// Makes the first `bytes` of a segment not-a-numbers in every floating-point type, and indices out of all bounds.
+/// Fills the first `bytes` of a segment with NaN of every floating-point type, which are out-of-range indices too.
 pub fn poison(backend: &impl Backend, segment: &Segment, bytes: Bytes) {
     assert!(bytes <= segment.backed());
     let whole = POISON.len() as u64;
     for start in (0..bytes.0).step_by(POISON.len()) {
         let part = &POISON[..whole.min(bytes.0 - start) as usize];
-        // SAFETY: so much is backed, and a story is one thread.
+        // SAFETY: these bytes are backed, and a test has one thread.
         let mut out = unsafe { Tensor::persistent(segment.address().offset(Bytes(start)), [part.len()], DType::U8) };
         transfer::fill(backend, part, &mut out).expect("the poison is copied");
     }

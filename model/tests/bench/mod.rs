@@ -1,5 +1,5 @@
-//! Where model stories run: a checkpoint loaded into leased memory of a device, with caches and workspaces that hold
-//! nothing but not-a-numbers until something is computed into them.
+//! The bench that model tests run on: a checkpoint loaded into leased memory of a device. Its caches and workspaces
+//! hold only NaN until something is computed into them.
 #![allow(dead_code, unused_imports, reason = "no story uses all of it")]
 
 mod cut;
@@ -28,16 +28,16 @@ pub use memory::Memory;
 pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
 pub use sequence::{Sequence, Share};
 
-/// How much a bench has beside the weights.
+/// The memory of a bench.
 #[derive(Clone, Copy)]
 pub struct Room {
-    /// Bytes of everything, the weights too.
+    /// Bytes of everything, including the weights.
     pub capacity: Bytes,
     /// Blocks of the caches of keys and values.
     pub blocks: usize,
     /// Rows of the cache of picture embeddings.
     pub cache_rows: usize,
-    /// What one pass takes at most.
+    /// Maximum bytes that one pass takes.
     pub workspace: Bytes,
 }
 
@@ -47,13 +47,13 @@ impl Room {
         Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48) };
 }
 
-/// Which token an answer goes on with.
+/// The token that an answer continues with.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum GoesOn {
-    /// The one that won: all that follows depends on it.
+    /// The token that won.
     Chosen,
-    /// The recorded one, whichever won: in a narrow type a near-tie may fall to the other side, and everything behind it
-    /// would be another text.
+    /// The recorded token, whichever won. In a narrow type a near-tie may go the other way, and all later text would
+    /// differ.
     Recorded,
 }
 
@@ -67,7 +67,7 @@ pub fn open(folder: &str) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Folder(repository(folder))).unwrap_or_else(|error| panic!("{folder}: {error}"))
 }
 
-/// Numbers that a seed decides (xorshift, Marsaglia 2003).
+/// Pseudo-random numbers from a seed (xorshift, Marsaglia 2003).
 pub struct Random(u64);
 
 impl Random {
@@ -82,7 +82,7 @@ impl Random {
         ((self.0 >> 11) % end as u64) as usize
     }
 
-    /// The numbers below `count` in disorder.
+    /// The numbers below `count`, shuffled.
     pub fn shuffled(&mut self, count: usize) -> Vec<u32> {
         let mut numbers: Vec<u32> = (0..count as u32).collect();
         (1..count).rev().for_each(|last| numbers.swap(last, self.below(last + 1)));
@@ -90,7 +90,7 @@ impl Random {
     }
 }
 
-/// A loaded model and all it computes in.
+/// A loaded model and all memory that it computes in.
 pub struct Bench<B = Cpu> {
     pub checkpoint: Checkpoint,
     pub model: Model,
@@ -129,7 +129,7 @@ impl<B: Backend> Bench<B> {
         Bench::around(checkpoint, model, backend, memory, room)
     }
 
-    /// Puts caches and a workspace around a model that is loaded.
+    /// Adds caches and a workspace to a loaded model.
     pub fn around(checkpoint: Checkpoint, model: Model, backend: B, memory: Memory, room: Room) -> Self {
         let target = *backend.target();
         let shape = model.kv_shape(&target);
@@ -145,27 +145,27 @@ impl<B: Backend> Bench<B> {
         Bench { checkpoint, model, goes_on, backend, memory, room, kv, cache, workspace, free_blocks, free_rows }
     }
 
-    /// One view a layer on the keys and values.
+    /// One view of the keys and values per layer.
     pub fn layers(&self) -> Vec<KvLayer> {
         let shape = self.model.kv_shape(self.backend.target());
-        // SAFETY: so many blocks are backed for as long as the bench lives, and a story is one thread.
+        // SAFETY: the blocks are backed for as long as the bench lives, and a test has one thread.
         self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect()
     }
 
     /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
         let shape = [self.room.cache_rows, self.model.config().decoder().hidden];
-        // SAFETY: so many rows are backed for as long as the bench lives, and a story is one thread.
+        // SAFETY: the rows are backed for as long as the bench lives, and a test has one thread.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }
 
-    /// No rows: the host knows all tokens here.
+    /// A tensor without rows, because the host knows all tokens here.
     pub fn previous(&self) -> Tensor<'static> {
         // SAFETY: a tensor without rows has no element that could be touched.
         unsafe { Tensor::persistent(self.cache.address(), [0], DType::U32) }
     }
 
-    /// Encodes pictures in one launch; gives the rows of the cache that each picture's embeddings took.
+    /// Encodes pictures in one launch. Returns the rows of the cache that each picture's embeddings took.
     pub fn encode(&self, pictures: &[&ResizedImage]) -> Vec<Vec<u32>> {
         let merged = self.model.config().merged_patches().expect("a family with pictures");
         let mut free = self.free_rows.borrow_mut();
@@ -182,7 +182,7 @@ impl<B: Backend> Bench<B> {
         rows
     }
 
-    /// Rows of the cache as they are.
+    /// The content of rows of the cache.
     pub fn embeddings(&self, rows: &[u32]) -> Vec<f32> {
         self.pass(|scope| {
             let rows = scope.upload([rows.len()], rows)?;
@@ -196,18 +196,18 @@ impl<B: Backend> Bench<B> {
         .expect("the rows are in the cache")
     }
 
-    /// Gives rows back, to be written again by another launch.
+    /// Frees rows for another launch.
     pub fn forget(&self, rows: Vec<Vec<u32>>) {
         self.free_rows.borrow_mut().extend(rows.into_iter().flatten());
     }
 
-    /// A sequence at the start of its prompt, in blocks that lie apart and in disorder.
+    /// A sequence at the start of its prompt, in scattered and shuffled blocks.
     pub fn sequence(&self, case: &Case, picture_rows: &[Vec<u32>]) -> Sequence {
         let ids = case.prompt_ids(&self.checkpoint);
         self.start(self.model.config().lay_out(ids, &case.visuals).expect("it is laid out"), picture_rows)
     }
 
-    /// A sequence at the start of a prompt that is laid out.
+    /// A sequence at the start of the prompt `layout`.
     pub fn start(&self, layout: PromptLayout, picture_rows: &[Vec<u32>]) -> Sequence {
         let blocks = Sequence::blocks_for(layout.tokens.len());
         let mut free = self.free_blocks.borrow_mut();
@@ -215,17 +215,17 @@ impl<B: Backend> Bench<B> {
         Sequence::new(layout, picture_rows.to_vec(), free.split_off(kept))
     }
 
-    /// Gives a sequence's blocks back, stale as they are.
+    /// Frees a sequence's blocks with their stale content.
     pub fn end(&self, sequence: Sequence) {
         self.free_blocks.borrow_mut().extend(sequence.into_blocks());
     }
 
-    /// Runs one step over the next tokens of some sequences. Gives a row of logits for each share that wants one.
+    /// Runs one step over the next tokens of some sequences. Returns a row of logits for each share that asks for one.
     pub fn step(&self, shares: &mut [Share<'_>]) -> Vec<Vec<f32>> {
         self.step_and_score(shares).0
     }
 
-    /// The same, and a row of logits for each token of a share that is scored.
+    /// As [`step`](Bench::step), and also returns a row of logits for each scored token.
     pub fn step_and_score(&self, shares: &mut [Share<'_>]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
         let pictures: Vec<_> = shares.iter().map(Share::pictures).collect();
         let parts: Vec<_> = shares.iter().zip(&pictures).map(|(share, pictures)| share.part(pictures)).collect();
@@ -251,7 +251,7 @@ impl<B: Backend> Bench<B> {
         (rows(logits), rows(scores))
     }
 
-    /// Runs the rest of the prompt in chunks of these sizes, again and again; gives the logits at each chunk's end.
+    /// Runs the rest of the prompt in chunks of these sizes, repeated. Returns the logits at each chunk's end.
     pub fn prefill(&self, sequence: &mut Sequence, sizes: &[usize]) -> Vec<Vec<f32>> {
         let mut sizes = sizes.iter().copied().cycle();
         let mut logits = Vec::new();
@@ -262,19 +262,19 @@ impl<B: Backend> Bench<B> {
         logits
     }
 
-    /// Answers `case` with `count` tokens after a prompt whose last logits are given. Gives the logits of each.
+    /// Answers `case` with `count` tokens after a prompt with the given last logits. Returns the logits of each.
     pub fn decode(&self, sequence: &mut Sequence, case: &Case, mut logits: Vec<f32>, count: usize) -> Vec<Vec<f32>> {
         let mut won = Vec::new();
         for index in 0..count {
             sequence.push(self.next(case, index, &logits));
             won.push(std::mem::take(&mut logits));
-            // The last chosen token is run as well: a step too many harms nothing.
+            // The last chosen token runs as well; one step too many does no harm.
             logits = self.step(&mut [sequence.share(1)]).remove(0);
         }
         won
     }
 
-    /// What goes on after the logits of an answer's token of this index.
+    /// The token with this index in the answer, from its logits.
     pub fn next(&self, case: &Case, index: usize, logits: &[f32]) -> u32 {
         match self.goes_on {
             GoesOn::Chosen => greatest(logits),
@@ -282,7 +282,7 @@ impl<B: Backend> Bench<B> {
         }
     }
 
-    /// A pass in poisoned memory.
+    /// Runs a pass in poisoned memory.
     pub fn pass<T>(&self, run: impl FnOnce(&Scope<'_, B>) -> Result<T, KernelError>) -> Result<T, KernelError> {
         self.poison_workspace();
         let counter = WorkCounter::default();
@@ -291,7 +291,7 @@ impl<B: Backend> Bench<B> {
 
     fn poison_workspace(&self) {
         let segment = self.workspace.segment().expect("this workspace has memory");
-        // What earlier passes wrote is enough: the rest is poisoned still.
+        // Only the part that earlier passes wrote; the rest is still poisoned.
         memory::poison(&self.backend, segment, self.workspace.high_water());
     }
 }

@@ -1,4 +1,4 @@
-//! Prompts run to their answers, alone and in company, and what must be the same whichever way.
+//! Running prompts to their answers, alone and batched, and asserting that both give the same.
 
 use bursar_kernels::Backend;
 
@@ -9,13 +9,13 @@ const ANSWER: usize = 32;
 
 /// A finished answer.
 pub struct Run {
-    /// What won, whatever the answer went on with.
+    /// The tokens that won, whichever the answer continued with.
     pub tokens: Vec<u32>,
     /// The logits that each token won.
     pub logits: Vec<Vec<f32>>,
 }
 
-/// Runs a case by itself, its prompt in chunks of these sizes again and again.
+/// Runs a case alone, its prompt in chunks of these sizes, repeated.
 pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], sizes: &[usize]) -> Run {
     let mut sequence = bench.sequence(case, picture_rows);
     let last = bench.prefill(&mut sequence, sizes).pop().expect("a prompt is not empty");
@@ -24,8 +24,8 @@ pub fn alone(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]
     Run { tokens: logits.iter().map(|logits| greatest(logits)).collect(), logits }
 }
 
-/// Logits at some places of a prompt, each by a run of the prompt up to there in one step. All those runs are in one
-/// batch: the same tokens many times, each in blocks of its own.
+/// Logits at some places of a prompt, each from a run of the prompt up to there in one step. All runs are in one batch,
+/// each in blocks of its own.
 pub fn prefixes(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -42,7 +42,7 @@ pub fn prefixes(
     logits
 }
 
-/// Encodes a case's pictures, and each step of its videos as a picture of its own, all in one launch; gives their rows.
+/// Encodes a case's pictures, and each step of its videos as a picture, in one launch. Returns their rows.
 pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
     match case.images.is_empty() {
         true => Vec::new(),
@@ -50,7 +50,7 @@ pub fn encode(bench: &Bench<impl Backend>, case: &Case) -> Vec<Vec<u32>> {
     }
 }
 
-/// A case has the recorded logits, of its prompt and of its answer, and the recorded tokens.
+/// Asserts that a case has the recorded logits of prompt and answer, and the recorded tokens.
 pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>], tolerance: f32) {
     let (places, expected): (Vec<usize>, Vec<Vec<f32>>) = case.logits("logit_positions", "logits").into_iter().unzip();
     let found = prefixes(bench, case, picture_rows, &places);
@@ -61,8 +61,8 @@ pub fn assert_recorded(bench: &Bench<impl Backend>, case: &Case, picture_rows: &
     println!("{}: prefill {prefill:.1e}, decode {decode:.1e}", case.name);
 }
 
-/// Runs all cases in common steps. One more is let in every few steps; each step takes a chunk of every prompt, of a
-/// size that the seed decides, beside one token of each answer; the order in the batch changes from step to step.
+/// Runs all cases in common steps, adding one every few steps. Each step takes a chunk of every prompt, of a size that
+/// the seed decides, and one token of each answer. The order in the batch changes from step to step.
 pub fn together(
     bench: &Bench<impl Backend>,
     cases: &[(&Case, Vec<Vec<u32>>)],
@@ -116,8 +116,9 @@ pub fn together(
 /// Tokens of a chunk below.
 const CHUNK: usize = 24;
 
-/// Runs a prompt in chunks with all of its tokens scored, and again with some or none: the last layer ends early for tokens
-/// of which nothing is wanted, if that is most of them. Gives the largest difference of logits, the prompt's last included.
+/// Runs a prompt in chunks with all of its tokens scored, and again with some or none. The last layer ends early for
+/// tokens without logits if they are the majority. Returns the largest difference of logits, including the prompt's
+/// last.
 pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows: &[Vec<u32>]) -> f32 {
     let (all, last) = scored(bench, case, picture_rows, CHUNK, true);
     let mut worst = 0.0f32;
@@ -133,7 +134,8 @@ pub fn whatever_is_wanted(bench: &Bench<impl Backend>, case: &Case, picture_rows
     worst
 }
 
-/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. Those of other chunks may be wanted.
+/// The scores of the last `rows` tokens of each chunk, and the prompt's last logits. With `wants_logits` every chunk
+/// asks for its last logits.
 fn scored(
     bench: &Bench<impl Backend>,
     case: &Case,
@@ -156,7 +158,7 @@ fn scored(
     (scores, last)
 }
 
-/// The largest difference between two runs' logits, which choose the same tokens.
+/// Asserts that two runs choose the same tokens, and returns the largest difference of their logits.
 pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) -> f32 {
     assert_eq!(found.tokens, expected.tokens, "{what}: the tokens differ");
     let errors = found.logits.iter().zip(&expected.logits).map(|(found, expected)| relative_error(found, expected));
@@ -165,7 +167,7 @@ pub fn assert_same_run(what: &str, found: &Run, expected: &Run, tolerance: f32) 
     worst
 }
 
-/// The tokens are the recorded ones, and so are the logits at the recorded steps. Gives the worst error.
+/// Asserts that the tokens, and the logits at the recorded steps, are the recorded ones. Returns the worst error.
 fn assert_recorded_answer(case: &Case, run: &Run, tolerance: f32) -> f32 {
     assert_eq!(run.tokens, case.greedy_tokens(), "{}: the answer", case.name);
     let recorded = case.logits("decode_steps", "decode_logits");

@@ -1,14 +1,14 @@
-//! A sequence on its way through prompt and answer.
+//! A sequence with its prompt and its answer.
 
 use std::ops::Range;
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{PictureRows, PromptLayout, SequencePart};
 
-/// Tokens that a story lets a sequence answer with.
+/// Maximum tokens of an answer in a test.
 const ANSWER_TOKENS: usize = 40;
 
-/// A prompt, what was answered so far, and how much of both is in the cache.
+/// A prompt, the answer so far, and how many tokens of both are in the cache.
 pub struct Sequence {
     pub layout: PromptLayout,
     tokens: Vec<u32>,
@@ -18,7 +18,7 @@ pub struct Sequence {
     cached: usize,
 }
 
-/// What a sequence takes of one step.
+/// A sequence's share of one step.
 pub struct Share<'a> {
     sequence: &'a mut Sequence,
     count: usize,
@@ -46,7 +46,7 @@ impl Sequence {
         self.layout.tokens.len().saturating_sub(self.cached)
     }
 
-    /// What was answered.
+    /// The answer so far.
     pub fn answer(&self) -> &[u32] {
         &self.tokens[self.layout.tokens.len()..]
     }
@@ -57,24 +57,24 @@ impl Sequence {
         self.tokens.push(token);
     }
 
-    /// The next `count` tokens, with logits of the last.
+    /// The next `count` tokens, with the logits of the last.
     pub fn share(&mut self, count: usize) -> Share<'_> {
         Share { sequence: self, count, wants_logits: true, scored: 0 }
     }
 }
 
 impl Share<'_> {
-    /// The same without logits, as in the middle of a prompt.
+    /// The same share without logits, as in the middle of a prompt.
     pub fn without_logits(self) -> Self {
         Share { wants_logits: false, ..self }
     }
 
-    /// The same with the logits of all its tokens as scores.
+    /// The same share with all its tokens scored.
     pub fn scored(self) -> Self {
         Share { scored: self.count, ..self }
     }
 
-    /// The same with the logits of its last `rows` tokens as scores.
+    /// The same share with its last `rows` tokens scored.
     pub fn scored_last(self, rows: usize) -> Self {
         assert!(rows <= self.count);
         Share { scored: rows, ..self }
@@ -84,7 +84,7 @@ impl Share<'_> {
         self.sequence.cached..self.sequence.cached + self.count
     }
 
-    /// What of the pictures falls into the chunk.
+    /// The parts of pictures that are in the chunk.
     pub(super) fn pictures(&self) -> Vec<PictureRows<'_>> {
         let chunk = self.chunk();
         let shown = self.sequence.layout.pictures.iter().filter_map(|span| {

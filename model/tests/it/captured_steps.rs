@@ -1,5 +1,5 @@
-//! Decoding as it is captured, over arrays that lie where they always do and with padding behind the last sequence, gives
-//! what a step gives that uploads its own.
+//! A captured decode step, with arrays at fixed places and padding after the last sequence, gives the same as a step
+//! that uploads its own arrays.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{BLOCK_TOKENS, DType, Scope, Tensor, WorkCounter, ops::transfer::fill_elements};
@@ -12,10 +12,10 @@ use crate::bench::{self, Bench};
 
 const CONTEXT: usize = 60;
 
-/// Tokens that each sequence has before it decodes.
+/// Tokens of each sequence before it decodes.
 const PASTS: [usize; 3] = [19, 1, 40];
 
-/// A step over tokens of each sequence behind the first `cached` of it.
+/// A step over the tokens of each sequence after its first `cached`.
 fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
     let each = CONTEXT.div_ceil(BLOCK_TOKENS);
     let blocks: Vec<Vec<u32>> =
@@ -55,9 +55,9 @@ fn padded_decoding_is_decoding(folder: &str) {
     let axes = bench.model.config().decoder().rope_sections.len();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, axes, CONTEXT);
-        // What the step leaves of it is not a number and no block.
+        // Words that the step leaves untouched are NaN and invalid block numbers.
         let segment = bench.memory.poisoned(&bench.backend, Class::Graphs, DType::U32.bytes(layout.words()));
-        // SAFETY: the segment is backed for the layout, and a story is one thread.
+        // SAFETY: the segment is backed for the layout, and a test has one thread.
         let mut image = unsafe { Tensor::persistent(segment.address(), [layout.words()], DType::U32) };
         let mut words = Vec::new();
         layout.pack(&decoding, &mut words);

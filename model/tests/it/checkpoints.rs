@@ -1,4 +1,4 @@
-//! Stories of checkpoints: good ones, and every way in which a download can be bad.
+//! Checkpoints: good ones, and every way in which a download can be bad.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use bursar_model::error::CheckpointError;
 
 use crate::common::golden;
 
-/// A copy of a golden checkpoint that a test may damage; removed at the end.
+/// A copy of a golden checkpoint that a test may damage, removed at the end.
 struct Copy(PathBuf);
 
 impl Copy {
@@ -84,7 +84,7 @@ fn tensors_hold_the_bytes_that_safetensors_reads() {
 #[test]
 fn an_embedded_checkpoint_is_the_same_as_a_folder() {
     let folder = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
-    // Leaked once a test run: embedded files live as long as the program.
+    // Leaked once per test run, because embedded files live as long as the program.
     let files: Vec<(&'static str, &'static [u8])> = std::fs::read_dir(golden("qwen2"))
         .expect("the checkpoint")
         .flatten()
@@ -251,7 +251,7 @@ fn configuration_and_weights_have_fingerprints_of_their_own() {
     let shard_file = shard(1);
     let mut shard = copy.read(&shard_file);
     let header_bytes = u64::from_le_bytes(shard[..8].try_into().expect("eight bytes"));
-    // Spaces may stand behind a header; the tensors move by as many bytes.
+    // Spaces are allowed after a header. The tensors move by as many bytes.
     shard.splice(8 + header_bytes as usize..8 + header_bytes as usize, [b' '; 8]);
     shard[..8].copy_from_slice(&(header_bytes + 8).to_le_bytes());
     copy.write(&shard_file, shard);

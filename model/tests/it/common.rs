@@ -1,4 +1,4 @@
-//! What several test files need: where the golden files are, and reading them.
+//! Helpers of several test files: reading the golden files.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::io::Read;

@@ -1,4 +1,4 @@
-//! Copies of the golden checkpoints that a story may change.
+//! Copies of the golden checkpoints that a test may change.
 
 use std::{
     fs,
@@ -20,7 +20,7 @@ use crate::bench::repository;
 pub const QWEN2: &str = "tests/golden/qwen2";
 pub const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 
-/// A copy of a golden checkpoint that goes when it is dropped.
+/// A copy of a golden checkpoint, deleted on drop.
 pub struct Copy(pub PathBuf);
 
 impl Copy {
@@ -52,7 +52,7 @@ impl Copy {
         self
     }
 
-    /// Changes a tensor's entry in a safetensors header; the data stay. Gives it another name if asked.
+    /// Changes a tensor's entry in a safetensors header, and its name to `name`. The data stay.
     pub fn retell(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut Value)) -> Self {
         self.rewrite(file, |header, _| {
             let mut entry = header.as_object_mut().expect("an object").remove(tensor).expect("the tensor");
@@ -68,7 +68,7 @@ impl Copy {
         })
     }
 
-    /// Adds `name`, a copy of `tensor` with bytes of its own that may be changed.
+    /// Adds `name`, a copy of `tensor` whose bytes `change` may edit.
     pub fn double(self, file: &str, tensor: &str, name: &str, change: impl FnOnce(&mut [u8])) -> Self {
         self.rewrite(file, |header, data| {
             let mut entry = header[tensor].clone();
@@ -81,7 +81,7 @@ impl Copy {
         })
     }
 
-    /// Gives all tensors of a safetensors file other names.
+    /// Renames all tensors of a safetensors file.
     pub fn rename(self, file: &str, name: impl Fn(&str) -> String) -> Self {
         self.rewrite(file, |header, _| {
             let renamed = header.as_object().expect("an object").iter().map(|(old, entry)| match old.as_str() {
@@ -124,17 +124,17 @@ impl Copy {
         self
     }
 
-    /// Opens it.
+    /// Opens the checkpoint.
     pub fn open(&self) -> Checkpoint {
         Checkpoint::open(CheckpointSource::Folder(self.0.clone())).expect("the files are well formed")
     }
 
-    /// What reads its prompts.
+    /// The encoder of its prompts.
     pub fn prompts(&self) -> PromptEncoder {
         self.open().prompts().expect("the tokenizer is well formed")
     }
 
-    /// Why it cannot be planned.
+    /// The error of planning it.
     pub fn error(&self) -> LoadError {
         match Model::plan(&self.open(), &Target::Cpu { threads: 2 }) {
             Ok(_) => panic!("the broken checkpoint was planned"),

@@ -1,4 +1,4 @@
-//! The image processor against what transformers recorded.
+//! The image processor against recorded results of transformers.
 
 use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
@@ -33,9 +33,9 @@ fn differences(one: &RgbImage, other: &RgbImage) -> (u8, f64) {
     (worst, equal)
 }
 
-/// Cases whose input we read on purpose otherwise than the recorded call did.
+/// Cases whose input we deliberately read in a different way than the recorded call.
 fn reads_otherwise(case: &Value) -> bool {
-    // Pillow clips 16-bit grey at 255, we scale it; the recorded call ignores EXIF, `load_image` and we obey it.
+    // Pillow clips 16-bit grey at 255, and we scale it. The recorded call ignores EXIF; `load_image` and we obey it.
     matches!(case["name"].as_str(), Some("grey_16_bit" | "scene_jpeg_turned"))
 }
 
@@ -56,7 +56,7 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     assert!(rows.len() > 50);
     for row in rows {
         if numbers(&row["out"]).contains(&0) {
-            // The reference returns an empty picture here and fails later; we say so at once.
+            // The reference returns an empty picture here and fails later. We fail at once.
             assert!(matches!(call(row), Err(ImageError::NoSize { .. })), "{row}");
             continue;
         }
@@ -74,7 +74,7 @@ fn resized_pictures_are_equal_to_the_bit_when_the_input_is() {
     let mut compared = 0;
     for case in cases["cases"].as_array().expect("cases").iter().filter(|case| !reads_otherwise(case)) {
         let file = case["file"].as_str().expect("a file");
-        // For lossy files the decoder's rounding is tested apart: start from the pixels that Pillow decoded.
+        // Another test covers the decoder's rounding for lossy files, so start from the pixels that Pillow decoded.
         let input = if is_lossy(file) {
             golden_png(&format!("image_processor/{}.decoded.png", file.trim_start_matches("pictures/")))
         } else {
@@ -124,7 +124,7 @@ fn an_animation_is_its_first_frame() {
 fn patches_have_the_recorded_grid_order_and_values() {
     let cases = golden_json("image_processor/cases.json");
     for case in cases["cases"].as_array().expect("cases") {
-        // The resized picture fits its own size: only rescaling, normalising and the order of patches are left to differ.
+        // The resized picture keeps its size, so only rescaling, normalising and the order of patches can differ.
         let resized = golden_png(case["resized"].as_str().expect("a file"));
         let processor = ImageProcessor::new(ImageProcessorConfig { do_resize: false, ..Default::default() });
         let processor = processor.expect("a valid config");
@@ -164,7 +164,7 @@ fn all_values_of_a_picture_are_equal_to_the_bit() {
     assert_eq!(expected, cut(&processed.image, processor(case).config()));
 }
 
-/// No recorded case does either: what transformers' `rescale` gives, and the levels themselves.
+/// No recorded case covers these. Expected are the result of transformers' `rescale`, and the levels unchanged.
 #[test]
 fn levels_that_are_not_normalised_are_rescaled_or_left() {
     let settings = |do_rescale| ImageProcessorConfig {
@@ -193,7 +193,7 @@ fn a_turned_photograph_stands_upright_as_load_image_sees_it() {
     let upright = numbers(&case.expect("the turned case")["load_image_size"]);
     let picture = decode("pictures/scene_turned.jpg");
     assert_eq!(upright, [u64::from(picture.height()), u64::from(picture.width())]);
-    // The probe already knows the turned sides: plans are made with them.
+    // The probe already gives the turned sides, which plans use.
     let bytes = ImageBytes::new(golden_bytes("pictures/scene_turned.jpg"));
     let header = bytes.probe(&ImageLimits::default()).expect("a good header");
     assert_eq!((picture.width(), picture.height()), (header.width, header.height));

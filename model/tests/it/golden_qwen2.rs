@@ -1,4 +1,4 @@
-//! Qwen2, text only, against what transformers computed: ids, logits, answers; whole, in chunks, in company.
+//! Qwen2, text only, against results of transformers: ids, logits, answers; whole, in chunks, batched with others.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
@@ -50,7 +50,7 @@ fn chunks_and_neighbours_change_nothing() {
             println!("{what}: {:.1e}", assert_same_run(&what, &chunked, whole, NOISE_TOLERANCE));
         }
     }
-    // Each twice, so that a sequence meets itself at another place of the batch.
+    // Each case twice, so that a sequence is in the batch at two places.
     let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
     for (steps_between, seed) in [(0, 1), (3, 2), (9, 3)] {
         let runs = together(&bench, &company, steps_between, seed);

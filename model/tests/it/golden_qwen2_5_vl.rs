@@ -1,4 +1,5 @@
-//! Qwen2.5-VL against what transformers computed: positions, embeddings, logits, answers; whole, in chunks, in company.
+//! Qwen2.5-VL against results of transformers: positions, embeddings, logits, answers; whole, in chunks, batched with
+//! others.
 
 use bursar_model::flow::{Grid, ResizedImage};
 
@@ -10,10 +11,10 @@ use crate::bench::{
 const FOLDER: &str = "tests/golden/qwen2_5_vl";
 const CASES: [&str; 6] = ["single_image", "several_images", "two_turns", "same_image_twice", "text_only", "long_text"];
 
-/// Of the largest recorded number (`tests/golden/README.md`): f32 against f64 alone makes 4e-6.
+/// Relative to the largest recorded number (`tests/golden/README.md`). f32 against f64 alone differs by 4e-6.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 
-/// Between two ways of ours to the same logits: other tiles, other sums.
+/// Between two of our ways to the same logits, with different tiles and sums.
 const NOISE_TOLERANCE: f32 = 1e-5;
 
 fn bench() -> Bench {
@@ -24,7 +25,7 @@ fn cases(bench: &Bench) -> Vec<Case> {
     CASES.iter().map(|name| Case::read(FOLDER, &bench.checkpoint, name)).collect()
 }
 
-/// Each picture of all cases once: the embeddings that the reference recorded, and our patches of it.
+/// Each picture of all cases once: its name, our patches, and the recorded embeddings.
 fn recorded_embeddings(cases: &[Case]) -> Vec<(String, &ResizedImage, Vec<f32>)> {
     let of_case = |case: &'_ Case| {
         let tensor = |name: &String| case.floats(&format!("vision_embeddings.{name}"));
@@ -85,7 +86,7 @@ fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
             launch.iter().zip(&rows).map(|(index, rows)| relative_error(&bench.embeddings(rows), &alone[*index]));
         let worst = errors.fold(0.0, f32::max);
         println!("launch of {launch:?}: {worst:.1e}");
-        // Not to the bit: how a matrix product is cut into tiles depends on its rows.
+        // Not bit for bit, because the tiles of a matrix product depend on its rows.
         assert!(worst <= NOISE_TOLERANCE, "launch of {launch:?}: {worst:e}");
         bench.forget(rows);
     };
@@ -108,7 +109,7 @@ fn a_prompt_in_chunks_is_answered_as_a_whole_one() {
     for case in cases(&bench) {
         let rows = encode(&bench, &case);
         let whole = alone(&bench, &case, &rows, &[usize::MAX]);
-        // The last mix ends in the middle of pictures, begins in them, and covers a border of two.
+        // The last mix has chunks that end and begin in the middle of pictures and cross the border of two.
         for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
             let chunked = alone(&bench, &case, &rows, sizes);
             let what = format!("{} in chunks of {sizes:?}", case.name);

@@ -1,4 +1,4 @@
-//! Tokenizer and chat templates against what transformers recorded.
+//! Tokenizer and chat templates against recorded results of transformers.
 
 use bursar_model::text::{
     ChatTemplate, Detokenizer, Message, Part, PromptEncoder, Role, TemplateInputs, TemplateLimits, TemplateSources,
@@ -20,7 +20,7 @@ fn inputs(options: &Value) -> TemplateInputs {
     TemplateInputs { add_generation_prompt, tools, variables, ..TemplateInputs::default() }
 }
 
-/// The recorded messages in our words, where we have words for them.
+/// The recorded messages as our types, if those can express them.
 fn messages(recorded: &Value) -> Option<Vec<Message>> {
     let part = |part: &Value| match part["type"].as_str() {
         Some("text") => Some(Part::Text(part["text"].as_str()?.to_owned())),
@@ -112,7 +112,7 @@ fn prompts_of_the_recorded_chats_have_the_recorded_ids() {
         };
         let messages = messages(&case["messages"]).expect("messages we have words for");
         let ids = prompts.encode(&messages, &TemplateInputs::default()).expect("it encodes");
-        // The recorded ids hold a picture's placeholder once a token: squeeze each run to one.
+        // The recorded ids have a picture's placeholder once per embedding. Reduce each run to one.
         let mut expected: Vec<u32> = read("input_ids").into_iter().map(|id| id as u32).collect();
         expected.dedup_by(|one, other| one == other && *one == placeholder);
         assert_eq!(expected, ids, "{name}");

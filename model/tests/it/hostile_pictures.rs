@@ -1,4 +1,4 @@
-//! Stories of pictures that are too large, broken, or not pictures at all.
+//! Pictures that are too large, broken, or not pictures at all.
 
 use bursar_model::error::{ImageError, ProcessorError};
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
@@ -25,7 +25,7 @@ const FILES: [&str; 16] = [
     "scene_alpha.tif",
 ];
 
-/// A PNG whose header announces `width` x `height` RGBA pixels of 16 bits, and nothing more.
+/// A PNG with a header of `width` x `height` RGBA pixels of 16 bits, and nothing more.
 fn bomb(width: u32, height: u32) -> ImageBytes {
     let mut header = b"IHDR".to_vec();
     header.extend(width.to_be_bytes());
@@ -38,7 +38,7 @@ fn bomb(width: u32, height: u32) -> ImageBytes {
     ImageBytes::new(png)
 }
 
-/// ISO 3309, as PNG's annex D gives it.
+/// CRC of ISO 3309, from PNG's annex D.
 fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(u32::MAX, |crc, &byte| {
         (0..8).fold(crc ^ u32::from(byte), |crc, _| if crc & 1 == 1 { 0xedb8_8320 ^ (crc >> 1) } else { crc >> 1 })
@@ -71,12 +71,12 @@ fn segment(marker: u8, content: &[u8]) -> Vec<u8> {
     [&[0xff, marker], &length[..], content].concat()
 }
 
-/// A grey progressive JPEG of 8 x 8 pixels: a scan that says nothing, and `more` that say that nothing is to be refined.
+/// A grey progressive JPEG of 8 x 8 pixels: one empty scan, and `more` scans that refine nothing.
 fn many_scans(more: usize) -> ImageBytes {
     let mut jpeg = b"\xff\xd8".to_vec();
     jpeg.extend(segment(0xdb, &[&[0][..], &[1; 64]].concat()));
     jpeg.extend(segment(0xc2, &[8, 0, 8, 0, 8, 1, 1, 0x11, 0]));
-    // One code each, of one bit: no difference, and the end of the block.
+    // One code of one bit per table: no difference, and the end of the block.
     for class in [0x00, 0x10] {
         jpeg.extend(segment(0xc4, &[&[class, 1][..], &[0; 16]].concat()));
     }
@@ -86,14 +86,14 @@ fn many_scans(more: usize) -> ImageBytes {
     ImageBytes::new(jpeg)
 }
 
-/// A scan of a hundred bytes is a walk over up to 64 megapixels: a file of 20 MiB could ask for an hour of them.
+/// A scan of a hundred bytes costs a pass over up to 64 megapixels, so a file of 20 MiB could take an hour.
 #[test]
 fn a_jpeg_of_endless_scans_is_refused_by_its_markers() {
     let limits = ImageLimits::default();
     assert_eq!(8, many_scans(60).decode(&limits).expect("many, but not endless").width());
     let refused = Err(ImageError::Damaged { format: "JPEG", stage: "counting its scans" });
     assert_eq!(refused, many_scans(200_000).probe(&limits));
-    // What a comment holds, or what stands behind the end, is no scan.
+    // Scan markers in a comment or after the end do not count.
     let good = golden_bytes("pictures/photo_progressive.jpg");
     let comment = segment(0xfe, &[0xff, 0xda].repeat(1000));
     let commented = [&good[..2], &comment, &good[2..], &[0xff, 0xda].repeat(1000)].concat();
@@ -131,20 +131,20 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let grey = |side: u32| vec![(256, 4, 1, side), (257, 4, 1, side), (258, 3, 1, 8), (262, 3, 1, 1)];
     let strips = [(273, 4, 1, 100), (277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 10)];
     assert!(too_many(tiff(&[grey(60_000), strips.to_vec()].concat()).probe(&limits)));
-    // A picture of 64 pixels of a million strips, or of a tile of gigapixels.
+    // A picture of 64 pixels with a million strips, or with a tile of gigapixels.
     let damaged = Err(ImageError::Damaged { format: "TIFF", stage: "reading the header" });
     let many = [(273, 4, 1 << 20, 100), (279, 4, 1 << 20, 100)];
     assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
     let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
     assert_eq!(damaged, tiff(&[grey(8), tiles.to_vec()].concat()).probe(&limits));
     assert_eq!(damaged, ImageBytes::new(b"II\x2a\0\xff\xff\xff\xff\0\0".to_vec()).probe(&limits), "no directory");
-    // Colours that would not be Pillow's.
+    // Colours that we would convert differently than Pillow.
     let ink = [(262, 3, 1, 5), (258, 3, 1, 8), (277, 3, 1, 4)];
     let inked = [&grey(8)[..2], &ink, &[(273, 4, 1, 100), (279, 4, 1, 10)]].concat();
     assert_eq!(damaged, tiff(&inked).probe(&limits));
 }
 
-/// Where the first scan lacks a colour the decoder keeps all coefficients, be there more scans or none.
+/// If the first scan lacks a colour, the decoder keeps all coefficients, with or without more scans.
 #[test]
 fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
     let limits = ImageLimits::default();
@@ -190,7 +190,7 @@ fn a_files_name_does_not_decide_its_format() {
 
 #[test]
 fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
-    // Small limits, so that a header changed into a large one costs nothing.
+    // Small limits, so that a header changed to a large size costs nothing.
     let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: 16 << 20, ..ImageLimits::default() };
     let mut random = 1u64;
     let mut refused = 0;
@@ -198,7 +198,8 @@ fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
         let good = golden_bytes(&format!("pictures/{file}"));
         for round in 0..120 {
             let mut bad = good.clone();
-            // Cut off, or with three bytes changed; a linear congruential generator (Knuth's constants) picks where.
+            // Truncated, or with three bytes changed, at places from a linear congruential generator (Knuth's
+            // constants).
             for _ in 0..3 {
                 random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 let at = (random >> 33) as usize % bad.len();
@@ -268,7 +269,7 @@ fn an_envelope_lowers_the_pixels_of_a_picture() {
     let before = own.plan(1920, 1080).expect("a plan").resized.pixels();
     let after = small.plan(1920, 1080).expect("a plan").resized.pixels();
     assert!(before > 900_000 && after <= 50_000, "{before} {after}");
-    // A limit below one merge group is raised to it, a limit above the processor's own changes nothing.
+    // A limit below one merge group is raised to it. A limit above the processor's own changes nothing.
     assert!(own.limited(1).expect("a valid limit").plan(640, 480).is_ok());
     assert_eq!(own.config(), own.limited(u64::MAX).expect("a valid limit").config());
 }

@@ -1,5 +1,5 @@
-//! What a model gives, against recorded references, oracles and its own plan. Whoever counts the heap or wants a GPU is a
-//! program of its own.
+//! Results of models against recorded references, oracles and their own plans. Tests that count the heap or need a GPU
+//! are programs of their own.
 
 #[path = "../bench/mod.rs"]
 mod bench;

@@ -1,4 +1,4 @@
-//! Stories of prompts: who may write special tokens, and what a template may do.
+//! Prompts: only templates write special tokens, and templates have limits.
 
 use bursar_model::error::TextError;
 use bursar_model::text::template_source::TemplateFiles;
@@ -55,7 +55,7 @@ fn a_user_who_writes_special_tokens_gets_letters() {
         let messages = user(vec![Part::Image, Part::Text(attack.into())]);
         let ids = prompts.encode(&messages, &inputs).expect("it encodes");
         assert_eq!(special_ids(&prompts, &honest), special_ids(&prompts, &ids), "{attack}");
-        // The model reads exactly what was typed, marks and all taken out again.
+        // The model reads exactly the typed text, without marks.
         let text = prompts.tokenizer().decode(&ids, true).expect("it decodes");
         assert!(text.contains(attack), "{attack}: {text}");
     }
@@ -69,7 +69,7 @@ fn a_special_token_cannot_be_put_together_from_parts() {
         special_ids(&prompts, &prompts.encode(&user(vec![Part::Text("x".into())]), &inputs).expect("encodes"));
     for (name, place) in [("<|image_pad|>", Part::Image), ("<|video_pad|>", Part::Video)] {
         for cut in 1..name.len() {
-            // With a picture the content goes to the template part by part, which joins the texts.
+            // With a picture, the template gets the content part by part and joins the texts.
             let split = [Part::Text(name[..cut].into()), Part::Text(name[cut..].into())];
             let ids = prompts.encode(&user(split.to_vec()), &inputs).expect("it encodes");
             assert_eq!(expected, special_ids(&prompts, &ids), "cut at {cut}, joined by us");
@@ -107,7 +107,7 @@ fn tools_and_variables_cannot_smuggle_special_tokens_either() {
 
 #[test]
 fn the_guarded_way_encodes_as_the_plain_way_does() {
-    // The guard's own path is taken when a text merely ends in "<"; the tokens must not depend on the path.
+    // A text that merely ends in "<" takes the guard's path. The tokens must not depend on the path.
     let golden = golden_json("chat_templates/qwen2_5.json");
     let source = golden["template"].as_str().expect("a template");
     let prompts = PromptEncoder::new(qwen_tokenizer(), template(source));

@@ -1,4 +1,5 @@
-//! Checkpoints of random weights: the shape of a released model, equal for equal seeds, and computed with like any other.
+//! Checkpoints of random weights: they have the shape of a released model, are equal for equal seeds, and run like any
+//! other.
 
 use std::sync::Arc;
 
@@ -19,8 +20,8 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
 }
 
-/// Bytes of the released weights, as `model.safetensors.index.json` of each adds them up (`total_size`), and what a token's
-/// keys and values are: layers, heads, elements of one.
+/// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`), and layers, heads and elements
+/// of a head of the keys and values.
 const RELEASED: [(&str, u64, [usize; 3]); 12] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
@@ -40,7 +41,7 @@ const RELEASED: [(&str, u64, [usize; 3]); 12] = [
 fn shapes_weigh_what_the_released_checkpoints_weigh() {
     for (shape, bytes, cached) in RELEASED {
         let model = Model::plan(&open(shape, 0), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
-        // Tensors begin at multiples of 256 bytes.
+        // Alignment adds a little, as tensors begin at multiples of 256 bytes.
         assert!((bytes..bytes + (1 << 20)).contains(&model.weight_bytes().0), "{shape}: {}", model.weight_bytes().0);
         let kv = model.kv_shape(&CPU);
         assert_eq!([kv.layers, kv.kv_heads, kv.head_dim], cached, "{shape}");
@@ -92,7 +93,7 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
     let other = logits(&Bench::of(open("qwen2.5-vl-tiny", 6), 1));
     assert_ne!(first, other);
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
-    // A normed row of 128 numbers of deviation 1 times weights of deviation 0.02.
+    // The variance of a normed row of 128 numbers of deviation 1, times weights of deviation 0.02.
     let expected = 128.0 * 0.02f32.powi(2);
     for row in [first, other] {
         assert!((spread(&row) / expected - 1.0).abs() < 0.5, "{} where {expected} is expected", spread(&row));

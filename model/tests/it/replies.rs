@@ -1,4 +1,4 @@
-//! Stories of replies: tokens to text as they come, and where the text ends.
+//! Replies: tokens to text as they arrive, and the end of the text.
 
 use std::sync::LazyLock;
 
@@ -10,7 +10,7 @@ use crate::common::{qwen_tokenizer, small_tokenizer};
 
 static QWEN: LazyLock<Tokenizer> = LazyLock::new(qwen_tokenizer);
 static SMALL: LazyLock<Tokenizer> = LazyLock::new(small_tokenizer);
-/// One token a word, joined by spaces: no bytes at all, as the demo model's.
+/// One token per word, joined by spaces, without bytes, like the demo model's tokenizer.
 static WORDS: LazyLock<Tokenizer> = LazyLock::new(|| {
     let json = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [
         {"id": 3, "content": "<end>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
@@ -62,7 +62,7 @@ proptest! {
         stops in prop::collection::vec("[abc\u{e9}]{1,4}", 0..4),
         cuts in prop::collection::vec(0usize..40, 0..10),
     ) {
-        // The plain reference: grow the text by a character and look whether it now ends with a stop string.
+        // The plain reference: add one character at a time and check whether the text now ends with a stop string.
         let mut expected = (text.clone(), false);
         'text: for (at, char) in text.char_indices() {
             let seen = &text[..at + char.len_utf8()];

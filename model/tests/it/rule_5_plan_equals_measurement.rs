@@ -1,5 +1,5 @@
-//! Rule 5: the plan equals the measurement, to the byte, for every worst case; and no pass inside the envelope takes more
-//! than the worst cases do.
+//! Rule 5: for every worst case the plan equals the measurement to the byte, and no pass inside the envelope takes more
+//! than the worst cases.
 
 use std::cell::Cell;
 
@@ -23,10 +23,10 @@ const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";
 const DEMO: &str = "model/demo/checkpoint";
 
-/// The most sequences of an envelope below.
+/// Maximum sequences of the envelopes below.
 const SEQUENCES: usize = 7;
 
-/// Envelopes whose numbers divide nothing: launches smaller and larger than a picture, steps with more sequences than
+/// Envelopes with sizes that divide nothing: launches smaller and larger than a picture, steps with more sequences than
 /// tokens, contexts shorter than a sequence's share.
 fn envelopes() -> Vec<Envelope> {
     let envelope = |context_tokens, sequences, step_tokens, picture_patches, launch_patches| Envelope {
@@ -47,7 +47,7 @@ fn envelopes() -> Vec<Envelope> {
     ]
 }
 
-/// A model loaded on so many threads, with caches of `room`.
+/// A loaded model, with caches of `room`.
 struct Machine {
     model: Model,
     cpu: Cpu,
@@ -55,9 +55,9 @@ struct Machine {
     kv: Vec<Segment>,
     cache: Segment,
     sampling: SamplingShape,
-    /// Where steps choose.
+    /// Memory of the sampling buffers.
     chosen: Segment,
-    /// Larger than any story's pass: stories pile ballast on it until a pass barely fits.
+    /// Larger than any pass. Tests add ballast until a pass barely fits.
     workspace: Workspace,
 }
 
@@ -90,7 +90,7 @@ impl Machine {
         self.workspace.reset_high_water();
         let below = self.workspace.used();
         let shape = self.model.kv_shape(self.cpu.target());
-        // SAFETY: the machine's segments are backed for so many blocks and rows, and a story is one thread.
+        // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one thread.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
         let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
@@ -101,7 +101,7 @@ impl Machine {
             Pass::Encode(_) => SEQUENCES,
         };
         let sampling = SamplingShape { sequences, ..self.sampling };
-        // SAFETY: as above, and it is no larger than what is backed.
+        // SAFETY: as above, and the backed segment is at least as large.
         let words = unsafe { Tensor::persistent(self.chosen.address(), [sampling.words()], DType::U32) };
         let mut buffers = SamplingBuffers::over(words, sampling);
         let counter = WorkCounter::default();
@@ -112,7 +112,7 @@ impl Machine {
 }
 
 fn every_worst_case_takes_what_its_plan_says(folder: &str) {
-    // Fewer blocks than the longest context: worst cases name some of them several times.
+    // Fewer blocks than the longest context takes, so worst cases use some of them several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     for threads in [1, 2] {
         let machine = Machine::load(folder, threads, room);
@@ -184,11 +184,11 @@ fn an_envelope_larger_than_this_machine_can_be_planned() {
     let worst_cases = worst_cases::worst_cases(&model, &envelope, room);
     let peaks = worst_cases.iter().map(|worst_case| peak(&model, Target::Cpu { threads: 2 }, &worst_case.pass));
     let largest = peaks.max().expect("there are worst cases");
-    // Block tables of 65,536 blocks for 4,096 sequences are 1 GiB by themselves.
+    // Block tables of 65,536 blocks for 4,096 sequences alone take 1 GiB.
     assert!(largest > Bytes::gib(5), "{largest}");
 }
 
-/// A pass that the envelope lets through, as `random` wills it.
+/// Makes random passes within the envelope.
 struct Within<'m> {
     model: &'m Model,
     envelope: Envelope,
@@ -198,7 +198,7 @@ struct Within<'m> {
 
 impl Within<'_> {
     fn up_to(&mut self, most: usize) -> usize {
-        // Often at the limit itself: that is where plans break.
+        // Often exactly at the limit, where plans break.
         if self.random.below(3) == 0 { most } else { 1 + self.random.below(most) }
     }
 
@@ -224,7 +224,7 @@ impl Within<'_> {
             .iter()
             .map(|(.., shown, _)| [PictureRows { tokens: 0..*shown, cache_rows: &rows[..*shown] }])
             .collect();
-        // All, none, or so many in a hundred: the last layer runs for a half at most.
+        // All, none, or a random percentage: the last layer ends early if at most half of the rows are wanted.
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
@@ -243,7 +243,7 @@ impl Within<'_> {
         let launch = self.envelope.launch_patches.min(self.room.cache_rows * merged);
         let most = launch.min(self.envelope.picture_patches) / merged;
         let mut left = launch / merged;
-        // Many small pictures or a few large ones, a full launch or not.
+        // Many small pictures or a few large ones, in a full launch or not.
         let most = if self.random.below(2) == 0 { 1 } else { most };
         let full = self.random.below(2) == 0;
         let mut pictures = Vec::new();

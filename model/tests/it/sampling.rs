@@ -1,5 +1,5 @@
-//! Stories of sampling: seeds that repeat, what is forbidden, what is refused, and log-probabilities. Distributions have
-//! their own file.
+//! Sampling: repeatable seeds, forbidden tokens, refused parameters and log-probabilities. Distributions have their own
+//! file.
 
 use bursar_model::error::SamplingError;
 use bursar_model::flow::{LogProbability, Token};
@@ -8,7 +8,7 @@ use bursar_model::sampling::{
 };
 use proptest::prelude::*;
 
-/// What the method gives at positions from 0, computed apart from this code, as the first version drew it.
+/// Tokens at positions from 0, computed independently of this code, and equal to those of the first version.
 const DRAWN_BY_SEED_42: [u32; 16] = [3, 0, 5, 5, 1, 1, 1, 1, 3, 1, 3, 1, 1, 1, 1, 5];
 
 fn logits() -> Vec<f32> {
@@ -49,7 +49,7 @@ fn a_seed_repeats_whatever_was_sampled_in_between() {
     assert_ne!(forward, others);
 }
 
-/// Written down once: these must stay what they are from one version to the next.
+/// These numbers must not change from one version to the next.
 #[test]
 fn a_seed_draws_what_it_drew_in_earlier_versions() {
     let params = SamplingParams { temperature: 1.0, top_p: 0.95, seed: 42, ..Default::default() };
@@ -63,7 +63,7 @@ fn a_seed_draws_what_it_drew_in_earlier_versions() {
 fn no_temperature_takes_the_first_of_the_likeliest() {
     let greedy = sampler(SamplingParams::default(), 3);
     assert_eq!(1, sample(&greedy, &[0.0, 2.0, 2.0], Past::at(0)).expect("a token").id);
-    // A temperature as small as Qwen2.5-VL's 1e-6 is greedy in effect and computes no NaN.
+    // A temperature as small as Qwen2.5-VL's 1e-6 is effectively greedy and gives no NaN.
     let cold = sampler(SamplingParams { temperature: 1e-6, top_p: 0.001, ..Default::default() }, 8);
     assert_eq!(1, sample(&cold, &logits(), Past::at(9)).expect("a token").id);
 }
@@ -201,7 +201,7 @@ fn log_probabilities_are_those_of_the_model_whatever_chose_the_token() {
     let expected = [1, 3, 5, 0].map(of); // 3 and 5 are equal
     assert_eq!(4, reported.top.len());
     assert!(expected.iter().zip(&reported.top).all(|(a, b)| close(*a, *b)), "{reported:?}");
-    // What really followed in a prompt gets the same, and a model may hold it impossible.
+    // A prompt's following token gets the same result, and its probability may be 0.
     assert_eq!(*reported, log_probabilities(&logits(), 7, 4).expect("a row"));
     let impossible = log_probabilities(&logits(), 4, 20).expect("a row");
     assert_eq!(f32::NEG_INFINITY, impossible.chosen.log_probability);
@@ -275,7 +275,7 @@ proptest! {
         let token = sampler.sample(&row, past, &mut scratch).expect("a token");
         prop_assert!(row[token.id as usize].is_finite());
         prop_assert_eq!(produced.len() as u64, token.position);
-        // Nothing of one row stays in the buffers.
+        // The buffers keep nothing of a row.
         prop_assert_eq!(&token, &sampler.sample(&row, past, &mut scratch).expect("again"));
         let log = token.log_probabilities.expect("asked for");
         prop_assert!(log.chosen.log_probability <= 0.0 && log.top.len() <= top);
@@ -312,7 +312,7 @@ proptest! {
             let id = sample(&sampler, &row, Past::at(position)).expect("a token").id;
             prop_assert!(id != 0 && id != 2);
         }
-        // The bias demands it as soon as it may be.
+        // The bias forces the token as soon as it is allowed.
         prop_assert_eq!(0, sample(&sampler, &row, Past::at(tokens_min as u64)).expect("a token").id);
     }
 }
@@ -339,7 +339,7 @@ fn a_prompt_is_read_once_a_token_and_only_by_who_counts_it() {
     let repeated = sampler(SamplingParams { repetition_penalty: 1.2, ..Default::default() }, 9);
     assert_eq!(repeated.read_of(&[7, 3, 7, 7, 3])[..], [3, 7]);
     assert!(sampler(SamplingParams { presence_penalty: 1.0, ..Default::default() }, 9).read_of(&[7, 3]).is_empty());
-    // The whole prompt and what is read of it come to the same.
+    // The whole prompt and the part that is read give the same token.
     let row = [1.0, 1.0, -0.2, 1.1, 0.0, 0.3, 0.2, 1.15, -1.0];
     let choose = |prompt: &[u32]| sample(&repeated, &row, Past::new(prompt, &[0])).expect("a token").id;
     assert_eq!(choose(&[7, 3, 7, 7, 3]), choose(&[3, 7]));

@@ -6,7 +6,7 @@ use bursar_model::sampling::{Past, Sampler, SamplerScratch, SamplingParams};
 
 const DRAWS: u64 = 24_000;
 
-/// What a case sets beside parameters.
+/// Parameters and past of a case.
 #[derive(Clone, Default)]
 struct Case {
     name: &'static str,
@@ -21,7 +21,7 @@ fn logits() -> Vec<f32> {
     vec![1.0, 3.0, -0.5, 2.5, f32::NEG_INFINITY, 2.5, 0.0, -4.0, 0.75, -1.0, 1.5]
 }
 
-/// Probabilities by the book, one step after another.
+/// The probabilities, computed step by step from the definitions.
 fn reference(logits: &[f32], case: &Case) -> Vec<f64> {
     let params = &case.params;
     let mut scores: Vec<f64> = logits.iter().map(|&logit| f64::from(logit)).collect();
@@ -69,7 +69,7 @@ fn softmax(scores: &[f64]) -> Vec<f64> {
     weights.into_iter().map(|weight| weight / total).collect()
 }
 
-/// How often each token is drawn, with as many seeds: the position is that of the past.
+/// How often each token is drawn, with one seed per draw, at the position of the past.
 fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     let mut scratch = SamplerScratch::default();
     let mut counts = vec![0; logits.len()];
@@ -83,8 +83,8 @@ fn draw(logits: &[f32], case: &Case) -> Vec<u64> {
     counts
 }
 
-/// Pearson's test. None if a token was drawn that has no probability; else whether the counts are believable: a true
-/// distribution is refused once in 10,000 tests, and seeds are fixed, so that nothing flickers.
+/// Pearson's test: whether the counts are believable. `None` if a token with probability 0 was drawn. A true
+/// distribution is refused once in 10,000 tests. Seeds are fixed, so the result never changes.
 fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
     let draws = counts.iter().sum::<u64>() as f64;
     let (mut chi_square, mut freedom) = (0.0, -1.0f64);
@@ -94,7 +94,7 @@ fn believable(expected: &[f64], counts: &[u64]) -> Option<bool> {
         if probability == 0.0 && count > 0 {
             return None;
         } else if mean < 5.0 {
-            // Too few to be normal: all such tokens are one class.
+            // Too few draws for the normal approximation: all such tokens form one class.
             rare = (rare.0 + mean, rare.1 + count as f64);
         } else {
             chi_square += (count as f64 - mean).powi(2) / mean;
@@ -176,7 +176,7 @@ fn draws_over_positions_follow_it_too() {
     assert_eq!(Some(true), believable(&reference(&logits(), &case), &counts));
 }
 
-/// Each case's draws, held against each other case's distribution: what is not the same is found out.
+/// Tests each case's draws against every other case's distribution. Different distributions must be refused.
 #[test]
 fn the_test_of_distributions_refuses_wrong_ones() {
     let cases = cases();
@@ -194,17 +194,17 @@ fn the_test_of_distributions_refuses_wrong_ones() {
         }
     }
     assert!(refused > 300, "{refused}");
-    // A small skew is seen as well.
+    // A small skew is detected as well.
     assert_eq!(Some(false), believable(&[0.265, 0.25, 0.25, 0.235], &[6_000; 4]));
     assert_eq!(Some(true), believable(&[0.25; 4], &[6_000, 6_050, 5_970, 5_980]));
     assert_eq!(None, believable(&[0.5, 0.5, 0.0], &[10, 10, 1]));
 }
 
-/// The vocabulary of Qwen2.5: top-p looks at a part of it only, which must not show.
+/// The size of Qwen2.5's vocabulary. Top-p reads only a part of it, which must not change the result.
 #[test]
 fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
     let vocabulary = 152_064;
-    // From peaked to flat, so that a few, some hundred and nearly all tokens are the nucleus.
+    // From peaked to flat, so that the nucleus has a few, some hundred or nearly all tokens.
     for spread in [9.0, 2.5, 0.4] {
         let logits: Vec<f32> = (0..vocabulary as u64)
             .map(|id| spread * (4.0 * bursar_model::sampling::philox::uniform(17, id) as f32 - 2.0))
@@ -229,7 +229,7 @@ fn the_nucleus_of_a_large_vocabulary_is_that_of_a_full_sort() {
             draws += u32::from(logits[token.id as usize] >= least);
         }
         assert_eq!(40, draws, "none below the nucleus, spread {spread}");
-        // The last uniform numbers reach its end: the nucleus is not smaller either.
+        // The largest uniform numbers reach the end of the nucleus, so it is not too small either.
         let within = (lowest - least) / (sorted[0] as f32 - least);
         assert!(within < 0.25, "spread {spread}: {lowest} is far above {least}");
     }

@@ -1,4 +1,4 @@
-//! Stories of sampling where the logits are: a sampler asks, the operation chooses, and the sampler reads the answer.
+//! Sampling on the device: a sampler asks, the operation chooses, and the sampler reads the answer.
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
@@ -27,7 +27,7 @@ fn sampler(params: SamplingParams) -> Sampler {
     Sampler::new(params, VOCABULARY).expect("valid parameters")
 }
 
-/// Samplers that want different things, each of one row.
+/// Samplers with different parameters, one per row.
 fn samplers() -> Vec<Sampler> {
     let warm = || SamplingParams { temperature: 0.9, seed: 11, ..Default::default() };
     let reported = |sampler: Sampler, top| sampler.with_log_probabilities(top).expect("few enough");
@@ -44,7 +44,7 @@ fn samplers() -> Vec<Sampler> {
     ]
 }
 
-/// What the operation chooses from `rows`, where the step before has chosen `before`.
+/// The operation's choices from `rows`, after a step that has chosen `before`.
 fn chosen(
     samplers: &[Sampler],
     rows: &[Vec<f32>],
@@ -61,14 +61,14 @@ fn chosen(
     }
     let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
-    // SAFETY: so much is backed, and this is one thread.
+    // SAFETY: these words are backed, and a test has one thread.
     let words = unsafe { Tensor::persistent(buffers.address(), [shape.words()], DType::U32) };
     let mut buffers = SamplingBuffers::over(words, shape);
     let mut words = Vec::new();
     let layout = batch.pack(rows.len(), &mut words);
     let mut run = || {
         let logits = scope.upload([rows.len(), VOCABULARY], &rows.concat())?;
-        // SAFETY: the buffers have a place for each, and nothing runs.
+        // SAFETY: the buffers have a place for each, and no pass is running.
         let mut chosen = unsafe { Tensor::persistent(buffers.chosen().address(), [before.len()], DType::U32) };
         scope.upload_into(before, &mut chosen)?;
         buffers.ask(&scope, &words)?;

@@ -1,4 +1,4 @@
-//! What a JSON schema may not ask for: refused by keyword and place, and never followed with another number.
+//! JSON schemas that are refused, with keyword and place, and never followed with a rounded number.
 
 use bursar_model::error::GrammarError;
 use bursar_model::sampling::{GrammarCompiler, OutputFormat};
@@ -16,7 +16,7 @@ fn compiler() -> GrammarCompiler {
     GrammarCompiler::new(&tokenizer, 384, &[end(&tokenizer)]).expect("a byte-level vocabulary")
 }
 
-/// The compiler counts with floats of 64 bits: each of these would stand for another number.
+/// The compiler uses f64, which would round each of these.
 #[test]
 fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
     let beyond = (1u64 << 53) + 1;
@@ -34,7 +34,7 @@ fn integers_beyond_what_a_float_keeps_are_refused_with_keyword_and_place() {
         assert!(error.to_string().contains("2^53") && !error.hint().is_empty(), "{error}");
         assert!(!format!("{error} {error:?}").contains("id"), "a property's name is the caller's: {error} {error:?}");
     }
-    // The largest that is kept comes out to the last digit; what only describes is not looked at.
+    // The largest exact number is kept to the last digit. Annotations are not checked.
     let kept = json!({"const": beyond - 1, "default": beyond, "$defs": {"unused": {"const": beyond}}});
     let grammar = compiler().compile(&OutputFormat::json(kept)).expect("it is within the limit");
     let follows = |text: &str| {
@@ -68,7 +68,8 @@ fn keywords_that_the_compiler_lacks_are_refused_with_their_place() {
         assert_eq!((*keyword, place.path()), (expected, path));
         assert!(error.to_string().contains(&format!("`{expected}` at {shown},")), "{error}");
     }
-    // A property may be called as a keyword is, and a format of numbers is a note; each known format is followed.
+    // A property may have the name of a keyword, and a format of numbers is an annotation. Each known format is
+    // followed.
     let names = json!({"type": "object", "properties": {"not": {"type": "integer", "format": "int64", "maximum": 9}},
         "required": ["not"], "additionalProperties": false});
     compiler().compile(&OutputFormat::json(names)).expect("it can be followed");

@@ -1,4 +1,4 @@
-//! Stories of replies that are held to a form: whatever the logits say, the reply has it, and ends by itself.
+//! Structured output: with any logits, a reply has its form and ends by itself.
 
 use std::sync::LazyLock;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::common;
 
-/// A vocabulary with its grammar compiler; the logits are wider than the tokenizer, as files pad them.
+/// A vocabulary with its grammar compiler. The logits are wider than the tokenizer, as in padded checkpoints.
 struct Model {
     name: &'static str,
     tokenizer: Tokenizer,
@@ -45,7 +45,7 @@ static DEMO: LazyLock<Model> = LazyLock::new(|| {
 
 static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));
 
-/// Qwen2.5's own, with the width of its logits.
+/// Qwen2.5's vocabulary, with the width of its logits.
 static QWEN: LazyLock<Model> =
     LazyLock::new(|| Model::new("qwen", common::qwen_tokenizer(), 152_064, &["<|im_end|>", "<|endoftext|>"]));
 
@@ -53,14 +53,14 @@ fn models() -> [&'static Model; 3] {
     [&DEMO, &SMALL, &QWEN]
 }
 
-/// A row that means nothing, the same for the same seed and step.
+/// A random row, equal for equal seed and step.
 fn random_row(vocabulary: usize, seed: u64, step: usize, row: &mut Vec<f32>) {
     row.clear();
     let place = (step as u64) << 32;
     row.extend((0..vocabulary as u64).map(|id| (philox::uniform(seed, place + id) * 24.0 - 12.0) as f32));
 }
 
-/// A reply to random logits, without its end token; and whether it ended by itself.
+/// A reply from random logits, without its end token, and whether it ended by itself.
 fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, tokens_max: usize) -> (Vec<u32>, bool) {
     let seed = params.seed;
     let sampler = Sampler::new(params, model.vocabulary).expect("valid parameters").with_grammar(grammar.clone());
@@ -78,7 +78,7 @@ fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, tokens_max: u
     (produced, false)
 }
 
-/// Greedy and sampled replies, which have all ended; as text.
+/// Greedy and sampled replies as text. Asserts that all have ended.
 fn replies(model: &Model, format: &OutputFormat, count: u64) -> Vec<String> {
     let grammar = model.grammar(format);
     let params = |seed: u64| SamplingParams {
@@ -115,7 +115,7 @@ fn person() -> Value {
     })
 }
 
-/// What the schema says, field by field.
+/// Checks a value against the schema, field by field.
 fn is_person(value: &Value) -> bool {
     let known = ["name", "größe", "kind", "code", "scores", "note"];
     let object = value.as_object().expect("an object");
@@ -215,7 +215,7 @@ fn a_reply_to_a_pattern_matches_it() {
             }
         }
     }
-    // Anchors at both ends are what a whole match means anyway.
+    // Anchors at both ends change nothing, because the whole reply must match.
     assert!(replies(&DEMO, &OutputFormat::Regex("^[ab]{4}$".into()), 4).iter().all(|text| matches("[ab]{4}", text)));
 }
 
@@ -228,14 +228,14 @@ fn a_reply_to_choices_is_one_of_them() {
         assert!(texts.iter().all(|text| choices.contains(text)), "{}: {texts:?}", model.name);
         assert!(texts.iter().collect::<std::collections::BTreeSet<_>>().len() > 1, "{}: {texts:?}", model.name);
     }
-    // The same text as an end token can be spelled; it does not end the reply.
+    // The text of an end token can be spelled without ending the reply.
     let spelled = replies(&QWEN, &OutputFormat::Choice(vec!["<|im_end|>".into()]), 2);
     assert!(spelled.iter().all(|text| text == "<|im_end|>"));
 }
 
 #[test]
 fn any_json_is_json() {
-    // Unbounded: a random reply may go on for ever, so that it is only held to be the beginning of one.
+    // A random reply may go on for ever, so the test only checks that it is the beginning of a JSON value.
     for schema in [json!(true), json!({})] {
         let grammar = DEMO.grammar(&OutputFormat::json(schema));
         for seed in 0..20 {
@@ -244,7 +244,7 @@ fn any_json_is_json() {
             let text = DEMO.tokenizer.decode(&produced, false).expect("it decodes");
             match serde_json::from_str::<Value>(&text) {
                 Ok(_) => {}
-                // 1e999 is JSON as well, but no number that Rust has.
+                // 1e999 is JSON as well, but too large for an f64.
                 Err(error) if error.to_string().starts_with("number out of range") => {}
                 Err(error) => assert!(!ended && error.is_eof() || text.ends_with('\u{fffd}'), "{error}"),
             }
@@ -265,7 +265,7 @@ fn end_tokens_are_allowed_when_the_form_is_complete_and_only_then() {
         };
         assert_eq!([(false, false); 2], [ends(&[]), ends(&[digit])]);
         assert_eq!([(true, false), (true, true)], [ends(&[digit; 2]), ends(&[digit; 3])]);
-        // Whoever asks on after an end is told that it has ended.
+        // After the end, the grammar allows only end tokens.
         assert_eq!((true, true), ends(&[digit, digit, model.ends[0]]));
         let allowed = grammar.allowed(&[digit, digit]).expect("an answer");
         assert!(allowed.ids().iter().all(|id| model.ends.contains(id) || !model.is_special(*id)));
@@ -282,7 +282,7 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
         let (produced, _) = reply(model, &grammar, params, 60);
         let masks: Vec<_> =
             (0..=produced.len()).map(|end| grammar.allowed(&produced[..end]).expect("a mask").ids()).collect();
-        // In leaps and backwards, on the same grammar and on a clone of it; nothing is remembered that should not be.
+        // Forwards and backwards, on the same grammar and on a clone of it. Earlier calls must not matter.
         let clone = grammar.clone();
         let mut place = 0;
         for _ in 0..40 {
@@ -291,7 +291,7 @@ fn a_sequence_that_died_is_computed_anew_with_the_same_masks() {
                 assert!(masks[place] == grammar.allowed(&produced[..place]).expect("a mask").ids(), "after {place}");
             }
         }
-        // Each token was one of those that its mask allowed.
+        // The mask at each step allowed the token.
         assert!(produced.iter().zip(&masks).all(|(token, mask)| mask.binary_search(token).is_ok()));
     }
 }
@@ -349,7 +349,7 @@ fn a_bias_and_penalties_choose_among_what_is_allowed() {
     assert!(ended && produced == [id("a"); 6]);
 }
 
-/// A refused form, the kind of its error, and whether the caller is told why.
+/// Refused forms, the kind of each error, and whether it has a reason.
 #[test]
 fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
     let schema = OutputFormat::json;
@@ -405,7 +405,7 @@ fn forms_that_cannot_be_followed_are_refused_with_a_reason() {
     }
 }
 
-/// Only patterns for one and the same text count against each other.
+/// Only patterns for the same text count together.
 #[test]
 fn a_schema_may_have_many_patterns_for_many_texts() {
     let properties: serde_json::Map<String, Value> = (0..30)
@@ -447,8 +447,8 @@ fn errors_and_debug_show_nothing_of_schema_pattern_or_reply() {
     assert!(!shown.contains("zebr"), "{shown}");
 }
 
-/// Patterns and schemas that were made to take for ever or to fill memory: each is refused or followed, for a hundred
-/// tokens, within a minute for all on a slow machine. (Seen: two seconds.)
+/// Patterns and schemas designed to take for ever or to fill memory. Each is refused, or followed for a hundred tokens.
+/// All together take under a minute on a slow machine (two seconds were measured).
 #[test]
 fn hostile_forms_end_soon() {
     let regex = |pattern: &str| OutputFormat::Regex(pattern.to_owned());
@@ -527,7 +527,7 @@ fn a_model_without_an_end_or_with_a_strange_tokenizer_cannot_follow_forms() {
     assert_eq!(Some(GrammarError::Spelling), GrammarCompiler::new(&strange, 2, &[1]).err());
 }
 
-/// Llama's way: text with marked spaces, and a token for each byte that has no other.
+/// Llama's format: text with marked spaces, and byte tokens for everything else.
 #[test]
 fn a_byte_fallback_vocabulary_spells_what_it_has_no_words_for() {
     let bytes = (0..=255).map(|byte| format!("<0x{byte:02X}>"));

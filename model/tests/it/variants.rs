@@ -1,6 +1,7 @@
-//! Checkpoints as people have them: settings left out, names of other years, files in other places. Each loads, and is what
-//! transformers 5.17 makes of it. Where a story compares configurations and not logits, nothing else of the variant reaches
-//! the model; `check_variants` of `tests/golden/make.py` has seen transformers compute the same bits of those.
+//! Variants of checkpoints: settings left out, names from other versions, files in other places. Each loads with the
+//! same result as in transformers 5.17. Some tests compare configurations instead of logits, because nothing else of
+//! the variant reaches the model. For those, `check_variants` of `tests/golden/make.py` has checked that transformers
+//! computes the same bits.
 
 use std::io::Read;
 
@@ -20,7 +21,7 @@ use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::{golden_bytes, golden_json};
 use crate::copy::{Copy, QWEN2, QWEN2_5_VL};
 
-/// As `model/tests/it/golden_qwen2_5_vl.rs` has it.
+/// As in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const CONFIG: &str = "config.json";
 
@@ -28,7 +29,7 @@ fn config(checkpoint: &Checkpoint) -> FamilyConfig {
     FamilyConfig::of(checkpoint).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The recorded case of `folder`, computed by `checkpoint`.
+/// Asserts that `checkpoint` computes the recorded case of `folder`.
 fn assert_single_image(folder: &str, checkpoint: Checkpoint) {
     let bench = Bench::of(checkpoint, 2);
     let case = Case::read(folder, &bench.checkpoint, "single_image");
@@ -79,7 +80,8 @@ fn settings_that_equal_their_classs_default_may_be_left_out() {
 #[test]
 fn defaults_are_those_that_transformers_has_for_the_family() {
     let recorded = golden_json("config_defaults.json");
-    // All else of the class's configuration is left out; a decoder and a tower of other widths would contradict themselves.
+    // The class's configuration is left out but for this width, without which decoder and tower would contradict each
+    // other.
     let vision = json!({ "out_hidden_size": recorded["qwen2_5_vl"]["text"]["hidden_size"] });
     let vl = config(&Copy::of(QWEN2_5_VL).write(CONFIG, bare("qwen2_5_vl", &vision)).open());
     let qwen2 = config(&Copy::of(QWEN2).write(CONFIG, bare("qwen2", &Value::Null)).open());
@@ -163,7 +165,7 @@ fn processors_in_processor_config_json_alone_are_followed_and_win() {
     assert_eq!((image(&alone), video(&alone)), (image(&full), video(&full)));
     assert_ne!(alone.fingerprint(), full.fingerprint(), "other files");
     Model::plan(&alone, &Target::Cpu { threads: 2 }).expect("it takes pictures");
-    // An older file beside it is not read; without a part in the newer one it is.
+    // An older file beside the newer one is read only if the newer one lacks the part.
     let mut other = settings.clone();
     other["max_pixels"] = json!(200_704);
     let copy = copy.write(file, other.to_string());
@@ -183,7 +185,7 @@ fn a_sliding_window_that_no_layer_uses_changes_nothing() {
             let copy = Copy::of(folder).set(CONFIG, &["use_sliding_window"], json!(true));
             fields.iter().fold(copy, |copy, (field, value)| copy.set(CONFIG, &[field], value.clone()))
         };
-        // The two layers are the first two.
+        // The model has two layers, both below `max_window_layers`.
         assert_eq!(config(&with(&[("max_window_layers", json!(2))]).open()), full);
         assert_eq!(config(&with(&[("max_window_layers", Value::Null)]).open()), full);
         assert_eq!(config(&with(&[("layer_types", json!(["full_attention", "full_attention"]))]).open()), full);
@@ -238,20 +240,20 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
         let error = refused(folder, field, value);
         assert!(error.contains(words), "{field:?} does not say '{words}': {error}");
     }
-    // In `text_config` as at the top, and said so.
+    // Also in `text_config`, which the error names.
     let bare = "tests/golden/qwen2_5_vl_bare";
     let gate = refused(bare, &["text_config", "attn_output_gate"], json!(true));
     assert!(gate.contains("text_config.attn_output_gate is true"), "{gate}");
     assert!(refused(bare, &["quantization_config"], json!({ "bits": 4 })).contains("quantization_config"));
     let unknown = Copy::of(QWEN2_5_VL).set(CONFIG, &["rope_scaling", "mrope_interleaved"], json!(true)).error();
     assert!(matches!(unknown, LoadError::Config(ConfigError::Unknown { .. })), "{unknown:?}");
-    // What asks for nothing may stand there.
+    // Values that change nothing are allowed.
     for (field, value) in [("partial_rotary_factor", json!(1.0)), ("attn_output_gate", json!(false))] {
         config(&Copy::of(QWEN2_5_VL).set(CONFIG, &[field], value).open());
     }
 }
 
-/// What a release has where it has no `tokenizer.json`, taken from one.
+/// Replaces `tokenizer.json` with the files of a release without it.
 fn in_parts(copy: Copy, tokenizer: &Value) -> Copy {
     let merges = tokenizer["model"]["merges"].as_array().expect("merges").iter().map(|merge| match merge {
         Value::String(pair) => pair.clone(),
@@ -320,7 +322,7 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
     told(parts().write("vocab.json", "[1]"), "vocab.json");
     let missing = error(&parts().remove("merges.txt"));
     assert!(matches!(&missing, CheckpointError::MissingFile { file, .. } if file == "tokenizer.json"), "{missing}");
-    // Older files list added tokens apart.
+    // Older checkpoints list added tokens in their own file.
     let copy = parts();
     let ids: Map<String, Value> = copy.json(settings)["added_tokens_decoder"]
         .as_object()

@@ -1,4 +1,4 @@
-//! Stories of videos on the host side: what is planned, what is refused, what a step is cached by.
+//! Videos on the host side: plans, refusals, and the key that a step is cached by.
 
 use bursar_model::{
     Envelope,
@@ -20,7 +20,7 @@ fn png(picture: &RgbImage) -> ImageBytes {
     ImageBytes::new(encoded.into_inner())
 }
 
-/// A frame that no other number gives.
+/// A frame that is different for each number.
 fn frame(width: u32, height: u32, number: u32) -> ImageBytes {
     png(&RgbImage::from_fn(width, height, |x, y| Rgb([(x * 3 + number) as u8, (y * 5) as u8, number as u8])))
 }
@@ -73,7 +73,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
     }
 }
 
-/// Each has a processor of its own, which may normalise otherwise.
+/// Videos and pictures have different processors, which may normalise differently.
 #[test]
 fn a_film_of_one_frame_is_not_recognised_as_the_picture_that_the_frame_is() {
     let shown = [Visual::Image(frame(90, 61, 0)), Visual::Video(film(1, 90, 61)), Visual::Image(frame(90, 61, 0))];
@@ -98,7 +98,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let cut = |step: &ResizedImage| bench::cut(step, &config());
     assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a lone frame is shown twice");
     assert_eq!(2 * odd[1].image.bytes(), twice[0].image.bytes(), "and kept once");
-    // A lone frame is the picture that it is, and shares its place in the cache.
+    // A lone frame equals the same picture, and shares its place in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
     assert_eq!((odd[1].hash, &odd[1].image), (picture.hash, &picture.image));
@@ -143,11 +143,11 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
         plans.iter().map(|plan| plan.grid().patches()).collect::<Vec<_>>()
     };
     let video = |frames| Visual::Video(film(frames, 400, 400));
-    // 128 patches are there for two pictures of 64. A step is never larger than a picture.
+    // There are 128 patches, for two pictures of 64. A step is never larger than a picture.
     assert_eq!(patches(&[picture.clone(), picture.clone()]), [64, 64]);
     assert_eq!(patches(&[video(2)]), [64]);
     assert_eq!(patches(&[video(4)]), [64 + 64]);
-    // 32 patches a step are a square of 16.
+    // 32 patches per step become a square of 16.
     assert_eq!(patches(&[video(8)]), [4 * 16]);
     assert_eq!(patches(&[video(4), picture.clone(), video(4)]), [2 * 16, 64, 2 * 16]);
     let full = plan(&envelope(), &[picture.clone(), video(1), picture.clone()]).expect_err("nothing is left");
@@ -163,7 +163,7 @@ fn the_steps_of_all_videos_share_what_the_pictures_leave() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Rule 3: whatever is let through has rows in the cache and fits a launch.
+    /// Rule 3: everything that is admitted has rows in the cache and fits a launch.
     #[test]
     fn what_is_planned_never_exceeds_the_envelope(
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
@@ -197,7 +197,7 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     assert_eq!(config.pixel_bounds, PixelBounds { min: 4000, max: 90000 });
     let bare = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "Qwen2VLVideoProcessor"}"#);
     assert_eq!(bare.expect("it is read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
-    // Checkpoints without that file: the pictures' settings, as transformers falls back.
+    // Checkpoints without that file use the pictures' settings, as in transformers.
     let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
     let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");
     assert_eq!(fallen, ImageProcessorConfig::from_json(&pictures).expect("it is read"));

@@ -1,4 +1,4 @@
-//! Checkpoints that contradict themselves: errors say which tensor or field, what was expected and what was found.
+//! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value and the one found.
 
 use std::{fs, ops::ControlFlow};
 

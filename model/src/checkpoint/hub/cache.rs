@@ -1,4 +1,4 @@
-//! The cache of all Hugging Face tools: blobs by their etag, a snapshot of links for each commit, refs to commits.
+//! The cache of all Hugging Face tools: blobs by etag, a folder of links for each commit, and refs to commits.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -10,7 +10,7 @@ use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 use super::{HubError, HubOptions};
 use crate::checkpoint::error::CheckpointError;
 
-/// How often a file that another process fetches is looked at.
+/// Interval for retrying the lock of a file that another process fetches.
 const LOCK_LOOK: Duration = Duration::from_millis(100);
 
 /// The cache's part of one model at one revision.
@@ -23,7 +23,7 @@ pub(super) struct HubCache {
 }
 
 impl HubCache {
-    /// `id` and `revision` are checked; nothing is created yet.
+    /// `id` and `revision` must be checked already. Nothing is created yet.
     pub fn open(options: &HubOptions, id: &str, revision: &str) -> Result<Self, HubError> {
         let own = || std::env::home_dir().map(|home| home.join(".cache/huggingface/hub"));
         let path = options.cache.clone().or_else(own).ok_or(HubError::NoCache)?;
@@ -39,12 +39,12 @@ impl HubCache {
         })
     }
 
-    /// What `hf auth login` keeps.
+    /// The token that `hf auth login` keeps.
     pub fn token(&self) -> Option<String> {
         self.cache.token()
     }
 
-    /// The commit that the revision is known to be: itself, or what its ref says.
+    /// The commit of the revision, if known: the revision itself, or the content of its ref.
     pub fn commit(&self) -> Option<String> {
         if is_commit(&self.revision) {
             return Some(self.revision.clone());
@@ -78,7 +78,7 @@ impl HubCache {
         }
     }
 
-    /// Whether the hub once said that this commit has no such file.
+    /// Whether the hub has said before that this commit has no such file.
     pub fn is_known_absent(&self, commit: &str, file: &str) -> bool {
         self.absent(commit, file).is_file()
     }
@@ -93,11 +93,11 @@ impl HubCache {
         self.folder.join(".no_exist").join(commit).join(file)
     }
 
-    /// The place of a file's bytes, held against other processes until it is dropped. Waits for another process that
-    /// fetches the same file; then it is there.
+    /// The place of a file's bytes, locked against other processes until it is dropped. If another process is fetching
+    /// the same file, this waits for it.
     ///
     /// # Errors
-    /// [`HubError::Cancelled`] while it waits, [`HubError::Cache`].
+    /// [`HubError::Cancelled`] while it waits; [`HubError::Cache`].
     pub fn blob(&self, etag: &str, file: &str, is_cancelled: impl Fn() -> bool) -> Result<Blob, HubError> {
         let failed = failed(file);
         fs::create_dir_all(&self.locks).map_err(&failed)?;
@@ -111,20 +111,20 @@ impl HubCache {
         }
         let path = self.folder.join("blobs").join(etag);
         fs::create_dir_all(self.folder.join("blobs")).map_err(&failed)?;
-        // Our own: other tools leave `<etag>.incomplete` behind, which they write at several places at once, so that its
-        // length says nothing of what is in it.
+        // A name of our own. Other tools write `<etag>.incomplete` in several places at once, so its length does not
+        // tell how much of it is valid.
         let partial = self.folder.join("blobs").join(format!("{etag}.bursar.incomplete"));
         Ok(Blob { path, partial, file: file.to_owned(), _lock: lock })
     }
 
-    /// Lets a commit's file be that blob.
+    /// Links a commit's file to a blob.
     pub fn point(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
         let folder = self.folder(commit);
         fs::create_dir_all(&folder).map_err(failed(file))?;
         let pointer = folder.join(file);
         match link(&self.folder.join("blobs").join(etag), etag, &pointer) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists && pointer.is_file() => Ok(()),
-            // A link to a blob that was removed.
+            // The link is to a blob that was removed.
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {
                 fs::remove_file(&pointer).map_err(failed(file))?;
                 link(&self.folder.join("blobs").join(etag), etag, &pointer).map_err(failed(file))
@@ -158,7 +158,7 @@ impl Blob {
         fs::metadata(&self.path).is_ok_and(|metadata| metadata.len() == bytes)
     }
 
-    /// The part that is here, to be continued, and its size.
+    /// The partial file, opened for appending, and its size in bytes.
     pub fn continued(&self) -> Result<(File, u64), HubError> {
         let failed = failed(&self.file);
         let file = OpenOptions::new().append(true).create(true).open(&self.partial).map_err(&failed)?;
@@ -166,7 +166,7 @@ impl Blob {
         Ok((file, bytes))
     }
 
-    /// Throws the part away.
+    /// Deletes the partial file.
     pub fn discard(&self) -> Result<(), HubError> {
         match fs::remove_file(&self.partial) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(failed(&self.file)(error)),
@@ -174,7 +174,7 @@ impl Blob {
         }
     }
 
-    /// Takes the part for the whole, if it has that size.
+    /// Turns the partial file into the blob, or deletes it and fails if it does not have `bytes_total` bytes.
     pub fn finish(&self, bytes_total: u64) -> Result<(), HubError> {
         let (file, bytes) = self.continued()?;
         if bytes != bytes_total {

@@ -1,21 +1,21 @@
-//! Why a checkpoint could not be brought from the hub.
+//! Errors of fetching a checkpoint from the hub.
 
 use thiserror::Error;
 
-/// Why a checkpoint could not be brought from the hub. What was fetched before stays in the cache.
+/// A checkpoint could not be fetched. Files that were fetched before the error stay in the cache.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum HubError {
-    /// Not an id.
+    /// The id is not of the form `org/name`.
     #[error("{id:?} is not the id of a model on the hub")]
     Id {
-        /// What was given.
+        /// The text that was given.
         id: String,
     },
-    /// Not a branch, tag or commit.
+    /// The revision is not the name of a branch, tag or commit.
     #[error("{revision:?} is not the name of a revision on the hub")]
     Revision {
-        /// What was given.
+        /// The text that was given.
         revision: String,
     },
     /// No cache folder was given, and the user has no home folder.
@@ -24,12 +24,12 @@ pub enum HubError {
     /// The proxy's address does not parse.
     #[error("the address of the proxy is not understood")]
     Proxy,
-    /// Nobody answers.
+    /// The hub does not answer.
     #[error("{endpoint} could not be reached: {reason}")]
     Unreachable {
         /// The hub's address.
         endpoint: String,
-        /// What the network says.
+        /// The network's error.
         reason: String,
     },
     /// There is no such model, or it has no such revision.
@@ -38,8 +38,8 @@ pub enum HubError {
         /// Id and revision.
         repository: String,
     },
-    /// The model may not be read with this token, or without one. Of private models the hub says the same as of models
-    /// that do not exist.
+    /// The token, or the lack of one, does not give access to the model. The hub's answer is the same for private
+    /// models and for models that do not exist.
     #[error("the hub refuses {repository} with status {status}")]
     Refused {
         /// Id and revision.
@@ -55,50 +55,50 @@ pub enum HubError {
         /// The file's name.
         file: String,
     },
-    /// Another answer than a file.
+    /// The hub answers with an unexpected status.
     #[error("the hub answers {status} for {file}")]
     Status {
         /// The file's name.
         file: String,
-        /// HTTP's number.
+        /// The HTTP status code.
         status: u16,
     },
-    /// An answer that lacks what a hub says of its files, or says it in another form.
+    /// The answer lacks a header that describes the file, or the header is malformed.
     #[error("the hub's answer for {file} has no usable {header}")]
     Answer {
         /// The file's name.
         file: String,
-        /// What is wrong.
+        /// The header that is missing or malformed.
         header: &'static str,
     },
-    /// A file that is larger than such a file can sensibly be.
+    /// A file is larger than such a file can sensibly be.
     #[error("{file} has {bytes} bytes on the hub, the limit is {bytes_max}")]
     TooLarge {
         /// The file's name.
         file: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
-        /// The limit.
+        /// The limit in bytes.
         bytes_max: u64,
     },
-    /// The connection ended again and again.
+    /// Three connections in a row ended without more bytes.
     #[error("{file} broke off after {bytes} of {bytes_total} bytes")]
     Interrupted {
         /// The file's name.
         file: String,
-        /// What is here.
+        /// Bytes that are here.
         bytes: u64,
-        /// What was announced.
+        /// Bytes that the hub announced.
         bytes_total: u64,
     },
-    /// More or other bytes than announced.
+    /// The file's size differs from the announced one.
     #[error("{file} has {bytes} bytes, but {bytes_total} were announced")]
     Size {
         /// The file's name.
         file: String,
-        /// What came.
+        /// Bytes that arrived.
         bytes: u64,
-        /// What was announced.
+        /// Bytes that the hub announced.
         bytes_total: u64,
     },
     /// The cache could not be written or read.
@@ -109,13 +109,13 @@ pub enum HubError {
         /// The kind of error.
         kind: std::io::ErrorKind,
     },
-    /// Nobody waits for it any more.
+    /// The watch cancelled the fetch.
     #[error("the fetch was cancelled")]
     Cancelled,
 }
 
 impl HubError {
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             HubError::Id { .. } => "an id is an organisation and a name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),

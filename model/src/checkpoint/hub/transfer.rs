@@ -1,4 +1,4 @@
-//! Asking the hub for a file and moving its bytes. Everything that an answer says is checked before it becomes a path.
+//! Requesting a file from the hub and downloading it. Every header is checked before it becomes part of a path.
 
 use std::io::{Read, Write};
 use std::time::Duration;
@@ -11,18 +11,18 @@ use super::cache::{Blob, failed};
 use super::{HubError, HubOptions};
 use crate::checkpoint::origin::FetchWatch;
 
-/// What one read takes.
+/// Bytes of one read.
 const PIECE_BYTES: usize = 256 << 10;
-/// How often the watch hears of a file.
+/// Bytes of a file between two reports to the watch.
 const REPORT_BYTES: u64 = 4 << 20;
-/// A hub that says nothing for so long is not there. Reading a cancelled file ends no later.
+/// Timeout of each network operation. A cancelled fetch ends within this time.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
-/// Redirects within the hub: of a model that was renamed, twice.
+/// Redirects within the hub: enough for a model that was renamed twice.
 const REDIRECTS_MAX: usize = 4;
-/// Connections in a row that may end without a byte of a file.
+/// Connections in a row without a new byte after which the download fails.
 const BARREN_MAX: usize = 3;
 
-/// What the hub says of a file.
+/// The hub's description of a file.
 #[derive(Debug)]
 pub(super) struct Found {
     pub commit: String,
@@ -48,11 +48,11 @@ impl<'a> Remote<'a> {
     ) -> Result<Self, HubError> {
         let proxy = options.proxy.as_deref().map(ureq::Proxy::new).transpose().map_err(|_| HubError::Proxy)?;
         let agent = Agent::config_builder()
-            // Not from the environment, where the library would look.
+            // The library would otherwise take a proxy from the environment.
             .proxy(proxy)
             .user_agent(concat!("bursar/", env!("CARGO_PKG_VERSION")))
             .http_status_as_error(false)
-            // The token is the hub's; those who keep its files get signed addresses instead.
+            // The token is for the hub alone. Its file servers get signed addresses instead.
             .redirect_auth_headers(RedirectAuthHeaders::SameHost)
             .timeout_resolve(Some(SILENCE_MAX))
             .timeout_connect(Some(SILENCE_MAX))
@@ -75,7 +75,7 @@ impl<'a> Remote<'a> {
         self.id
     }
 
-    /// What the hub says of a file at a revision; nothing, if the repository has no such file.
+    /// The hub's description of a file at a revision; `None` if the repository has no such file.
     pub fn find(&self, file: &str, revision: &str) -> Result<Option<Found>, HubError> {
         self.check_cancelled()?;
         let mut address = self.address(file, revision);
@@ -86,8 +86,8 @@ impl<'a> Remote<'a> {
             }
             let answer = request.call().map_err(|error| self.unreachable(&error))?;
             let to = text(answer.headers(), "location").unwrap_or_default();
-            // A file's own address is elsewhere, and the hub says here what it is. A path alone is another name of the
-            // repository, and whoever is there knows.
+            // A redirect to another host is the file's own address, and this answer describes the file. A redirect to a
+            // path is the repository's new name; the answer there describes it.
             if answer.status().is_redirection() && to.starts_with('/') && !to.starts_with("//") {
                 address = format!("{}{to}", self.root());
                 continue;
@@ -100,7 +100,7 @@ impl<'a> Remote<'a> {
         Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects without end" })
     }
 
-    /// Continues a file until it is whole, over as many connections as that takes while each brings something.
+    /// Downloads the rest of a file, over any number of connections as long as they bring new bytes.
     pub fn download(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
         let (_, mut here) = blob.continued()?;
         if here > found.bytes {
@@ -108,11 +108,11 @@ impl<'a> Remote<'a> {
             here = 0;
         }
         self.watch.fetched(file, here, found.bytes);
-        // The most that was here: a hub that cannot continue begins again, and must come further than before.
+        // The most bytes so far. A hub that cannot continue starts over, and must then get further than before.
         let (mut most, mut barren) = (here, 0);
         while here < found.bytes {
             match self.continue_once(file, commit, found, blob) {
-                // A network that goes away in the middle is no other news than one that ends a connection.
+                // Losing the network in the middle counts like a connection that ends.
                 Err(HubError::Unreachable { .. }) if most > 0 => {}
                 outcome => outcome?,
             }
@@ -127,7 +127,7 @@ impl<'a> Remote<'a> {
         Ok(())
     }
 
-    /// One connection's worth of a file. Ends without an error when the connection does.
+    /// Downloads over one connection. It is not an error if the connection ends early.
     fn continue_once(&self, file: &str, commit: &str, found: &Found, blob: &Blob) -> Result<(), HubError> {
         self.check_cancelled()?;
         let (mut part, mut here) = blob.continued()?;
@@ -143,7 +143,7 @@ impl<'a> Remote<'a> {
             && text(answer.headers(), "content-range")
                 .is_some_and(|range| range.starts_with(&format!("bytes {here}-")));
         match answer.status().as_u16() {
-            // It begins again, or what is here is of no use to it.
+            // The hub starts over, or cannot continue from this offset.
             200 | 206 | 416 if here > 0 && !is_continued => return blob.discard(),
             200 | 206 => {}
             status => return Err(HubError::Status { file: file.to_owned(), status }),
@@ -178,7 +178,8 @@ impl<'a> Remote<'a> {
         parts.map_or_else(|| self.endpoint.to_owned(), |(scheme, host)| format!("{scheme}://{host}"))
     }
 
-    /// Whether only the file is missing. The hub tells in a header; a mirror without it is taken at its number.
+    /// Whether only the file is missing. The hub says so in `x-error-code`; for a mirror without it, the status
+    /// decides.
     fn is_absent(&self, answer: &Response<Body>, file: &str, revision: &str) -> Result<bool, HubError> {
         let repository = || format!("{}@{revision}", self.id);
         match (answer.status().as_u16(), text(answer.headers(), "x-error-code")) {
@@ -192,7 +193,7 @@ impl<'a> Remote<'a> {
         }
     }
 
-    /// Whether nobody waits for the files any more.
+    /// Whether the watch has cancelled the fetch.
     pub fn is_cancelled(&self) -> bool {
         self.watch.is_cancelled()
     }
@@ -210,16 +211,17 @@ fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name)?.to_str().ok()
 }
 
-/// Commit, etag and size: of the file where it is kept elsewhere (`x-linked-..`), else of the answer.
+/// Reads commit, etag and size. The `x-linked-..` headers describe a file on another server and win over the answer's
+/// own.
 fn read(headers: &HeaderMap, file: &str) -> Result<Found, HubError> {
     let lacks = |header| HubError::Answer { file: file.to_owned(), header };
     let commit = text(headers, "x-repo-commit").filter(|commit| {
-        // It becomes the name of a folder.
+        // The commit becomes the name of a folder.
         commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
     });
     let etag = text(headers, "x-linked-etag").or_else(|| text(headers, "etag"));
     let etag = etag.map(|etag| etag.trim_start_matches("W/").trim_matches('"')).filter(|etag| {
-        // And this of a file.
+        // The etag becomes the name of a file.
         (1..=128).contains(&etag.len()) && etag.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
     });
     let size = text(headers, "x-linked-size").or_else(|| text(headers, "content-length"));

@@ -22,13 +22,13 @@ pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
 /// The `model_type` of its configurations.
 pub const MODEL_TYPE: &str = "qwen2";
 
-/// What serving it asks of a device.
+/// Every kind of work except those with pictures.
 pub const WORKLOADS: &[Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
 /// The family's configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Config {
-    /// The decoder is all there is.
+    /// The model is a decoder and nothing else.
     pub decoder: DecoderConfig,
 }
 
@@ -39,7 +39,7 @@ impl Config {
     }
 }
 
-/// Those of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
+/// The defaults of `Qwen2Config` (transformers 5.17, `configuration_qwen2.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({
         "vocab_size": 151_936,
@@ -60,18 +60,18 @@ fn defaults() -> DecoderDefaults {
 
 /// The family's weights.
 pub struct Model {
-    /// The decoder is all there is.
+    /// The model is a decoder and nothing else.
     pub decoder: Decoder,
 }
 
 impl Model {
-    /// Claims the weights.
+    /// Claims the weights, which released checkpoints name `model.*`.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         Ok(Model { decoder: Decoder::claim(config.decoder, "model", map)? })
     }
 }
 
-/// Text takes one position after the other.
+/// Numbers the tokens' positions from 0, the same on all axes.
 pub fn lay_out(tokens: Vec<u32>) -> PromptLayout {
     let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
     PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }

@@ -1,19 +1,19 @@
-//! The settings of models of this family, for checkpoints whose weights are drawn at random.
+//! The settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are those of `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
-//! table 1). Base models of 7B and more say 131,072 tokens of context, and QwQ-32B did before May 2025 (QwenLM/QwQ#26).
+//! The numbers are from `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
+//! table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B did before May 2025 (QwenLM/QwQ#26).
 
 use super::ARCHITECTURES;
 use crate::blocks::decoder_shape::DecoderShape;
 
-/// A model by its numbers alone.
+/// The sizes of a model, without its weights.
 pub struct Shape {
-    /// What it is asked for by.
+    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
     pub name: &'static str,
     decoder: DecoderShape,
 }
 
-/// All of them: width, width of the MLP, layers, query heads, heads of keys and values; tokens of context.
+/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
 pub const SHAPES: [Shape; 8] = [
     Shape { name: "qwen2.5-0.5b", decoder: DecoderShape::small([896, 4864, 24, 14, 2], 32_768) },
     Shape { name: "qwen2.5-1.5b", decoder: DecoderShape::small([1536, 8960, 28, 12, 2], 32_768) },
@@ -26,7 +26,7 @@ pub const SHAPES: [Shape; 8] = [
 ];
 
 impl Shape {
-    /// The files of its checkpoint, but for the weights.
+    /// The files of its checkpoint, by name, without the weights.
     pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let mut config = self.decoder.config();
         config["architectures"] = ARCHITECTURES.into();

@@ -18,11 +18,11 @@ pub struct Config {
     pub vision: VisionConfig,
     /// The token that stands for one merged patch of a picture.
     pub image_token: u32,
-    /// The token that stands for one merged patch of a video's step; none if the checkpoint has no word for videos.
+    /// The token that stands for one merged patch of a video's step; `None` if the checkpoint has no such token.
     pub video_token: Option<u32>,
 }
 
-/// The numbers that define the vision tower.
+/// The sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
     /// Number of layers.
@@ -33,9 +33,9 @@ pub struct VisionConfig {
     pub intermediate_size: usize,
     /// Attention heads.
     pub num_heads: usize,
-    /// Colours of a pixel.
+    /// Colour channels of a pixel.
     pub in_channels: usize,
-    /// The older spelling of `in_channels`; files that were saved again have both.
+    /// The older name of `in_channels`; files that newer versions saved again have both.
     in_chans: Option<usize>,
     /// Pixels along a side of a patch.
     pub patch_size: usize,
@@ -43,7 +43,7 @@ pub struct VisionConfig {
     pub spatial_merge_size: usize,
     /// Frames that a patch spans.
     pub temporal_patch_size: usize,
-    /// Positions along the time axis that a second of a video takes.
+    /// Positions on the time axis per second of a video.
     pub tokens_per_second: usize,
     /// Pixels along a side of an attention window.
     pub window_size: usize,
@@ -59,8 +59,9 @@ pub struct VisionConfig {
 pub const ROPE_THETA: f64 = 10_000.0;
 
 impl VisionConfig {
-    /// Reads `vision_config`, over the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
-    /// `configuration_qwen2_5_vl.py`): transformers saves what differs from them, and releases have been saved by it.
+    /// Reads `vision_config` over the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
+    /// `configuration_qwen2_5_vl.py`). transformers saves only what differs from its defaults, and released files were
+    /// saved by it.
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
         const PLACE: &str = "vision_config.";
         config_keys::refuse_unknown(PLACE, given)?;
@@ -93,7 +94,8 @@ impl VisionConfig {
         Ok(config)
     }
 
-    /// What a patch covers. Its colours are three: a tower of others is refused with the processors.
+    /// Pixels and frames of a patch. It has three colour channels: `check_processor` refuses a tower with another
+    /// number.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }
@@ -159,7 +161,7 @@ impl VisionConfig {
         ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
     }
 
-    /// Refuses a processor, of `what`, that cuts other patches than the tower reads.
+    /// Refuses the processor of `what` ("image" or "video") if its patches differ from those that the tower reads.
     fn check_processor(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
         let pairs = [
             ("patch_size", self.patch_size, processor.patch_size),
@@ -177,7 +179,7 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and holds the checkpoint's processors of pictures and of videos against it.
+    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
     pub fn read(
         config: &Map<String, Value>,
         processor: Option<&ImageProcessorConfig>,
@@ -211,11 +213,11 @@ impl Config {
     }
 }
 
-/// What `Qwen2_5_VLConfig` assumes.
+/// Defaults of `Qwen2_5_VLConfig`.
 const IMAGE_TOKEN: u32 = 151_655;
 const VIDEO_TOKEN: u32 = 151_656;
 
-/// A part of the file that stands for itself.
+/// The object under `name`, if the file has it.
 fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
     match config.get(name) {
         None | Some(Value::Null) => Ok(None),
@@ -224,8 +226,8 @@ fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map
     }
 }
 
-/// The text fields: in `text_config` alone where there is one, else at the top as releases have them. A tie may be said at
-/// the top or in `text_config` (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+/// Reads the text fields: from `text_config` alone if there is one, else from the top level, as in releases.
+/// `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
 fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
     let Some(text) = part(config, "text_config")? else { return DecoderConfig::read("", config, &defaults()) };
     config_keys::refuse_unknown("", config)?;
@@ -234,7 +236,7 @@ fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
     Ok(decoder)
 }
 
-/// Those of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the sections from
+/// The defaults of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the sections are from
 /// `modeling_qwen2_5_vl.py`).
 fn defaults() -> DecoderDefaults {
     let fields = json!({

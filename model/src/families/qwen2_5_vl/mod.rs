@@ -24,23 +24,23 @@ pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
 /// The `model_type` of its configurations.
 pub const MODEL_TYPE: &str = "qwen2_5_vl";
 
-/// What serving it asks of a device: all there is, as videos are pictures by then.
+/// Every kind of work. The encoder sees a video as pictures, so videos add none.
 pub const WORKLOADS: &[Workload] =
     &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
 
 /// The family's weights.
 pub struct Model {
-    /// Pictures to embeddings.
+    /// Turns pictures into embeddings.
     pub vision: VisionTower,
-    /// Embeddings and text to logits.
+    /// Turns embeddings and text into logits.
     pub decoder: Decoder,
 }
 
 impl Model {
-    /// Claims the weights.
+    /// Claims the weights of tower and decoder.
     pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        // Names since transformers 4.52, and those of releases before it (5.17, `conversion_mapping.py`, under
-        // `Qwen2VLForConditionalGeneration`, reads both).
+        // Tensor names changed with transformers 4.52. As transformers does, this reads both (5.17,
+        // `conversion_mapping.py`, under `Qwen2VLForConditionalGeneration`).
         let tower = if map.has("model.visual.patch_embed.proj.weight") { "model.visual" } else { "visual" };
         let text = if map.has("model.language_model.norm.weight") { "model.language_model" } else { "model" };
         let vision = VisionTower::claim(config.vision, tower, map)?;

@@ -1,28 +1,28 @@
-//! Where pictures and videos stand in a prompt: one placeholder token a merged patch, and positions in three axes.
+//! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
 
 use super::Config;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
 
-/// What placeholders look like and how far they reach.
+/// The placeholder tokens, and the numbers that their count and positions follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholders {
-    /// Stands for pictures.
+    /// The token that stands for a picture.
     pub image: u32,
-    /// Stands for videos, if the checkpoint has a word for them.
+    /// The token that stands for a video, if the checkpoint has one.
     pub video: Option<u32>,
     /// Patches along a side of a merged patch.
     pub merge: usize,
     /// Frames of a step of time.
     pub temporal: usize,
-    /// Positions along the time axis that a second takes.
+    /// Positions on the time axis per second.
     pub tokens_per_second: usize,
 }
 
-/// Further along the time axis than this nothing goes: an f32, which rotary angles are computed in, counts no further.
+/// The greatest position on the time axis. Rotary angles are computed in f32, which counts whole numbers up to this.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl Placeholders {
-    /// Those of a configuration.
+    /// Reads the placeholders from a configuration.
     pub fn of(config: &Config) -> Self {
         Placeholders {
             image: config.image_token,
@@ -33,23 +33,24 @@ impl Placeholders {
         }
     }
 
-    /// Where a step stands on the time axis, from the video's first: `tokens_per_second` a second, rounded down (arXiv
-    /// 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so that the
-    /// steps of a video of more than `temporal` frames a second fall together; the release did not, and transformers
-    /// does not since its pull request 48669. One division of whole numbers: no rounding below a whole position.
+    /// A step's offset on the time axis from the video's first step: `tokens_per_second` positions per second, rounded
+    /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
+    /// that steps of a video of more than `temporal` frames per second share positions. The release did not, and
+    /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
+    /// whole position.
     fn time(&self, step: usize, frames_per_second: f64) -> u32 {
         let seconds_times_rate = (step * self.temporal * self.tokens_per_second) as f64;
         (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
     }
 }
 
-/// Lets each single placeholder of `tokens` grow to as many as its picture or video has embeddings, and gives every
-/// token its position: text moves along all axes at once, a picture spans rows and columns, a video spans time as well.
-/// The n-th image token stands for the n-th picture of `visuals`, and the n-th video token for the n-th video.
+/// Expands each placeholder of `tokens` to one token per embedding of its picture or video, and gives every token its
+/// position. Text moves along all axes at once, a picture spans rows and columns, and a video spans time as well. The
+/// n-th image token stands for the n-th picture of `visuals`, and the n-th video token for the n-th video.
 ///
-/// Text goes on behind the largest position of what it follows, on whichever axis that is. So it was when the model was
-/// trained (`get_rope_index` of transformers' pull request 35569, by its authors) and so it is in vLLM; transformers 5.17
-/// lets text begin beside a video's later steps.
+/// Text continues after the largest position before it, on whichever axis. The model was trained that way
+/// (`get_rope_index` of transformers' pull request 35569, by its authors), and vLLM does the same. transformers 5.17
+/// lets text begin at positions of a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
     let (pictures, videos) = by_kind(visuals);
     if let (None, false) = (words.video, videos.is_empty()) {
@@ -93,11 +94,11 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
     Ok(layout)
 }
 
-/// A video with the index of its first step.
+/// Index of the first step, grid of a step, steps, frames per second.
 type PlacedVideo = (usize, Grid, usize, f64);
 
-/// Pictures and videos, each with its index (a video: its first step's) among all pictures that the encoder is asked
-/// for.
+/// Splits pictures from videos. Each has its index among the pictures that the encoder sees; a video has its first
+/// step's.
 fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     let (mut pictures, mut videos) = (Vec::new(), Vec::new());
     let mut first = 0;
@@ -114,13 +115,13 @@ fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
 }
 
 impl PromptLayout {
-    /// The first position behind all that the last picture or step spans. Its last merged patch is the furthest on each
-    /// axis, and of a video the last step.
+    /// The first position after the last picture or video. Its last merged patch, of a video's last step, is the
+    /// furthest on each axis.
     fn behind(&self) -> u32 {
         self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
     }
 
-    /// A picture, or a step of a video, whose first merged patch stands at `begin`.
+    /// Appends a picture, or a step of a video, whose first merged patch has the position `begin`.
     fn push_step(&mut self, picture: usize, token: u32, grid: &Grid, begin: [u32; 3], merge: usize) {
         let (rows, columns) = (grid.h / merge as u32, grid.w / merge as u32);
         let first = self.tokens.len();
@@ -168,9 +169,9 @@ mod tests {
         let spans = [1..3, 3..5, 5..7].into_iter().enumerate();
         let spans: Vec<_> = spans.map(|(picture, tokens)| PictureSpan { picture, tokens }).collect();
         assert_eq!(layout.pictures, spans);
-        // Two seconds a step, two positions a second.
+        // Two seconds per step, two positions per second.
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
-        // Text goes on behind the last step's time.
+        // Text continues after the last step's time.
         assert_eq!((layout.positions[7], layout.next_position), ([10, 10, 10], 11));
     }
 
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!(times(3.0), [0, 1, 2, 4]);
         assert_eq!(times(8.0), [0, 0, 1, 1]);
         assert_eq!(times(24.0), [0, 0, 0, 0]);
-        // 0.6 has no exact double, yet nothing falls below the whole.
+        // 0.6 has no exact double, yet no position is rounded below the whole.
         assert_eq!(times(0.6), [0, 6, 13, 20]);
         assert_eq!(times(f64::MIN_POSITIVE), [0, 1 << 24, 1 << 24, 1 << 24]);
     }

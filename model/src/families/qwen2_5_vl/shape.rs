@@ -1,6 +1,6 @@
-//! The settings of models of this family, for checkpoints whose weights are drawn at random or are not there.
+//! The settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are those of `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2.5-VL-*-Instruct on huggingface.co.
 //! Table 1 of arXiv 2502.13923 gives all towers an MLP of 3,456, but those of 3B and 7B were released with 3,420.
 
 use serde_json::{Value, json};
@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 use super::ARCHITECTURES;
 use crate::blocks::decoder_shape::DecoderShape;
 
-/// A model by its numbers alone.
+/// The sizes of a model, without its weights.
 pub struct Shape {
-    /// What it is asked for by.
+    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
     pub name: &'static str,
     decoder: DecoderShape,
     rope_sections: [usize; 3],
@@ -31,14 +31,14 @@ const fn released(name: &'static str, decoder: DecoderShape, tower_intermediate:
     Shape { name, decoder, rope_sections: [16, 24, 24], vision }
 }
 
-/// All of them: width, width of the MLP, layers, query heads, heads of keys and values; tokens of context; width of the
-/// tower's MLP.
+/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens; MLP width of the
+/// tower.
 pub const SHAPES: [Shape; 5] = [
     released("qwen2.5-vl-3b", DecoderShape::small([2048, 11_008, 36, 16, 2], 128_000), 3420),
     released("qwen2.5-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 128_000), 3420),
     released("qwen2.5-vl-32b", DecoderShape::large([5120, 27_648, 64, 40, 8], 128_000), 3456),
     released("qwen2.5-vl-72b", DecoderShape::large([8192, 29_568, 80, 64, 8], 128_000), 3456),
-    // Of nobody's model: small enough for a test on any machine.
+    // Not a released model: small enough for a test on any machine.
     Shape {
         name: "qwen2.5-vl-tiny",
         decoder: DecoderShape { words: 1000, vocabulary: 1024, ..DecoderShape::large([128, 320, 2, 4, 2], 4096) },
@@ -48,7 +48,7 @@ pub const SHAPES: [Shape; 5] = [
 ];
 
 impl Shape {
-    /// The files of its checkpoint, but for the weights.
+    /// The files of its checkpoint, by name, without the weights.
     pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
         let config = self.config();
         let mut files = vec![
@@ -86,7 +86,7 @@ impl Shape {
     }
 }
 
-/// `preprocessor_config.json` of the released checkpoints, for a tower of this `config.json`.
+/// The `preprocessor_config.json` of the released checkpoints, with the patch sizes of this `config.json`.
 pub fn processor(config: &Value) -> Value {
     let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
     json!({

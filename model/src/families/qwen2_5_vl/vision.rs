@@ -22,7 +22,7 @@ use crate::{
     weights::{Linear, WeightError, WeightMap},
 };
 
-/// Added to the mean square in the tower's norms; fixed in the reference, not in the configuration.
+/// Added to the mean square in the tower's norms. The reference has it as a constant; the configuration does not.
 const NORM_EPSILON: f32 = 1e-6;
 
 /// The tower's weights.
@@ -44,7 +44,7 @@ struct Layer {
     mlp: GatedMlp,
 }
 
-/// Pictures packed for one launch: their frames as they are, and the order in which patches are cut from them.
+/// Pictures packed for one launch: their frames, uncopied, and the order in which patches are cut from them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PictureBatch {
     frames: Vec<Arc<[RgbImage]>>,       // [pictures]
@@ -69,7 +69,7 @@ impl PictureBatch {
 }
 
 impl VisionTower {
-    /// Claims the tower's weights, which are called what the released checkpoints call them, behind `prefix` and a dot.
+    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
     pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, merged) = (config.hidden_size, config.merged_patches());
@@ -79,22 +79,22 @@ impl VisionTower {
         let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;
         let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
         let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
-        // Half of a head's pairs follow the row and half the column, with the same frequencies.
+        // Half of a head's pairs rotate with the row and half with the column, at the same frequencies.
         let per_axis = rope_frequencies(ROPE_THETA, config.head_dim() / 2);
         let sections = vec![per_axis.len(); 2];
         let rope = Rope { frequencies: map.constant(&[per_axis.clone(), per_axis].concat()), sections };
         Ok(VisionTower { config, patch_embedding, layers, merger_norm, merger_up, merger_down, rope })
     }
 
-    /// Embeddings that a picture of `grid` becomes.
+    /// Number of embeddings of a picture of `grid`.
     pub fn embeddings(&self, grid: Grid) -> usize {
         grid.patches() / self.config.merged_patches()
     }
 
-    /// Packs pictures, each with the rows of the vision cache that its embeddings take. No pixel is copied.
+    /// Packs pictures, each with the vision cache rows for its embeddings. No pixel is copied.
     ///
     /// # Panics
-    /// If a picture was resized by another model's processor, or has not as many rows as embeddings: our own bug.
+    /// If another model's processor resized a picture, or its rows and embeddings differ in number: our own bug.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let mut batch = PictureBatch { window_starts: vec![0], frame_starts: vec![0], ..PictureBatch::default() };
         let mut first_byte = 0;
@@ -113,7 +113,7 @@ impl VisionTower {
         assert!(grid.t == 1 && given.iter().all(is_of_grid), "pixels of another model's processor: {patches:?}");
         assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {patches:?}");
         assert_eq!(cache_rows.len(), self.embeddings(*grid), "each embedding has a row");
-        // A launch of more bytes than a u32 counts is refused by the operation, before it reads a layout.
+        // `patchify` refuses a launch of more bytes than a u32 counts before it reads a layout.
         batch.layout.push([first_byte as u32, grid.h, grid.w, given.len() as u32]);
         batch.levels.push(levels.numbers());
         let order = WindowOrder::of(*grid, self.config.spatial_merge_size, self.config.window_side());
@@ -138,8 +138,8 @@ impl VisionTower {
         extend(&mut batch.frame_starts, grid.patches());
     }
 
-    /// Runs the tower over `batch` and writes the embeddings to their rows of `cache` `[rows, out_hidden]`; through fewer layers
-    /// as `depth` says.
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
+    /// `[rows, out_hidden]`.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -163,7 +163,7 @@ impl VisionTower {
         self.merge(&scope, batch, &hidden, cache)
     }
 
-    /// Uploads the frames and cuts them into `patches`; the bytes are given back before those are read.
+    /// Uploads the frames and cuts them into `patches`. The uploaded bytes are freed on return.
     fn cut<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -201,7 +201,7 @@ impl VisionTower {
         Ok(())
     }
 
-    /// Each square of patches becomes one embedding.
+    /// Merges each square of patches into one embedding.
     fn merge<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -1,13 +1,13 @@
-//! The order in which the tower sees a picture's patches: window by window, so that each window is a stretch of rows.
+//! The order in which the tower reads a picture's patches: window by window, so that each window is a range of rows.
 
 use crate::flow::Grid;
 
 /// A picture's merged patches in window order.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WindowOrder {
-    /// The merged patch (in the picture's own order) that comes at each place.
+    /// The index of each merged patch in the picture's own order.
     pub merged: Vec<usize>,
-    /// Merged patches of each window, in order; windows at the border are smaller.
+    /// Merged patches of each window, in order. Windows at the border are smaller.
     pub lengths: Vec<usize>,
 }
 
@@ -32,8 +32,8 @@ impl WindowOrder {
     }
 }
 
-/// The row and column, in patches, of each patch of one frame in the picture's own order: merged patches row by row,
-/// and inside each its `merge` by `merge` patches row by row.
+/// The row and column of each patch of one frame in the picture's own order: merged patches row by row, and within each
+/// its `merge` by `merge` patches row by row.
 pub(super) fn patch_places(grid: Grid, merge: usize) -> impl Iterator<Item = (u32, u32)> {
     let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
     (0..rows * columns).flat_map(move |merged| {
@@ -63,7 +63,7 @@ mod tests {
         assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
     }
 
-    /// A recorded tensor of integers, if the case has it.
+    /// A tensor of integers that the reference recorded, if the case has it.
     fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/qwen2_5_vl/cases");
         let file = std::fs::read(format!("{folder}/{case}.safetensors")).expect("the golden case is there");

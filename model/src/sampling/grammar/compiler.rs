@@ -1,4 +1,4 @@
-//! The grammar compiler: output formats to grammars over one model's vocabulary.
+//! The grammar compiler: turns output formats into grammars over one model's vocabulary.
 
 use std::sync::Arc;
 
@@ -10,37 +10,40 @@ use super::{
 };
 use crate::text::{Tokenizer, error::PrivateText};
 
-/// Bytes of a reason that is passed on.
+/// Maximum bytes of a reason that is passed on.
 const REASON_BYTES_MAX: usize = 400;
 
-/// Makes grammars for one model. Making it walks the whole vocabulary: a model needs one, and only once a request has a
-/// form.
+/// Compiles grammars for one model. Creating it walks the whole vocabulary, so a model has one, created at the first
+/// request with a form.
 pub struct GrammarCompiler {
     factory: ParserFactory,
     vocabulary: Arc<Vocabulary>,
 }
 
 impl GrammarCompiler {
-    /// For a model with `vocabulary` logits whose replies are ended by `end_tokens`.
+    /// A compiler for a model with `vocabulary` logits, whose replies end with `end_tokens`.
     ///
     /// # Errors
     /// [`GrammarError::Spelling`], [`GrammarError::Vocabulary`], [`GrammarError::NoEndToken`].
     pub fn new(tokenizer: &Tokenizer, vocabulary: usize, end_tokens: &[u32]) -> Result<Self, GrammarError> {
         let vocabulary = Arc::new(Vocabulary::new(tokenizer, vocabulary, end_tokens)?);
-        // Slices are sets of tokens that most strings allow as a whole; they make masks cheap inside strings.
+        // `new_simple` enables slices: sets of tokens that most strings allow as a whole, which make masks cheap inside
+        // strings.
         let mut factory = ParserFactory::new_simple(&vocabulary.tokens).map_err(|_| GrammarError::TooComplex)?;
         factory.quiet();
         *factory.limits_mut() = limits();
         Ok(GrammarCompiler { factory, vocabulary })
     }
 
-    /// Compiles a form. It takes milliseconds, tens for a large one: not for a thread that others wait for.
+    /// Compiles a form. It takes milliseconds, or tens of them for a large one, so keep it off threads that others wait
+    /// for.
     ///
     /// # Errors
-    /// [`GrammarError`]: too large, not understood, unsupported, or too complex.
+    /// [`GrammarError`] if the form is too large, malformed, unsupported or too complex.
     pub fn compile(&self, format: &OutputFormat) -> Result<Grammar, GrammarError> {
         let parser = self.parser(format).map_err(|error| self.placed(format, error))?;
-        // What is too complex for the first token is so for the caller, not for the lane. It also warms the caches up.
+        // A form that is too complex for its first token fails here, in the caller, and not in the lane. This also
+        // warms the caches.
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         grammar.allowed(&[]).map_err(|error| match error {
             GrammarError::DeadEnd { .. } => refusal(format, "nothing that the vocabulary can spell has this form"),
@@ -54,7 +57,7 @@ impl GrammarCompiler {
         parser.map(Parser::new).map_err(|error| refusal(format, &error.to_string()))
     }
 
-    /// The same refusal, with the place in the schema where it can be found.
+    /// Adds the place in the schema to an error, if it can be found.
     fn placed(&self, format: &OutputFormat, error: GrammarError) -> GrammarError {
         let (OutputFormat::JsonSchema { schema, .. }, GrammarError::Schema { reason }) = (format, &error) else {
             return error;
@@ -65,8 +68,8 @@ impl GrammarCompiler {
     }
 }
 
-/// What one form may take, against those that were made to take much: neighbours wait for each token. Of a token's fuel
-/// 1,000 are up to a millisecond; llguidance's default is 200,000. Its 250,000 lexer states are some 400 MB.
+/// Limits against hostile forms, because other sequences wait for each token. 1,000 units of a token's fuel take up to
+/// a millisecond; llguidance's default is 200,000. Its default of 250,000 lexer states takes about 400 MB.
 fn limits() -> ParserLimits {
     ParserLimits {
         max_items_in_row: 1_000,
@@ -74,15 +77,15 @@ fn limits() -> ParserLimits {
         step_max_items: 20_000,
         max_lexer_states: 32_768,
         max_grammar_size: 200_000,
-        // Errors are not to quote what was generated.
+        // Errors must not quote generated text.
         verbose_errors: false,
-        // Trades a compile time of seconds for faster masks in very large patterns.
+        // It would speed up masks of very large patterns, but compiling would take seconds.
         precompute_large_lexemes: false,
         ..ParserLimits::default()
     }
 }
 
-/// The library's refusals are sentences; the limits among them are recognised by theirs.
+/// The library's errors are sentences. Exceeded limits are recognised by their words.
 fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     const LIMITS: [&str; 8] =
         ["too big", "too large", "too complex", "fuel", "limit", "stack level", "exceeded", "too many"];
@@ -90,7 +93,7 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     if LIMITS.iter().any(|word| first_line.contains(word)) {
         return GrammarError::TooComplex;
     }
-    // What made the library panic says nothing to a caller.
+    // The message of a panic in the library would not help a caller.
     let first_line = if first_line.starts_with("panic") { "the form is not understood" } else { first_line };
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
     let reason = PrivateText(first_line[..end.unwrap_or(0)].to_owned());

@@ -1,108 +1,108 @@
-//! Why a reply cannot be held to a form.
+//! Errors of forms and grammars.
 
 use thiserror::Error;
 
 use super::schema_rules::SchemaPlace;
 use crate::text::error::PrivateText;
 
-/// Why a reply could not be held to a form. No variant shows text that was generated; what quotes the schema or the
-/// pattern is private.
+/// A form that was refused, or a grammar that failed. No variant shows generated text. Quotes of the schema or the
+/// pattern are private.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum GrammarError {
-    /// More than is looked at.
+    /// A part of the form exceeds its limit.
     #[error("the {part} has {value} {unit}, of at most {limit}")]
     TooLarge {
-        /// Schema, pattern, choices.
+        /// Schema, regular expression or list of choices.
         part: &'static str,
         /// Its size.
         value: usize,
-        /// What the size counts.
+        /// The unit of the size.
         unit: &'static str,
         /// The largest size.
         limit: usize,
     },
-    /// A list of choices without any.
+    /// The list of choices is empty.
     #[error("there is no choice to choose from")]
     NoChoice,
-    /// The schema cannot be followed: it is no schema, contradicts itself, or uses a keyword that is not supported.
+    /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword that is not supported.
     #[error("the JSON schema cannot be followed")]
     Schema {
-        /// Where and why. It may quote the schema: it is for the caller, never for a log.
+        /// The place and the reason. It may quote the schema: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// A keyword of the schema that is not supported.
+    /// The schema uses a keyword that is not supported.
     #[error("the JSON schema has `{keyword}` at {place}, which is not supported")]
     Keyword {
         /// The keyword.
         keyword: &'static str,
-        /// The schema that it stands in.
+        /// The part of the schema that has it.
         place: SchemaPlace,
     },
-    /// A number of the schema that would be rounded.
+    /// The schema has a number that would be rounded.
     #[error("the JSON schema has a number in `{keyword}` at {place} that is beyond 2^53 and would be rounded")]
     Number {
-        /// The keyword whose value it is or is in.
+        /// The keyword whose value is or contains the number.
         keyword: &'static str,
-        /// The schema that it stands in.
+        /// The part of the schema that has it.
         place: SchemaPlace,
     },
     /// The pattern is not a regular expression.
     #[error("the regular expression is wrong at byte {at}: {kind}")]
     Regex {
-        /// Where in the pattern.
+        /// Byte offset in the pattern.
         at: usize,
-        /// The kind of fault.
+        /// The kind of error, without quoting the pattern.
         kind: String,
     },
-    /// The pattern uses what cannot be followed token by token.
+    /// The pattern uses a feature that cannot be followed token by token.
     #[error("the regular expression cannot be followed")]
     UnsupportedRegex {
-        /// Why. It may quote the pattern: it is for the caller, never for a log.
+        /// The reason. It may quote the pattern: show it to the caller, never log it.
         reason: PrivateText,
     },
-    /// It would take too much time or memory, at once or for one token.
+    /// The form would take too much time or memory, in all or for one token.
     #[error("the form takes more work than is allowed for it")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
     #[error("of {produced} tokens produced, one does not follow the grammar")]
     NotFollowed {
-        /// How many tokens were produced.
+        /// Number of tokens produced so far.
         produced: usize,
     },
     /// No token of the vocabulary spells what must come next.
     #[error("after {produced} tokens the vocabulary has none that the form allows")]
     DeadEnd {
-        /// How many tokens were produced.
+        /// Number of tokens produced so far.
         produced: usize,
     },
-    /// The parser broke.
+    /// The parser failed: a bug.
     #[error("the grammar's parser failed after {produced} tokens")]
     Broken {
-        /// How many tokens were produced.
+        /// Number of tokens produced so far.
         produced: usize,
     },
-    /// Tokens spell text in a way that is not known here.
+    /// The tokenizer spells text in an unknown way.
     #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
     #[error("the vocabulary has {tokens} tokens of {bytes} bytes together, of at most {bytes_max}")]
     Vocabulary {
-        /// How many tokens.
+        /// Number of tokens.
         tokens: usize,
-        /// Their bytes.
+        /// Bytes of all tokens.
         bytes: usize,
         /// The limit.
         bytes_max: usize,
     },
-    /// Nothing would end a reply.
+    /// The checkpoint has no end token, so a reply could not end.
     #[error("the checkpoint names no end token, so a form could not end")]
     NoEndToken,
 }
 
 impl GrammarError {
-    /// Where and why, as far as no error may show it: it may quote the schema or the pattern. For whoever wrote them, never
-    /// for a log.
+    /// The part of the reason that the error's text leaves out because it may quote the schema or the pattern. Show it
+    /// to their author, never log it.
     pub fn reason(&self) -> Option<&str> {
         match self {
             GrammarError::Schema { reason } | GrammarError::UnsupportedRegex { reason } => Some(&reason.0),
@@ -110,7 +110,7 @@ impl GrammarError {
         }
     }
 
-    /// What the user could change.
+    /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),

@@ -1,12 +1,12 @@
-//! Where in a schema its fault is: llguidance says what is wrong and mostly not where.
+//! Finds the place of an error in a schema: llguidance reports the error, but mostly not its place.
 
 use serde_json::Value;
 
-/// Parts that are tried: each is compiled.
+/// Maximum parts to try; each is compiled.
 const TRIED_MAX: usize = 256;
 
-/// A JSON pointer to the innermost part of `schema` that `is_refused` by itself, with the definitions of the whole; none
-/// if no part is, or the whole alone.
+/// A JSON pointer to the innermost part of `schema` that `is_refused` on its own, with the definitions of the whole
+/// schema. `None` if only the whole is refused.
 pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Option<String> {
     let (mut place, mut part, mut tried) = (String::new(), schema, 0);
     loop {
@@ -21,7 +21,7 @@ pub(super) fn place(schema: &Value, is_refused: impl Fn(Value) -> bool) -> Optio
     }
 }
 
-/// The schemas inside one, and the one that it refers to, each with its place.
+/// The schemas inside `part`, and the one that it refers to, each with its place.
 fn parts<'s>(schema: &'s Value, part: &'s Value, place: &str) -> Vec<(String, &'s Value)> {
     let Value::Object(keywords) = part else { return Vec::new() };
     let mut parts = Vec::new();
@@ -75,7 +75,7 @@ mod tests {
             json!({"properties": {"a": {"type": "string"}, "b/c": {"items": {"anyOf": [{}, {"type": "zebra"}]}}}});
         assert_eq!(at(&nested).as_deref(), Some("/properties/b~1c/items/anyOf/1"));
         assert_eq!(at(&json!({"properties": {"a": {}}})), None);
-        // A circle ends.
+        // A circular reference ends.
         let circle = json!({"$defs": {"a": {"$ref": "#/$defs/a"}, "b": {"type": "zebra"}}, "$ref": "#/$defs/a"});
         assert!(at(&circle).is_some());
     }

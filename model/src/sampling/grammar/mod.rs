@@ -1,8 +1,8 @@
-//! Grammars: replies that have a form by construction, because tokens that would break it cannot be chosen.
+//! Grammars: a reply keeps to its form because tokens that would break it cannot be chosen.
 //!
-//! The parsing is llguidance's (Microsoft's guidance project): an Earley parser over lexemes that are regexes by
-//! derivatives, walked along a trie of the vocabulary's bytes. What is here: the vocabulary, limits, and a state that is
-//! a function of the tokens produced.
+//! llguidance (Microsoft's guidance project) does the parsing: an Earley parser over lexemes, which are regexes matched
+//! by derivatives, along a trie of the vocabulary's bytes. This module adds the vocabulary, limits, and a state that
+//! depends only on the tokens produced.
 
 mod compiler;
 mod error;

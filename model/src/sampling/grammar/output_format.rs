@@ -1,4 +1,4 @@
-//! Output formats: the form that a caller wants a reply to have, and its bounds.
+//! Output formats: the form of a reply, and the limits of a form.
 
 use llguidance::{JsonCompileOptions, api::TopLevelGrammar};
 use serde_json::Value;
@@ -6,21 +6,22 @@ use serde_json::Value;
 use super::{error::GrammarError, schema_rules};
 use crate::text::error::PrivateText;
 
-/// Bytes of a schema, written compactly.
+/// Maximum bytes of a schema, written compactly.
 const SCHEMA_BYTES_MAX: usize = 64 * 1024;
-/// Values inside values of a schema.
+/// Maximum levels of nested values in a schema.
 const SCHEMA_DEPTH_MAX: usize = 64;
-/// Bytes of a regular expression.
+/// Maximum bytes of a regular expression.
 const REGEX_BYTES_MAX: usize = 16 * 1024;
-/// Choices, and bytes of all together.
+/// Maximum choices, and their bytes together.
 const CHOICES_MAX: usize = 2048;
 const CHOICES_BYTES_MAX: usize = 64 * 1024;
-/// The largest `multipleOf`: remainders of larger ones overflow in the lexer.
+/// The largest `multipleOf`. Remainders of larger ones overflow in the lexer.
 const MULTIPLE_OF_MAX: f64 = 1e8;
-/// Patterns that one text of a reply may have to match at once. The library multiplies their derivatives out, each at least
-/// doubles them, and it looks at its limits only between such steps: thirty patterns take more memory than any machine has.
+/// Maximum patterns that one text may have to match at once. The library multiplies out their derivatives, so each
+/// pattern at least doubles them, and it checks its limits only between such steps. Thirty would take more memory than
+/// any machine has.
 const PATTERNS_AT_ONCE_MAX: usize = 8;
-/// What may stand beside an applicator without narrowing it.
+/// Keywords that do not narrow an applicator beside them.
 const ANNOTATIONS: [&str; 12] = [
     "$comment",
     "$defs",
@@ -35,19 +36,19 @@ const ANNOTATIONS: [&str; 12] = [
     "title",
     "writeOnly",
 ];
-/// Space between JSON's parts. Without a bound a model can write spaces for ever.
+/// Whitespace between JSON's parts. Without a limit a model can write spaces for ever.
 const JSON_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,32}";
 
-/// What may stand between the parts of a JSON reply.
+/// The whitespace between the parts of a JSON reply.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JsonWhitespace {
-    /// Nothing: `{"a":1,"b":2}`. The fewest tokens.
+    /// None: `{"a":1,"b":2}`. It takes the fewest tokens.
     #[default]
     Compact,
-    /// A space after each comma and colon: `{"a": 1, "b": 2}`, as Python's `json.dumps` writes it and models have mostly
-    /// read it.
+    /// A space after each comma and colon: `{"a": 1, "b": 2}`. Python's `json.dumps` writes this, so it is common in
+    /// training data.
     Spaced,
-    /// Whatever the model likes, up to 32 spaces and line breaks at each place. A small model may fill its reply with them.
+    /// Up to 32 spaces and line breaks at each place, as the model chooses. A small model may fill its reply with them.
     Free,
 }
 
@@ -66,8 +67,8 @@ impl JsonWhitespace {
     }
 }
 
-/// The form that a reply is to have: tokens that would break it cannot be chosen. A reply that reaches `max_tokens` is cut
-/// off in the middle of its form, and says so by its finish reason.
+/// The form of a reply: tokens that would break it cannot be chosen. A reply that reaches `max_tokens` is cut off in
+/// the middle of its form, as its finish reason says.
 ///
 /// ```
 /// use bursar_model::sampling::OutputFormat;
@@ -85,18 +86,18 @@ impl JsonWhitespace {
 pub enum OutputFormat {
     /// A JSON value.
     JsonSchema {
-        /// What describes it: a JSON schema (2020-12 and earlier drafts). `true` or `{}` is any JSON value.
+        /// A JSON schema (2020-12 and earlier drafts). `true` or `{}` allows any JSON value.
         schema: Value,
-        /// What may stand between its parts.
+        /// The whitespace between its parts.
         whitespace: JsonWhitespace,
     },
-    /// A text that a regular expression matches as a whole, in the syntax of Rust's regex crate.
+    /// A text that this regular expression matches as a whole, in the syntax of Rust's regex crate.
     Regex(String),
     /// One of these texts.
     Choice(Vec<String>),
 }
 
-/// Kinds and sizes: what is in it is the user's.
+/// Shows kind and size, never the content, which is the user's.
 impl std::fmt::Debug for OutputFormat {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -108,15 +109,16 @@ impl std::fmt::Debug for OutputFormat {
 }
 
 impl OutputFormat {
-    /// A compact JSON value that this schema describes.
+    /// A JSON value of this schema, without whitespace.
     pub fn json(schema: Value) -> Self {
         OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::default() }
     }
 
-    /// The grammar in llguidance's terms, once it is within bounds.
+    /// Checks the limits and returns llguidance's form of the grammar.
     ///
     /// # Errors
-    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`].
+    /// [`GrammarError::TooLarge`], [`GrammarError::NoChoice`], [`GrammarError::Regex`], [`GrammarError::Schema`],
+    /// [`GrammarError::Keyword`], [`GrammarError::Number`], [`GrammarError::TooComplex`].
     pub(super) fn grammar(&self) -> Result<TopLevelGrammar, GrammarError> {
         match self {
             OutputFormat::JsonSchema { schema, whitespace } => {
@@ -131,9 +133,9 @@ impl OutputFormat {
     }
 }
 
-/// The schema with our own settings in place of any that it brings.
+/// The schema, with our compile settings instead of any of its own.
 fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
-    // Depth first: writing a value out recurses into it.
+    // The depth is checked first, because writing a value out recurses.
     require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
     require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
     schema_rules::check(schema)?;
@@ -147,14 +149,15 @@ fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, Gram
     let mut schema = match schema {
         Value::Bool(true) => Value::Object(serde_json::Map::new()),
         Value::Object(_) => schema.clone(),
-        // `false`, which describes nothing, and what is no schema at all: the compiler says so.
+        // The compiler refuses `false`, which allows nothing, and values that are not schemas.
         other => return Ok(other.clone()),
     };
     whitespace.settings().apply_to(&mut schema);
     Ok(schema)
 }
 
-/// Levels of a value; counting ends just above the bound, so that a very deep one does not overflow the stack.
+/// Levels of a value. It counts iteratively and stops just above the limit, so a very deep value does not overflow the
+/// stack.
 fn depth(value: &Value) -> usize {
     let mut level = vec![value];
     for depth in 0..=SCHEMA_DEPTH_MAX {
@@ -171,11 +174,11 @@ fn has_large_multiple(value: &Value) -> bool {
         || inner(value).into_iter().any(has_large_multiple)
 }
 
-/// How many patterns could have to match one text. Never too few; too many where they are of different texts.
+/// An upper bound on the patterns that one text may have to match. It counts patterns of different texts together.
 struct Patterns {
     /// Patterns and formats.
     count: usize,
-    /// Places where what two schemas say of one value is put together: so many patterns and one can meet in a text.
+    /// Places where two schemas of one value are combined. At most this many patterns and one more can meet in a text.
     meetings: usize,
 }
 
@@ -186,7 +189,7 @@ impl Patterns {
         let has = |keyword: &str| usize::from(object.contains_key(keyword));
         let length = |keyword: &str| object.get(keyword).and_then(Value::as_array).map_or(0, Vec::len);
         count += has("pattern") + has("format");
-        // Each of `allOf`, each of the others as a whole, and what stands beside them as a whole.
+        // Each entry of `allOf` counts, each other applicator counts once, and all narrowing keywords together once.
         let applied = length("allOf") + has("anyOf") + has("oneOf") + has("$ref");
         let is_narrowing =
             |keyword: &str| !ANNOTATIONS.contains(&keyword) && !["allOf", "anyOf", "oneOf", "$ref"].contains(&keyword);
@@ -215,7 +218,7 @@ fn inner(value: &Value) -> Vec<&Value> {
 fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
     use regex_syntax::Error;
     if let Err(error) = regex_syntax::parse(pattern) {
-        // The library's own words quote the pattern; the kind does not.
+        // The library's message quotes the pattern; the kind does not.
         let (at, kind) = match &error {
             Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
             Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
@@ -223,11 +226,11 @@ fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
         };
         return Err(GrammarError::Regex { at, kind });
     }
-    // Between Lark's slashes there must be something.
+    // Lark does not allow an empty pattern between its slashes.
     Ok(TopLevelGrammar::from_regex(if pattern.is_empty() { "(?:)" } else { pattern }))
 }
 
-/// A regular expression of the choices: one lexeme, however many they are.
+/// The choices as a regular expression, so that any number of them is one lexeme.
 fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     if choices.is_empty() {
         return Err(GrammarError::NoChoice);
@@ -238,7 +241,8 @@ fn pattern_of(choices: &[String]) -> Result<String, GrammarError> {
     Ok(format!("(?:{})", escaped.collect::<Vec<_>>().join("|")))
 }
 
-/// By number, unless a character is plain: it passes through two notations, in which others may mean something.
+/// Escapes every character that is not alphanumeric by its number, because the text passes through two notations with
+/// special characters.
 fn escape(character: char) -> String {
     match character.is_alphanumeric() {
         true => character.to_string(),

@@ -1,4 +1,4 @@
-//! The parser: llguidance's, with its panics and its words kept in.
+//! A wrapper of llguidance's parser that catches its panics and hides its messages.
 
 use std::panic::AssertUnwindSafe;
 
@@ -6,10 +6,10 @@ use llguidance::{TokenParser, api::StopReason, panic_utils::catch_unwind, toktri
 
 use super::error::GrammarError;
 
-/// A parser somewhere in a reply. After an error it answers nothing but errors.
+/// A parser at some point of a reply. After an error it returns only errors.
 ///
-/// llguidance's own `Matcher` does nearly the same, but forgets why a parser stopped and keeps a sentence instead, which
-/// may quote what was generated.
+/// llguidance's own `Matcher` does nearly the same, but replaces the reason of a stop with a sentence that may quote
+/// generated text.
 #[derive(Clone)]
 pub(super) struct Parser {
     inner: TokenParser,
@@ -17,21 +17,21 @@ pub(super) struct Parser {
 }
 
 impl Parser {
-    /// `inner` has read nothing.
+    /// `inner` must not have read anything.
     pub(super) fn new(mut inner: TokenParser) -> Self {
         inner.start_without_prompt();
         Parser { inner, tokens_read: 0 }
     }
 
-    /// A parser with caches of its own: clones share theirs.
+    /// A copy with caches of its own. Clones share theirs.
     pub(super) fn apart(&self) -> Self {
         Parser { inner: self.inner.deep_clone(), tokens_read: self.tokens_read }
     }
 
-    /// Reads a token that was produced.
+    /// Advances by a token that was produced.
     ///
     /// # Errors
-    /// [`GrammarError::NotFollowed`] for one that may not follow, else as [`mask`](Self::mask).
+    /// [`GrammarError::NotFollowed`] if the token is not allowed; else as [`mask`](Self::mask).
     pub(super) fn read(&mut self, token: u32) -> Result<(), GrammarError> {
         let follows = self.guarded(|inner| inner.validate_token(token))?;
         if !follows {
@@ -43,7 +43,7 @@ impl Parser {
         Ok(())
     }
 
-    /// The tokens that may follow; only end tokens after the end.
+    /// The tokens that may follow; after the end of the form, only end tokens.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`], [`GrammarError::DeadEnd`], [`GrammarError::Broken`].
@@ -59,7 +59,7 @@ impl Parser {
         catch_unwind(AssertUnwindSafe(|| step(inner))).map_err(|_| self.failure())
     }
 
-    /// Why the parser stopped, without its words.
+    /// The reason why the parser stopped, without its message.
     fn failure(&self) -> GrammarError {
         match self.inner.stop_reason() {
             StopReason::LexerTooComplex | StopReason::ParserTooComplex => GrammarError::TooComplex,

@@ -1,4 +1,4 @@
-//! What a JSON schema may ask for: keywords that the compiler has, and numbers that it keeps.
+//! Checks of a JSON schema: keywords that the compiler supports, and numbers that it does not round.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,8 +7,8 @@ use serde_json::{Map, Number, Value};
 use super::error::GrammarError;
 use crate::text::error::PrivateText;
 
-/// Keywords that narrow what is valid and that the compiler does not have. It would refuse them without saying where, or, in
-/// a schema of an older draft, overlook them.
+/// Keywords that narrow the valid values and that the compiler does not support. It would refuse them without a place
+/// or, in a schema of an older draft, ignore them.
 const UNSUPPORTED: [&str; 18] = [
     "$dynamicAnchor",
     "$dynamicRef",
@@ -29,22 +29,22 @@ const UNSUPPORTED: [&str; 18] = [
     "unevaluatedProperties",
     "uniqueItems",
 ];
-/// Keywords whose numbers bound a value, and those whose numbers are values.
+/// Keywords whose numbers limit a value or are values.
 const NUMBERS: [&str; 7] =
     ["const", "enum", "exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum", "multipleOf"];
-/// Keywords that hold one schema or a list of them, and those that hold schemas by names of the caller's.
+/// Keywords that hold one schema or a list of them, and keywords that hold schemas under the caller's names.
 const SCHEMAS: [&str; 7] =
     ["additionalItems", "additionalProperties", "allOf", "anyOf", "items", "oneOf", "prefixItems"];
 const NAMED_SCHEMAS: [&str; 2] = ["patternProperties", "properties"];
 
-/// Formats of texts that the compiler has.
+/// The `format`s of strings that the compiler supports.
 const FORMATS: [&str; 11] =
     ["date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid"];
 
-/// The compiler counts with 64-bit floats: beyond this, integers have neighbours that it takes for the same.
+/// The compiler uses f64, in which adjacent integers beyond this are equal.
 const EXACT_MAX: u64 = 1 << 53;
 
-/// A place in a schema. What it prints shows no name that a caller chose; [`path`](Self::path) has them.
+/// A place in a schema. It displays without the names that the caller chose; [`path`](Self::path) has them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SchemaPlace {
     outline: String,
@@ -52,18 +52,19 @@ pub struct SchemaPlace {
 }
 
 impl SchemaPlace {
-    /// A JSON pointer to it, `#/properties/age/minimum`. It quotes the schema: it is for the caller, never for a log.
+    /// A JSON pointer to it, such as `#/properties/age/minimum`. It quotes the schema: show it to the caller, never log
+    /// it.
     pub fn path(&self) -> &str {
         &self.path.0
     }
 
-    /// Of a JSON pointer, whose steps may all be names.
+    /// The place of a JSON pointer. Every step is treated as a name of the caller's.
     fn of(pointer: &str) -> Self {
         let root = SchemaPlace { outline: "#".to_owned(), path: PrivateText("#".to_owned()) };
         pointer.split('/').skip(1).fold(root, |place, step| place.named(step))
     }
 
-    /// One step further, by a keyword or a number.
+    /// One step further, by a keyword or an index.
     fn at(&self, step: impl fmt::Display) -> Self {
         SchemaPlace {
             outline: format!("{}/{step}", self.outline),
@@ -71,27 +72,27 @@ impl SchemaPlace {
         }
     }
 
-    /// One step further, by a name of the caller's.
+    /// One step further, by a name that the caller chose.
     fn named(&self, name: &str) -> Self {
         SchemaPlace { outline: format!("{}/*", self.outline), path: PrivateText(format!("{}/{name}", self.path())) }
     }
 }
 
-/// With a `*` for each name.
+/// The pointer with a `*` for each name.
 impl fmt::Display for SchemaPlace {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&self.outline)
     }
 }
 
-/// Refuses what the compiler cannot follow, or would follow with other numbers.
+/// Refuses keywords that the compiler does not support, and numbers that it would round.
 ///
 /// # Errors
 /// [`GrammarError::Keyword`], [`GrammarError::Number`].
 pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     let (mut walk, mut seen) = (Walk { references: vec!["#"] }, BTreeSet::new());
     while let Some(reference) = walk.references.pop() {
-        // What is not within the schema is the compiler's to refuse.
+        // The compiler refuses references to outside the schema.
         let Some(pointer) = reference.strip_prefix('#').filter(|_| seen.insert(reference)) else { continue };
         let Some(meant) = schema.pointer(pointer) else { continue };
         walk.schema(meant, &SchemaPlace::of(pointer))?;
@@ -99,7 +100,7 @@ pub(super) fn check(schema: &Value) -> Result<(), GrammarError> {
     Ok(())
 }
 
-/// Through a schema, to all that it refers to: definitions that nothing refers to may be what they like.
+/// Walks through a schema and everything that it refers to. Definitions without a reference are not checked.
 struct Walk<'s> {
     references: Vec<&'s str>,
 }
@@ -148,7 +149,7 @@ impl<'s> Walk<'s> {
     }
 }
 
-/// Whether texts are among what the schema describes: a `format` of numbers is an annotation.
+/// Whether the schema allows strings. On numbers, `format` is only an annotation.
 fn takes_text(keywords: &Map<String, Value>) -> bool {
     match keywords.get("type") {
         None => true,
@@ -157,7 +158,7 @@ fn takes_text(keywords: &Map<String, Value>) -> bool {
     }
 }
 
-/// Whether the compiler keeps every number in a value.
+/// Whether the compiler keeps every number in a value exact.
 fn is_exact(value: &Value) -> bool {
     match value {
         Value::Number(number) => is_exact_number(number),
@@ -167,7 +168,7 @@ fn is_exact(value: &Value) -> bool {
     }
 }
 
-/// A float as large may have been an integer of more digits before it was parsed.
+/// A float beyond the limit may have been an integer with more digits before it was parsed.
 fn is_exact_number(number: &Number) -> bool {
     let integer = number.as_u64().or_else(|| number.as_i64().map(i64::unsigned_abs));
     match integer {

@@ -1,4 +1,4 @@
-//! A grammar in use: the tokens that may follow, as a function of those produced.
+//! A grammar in use: it computes the tokens that may follow from those produced.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -6,11 +6,11 @@ use llguidance::toktrie::SimpleVob;
 
 use super::{error::GrammarError, parser::Parser, vocabulary::Vocabulary};
 
-/// A compiled form, for the tokens of one sequence.
+/// A compiled form, for one sequence.
 ///
-/// What it allows depends on the tokens produced and on nothing else: a parser is kept where it was last asked, goes on
-/// from there if it can, and begins again if it cannot. So a sequence may die and be computed anew. A clone has a parser
-/// and caches of its own.
+/// The allowed tokens depend only on the tokens produced, so a sequence may be lost and computed again. A parser is
+/// kept at the last position. It continues from there if it can, and else starts over. A clone has a parser and caches
+/// of its own.
 pub struct Grammar {
     vocabulary: Arc<Vocabulary>,
     state: Mutex<State>,
@@ -24,7 +24,7 @@ struct State {
     seen: Vec<u32>,
 }
 
-/// Tokens that may follow.
+/// The set of tokens that may follow.
 #[derive(Clone)]
 pub struct AllowedTokens {
     set: SimpleVob, // [logits]
@@ -37,12 +37,12 @@ impl Grammar {
         Grammar { vocabulary, state: Mutex::new(state) }
     }
 
-    /// The tokens that may follow `produced`. End tokens are among them exactly when the form is complete, special
-    /// tokens never.
+    /// The tokens that may follow `produced`. They include end tokens exactly when the form is complete, and never
+    /// special tokens.
     ///
     /// # Errors
-    /// [`GrammarError::TooComplex`], [`GrammarError::DeadEnd`], [`GrammarError::NotFollowed`] for tokens that were not
-    /// allowed, and [`GrammarError::Broken`]. The grammar can be asked again, about other tokens.
+    /// [`GrammarError::TooComplex`]; [`GrammarError::DeadEnd`]; [`GrammarError::NotFollowed`] if `produced` has a token
+    /// that was not allowed; [`GrammarError::Broken`]. The grammar can be used again after an error.
     pub fn allowed(&self, produced: &[u32]) -> Result<AllowedTokens, GrammarError> {
         let mut set = self.state().ask(produced)?;
         set.and(&self.vocabulary.allowed);
@@ -55,7 +55,7 @@ impl Grammar {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The parser catches its own panics; and a state that was left half-way is found out by what it has seen.
+        // Poisoning is harmless: `Parser` catches panics, and `advance` compares `seen` with the tokens produced.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -86,7 +86,7 @@ impl State {
     }
 }
 
-/// An independent parser with caches of its own, so that neighbours cannot use up each other's limits.
+/// Gives the clone a parser and caches of its own, so that sequences cannot use up each other's limits.
 impl Clone for Grammar {
     fn clone(&self) -> Self {
         let fresh = self.state().fresh.apart();
@@ -106,22 +106,22 @@ impl AllowedTokens {
         (token as usize) < self.set.len() && self.set.is_allowed(token)
     }
 
-    /// How many may follow.
+    /// Number of tokens that may follow.
     pub fn count(&self) -> usize {
         self.set.num_set()
     }
 
-    /// Those that may follow, by id.
+    /// The ids of the tokens that may follow, ascending.
     pub fn ids(&self) -> Vec<u32> {
         self.set.to_list()
     }
 
-    /// Whether nothing may follow but an end token.
+    /// Whether only end tokens may follow.
     pub fn only_ends(&self) -> bool {
         self.only_ends
     }
 
-    /// A bit for each token that may follow, in words of 32.
+    /// One bit per token of the vocabulary, set if it may follow, in words of 32 bits.
     pub fn words(&self) -> &[u32] {
         self.set.as_slice()
     }

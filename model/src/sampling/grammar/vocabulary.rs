@@ -1,4 +1,4 @@
-//! The vocabulary as grammars see it: a trie of the bytes that tokens stand for.
+//! The vocabulary for grammars: a trie of the tokens' bytes.
 
 use std::sync::Arc;
 
@@ -7,18 +7,18 @@ use llguidance::toktrie::{ApproximateTokEnv, SimpleVob, TokEnv, TokRxInfo, TokTr
 use super::error::GrammarError;
 use crate::text::{Spelling, Tokenizer};
 
-/// Bytes of all tokens: the trie addresses 2^22 nodes, of which it has at most one a byte.
+/// Maximum bytes of all tokens: the trie addresses 2^22 nodes and has at most one per byte.
 const BYTES_MAX: usize = (1 << 22) - 1;
-/// Bytes of a token: the trie counts up to 1,024 on the way back. A longer one can be spelled by others.
+/// Maximum bytes of a token: the trie steps back at most 1,024 levels. Shorter tokens can spell a longer one.
 const TOKEN_BYTES_MAX: usize = 1000;
-/// Ids: the trie has 24 bits for one, the largest of which means none.
+/// Maximum ids: the trie has 24 bits for an id, and the largest value means none.
 const TOKENS_MAX: usize = (1 << 24) - 1;
 
-/// Tokens that are text, by their bytes, and those that end a reply.
+/// The text tokens with their bytes, and the end tokens.
 pub(super) struct Vocabulary {
-    /// For the parser.
+    /// The trie, for the parser.
     pub(super) tokens: TokEnv,
-    /// Text and ends: nothing else is ever allowed.
+    /// Text tokens and end tokens; no other token is ever allowed.
     pub(super) allowed: SimpleVob, // [logits]
     /// End tokens.
     pub(super) ends: SimpleVob, // [logits]
@@ -40,12 +40,13 @@ impl Vocabulary {
         let mut allowed = ends.clone();
         let text = words.iter().zip(0u32..).filter(|(word, _)| !word.is_empty());
         text.for_each(|(_, id)| allowed.allow_token(id));
-        // "Approximate": forced text is not cut into tokens for the model, which chooses among all ways to spell it.
+        // "Approximate" means that forced text is not tokenized for the model, which chooses among all ways to spell
+        // it.
         Ok(Vocabulary { tokens: Arc::new(ApproximateTokEnv::new(trie)), allowed, ends })
     }
 }
 
-/// What each id stands for: nothing for special tokens, end tokens and ids without a token, which no text can contain.
+/// The bytes of each id: empty for special tokens, end tokens, ids without a token, and tokens over 1,000 bytes.
 fn words(tokenizer: &Tokenizer, logits: usize, end_tokens: &[u32]) -> Result<Vec<Vec<u8>>, GrammarError> {
     let spelling = Spelling::of(tokenizer).map_err(|_| GrammarError::Spelling)?;
     let spell = |id| tokenizer.token_of(id).map(|token| spelling.bytes(&token)).unwrap_or_default();
