@@ -116,7 +116,7 @@ impl Runtime {
     /// `/health/ready` answers 200 while there is at least one model and all models take requests. `/health` answers
     /// 200 when both hold. Each has [`health`](Runtime::health) in its body, as JSON.
     ///
-    /// The first call in a process installs a recorder with the buckets of [`buckets`](super::buckets). Later calls
+    /// The first call in a process installs a recorder with the buckets of [`buckets`](crate::metric::buckets). Later calls
     /// share it, even on other runtimes, so every endpoint has the metrics of all of them. Serve before you load:
     /// counts from before the recorder was installed are missing.
     ///
