@@ -137,3 +137,30 @@ mod other {
         Ok(())
     }
 }
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::{release, reserve};
+
+    /// The addresses that this process has.
+    fn addresses() -> u64 {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
+    }
+
+    #[test]
+    fn a_reservation_keeps_no_addresses_before_or_after_it() {
+        // Far more than all other tests have. Of each mapping half of `align` lies before the aligned half, or after it.
+        let align = 1 << 40;
+        let before = addresses();
+        let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
+        let kept = addresses() - before;
+        assert!((2 * align..2 * align + align / 8).contains(&kept), "{kept}");
+        for start in starts {
+            assert!(start.is_multiple_of(align));
+            // SAFETY: it was reserved above, and nobody uses it.
+            unsafe { release(start, align / 2, align) };
+        }
+        assert!(addresses() < before + align / 8);
+    }
+}
