@@ -117,7 +117,7 @@ impl Mark {
 impl Fence {
     /// A fence with nothing in front of it.
     pub fn passed() -> Self {
-        Fence(Vec::new())
+        Default::default()
     }
 
     /// Whether the device is past it. Never blocks.

@@ -155,6 +155,7 @@ fn a_meter_says_when_memory_is_on_its_way() {
         std::thread::scope(|scope| {
             let calling = scope.spawn(call);
             while device.counts().held_calls == 0 {
+                assert!(!calling.is_finished(), "the call was not held");
                 std::thread::yield_now();
             }
             let (is_moving, used) = (meter.is_moving(), meter.used(PAGE * 2));

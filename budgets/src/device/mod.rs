@@ -93,7 +93,7 @@ pub trait Device: Send + Sync + 'static {
     /// What that is made of, by its source: together [`overhead`](Device::overhead). A device that does not know says
     /// nothing.
     fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
-        Vec::new()
+        vec![]
     }
 
     /// All that our process has taken of it since this was made, by the driver's own count, under leases or not; none where
