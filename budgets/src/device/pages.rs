@@ -43,10 +43,8 @@ mod unix {
         let aligned = start.next_multiple_of(align);
         // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
-            if from < to {
-                // SAFETY: both ends are within the mapping made above and nobody has seen them.
-                unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
-            }
+            // SAFETY: both ends are within the mapping made above and nobody has seen them. An end of no length is refused.
+            unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
         }
         Ok(aligned)
     }
