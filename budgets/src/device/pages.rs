@@ -154,7 +154,7 @@ mod tests {
         let before = addresses();
         let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
         let kept = addresses() - before;
-        assert!((2 * align..2 * align + align / 8).contains(&kept), "{kept}");
+        assert!(kept.abs_diff(2 * align) < align / 8, "{kept}");
         for start in starts {
             assert!(start.is_multiple_of(align));
             // SAFETY: it was reserved above, and nobody uses it.
