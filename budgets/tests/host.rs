@@ -27,7 +27,7 @@ fn a_host_device_says_what_it_was_configured_as() {
 }
 
 #[test]
-fn a_host_device_has_a_page_at_least_and_the_machines_memory_at_most() {
+fn a_capacity_is_a_page_to_all_of_the_machine() {
     let capacity = |capacity| HostConfig::small(capacity).check_capacity();
     assert!(capacity(PAGE).is_ok());
     for bad in [PAGE - Bytes(1), Bytes::MAX] {
@@ -39,7 +39,7 @@ fn a_host_device_has_a_page_at_least_and_the_machines_memory_at_most() {
 }
 
 #[test]
-fn a_page_is_a_power_of_two_and_no_smaller_than_the_systems() {
+fn a_page_is_a_power_of_two_from_the_systems_on() {
     let with = |page| HostDevice::new(HostConfig { page: Bytes(page), ..HostConfig::new(Bytes::mib(4)) });
     for page in [0, 1, 1024, 65_537, 3 * 65_536] {
         assert!(matches!(with(page), Err(DeviceError::BadPage { .. })), "{page}");
@@ -106,7 +106,7 @@ fn only_whole_pages_are_backed() {
 }
 
 #[test]
-fn a_reservation_has_a_byte_at_least_and_128_tib_at_most() {
+fn a_reservation_has_one_byte_to_128_tib() {
     let device = device(1);
     let said = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
     let limits = "a reservation has between one byte and 128 TiB";

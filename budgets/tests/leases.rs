@@ -195,7 +195,7 @@ fn a_segment_backed_beyond_its_addresses_is_our_bug() {
 }
 
 #[test]
-fn a_segment_that_is_long_or_short_enough_asks_the_device_nothing() {
+fn a_segment_long_or_short_enough_asks_the_device_nothing() {
     let mut house = House::new();
     let segment = house.segment(2);
     let before = house.device.counts();
@@ -253,7 +253,7 @@ fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
 }
 
 #[test]
-fn a_watch_is_idle_when_nothing_waits_and_nothing_comes_home() {
+fn a_watch_is_idle_when_nothing_waits_or_comes_home() {
     let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
     assert!(watch.is_idle() && watch.waiting() == 0);
     let step = lane.issue();
@@ -274,7 +274,7 @@ fn a_watch_is_idle_when_nothing_waits_and_nothing_comes_home() {
 }
 
 #[test]
-fn a_note_with_memory_waits_for_it_though_its_fence_has_passed() {
+fn a_note_with_memory_waits_after_its_fence() {
     let mut house = House::new();
     let lane = house.device.timeline();
     let (segment, step) = (house.segment(2), lane.issue());
@@ -352,7 +352,7 @@ fn a_fence_stands_after_all_work_issued_before_it() {
 }
 
 #[test]
-fn a_hold_stops_fences_that_have_not_passed_however_often_it_is_said() {
+fn a_hold_said_twice_stops_fences_that_have_not_passed() {
     let lane = Timeline::new();
     let step = lane.issue();
     let early = lane.fence_here();

@@ -117,7 +117,7 @@ fn a_ledger_counts_who_waits_for_each_memory() {
 }
 
 #[test]
-fn a_ledger_gives_no_number_up_to_the_last_of_its_predecessor() {
+fn a_ledger_gives_no_number_of_its_predecessor() {
     let mut ledger = ledger();
     ledger.number_leases_after(LeaseId(9));
     ledger.number_leases_after(LeaseId(5));
@@ -250,7 +250,7 @@ fn a_models_teardown_waits_for_its_own_leases_only() {
 }
 
 #[test]
-fn a_reminder_asks_for_more_than_is_owed_and_says_what_nobody_covers() {
+fn a_reminder_asks_for_more_and_says_what_nobody_covers() {
     let mut ledger = ledger();
     let kv = hold(&mut ledger, 1, request("kv", 0, Class::Kv, "demo", 200));
     hold(&mut ledger, 2, request("weights", 0, Class::Weights, "demo", 600));

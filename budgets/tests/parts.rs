@@ -53,7 +53,7 @@ fn a_gate_moves_only_as_its_table_says() {
 }
 
 #[test]
-fn a_seat_is_what_a_name_held_of_a_class_in_all_its_lives() {
+fn a_seat_counts_a_name_in_all_its_lives() {
     let mut seats = Seats::default();
     seats.add(&Owner::new("kv", 0), &Class::Kv, Bytes(5));
     seats.add(&Owner::new("kv", 1), &Class::Kv, Bytes(7));

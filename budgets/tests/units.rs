@@ -46,7 +46,7 @@ fn going_below_nothing_is_our_bug() {
 }
 
 #[test]
-fn a_size_goes_to_the_next_unit_before_it_would_print_as_1024() {
+fn a_size_never_prints_as_1024_of_its_unit() {
     let texts = [MIB - KIB / 20 - 1, MIB - KIB / 20, GIB - MIB / 20 - 1, GIB - MIB / 20].map(|n| Bytes(n).to_string());
     assert_eq!(texts, ["1023.9 KiB", "1.0 MiB", "1023.9 MiB", "1.0 GiB"]);
 }
@@ -74,7 +74,7 @@ fn a_fraction_is_read_as_far_as_it_is_exact() {
 }
 
 #[test]
-fn checked_sums_and_products_end_at_the_edges_and_saturating_ones_stay_there() {
+fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
     assert_eq!((Bytes(6).checked_mul(7), Bytes::MAX.checked_mul(2)), (Some(Bytes(42)), None));
     assert_eq!((Bytes(6).checked_add(Bytes(7)), Bytes::MAX.checked_add(Bytes(1))), (Some(Bytes(13)), None));
     assert_eq!((Bytes(7).checked_sub(Bytes(6)), Bytes(6).checked_sub(Bytes(7))), (Some(Bytes(1)), None));

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_audit_comes_after_so_many_steps_and_again_after_as_many() {
+    fn an_audit_comes_every_so_many_steps() {
         let mut ledger = ledger();
         ledger.audit_after(0);
         ledger.host.granted = Bytes(41);
