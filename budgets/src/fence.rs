@@ -117,7 +117,7 @@ impl Mark {
 impl Fence {
     /// A fence with nothing in front of it.
     pub fn passed() -> Self {
-        Fence(Vec::new())
+        Default::default()
     }
 
     /// Whether the device is past it. Never blocks.
@@ -178,5 +178,33 @@ impl Timelines {
     fn lock(&self) -> std::sync::MutexGuard<'_, Lanes> {
         // Nothing below can panic half-way, so a poisoned lock still guards a whole list.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_that_is_gone_is_kept_until_its_work_is_done() {
+        let timelines = Timelines::default();
+        let (idle, busy, lives) = (timelines.open(), timelines.open(), timelines.open());
+        let _never = busy.issue();
+        let step = lives.issue();
+        drop((idle, busy));
+        let _fourth = timelines.open();
+        assert_eq!(timelines.lock().open.len(), 3, "the idle one is forgotten");
+        lives.complete(step);
+        assert!(!timelines.fence_here().is_passed(), "the busy one is not");
+    }
+
+    #[test]
+    fn a_fence_keeps_no_mark_that_has_passed() {
+        let (one, other) = (Timeline::new(), Timeline::new());
+        let (step, _never) = (one.issue(), other.issue());
+        let (early, late) = (one.fence_here(), other.fence_here());
+        one.complete(step);
+        assert_eq!(late.clone().and(early).0.len(), 1);
+        assert!(!Fence::passed().and(late).is_passed());
     }
 }

@@ -117,9 +117,7 @@ pub trait ReleaseNotes: Send + Sync {
 
     /// A segment is now paid for by this lease. Whoever reclaims from dead owners keeps the revoker: the dead owner's
     /// segment may live on for a while in a thread that has not noticed.
-    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
-        let _ = (lease, revoker);
-    }
+    fn segment_reserved(&self, _lease: LeaseId, _revoker: Revoker) {}
 }
 
 /// The right to a number of bytes of one class, held by one owner. Dropping it posts a release note.

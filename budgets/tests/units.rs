@@ -45,6 +45,54 @@ fn going_below_nothing_is_our_bug() {
     let _ = Bytes(1) - Bytes(2);
 }
 
+#[test]
+fn a_size_never_prints_as_1024_of_its_unit() {
+    let texts = [MIB - KIB / 20 - 1, MIB - KIB / 20, GIB - MIB / 20 - 1, GIB - MIB / 20].map(|n| Bytes(n).to_string());
+    assert_eq!(texts, ["1023.9 KiB", "1.0 MiB", "1023.9 MiB", "1.0 GiB"]);
+}
+
+#[test]
+fn every_unit_is_read_in_full_and_by_its_letter() {
+    for (unit, letter, bytes) in [("KiB", "k", KIB), ("MiB", "m", MIB), ("GiB", "g", GIB), ("TiB", "t", 1024 * GIB)] {
+        assert_eq!(format!("3{unit}").parse(), Ok(Bytes(3 * bytes)));
+        assert_eq!(format!("1.5 {letter}").parse(), Ok(Bytes(bytes + bytes / 2)));
+    }
+    assert_eq!((KIB, MIB, GIB), (1024, 1_048_576, 1_073_741_824));
+    assert_eq!((Bytes::kib(3), Bytes::mib(3), Bytes::gib(3)), (Bytes(3 * KIB), Bytes(3 * MIB), Bytes(3 * GIB)));
+    assert_eq!(("7 b".parse(), "1_0,0".parse()), (Ok(Bytes(7)), Ok(Bytes(100))));
+}
+
+#[test]
+fn a_fraction_is_read_as_far_as_it_is_exact() {
+    assert_eq!("8388608.0GiB".parse(), Ok(Bytes(1 << 53)));
+    for text in ["8388608.5GiB", "99999999.0TiB", "0.3", "1.5"] {
+        assert_eq!(text.parse::<Bytes>(), Err(ParseBytesError::OutOfRange { text: text.into() }));
+    }
+    assert_eq!("1.2.3KiB".parse::<Bytes>(), Err(ParseBytesError::NoNumber { text: "1.2.3KiB".into() }));
+    let hint = "".parse::<Bytes>().unwrap_err().hint().unwrap();
+    assert_eq!(hint, "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576");
+}
+
+#[test]
+fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
+    assert_eq!((Bytes(6).checked_mul(7), Bytes::MAX.checked_mul(2)), (Some(Bytes(42)), None));
+    assert_eq!((Bytes(6).checked_add(Bytes(7)), Bytes::MAX.checked_add(Bytes(1))), (Some(Bytes(13)), None));
+    assert_eq!((Bytes(7).checked_sub(Bytes(6)), Bytes(6).checked_sub(Bytes(7))), (Some(Bytes(1)), None));
+    assert_eq!((Bytes(7).saturating_sub(Bytes(5)), Bytes(5).saturating_sub(Bytes(7))), (Bytes(2), Bytes::ZERO));
+    assert_eq!((Bytes(7).saturating_add(Bytes(5)), Bytes::MAX.saturating_add(Bytes(1))), (Bytes(12), Bytes::MAX));
+    assert_eq!((Bytes(42).as_usize(), Bytes::from(42), Pages(3).bytes(Bytes(14))), (42, Bytes(42), Bytes(42)));
+}
+
+#[test]
+fn a_page_of_nothing_is_our_bug() {
+    for round in [Bytes::round_up, Bytes::round_down] {
+        assert!(std::panic::catch_unwind(|| round(Bytes(1), Bytes::ZERO)).is_err());
+    }
+    let said = std::panic::catch_unwind(|| Bytes(1).pages(Bytes::ZERO)).unwrap_err();
+    assert_eq!(said.downcast_ref(), Some(&"a page has at least one byte"));
+    assert!(Bytes(6).is_multiple_of(Bytes(3)) && !Bytes(7).is_multiple_of(Bytes(3)));
+}
+
 proptest! {
     #[test]
     fn every_number_of_bytes_survives_being_written_and_read(n in any::<u64>(), mib in 0..1u64 << 40) {

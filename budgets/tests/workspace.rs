@@ -36,7 +36,10 @@ fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
     let lease = Lease::issue(grant, std::sync::Arc::new(Nobody));
     let segment = Segment::reserve(device.clone(), Bytes::kib(64), lease).unwrap();
     segment.back_to(Bytes::kib(64)).unwrap();
+    let (address, id) = (segment.address(), segment.lease().id());
     let workspace = Workspace::over(segment);
+    assert_eq!((workspace.is_dry(), workspace.address(), workspace.capacity()), (false, address, Bytes::kib(64)));
+    assert_eq!(workspace.segment().map(|segment| segment.lease().id()), Some(id));
     let frame = workspace.frame();
     frame.take(Bytes(60_000)).unwrap();
     let full = frame.take(Bytes(6_000)).unwrap_err();
@@ -56,6 +59,34 @@ fn taking_from_an_outer_frame_while_an_inner_one_lives_is_our_bug() {
     let outer = workspace.frame();
     let _inner = outer.frame();
     let _ = outer.take(Bytes(1));
+}
+
+#[test]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to drop it")]
+fn dropping_an_outer_frame_before_an_inner_one_is_our_bug() {
+    let workspace = Workspace::dry();
+    let outer = workspace.frame();
+    let _inner = workspace.frame();
+    drop(outer);
+}
+
+#[test]
+#[should_panic(expected = "frame 1 of 2 is not on top: drop the inner ones first to open another on it")]
+fn opening_a_frame_below_a_living_one_is_our_bug() {
+    let workspace = Workspace::dry();
+    let outer = workspace.frame();
+    let _inner = workspace.frame();
+    let _ = outer.frame();
+}
+
+#[test]
+fn a_dry_workspace_has_no_memory_and_no_end() {
+    let workspace = Workspace::dry();
+    assert!(workspace.is_dry() && workspace.segment().is_none());
+    assert_eq!((workspace.capacity(), workspace.address()), (Bytes::MAX, Address(1 << 60)));
+    let frame = workspace.frame();
+    let whole = frame.take(Bytes::MAX).unwrap_err();
+    assert_eq!((whole.asked, whole.used), (Bytes::MAX, Bytes::ZERO));
 }
 
 #[test]

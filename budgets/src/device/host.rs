@@ -320,9 +320,8 @@ impl State {
             return Err(bad("it is not whole pages"));
         }
         let pages = offset.pages(page).0 as usize..end.pages(page).0 as usize;
-        if reservation.backed.len() < pages.end {
-            reservation.backed.resize(pages.end, false);
-        }
+        let known = reservation.backed.len().max(pages.end);
+        reservation.backed.resize(known, false);
         let stretch = &mut reservation.backed[pages];
         if stretch.iter().any(|is_backed| *is_backed != backed) {
             return Err(bad(if backed { "not all of it is backed" } else { "some of it is backed already" }));

@@ -93,7 +93,7 @@ pub trait Device: Send + Sync + 'static {
     /// What that is made of, by its source: together [`overhead`](Device::overhead). A device that does not know says
     /// nothing.
     fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
-        Vec::new()
+        vec![]
     }
 
     /// All that our process has taken of it since this was made, by the driver's own count, under leases or not; none where
@@ -117,9 +117,7 @@ pub trait Device: Send + Sync + 'static {
 
     /// Whether the next [`back`](Device::back) is refused, however much is free: for drills. It is once, and a device that
     /// knows no drills does nothing.
-    fn refuse_next_back(&self, is_refused: bool) {
-        let _ = is_refused;
-    }
+    fn refuse_next_back(&self, _is_refused: bool) {}
 
     /// A timeline for one more lane of this device.
     fn timeline(&self) -> Timeline;

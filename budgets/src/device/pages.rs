@@ -43,10 +43,8 @@ mod unix {
         let aligned = start.next_multiple_of(align);
         // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
-            if from < to {
-                // SAFETY: both ends are within the mapping made above and nobody has seen them.
-                unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
-            }
+            // SAFETY: both ends are within the mapping made above and nobody has seen them. An end of no length is refused.
+            unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
         }
         Ok(aligned)
     }
@@ -135,5 +133,33 @@ mod other {
         // SAFETY: by contract the stretch is ours alone. It reads as zeroes when it is opened again.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes as usize) };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+#[cfg(target_os = "linux")]
+mod tests {
+    use super::{release, reserve};
+
+    /// The addresses that this process has.
+    fn addresses() -> u64 {
+        let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+        4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
+    }
+
+    #[test]
+    fn a_reservation_keeps_no_addresses_before_or_after_it() {
+        // Far more than all other tests have. Of each mapping half of `align` lies before the aligned half, or after it.
+        let align = 1 << 40;
+        let before = addresses();
+        let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
+        let kept = addresses() - before;
+        assert!(kept.abs_diff(2 * align) < align / 8, "{kept}");
+        for start in starts {
+            assert!(start.is_multiple_of(align));
+            // SAFETY: it was reserved above, and nobody uses it.
+            unsafe { release(start, align / 2, align) };
+        }
+        assert!(addresses() < before + align / 8);
     }
 }

@@ -21,8 +21,14 @@ impl Ledger {
     /// Audits all books, which takes time for each lease: in debug builds after every step, otherwise once in as many
     /// steps as there are leases, so that a step takes the same time on average however many there are.
     pub(super) fn audit_in_turn(&mut self) {
+        let between = if cfg!(debug_assertions) { 0 } else { self.leases.len() };
+        self.audit_after(between);
+    }
+
+    /// Audits all books if more than so many steps went by since they were last audited.
+    fn audit_after(&mut self, steps: usize) {
         self.unaudited_steps += 1;
-        if cfg!(debug_assertions) || self.unaudited_steps > self.leases.len() {
+        if self.unaudited_steps > steps {
             self.unaudited_steps = 0;
             self.audit();
         }
@@ -57,5 +63,165 @@ impl Ledger {
                 assert_eq!(to, entry.holding.bytes + waiting.bytes, "growth is the difference");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Class, Effect, Input, LeaseId, LedgerConfig, Owner, Request, RequestId, Waiting};
+
+    const KV: LeaseId = LeaseId(1);
+    const HOST: LeaseId = LeaseId(2);
+
+    /// 600 of 1000 bytes for keys and values, 40 of host memory for pictures.
+    fn ledger() -> Ledger {
+        let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
+        ask(&mut ledger, 1, Class::Kv, 600);
+        ask(&mut ledger, 2, Class::Host, 40);
+        ledger.audit();
+        ledger
+    }
+
+    fn ask(ledger: &mut Ledger, id: u64, class: Class, bytes: u64) -> Vec<Effect> {
+        let request = Request::new(Owner::new("owner", 1), class, "demo", Bytes(bytes));
+        ledger.step(Input::Ask { id: RequestId(id), request, wait: true })
+    }
+
+    fn grow(ledger: &mut Ledger, to: u64) {
+        let effects =
+            ledger.step(Input::Resize { id: RequestId(9), lease: KV, to: Bytes(to), wait: true, passed: true });
+        assert!(matches!(effects[..], [Effect::Waiting { .. }]), "{effects:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "no more is kept than is wanted")]
+    fn a_canary_larger_than_wanted_stops_the_next_step() {
+        let mut ledger = ledger();
+        ledger.device.canary = Bytes(1);
+        ledger.step(Input::Withdraw { id: RequestId(0) });
+    }
+
+    #[test]
+    #[should_panic(expected = "request 3 waits for what is there")]
+    fn a_wait_for_what_is_there_stops_the_next_step() {
+        let mut ledger = ledger();
+        ask(&mut ledger, 3, Class::Weights, 500);
+        ledger.device.total = Bytes(1100);
+        ledger.step(Input::Withdraw { id: RequestId(0) });
+    }
+
+    #[test]
+    #[should_panic(expected = "rule 1 is true, or was said not to be")]
+    fn a_deficit_that_was_not_announced_stops_the_next_step() {
+        let mut ledger = ledger();
+        ledger.device.total = Bytes(599);
+        ledger.step(Input::Withdraw { id: RequestId(0) });
+    }
+
+    #[test]
+    #[should_panic(expected = "no more host memory is leased than there is")]
+    fn host_memory_leased_twice_stops_the_next_step() {
+        let mut ledger = ledger();
+        ledger.host.total = Bytes(39);
+        ledger.step(Input::Withdraw { id: RequestId(0) });
+    }
+
+    #[test]
+    #[should_panic(expected = "the sum of all Host leases is what is granted")]
+    fn a_wrong_sum_fails_the_audit() {
+        let mut ledger = ledger();
+        ledger.host.granted = Bytes(41);
+        ledger.audit_in_turn();
+    }
+
+    #[test]
+    #[should_panic(expected = "each lease is in the book of its owner")]
+    fn a_lease_in_two_owners_books_fails_the_audit() {
+        let mut ledger = ledger();
+        ledger.owners.entry(Owner::new("thief", 0)).or_default().insert(KV);
+        ledger.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "lease 1 is its owner's")]
+    fn a_lease_in_anothers_book_fails_the_audit() {
+        let mut ledger = ledger();
+        let of_owner = ledger.owners.get_mut(&Owner::new("owner", 1)).unwrap();
+        of_owner.remove(&KV);
+        of_owner.insert(LeaseId(7));
+        ledger.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "numbers of leases are new")]
+    fn a_number_that_will_be_given_again_fails_the_audit() {
+        let mut ledger = ledger();
+        ledger.next_lease = HOST;
+        ledger.audit();
+    }
+
+    #[test]
+    fn a_lease_of_the_dead_that_is_held_fails_the_audit() {
+        for (dead, fails) in [(0, false), (1, true), (2, true)] {
+            let mut ledger = ledger();
+            ledger.dead.insert("owner".into(), dead);
+            let audited = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ledger.audit()));
+            assert_eq!(audited.is_err(), fails, "generation 1 is held, and {dead} is dead");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a shrinking lease gets smaller")]
+    fn a_shrink_to_the_same_size_fails_the_audit() {
+        let mut ledger = ledger();
+        let entry = ledger.leases.get_mut(&KV).unwrap();
+        entry.state = State::Shrinking { to: Bytes(600), request: RequestId(3) };
+        ledger.audit();
+    }
+
+    #[test]
+    fn a_shrink_to_a_smaller_size_passes_the_audit() {
+        let mut ledger = ledger();
+        let entry = ledger.leases.get_mut(&KV).unwrap();
+        entry.state = State::Shrinking { to: Bytes(599), request: RequestId(3) };
+        ledger.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "only a lease that is held waits to grow")]
+    fn a_revoked_lease_that_waits_to_grow_fails_the_audit() {
+        let mut ledger = ledger();
+        ask(&mut ledger, 3, Class::Weights, 300);
+        grow(&mut ledger, 900);
+        ledger.leases.get_mut(&KV).unwrap().state = State::Revoking;
+        ledger.audit();
+    }
+
+    #[test]
+    #[should_panic(expected = "growth is the difference")]
+    fn a_wait_for_another_difference_fails_the_audit() {
+        let mut ledger = ledger();
+        ask(&mut ledger, 3, Class::Weights, 300);
+        let wish = Wish::Grow { lease: KV, to: Bytes(900) };
+        let waiting = Waiting { id: RequestId(9), priority: Default::default(), bytes: Bytes(301), wish };
+        ledger.device_queue.push(waiting).unwrap();
+        ledger.audit();
+    }
+
+    #[test]
+    fn an_audit_comes_every_so_many_steps() {
+        let mut ledger = ledger();
+        ledger.audit_after(0);
+        ledger.host.granted = Bytes(41);
+        ledger.audit_after(2);
+        ledger.audit_after(2);
+        ledger.host.granted = Bytes(40);
+        ledger.audit_after(2); // Here it looks.
+        ledger.host.granted = Bytes(41);
+        ledger.audit_after(2);
+        ledger.audit_after(2);
+        let third = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ledger.audit_after(2)));
+        assert!(third.is_err(), "the third step audits");
     }
 }

@@ -100,14 +100,10 @@ impl Ledger {
     fn settle_canary(&mut self, effects: &mut Vec<Effect>) {
         let account = &mut self.device;
         let before = account.canary;
-        if account.canary > account.canary_wanted {
+        if account.owed().is_zero() {
             account.canary = account.canary_wanted;
-        }
-        if !account.deficit().is_zero() {
+        } else if !account.deficit().is_zero() {
             account.canary = Bytes::ZERO;
-        }
-        if account.free() >= account.canary_wanted.saturating_sub(account.canary) && account.deficit().is_zero() {
-            account.canary = account.canary_wanted;
         }
         let after = account.canary;
         if after < before {

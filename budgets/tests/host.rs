@@ -1,0 +1,255 @@
+//! Stories of the host device: what it counts, what it refuses, and the faults that tests can play on it.
+
+use std::thread::ScopedJoinHandle;
+
+use bursar_budgets::*;
+
+const PAGE: Bytes = Bytes::kib(64);
+
+fn device(pages: u64) -> HostDevice {
+    HostDevice::new(HostConfig::small(PAGE * pages)).unwrap()
+}
+
+fn free(device: &HostDevice) -> Bytes {
+    device.memory().unwrap().free
+}
+
+#[test]
+fn a_host_device_says_what_it_was_configured_as() {
+    let config = HostConfig { name: "stand-in".into(), driver: "driver 7".into(), ..HostConfig::small(PAGE * 4) };
+    let device = HostDevice::new(HostConfig { overhead: PAGE, ..config }).unwrap();
+    assert_eq!((device.name(), device.driver().as_str(), device.label().as_str()), ("stand-in", "driver 7", "host"));
+    assert_eq!((device.page(), device.overhead(), device.is_host_memory()), (PAGE, PAGE, true));
+    assert_eq!(device.memory().unwrap(), DeviceMemory { total: PAGE * 4, free: PAGE * 3 });
+    let config = HostConfig::new(Bytes::mib(4));
+    assert_eq!((config.page, config.overhead, config.name.as_str()), (Bytes::mib(2), Bytes::ZERO, "host"));
+    assert_eq!(config.driver, format!("{} {}", std::env::consts::OS, std::env::consts::ARCH));
+}
+
+#[test]
+fn a_capacity_is_a_page_to_all_of_the_machine() {
+    let capacity = |capacity| HostConfig::small(capacity).check_capacity();
+    assert!(capacity(PAGE).is_ok());
+    for bad in [PAGE - Bytes(1), Bytes::MAX] {
+        let Err(DeviceError::Capacity { capacity: said, least, most }) = capacity(bad) else { panic!("{bad}") };
+        assert!(said == bad && least == PAGE && (Bytes::gib(1)..Bytes::gib(1 << 20)).contains(&most), "{most}");
+        let error = HostDevice::new(HostConfig::small(bad)).unwrap_err();
+        assert!(matches!(error, DeviceError::Capacity { .. }), "{error}");
+    }
+}
+
+#[test]
+fn a_page_is_a_power_of_two_from_the_systems_on() {
+    let with = |page| HostDevice::new(HostConfig { page: Bytes(page), ..HostConfig::new(Bytes::mib(4)) });
+    for page in [0, 1, 1024, 65_537, 3 * 65_536] {
+        assert!(matches!(with(page), Err(DeviceError::BadPage { .. })), "{page}");
+    }
+    let error = with(1).unwrap_err().to_string();
+    let system: u64 = error.split("at least ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+    assert!(with(system).is_ok() && with(system / 2).is_err());
+}
+
+#[test]
+fn what_is_free_is_what_nobody_has() {
+    let device = HostDevice::new(HostConfig { overhead: PAGE, ..HostConfig::small(PAGE * 16) }).unwrap();
+    let address = device.reserve(PAGE * 16).unwrap();
+    device.back(address, PAGE * 2).unwrap();
+    assert_eq!((device.foreign_takes(PAGE * 3), free(&device)), (PAGE * 3, PAGE * 10));
+    assert_eq!((device.overhead_grows(PAGE * 4), free(&device)), (PAGE * 4, PAGE * 6));
+    assert_eq!((device.drifts(PAGE), free(&device)), (PAGE, PAGE * 5));
+    assert_eq!((device.overhead_grows(PAGE), device.drifts(PAGE)), (PAGE, PAGE));
+    assert_eq!((device.overhead(), device.process_bytes()), (PAGE * 6, Some(PAGE * 10)));
+    assert_eq!((device.counts().foreign, device.foreign_gives_back(PAGE)), (PAGE * 3, PAGE));
+    assert_eq!(free(&device), PAGE * 4);
+    let refused = device.back(address.offset(PAGE * 2), PAGE * 5).unwrap_err();
+    assert_eq!(refused.hint().unwrap(), "lease 64.0 KiB less, or raise the `capacity`");
+    assert_eq!((device.drifts(PAGE * 9), free(&device)), (PAGE * 4, Bytes::ZERO), "no more than there is");
+    assert_eq!((device.overhead_grows(PAGE), device.foreign_takes(PAGE)), (Bytes::ZERO, Bytes::ZERO));
+}
+
+#[test]
+fn a_host_device_counts_what_it_was_asked() {
+    let device = device(8);
+    let (one, other) = (device.reserve(PAGE * 8).unwrap(), device.reserve(Bytes(1)).unwrap());
+    device.back(one, PAGE * 5).unwrap();
+    device.back(other, PAGE).unwrap();
+    device.unback(one.offset(PAGE), PAGE * 2).unwrap();
+    device.unback(one.offset(PAGE * 3), PAGE).unwrap();
+    let counts = HostCounts {
+        calls: 4,
+        backs: 2,
+        unbacks: 2,
+        reservations: 2,
+        backed: PAGE * 3,
+        high_water: PAGE * 6,
+        ..HostCounts::default()
+    };
+    assert_eq!(device.counts(), counts);
+    device.reset_high_water();
+    assert_eq!(device.counts(), HostCounts { high_water: PAGE * 3, ..counts });
+    device.release_reservation(one).unwrap();
+    assert_eq!(device.counts(), HostCounts { reservations: 1, backed: PAGE, high_water: PAGE * 3, ..counts });
+}
+
+#[test]
+fn only_whole_pages_are_backed() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    for (start, bytes) in [(Bytes::ZERO, Bytes::ZERO), (Bytes::ZERO, PAGE - Bytes(1)), (Bytes(1), PAGE)] {
+        let error = device.back(address.offset(start), bytes).unwrap_err();
+        assert!(error.to_string().ends_with("cannot be backed: it is not whole pages"), "{error}");
+    }
+    let error = device.back(address.offset(PAGE), Bytes::MAX).unwrap_err();
+    assert!(error.to_string().ends_with("it is longer than any memory"), "{error}");
+    device.back(address, PAGE * 8).unwrap();
+    assert_eq!(free(&device), Bytes::ZERO);
+}
+
+#[test]
+fn a_reservation_has_one_byte_to_128_tib() {
+    let device = device(1);
+    let said = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
+    let limits = "a reservation has between one byte and 128 TiB";
+    let most = Bytes(1 << 47);
+    for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
+        assert!(said(bytes).ends_with(limits), "{bytes}");
+    }
+    // The system may refuse as much as we allow, in its own words.
+    assert!(!said(most).ends_with(limits) && said(Bytes(1)).is_empty());
+}
+
+#[test]
+fn reservations_start_on_pages_and_do_not_overlap() {
+    let device = HostDevice::new(HostConfig { page: Bytes::mib(2), ..HostConfig::new(Bytes::mib(64)) }).unwrap();
+    let mut starts: Vec<Address> = (0..8).map(|_| device.reserve(Bytes::mib(6)).unwrap()).collect();
+    for start in &starts {
+        assert!(start.0.is_multiple_of(Bytes::mib(2).0));
+        device.back(*start, Bytes::mib(6)).unwrap();
+        for byte in [start.0, start.offset(Bytes::mib(6)).0 - 1] {
+            // SAFETY: the first and the last byte of what was just backed.
+            unsafe { (byte as *mut u8).write_volatile(1) };
+        }
+    }
+    starts.sort_unstable();
+    assert!(starts.windows(2).all(|pair| pair[1].distance_from(pair[0]) >= Bytes::mib(6)));
+}
+
+#[test]
+fn a_script_refuses_the_calls_it_names() {
+    let device = device(8);
+    device.play(Script::new().refuse_call(1).refuse_call(4).refuse_back(3));
+    assert!(device.reserve(PAGE * 8).unwrap_err().to_string().ends_with("a script refused it"));
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.back(address, PAGE).unwrap();
+    let mut outcomes = Vec::new();
+    for page in 1..4 {
+        outcomes.push(device.back(address.offset(PAGE * page), PAGE).map_err(|error| error.hint()));
+    }
+    let refused = Err(Some("a script refused it; ask again".into()));
+    assert_eq!(outcomes, [refused.clone(), refused, Ok(())]);
+    assert_eq!((device.counts().calls, device.counts().backs), (6, 4));
+}
+
+#[test]
+fn a_back_refused_for_two_reasons_is_refused_once() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.play(Script::new().refuse_back(1).refuse_back(2).refuse_call(3));
+    device.refuse_next_back(true);
+    let refused = [(); 3].map(|()| device.back(address, PAGE).is_err());
+    assert_eq!(refused, [true, true, false], "by drill and script, by call and back, by none");
+}
+
+#[test]
+fn the_next_back_is_refused_once_unless_that_is_taken_back() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.refuse_next_back(true);
+    assert!(device.back(address, PAGE).unwrap_err().is_refused());
+    device.back(address, PAGE).unwrap();
+    device.refuse_next_back(true);
+    device.refuse_next_back(false);
+    device.back(address.offset(PAGE), PAGE).unwrap();
+}
+
+#[test]
+fn a_script_loses_the_device_at_the_back_it_names() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.play(Script::new().lose_at_back(2));
+    device.back(address, PAGE).unwrap();
+    assert!(device.check().is_ok());
+    let error = device.back(address.offset(PAGE), PAGE).unwrap_err();
+    assert_eq!(error.to_string(), "the device is lost: the script says so");
+    assert!(device.check().is_err() && device.counts().backed == PAGE);
+}
+
+#[test]
+fn a_neighbour_takes_before_the_backs_that_the_script_names() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.play(Script::new().foreign_takes_before_back(2, PAGE).foreign_takes_before_back(2, PAGE * 2));
+    device.back(address, PAGE).unwrap();
+    assert_eq!(device.counts().foreign, Bytes::ZERO);
+    device.back(address.offset(PAGE), PAGE).unwrap();
+    assert_eq!(device.counts().foreign, PAGE * 3);
+}
+
+/// The addresses that this process has, of its own and of the system's libraries.
+#[cfg(target_os = "linux")]
+fn addresses() -> Bytes {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    Bytes::kib(4) * statm.split(' ').next().unwrap().parse().unwrap()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_device_that_ends_gives_all_addresses_back() {
+    let device = device(1);
+    let before = addresses();
+    device.reserve(Bytes::gib(1 << 10)).unwrap();
+    assert!(addresses() >= before + Bytes::gib(900));
+    drop(device);
+    assert!(addresses() < before + Bytes::gib(100), "what other tests have is far less");
+}
+
+/// Waits until all of these calls are held but so many that have ended.
+fn until_held(device: &HostDevice, calls: &[ScopedJoinHandle<'_, ()>], ended: usize) {
+    while device.counts().held_calls as usize + ended != calls.len() {
+        if calls.iter().filter(|call| call.is_finished()).count() > ended {
+            device.let_calls_pass();
+            panic!("a call was not held");
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn held_calls_pass_one_by_one_and_then_all() {
+    let device = device(8);
+    let address = device.reserve(PAGE * 8).unwrap();
+    device.hold_calls();
+    device.let_one_call_pass(); // The next one.
+    device.back(address, PAGE).unwrap();
+    // A panic in here would wait for the calls that are held, so what is seen is judged afterwards.
+    let seen = std::thread::scope(|scope| {
+        let device = &device;
+        let calls = [1, 2, 3].map(|page| scope.spawn(move || device.back(address.offset(PAGE * page), PAGE).unwrap()));
+        until_held(device, &calls, 0);
+        let before = (device.counts().backed, free(device));
+        device.let_one_call_pass();
+        until_held(device, &calls, 1);
+        let after = device.counts().backed;
+        device.let_calls_pass();
+        (before, after)
+    });
+    assert_eq!(seen, ((PAGE, PAGE * 7), PAGE * 2), "other calls are quick, and one passes");
+    assert_eq!((device.counts().held_calls, device.counts().backed), (0, PAGE * 4));
+    device.unback(address, PAGE).unwrap();
+    device.hold_calls();
+    std::thread::scope(|scope| {
+        let call = scope.spawn(|| device.unback(address.offset(PAGE), PAGE).unwrap());
+        until_held(&device, &[call], 0);
+        device.let_calls_pass();
+    });
+}

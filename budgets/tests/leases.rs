@@ -1,0 +1,380 @@
+//! Stories of leases and segments one by one: what they say of themselves, and what they leave behind.
+
+use std::sync::{Arc, Mutex};
+
+use bursar_budgets::*;
+
+const PAGE: Bytes = Bytes::kib(64);
+
+#[derive(Default)]
+struct Notes {
+    posted: Mutex<Vec<ReleaseNote>>,
+    revokers: Mutex<Vec<(LeaseId, Revoker)>>,
+}
+
+impl Notes {
+    /// The only note that was posted since the last time.
+    #[track_caller]
+    fn only(&self) -> ReleaseNote {
+        let mut posted = self.posted.lock().unwrap();
+        assert_eq!(posted.len(), 1, "one note");
+        posted.remove(0)
+    }
+}
+
+impl ReleaseNotes for Notes {
+    fn post(&self, note: ReleaseNote) {
+        self.posted.lock().unwrap().push(note);
+    }
+
+    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
+        self.revokers.lock().unwrap().push((lease, revoker));
+    }
+}
+
+/// A device of eight pages, and a ledger that says yes.
+struct House {
+    device: Arc<HostDevice>,
+    ledger: Ledger,
+    notes: Arc<Notes>,
+    questions: u64,
+}
+
+impl House {
+    fn new() -> House {
+        let device = Arc::new(HostDevice::new(HostConfig::small(PAGE * 8)).unwrap());
+        let ledger = Ledger::new(LedgerConfig::of(device.as_ref()));
+        House { device, ledger, notes: Arc::default(), questions: 6 }
+    }
+
+    fn grant(&mut self, pages: u64) -> Grant {
+        self.questions += 1;
+        let request = Request::new(Owner::new("kv", 2), Class::Kv, "demo", PAGE * pages).priority(Priority::Startup);
+        match self.ledger.step(Input::Ask { id: RequestId(self.questions), request, wait: false }).remove(0) {
+            Effect::Granted(grant) => grant,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn lease(&mut self, pages: u64) -> Lease {
+        let grant = self.grant(pages);
+        Lease::issue(&grant, self.notes.clone())
+    }
+
+    fn segment(&mut self, pages: u64) -> Segment {
+        let lease = self.lease(pages);
+        let segment = Segment::reserve(self.device.clone(), PAGE * 16, lease).unwrap();
+        segment.back_to(PAGE * pages).unwrap();
+        segment
+    }
+}
+
+#[test]
+fn a_lease_says_all_that_was_granted() {
+    let mut house = House::new();
+    let grant = house.grant(3);
+    assert_eq!(grant.request(), RequestId(7));
+    let lease = Lease::issue(&grant, house.notes.clone());
+    assert_eq!((lease.id(), lease.bytes(), lease.backed()), (LeaseId(1), PAGE * 3, Bytes::ZERO));
+    assert_eq!((lease.class(), lease.owner(), lease.model().as_str()), (&Class::Kv, &Owner::new("kv", 2), "demo"));
+    assert_eq!((lease.priority(), &lease.holding()), (Priority::Startup, grant.holding()));
+    assert_eq!(format!("{lease:?}"), "lease 1 (192.0 KiB kv of demo for kv#2)");
+    assert_eq!(format!("{:>9}|", lease.id()), "  lease 1|");
+}
+
+#[test]
+fn a_lease_takes_on_the_size_that_the_ledger_settled_on() {
+    let mut house = House::new();
+    let lease = house.lease(2);
+    let grow = Input::Resize { id: RequestId(9), lease: lease.id(), to: PAGE * 5, wait: false, passed: false };
+    let [Effect::Resized(resized)] = house.ledger.step(grow)[..] else { panic!("5 of 8 pages fit") };
+    assert_eq!((resized.request(), resized.lease()), (RequestId(9), lease.id()));
+    assert_eq!((resized.from(), resized.to()), (PAGE * 2, PAGE * 5));
+    lease.resize(&resized);
+    assert_eq!((lease.bytes(), lease.holding().bytes), (PAGE * 5, PAGE * 5));
+}
+
+#[test]
+#[should_panic(expected = "this lease was not the one resized")]
+fn a_lease_that_hears_of_anothers_size_is_our_bug() {
+    let mut house = House::new();
+    let (mine, other) = (house.lease(1), house.lease(1));
+    let shrink = Input::Resize { id: RequestId(9), lease: other.id(), to: Bytes(1), wait: false, passed: true };
+    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("it shrinks") };
+    mine.resize(&resized);
+}
+
+#[test]
+#[should_panic(expected = "lease 1 cannot shrink to 64.0 KiB: 128.0 KiB of it are backed")]
+fn a_lease_smaller_than_what_it_backs_is_our_bug() {
+    let mut house = House::new();
+    let segment = house.segment(2);
+    let lease = segment.lease().id();
+    let shrink = Input::Resize { id: RequestId(9), lease, to: PAGE, wait: false, passed: true };
+    let [Effect::Resized(resized)] = house.ledger.step(shrink)[..] else { panic!("it shrinks") };
+    segment.lease().resize(&resized);
+}
+
+#[test]
+fn a_lease_is_released_after_the_fence_it_was_given() {
+    let mut house = House::new();
+    let lane = Timeline::new();
+    let (lease, step) = (house.lease(2), lane.issue());
+    lease.release_after(lane.fence_here());
+    let note = house.notes.only();
+    assert!(note.lease == LeaseId(1) && !note.fence.is_passed() && note.backings.is_empty());
+    lane.complete(step);
+    assert!(note.fence.is_passed());
+}
+
+#[test]
+fn a_segment_is_released_after_the_fence_it_was_given() {
+    let mut house = House::new();
+    let lane = Timeline::new(); // Not one of the device's own, which is idle.
+    let (segment, step) = (house.segment(2), lane.issue());
+    segment.release_after(lane.fence_here());
+    assert_eq!(house.device.counts().backed, PAGE * 2, "its memory waits too");
+    let note = house.notes.only();
+    assert_eq!((note.fence.is_passed(), note.backings.len()), (false, 1));
+    assert_eq!(format!("{:?}", note.backings[0]).split(" at ").next(), Some("128.0 KiB of 1.0 MiB backed"));
+    lane.complete(step);
+    assert!(note.fence.is_passed());
+    drop(note);
+    assert_eq!(house.device.counts().backed, Bytes::ZERO);
+}
+
+#[test]
+fn a_meter_says_when_memory_is_on_its_way() {
+    let mut house = House::new();
+    let lease = Arc::new(house.lease(2));
+    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease.clone()).unwrap();
+    let (meter, device) = (lease.meter(), house.device.clone());
+    let seen_during = |call: &(dyn Fn() + Sync)| {
+        assert!(!meter.is_moving(), "nothing is under way");
+        device.hold_calls();
+        std::thread::scope(|scope| {
+            let calling = scope.spawn(call);
+            while device.counts().held_calls == 0 {
+                assert!(!calling.is_finished(), "the call was not held");
+                std::thread::yield_now();
+            }
+            let (is_moving, used) = (meter.is_moving(), meter.used(PAGE * 2));
+            device.let_calls_pass();
+            calling.join().unwrap();
+            assert!(is_moving && !meter.is_moving());
+            used
+        })
+    };
+    // Counted before the device backs, and until it has unbacked.
+    assert_eq!(seen_during(&|| segment.back_to(PAGE * 2).unwrap()), PAGE * 2);
+    assert_eq!(seen_during(&|| segment.shrink_to(PAGE, &Fence::passed()).unwrap()), PAGE * 2);
+    assert_eq!(meter.used(PAGE * 2), PAGE);
+}
+
+#[test]
+fn a_segment_says_where_it_is_and_how_long() {
+    let mut house = House::new();
+    let lease = house.lease(2);
+    let segment = Segment::reserve(house.device.clone(), PAGE * 2 + Bytes(1), lease).unwrap();
+    segment.back_to(PAGE + Bytes(1)).unwrap();
+    assert_eq!((segment.backed(), segment.reserved(), segment.lease().id()), (PAGE * 2, PAGE * 3, LeaseId(1)));
+    assert_eq!(segment.device().page(), PAGE);
+    let said = format!("128.0 KiB of 192.0 KiB backed at {}", segment.address());
+    assert_eq!(format!("{:?}", segment.revoker()), format!("revoker of Some({said})"));
+    assert!(segment.address().0.is_multiple_of(PAGE.0) && segment.address().0 > 0);
+}
+
+#[test]
+#[should_panic(expected = "192.0 KiB of 128.0 KiB reserved cannot be backed")]
+fn a_segment_backed_beyond_its_addresses_is_our_bug() {
+    let mut house = House::new();
+    let lease = house.lease(4);
+    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease).unwrap();
+    segment.back_to(PAGE * 2).unwrap();
+    let _ = segment.back_to(PAGE * 3);
+}
+
+#[test]
+fn a_segment_long_or_short_enough_asks_the_device_nothing() {
+    let mut house = House::new();
+    let segment = house.segment(2);
+    let before = house.device.counts();
+    for pages in [1, 2] {
+        segment.back_to(PAGE * pages).unwrap();
+    }
+    for pages in [2, 3] {
+        segment.shrink_to(PAGE * pages, &Fence::passed()).unwrap();
+    }
+    assert_eq!((house.device.counts(), segment.backed()), (before, PAGE * 2));
+}
+
+#[test]
+fn a_segment_is_revoked_once_and_never_backed_again() {
+    let mut house = House::new();
+    let segment = house.segment(2);
+    let revoker = segment.revoker();
+    assert!(!revoker.is_spent());
+    revoker.revoke().unwrap();
+    revoker.revoke().unwrap();
+    assert_eq!((segment.backed(), house.device.counts().unbacks), (Bytes::ZERO, 1));
+    let error = segment.back_to(PAGE).unwrap_err();
+    assert!(error.to_string().ends_with("cannot be backed: its lease was revoked"), "{error}");
+    drop(segment);
+    assert!(revoker.is_spent());
+    revoker.revoke().unwrap();
+}
+
+#[test]
+fn a_segment_without_memory_is_revoked_too() {
+    let mut house = House::new();
+    let lease = house.lease(2);
+    let segment = Segment::reserve(house.device.clone(), PAGE * 2, lease).unwrap();
+    segment.revoker().revoke().unwrap();
+    assert!(segment.back_to(PAGE).is_err());
+    assert_eq!(house.device.counts().calls, 1, "only its addresses were asked for");
+}
+
+#[test]
+fn a_watch_keeps_no_revoker_of_a_segment_that_is_gone() {
+    let mut house = House::new();
+    let (mut watch, lease) = (FenceWatch::default(), Arc::new(house.lease(2)));
+    let reserve = || Segment::reserve(house.device.clone(), PAGE, lease.clone()).unwrap();
+    let (gone, stays) = (reserve(), reserve());
+    watch.segment_reserved(lease.id(), gone.revoker());
+    watch.segment_reserved(lease.id(), stays.revoker());
+    let late = reserve();
+    drop(gone);
+    watch.segment_reserved(lease.id(), late.revoker());
+    assert_eq!(format!("{watch:?}").matches("revoker of Some").count(), 2);
+    assert_eq!(format!("{watch:?}").matches("revoker of").count(), 2);
+    watch.revoke(lease.id(), Fence::passed());
+    assert_eq!(watch.passed().unwrap(), [lease.id()]);
+    assert!(stays.back_to(PAGE).is_err() && late.back_to(PAGE).is_err(), "both are revoked");
+}
+
+#[test]
+fn a_watch_is_idle_when_nothing_waits_or_comes_home() {
+    let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
+    assert!(watch.is_idle() && watch.waiting() == 0);
+    let step = lane.issue();
+    for lease in 1..4 {
+        watch.wait(LeaseId(lease), lane.fence_here());
+    }
+    assert!(!watch.is_idle() && watch.waiting() == 3 && watch.waits_for(LeaseId(2)));
+    assert!(!watch.waits_for(LeaseId(4)) && !watch.is_coming_home(LeaseId(2)));
+    lane.complete(step);
+    let due = watch.due();
+    assert_eq!(due.iter().map(PendingReclaim::lease).collect::<Vec<_>>(), [LeaseId(1), LeaseId(2), LeaseId(3)]);
+    assert!(!watch.is_idle() && watch.waiting() == 0 && watch.is_coming_home(LeaseId(2)));
+    for reclaim in due {
+        assert!(reclaim.is_light());
+        assert_eq!(watch.home(reclaim.lease()), reclaim.lease());
+    }
+    assert!(watch.is_idle() && !watch.waits_for(LeaseId(2)));
+}
+
+#[test]
+fn a_note_with_memory_waits_after_its_fence() {
+    let mut house = House::new();
+    let lane = house.device.timeline();
+    let (segment, step) = (house.segment(2), lane.issue());
+    drop(segment);
+    lane.complete(step);
+    let note = house.notes.only();
+    assert!(note.fence.is_passed());
+    let mut watch = FenceWatch::default();
+    assert!(!watch.released(note), "its memory is still backed");
+    let reclaim = watch.due().pop().expect("its fence has passed");
+    assert!(!reclaim.is_light());
+    watch.put_back(reclaim);
+    assert_eq!((watch.passed().unwrap(), house.device.counts().backed), (vec![LeaseId(1)], Bytes::ZERO));
+}
+
+#[test]
+fn a_note_without_memory_waits_for_its_fence() {
+    let mut house = House::new();
+    let lane = Timeline::new();
+    let (lease, step) = (house.lease(2), lane.issue());
+    lease.release_after(lane.fence_here());
+    let mut watch = FenceWatch::default();
+    assert!(!watch.released(house.notes.only()) && watch.passed().unwrap().is_empty());
+    lane.complete(step);
+    assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
+    let late = ReleaseNote { lease: LeaseId(1), fence: Fence::passed(), backings: Vec::new() };
+    assert!(watch.released(late), "nothing is left to wait for");
+}
+
+#[test]
+fn a_lease_that_waits_twice_waits_for_both_fences() {
+    let (mut watch, one, other) = (FenceWatch::default(), Timeline::new(), Timeline::new());
+    let (first, second) = (one.issue(), other.issue());
+    watch.wait(LeaseId(1), one.fence_here());
+    watch.released(ReleaseNote { lease: LeaseId(1), fence: other.fence_here(), backings: Vec::new() });
+    one.complete(first);
+    assert!(watch.passed().unwrap().is_empty());
+    other.complete(second);
+    assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
+}
+
+#[test]
+fn a_lease_already_coming_home_is_not_due_again() {
+    let (mut watch, lane) = (FenceWatch::default(), Timeline::new());
+    watch.wait(LeaseId(1), lane.fence_here());
+    let reclaim = watch.due().pop().expect("it is due");
+    watch.wait(LeaseId(1), Fence::passed());
+    assert!(watch.due().is_empty(), "somebody is at it");
+    watch.put_back(reclaim);
+    assert_eq!(watch.passed().unwrap(), [LeaseId(1)]);
+    assert!(watch.is_idle());
+}
+
+#[test]
+#[should_panic(expected = "ticket 1 is not of this timeline, which has issued 0")]
+fn work_of_another_lane_is_not_completed_here() {
+    let ticket = Timeline::new().issue();
+    Timeline::new().complete(ticket);
+}
+
+#[test]
+fn a_fence_stands_after_all_work_issued_before_it() {
+    let lane = Timeline::new();
+    let (first, second) = (lane.issue(), lane.issue());
+    let fence = lane.fence_here();
+    let third = lane.issue();
+    lane.complete(first);
+    assert!(!fence.is_passed());
+    lane.complete(second);
+    assert!(fence.is_passed() && !lane.fence_here().is_passed());
+    lane.complete(first);
+    assert!(fence.is_passed(), "once passed it stays passed");
+    lane.complete(third);
+    assert!(lane.fence_here().is_passed());
+}
+
+#[test]
+fn a_hold_said_twice_stops_fences_that_have_not_passed() {
+    let lane = Timeline::new();
+    let step = lane.issue();
+    let early = lane.fence_here();
+    lane.let_pass();
+    assert!(!early.is_passed(), "nothing was held");
+    lane.hold();
+    lane.complete(step);
+    lane.hold();
+    assert!(!early.is_passed() && !lane.fence_here().is_passed(), "held, though the work is done");
+    lane.let_pass();
+    lane.let_pass();
+    assert!(early.is_passed() && lane.fence_here().is_passed());
+}
+
+#[test]
+fn a_device_holds_the_fences_of_lanes_opened_later_too() {
+    let device = House::new().device;
+    let early = device.timeline();
+    device.hold_fences();
+    let late = device.timeline();
+    assert!(!early.fence_here().is_passed() && !late.fence_here().is_passed() && !device.fence_here().is_passed());
+    device.let_fences_pass();
+    assert!(early.fence_here().is_passed() && late.fence_here().is_passed() && device.fence_here().is_passed());
+    assert!(device.timeline().fence_here().is_passed());
+}
