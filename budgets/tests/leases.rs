@@ -1,16 +1,13 @@
 //! Stories of leases and segments one by one: what they say of themselves, and what they leave behind.
 
-use std::sync::{Arc, Mutex};
+mod notes;
+
+use std::sync::Arc;
 
 use bursar_budgets::*;
+use notes::Notes;
 
 const PAGE: Bytes = Bytes::kib(64);
-
-#[derive(Default)]
-struct Notes {
-    posted: Mutex<Vec<ReleaseNote>>,
-    revokers: Mutex<Vec<(LeaseId, Revoker)>>,
-}
 
 impl Notes {
     /// The only note that was posted since the last time.
@@ -19,16 +16,6 @@ impl Notes {
         let mut posted = self.posted.lock().unwrap();
         assert_eq!(posted.len(), 1, "one note");
         posted.remove(0)
-    }
-}
-
-impl ReleaseNotes for Notes {
-    fn post(&self, note: ReleaseNote) {
-        self.posted.lock().unwrap().push(note);
-    }
-
-    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
-        self.revokers.lock().unwrap().push((lease, revoker));
     }
 }
 

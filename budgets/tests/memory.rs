@@ -1,29 +1,16 @@
 //! Stories of segments on the host device: what is backed is what is leased, whatever fails.
 
-use std::sync::{Arc, Mutex};
+mod notes;
+
+use std::sync::Arc;
 
 use bursar_budgets::*;
+use notes::Notes;
 use proptest::prelude::*;
 
 const PAGE: Bytes = Bytes::kib(64);
 
 /// A budget without an actor: the ledger, the fences, and the notes that leases post.
-#[derive(Default)]
-struct Notes {
-    posted: Mutex<Vec<ReleaseNote>>,
-    revokers: Mutex<Vec<(LeaseId, Revoker)>>,
-}
-
-impl ReleaseNotes for Notes {
-    fn post(&self, note: ReleaseNote) {
-        self.posted.lock().unwrap().push(note);
-    }
-
-    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
-        self.revokers.lock().unwrap().push((lease, revoker));
-    }
-}
-
 struct Budget {
     device: Arc<HostDevice>,
     ledger: Ledger,

@@ -1,0 +1,22 @@
+//! What leases say when they end, for tests without a budget actor.
+
+use std::sync::Mutex;
+
+use bursar_budgets::{LeaseId, ReleaseNote, ReleaseNotes, Revoker};
+
+/// Keeps what leases post, where a budget actor would read it.
+#[derive(Default)]
+pub struct Notes {
+    pub posted: Mutex<Vec<ReleaseNote>>,
+    pub revokers: Mutex<Vec<(LeaseId, Revoker)>>,
+}
+
+impl ReleaseNotes for Notes {
+    fn post(&self, note: ReleaseNote) {
+        self.posted.lock().unwrap().push(note);
+    }
+
+    fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
+        self.revokers.lock().unwrap().push((lease, revoker));
+    }
+}
