@@ -1,6 +1,6 @@
 //! Profiles that earlier starts of a model recorded for this device, and where this start records its own.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
 
 use bursar_budgets::{Bytes, DeviceError, Snapshot};
 use bursar_model::{Envelope, checkpoint::Checkpoint};
@@ -8,7 +8,7 @@ use bursar_model::{Envelope, checkpoint::Checkpoint};
 use super::EngineArguments;
 use crate::{
     compute::Processor,
-    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, Progress, RecordPlace, Records, WrittenProfile},
+    profile::{Basis, BasisParts, Difference, Found, Needs, Notice, Progress, RecordPlace, Records},
 };
 
 /// What identifies the profile to look for.
@@ -57,7 +57,7 @@ impl Search {
             Ok(Found::Nothing) => (None, Vec::new()),
             Ok(Found::Differs(differences)) => (None, told(&differences)),
             Ok(Found::Applies(written)) => match &*written.differences(sought.needs, sought.envelope) {
-                [] => (Some(Arc::new(written)), Vec::new()),
+                [] => (Some(written), Vec::new()),
                 differences => (None, told(differences)),
             },
             Err(error) => (None, vec![error.to_string()]),
@@ -65,11 +65,7 @@ impl Search {
         if !reasons.is_empty() {
             progress(Progress::Notice(Notice::ProfileIgnored { file: place.path(), reasons }));
         }
-        if let Some(tuning) = warm.as_ref().and_then(|written: &Arc<WrittenProfile>| written.tuning.as_ref()) {
-            processor.tune(tuning);
-        }
-        let (basis, progress, processor) = (Arc::new(basis), progress.clone(), processor.clone());
-        Ok(Records { place, basis, warm, progress, processor })
+        Ok(Records::new(place, basis, warm, progress.clone(), processor.clone()))
     }
 }
 

@@ -10,16 +10,30 @@ use crate::compute::Processor;
 /// The profiles of a model that are written down. Cloning shares them.
 #[derive(Clone)]
 pub struct Records {
-    pub(crate) place: RecordPlace,
-    pub(crate) basis: Arc<Basis>,
+    place: RecordPlace,
+    basis: Arc<Basis>,
     /// One that applies, until it did not hold.
-    pub(crate) warm: Option<Arc<WrittenProfile>>,
-    pub(crate) progress: ProgressSink,
+    warm: Option<Arc<WrittenProfile>>,
+    progress: ProgressSink,
     /// Whose products a profile that applies has tuned.
-    pub(crate) processor: Processor,
+    processor: Processor,
 }
 
 impl Records {
+    /// Relies on the profile `warm`, if one applies: its tuning takes the place of what `processor` has measured.
+    pub(crate) fn new(
+        place: RecordPlace,
+        basis: Basis,
+        warm: Option<WrittenProfile>,
+        progress: ProgressSink,
+        processor: Processor,
+    ) -> Self {
+        if let Some(tuning) = warm.as_ref().and_then(|written| written.tuning.as_ref()) {
+            processor.tune(tuning);
+        }
+        Records { place, basis: Arc::new(basis), warm: warm.map(Arc::new), progress, processor }
+    }
+
     /// The profile that the attempt under way relies on; none if it measures anew.
     pub(crate) fn warm(&self) -> Option<Arc<WrittenProfile>> {
         self.warm.clone()
@@ -36,7 +50,7 @@ impl Records {
         did
     }
 
-    /// Writes down what was measured. Where that cannot be, whoever watches the start is told. Blocks.
+    /// Writes down what was measured. If that fails, the start's listener is told. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
         let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
         if let Err(error) = self.place.keep(written) {
