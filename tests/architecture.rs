@@ -119,8 +119,8 @@ fn first_names(path: &str) -> Vec<&str> {
     names
 }
 
-/// A cycle among the modules of a crate, if there is one.
-fn circle(source: &str) -> Vec<String> {
+/// The modules of a crate that reach themselves by the modules they name.
+fn modules_in_cycles(source: &str) -> Vec<String> {
     let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (file, text) in sources(source) {
         let path = file.strip_prefix(source).expect("below it").trim_start_matches('/');
@@ -146,9 +146,9 @@ fn circle(source: &str) -> Vec<String> {
 #[test]
 fn modules_of_a_crate_have_no_cycle() {
     for name in CRATES {
-        assert_eq!(circle(&format!("{name}/src")), [""; 0], "in {name}");
+        assert_eq!(modules_in_cycles(&format!("{name}/src")), [""; 0], "in {name}");
     }
-    assert_eq!(circle("src"), [""; 0], "in the binary");
+    assert_eq!(modules_in_cycles("src"), [""; 0], "in the binary");
     assert_eq!(first_names("{a::{b, c}, d, e::f};"), ["a", "d", "e"]);
     assert_eq!(first_names("a::b;"), ["a"]);
 }

@@ -41,8 +41,8 @@ pub enum Progress {
     },
     /// An attempt enters a phase.
     Phase(Phase),
-    /// An attempt has ended. One that was ready and is then refused memory while it serves is told of again, by the same
-    /// number; what serves behind it is another.
+    /// An attempt has ended. One that was ready and is then refused memory while it serves is reported again, by the same
+    /// number; the attempt that serves after it has another.
     Attempt(AttemptReport),
     /// It goes on, but not as it was hoped.
     Notice(Notice),

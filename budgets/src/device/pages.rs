@@ -43,7 +43,7 @@ mod unix {
         let aligned = start.next_multiple_of(align);
         // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
-            // SAFETY: both ends are within the mapping made above and nobody has seen them. An end of no length is refused.
+            // SAFETY: both ends are within the mapping made above and not given out yet. An end of no length is refused.
             unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
         }
         Ok(aligned)
