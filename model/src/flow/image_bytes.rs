@@ -140,3 +140,39 @@ impl ImageLimits {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pixels_are_taken_only_if_there_are_three_bytes_for_each() {
+        let image = ImageBytes::from_rgb(2, 3, vec![9; 18]).expect("2 x 3 pixels");
+        assert_eq!((image.bytes(), image.pixel_size()), (&[9; 18][..], Some(PixelSize { width: 2, height: 3 })));
+        for found in [15, 17, 19] {
+            let error = ImageBytes::from_rgb(2, 3, vec![9; found]).expect_err("no 2 x 3 pixels");
+            assert_eq!(error, ImageError::PixelBytes { width: 2, height: 3, expected: 18, found: found as u64 });
+        }
+        for (width, height) in [(0, 3), (2, 0)] {
+            let error = ImageBytes::from_rgb(width, height, vec![]).expect_err("a side is empty");
+            assert_eq!(error, ImageError::Empty { width, height });
+        }
+    }
+
+    #[test]
+    fn a_files_name_is_kept_for_errors_and_its_bytes_are_never_printed() {
+        let named = ImageBytes::named(b"my secret".to_vec(), "cat.jpg");
+        assert_eq!((named.name(), named.file_name().to_string()), (Some("cat.jpg"), " (cat.jpg)".to_owned()));
+        assert_eq!(named.pixel_size(), None, "it is encoded");
+        assert_eq!(format!("{named:?}"), r#"ImageBytes { name: Some("cat.jpg"), bytes: 9 }"#);
+        let unnamed = ImageBytes::new(b"my secret".to_vec());
+        assert_eq!((unnamed.name(), unnamed.file_name().to_string()), (None, String::new()));
+    }
+
+    #[test]
+    fn a_picture_may_have_as_many_bytes_as_the_limit_says() {
+        let limits = ImageLimits { bytes_max: 20, ..ImageLimits::default() };
+        assert_eq!((limits.check_bytes(19), limits.check_bytes(20)), (Ok(()), Ok(())));
+        assert_eq!(limits.check_bytes(21), Err(ImageError::TooManyBytes { bytes: 21, bytes_max: 20 }));
+    }
+}

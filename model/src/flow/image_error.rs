@@ -131,3 +131,29 @@ impl ImageError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_names_what_to_change() {
+        let (width, height) = (30, 10);
+        let refusals = [
+            (ImageError::Unreadable { name: "a.png".into(), kind: std::io::ErrorKind::NotFound }, "check the path"),
+            (ImageError::TooManyBytes { bytes: 3, bytes_max: 2 }, "`ImageLimits::bytes_max`"),
+            (ImageError::TooManyPixels { width, height, pixels: 300, pixels_max: 2 }, "`ImageLimits::pixels_max`"),
+            (ImageError::TooMuchDecodeMemory { bytes: 3, bytes_max: 2 }, "8 bits a channel"),
+            (ImageError::UnknownFormat, "convert the picture to PNG"),
+            (ImageError::Empty { width, height: 0 }, "save the picture again"),
+            (ImageError::PixelBytes { width, height, expected: 900, found: 1200 }, "no alpha"),
+            (ImageError::Damaged { format: "PNG", stage: "reading the header" }, "save the picture again"),
+            (ImageError::AspectRatio { width, height, ratio: 3.0, ratio_max: 2.0 }, "over 2 times the other"),
+            (ImageError::NotAMultiple { width, height, multiple: 28 }, "multiples of 28"),
+            (ImageError::NoSize { width, height }, "raise `min_pixels`"),
+        ];
+        for (error, change) in refusals {
+            assert!(error.hint().contains(change), "{error:?}: {}", error.hint());
+        }
+    }
+}

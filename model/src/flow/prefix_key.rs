@@ -53,9 +53,7 @@ impl PrefixKeys {
             content.extend(positions[range.clone()].iter().flatten().flat_map(|axis| axis.to_le_bytes()));
             let shown = pictures.iter().filter(|p| p.tokens.start < range.end && p.tokens.end > range.start);
             for picture in shown {
-                // Where the picture begins, relative to the block: negative for one that began in an earlier block.
-                let start = picture.tokens.start as i64 - range.start as i64;
-                content.extend(start.to_le_bytes());
+                content.extend((picture.tokens.start as u64).to_le_bytes());
                 content.extend((picture.tokens.len() as u64).to_le_bytes());
                 content.extend(picture.hash.0);
             }
@@ -126,6 +124,20 @@ mod tests {
         assert_ne!(plain[0], keys(&tokens, 1, &[picture(4..24, 1)])[0], "other positions");
         assert_ne!(plain[0], keys(&tokens, 0, &[])[0], "typed, not shown");
         assert_ne!(plain[0], keys(&tokens, 0, &[picture(4..14, 1), picture(14..24, 1)])[0], "the same one twice");
+    }
+
+    #[test]
+    fn a_picture_after_a_block_is_no_part_of_it() {
+        let tokens = [9; 48];
+        let (plain, shown) = (keys(&tokens, 0, &[]), keys(&tokens, 0, &[picture(16..24, 1)]));
+        assert_eq!(shown[0], plain[0], "it begins where the block ends");
+        assert!(shown[1] != plain[1] && shown[2] != plain[2]);
+    }
+
+    #[test]
+    fn a_key_that_is_printed_shows_its_first_four_bytes() {
+        let key = PrefixKey(std::array::from_fn(|index| 0xa0 + index as u8));
+        assert_eq!(format!("{key:?}"), "PrefixKey(a0a1a2a3..)");
     }
 
     #[test]

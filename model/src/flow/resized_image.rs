@@ -100,3 +100,34 @@ impl fmt::Debug for PictureHash {
         write!(formatter, "PictureHash({a:02x}{b:02x}{c:02x}{d:02x}..)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_grid_counts_its_patches_and_the_tokens_they_merge_into() {
+        let grid = Grid { t: 3, h: 4, w: 10 };
+        assert_eq!((grid.patches(), grid.tokens(2), grid.tokens(1)), (120, 30, 120));
+    }
+
+    #[test]
+    fn levels_reach_patchify_as_factor_shifts_and_scales() {
+        let levels = Levels { factor: 2.0, shift: [3.0, 4.0, 5.0], scale: [6.0, 7.0, 8.0] };
+        assert_eq!(levels.numbers(), [2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
+    }
+
+    #[test]
+    fn a_blank_picture_covers_its_grid_in_every_frame() {
+        let blank = ResizedImage::blank(Grid { t: 1, h: 2, w: 3 }, PatchSize { side: 14, frames: 2 });
+        let sides: Vec<_> = blank.frames.iter().map(|frame| (frame.width(), frame.height())).collect();
+        assert_eq!((sides, blank.bytes()), (vec![(42, 28); 2], 2 * 42 * 28 * 3));
+        assert_eq!(format!("{blank:?}"), "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }", "no pixels");
+    }
+
+    #[test]
+    fn a_hash_that_is_printed_shows_its_first_four_bytes() {
+        let hash = PictureHash(std::array::from_fn(|index| 0xb0 + index as u8));
+        assert_eq!(format!("{hash:?}"), "PictureHash(b0b1b2b3..)");
+    }
+}

@@ -44,3 +44,20 @@ impl fmt::Debug for RgbImage {
         write!(formatter, "RgbImage({} x {})", self.width, self.height)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_three_bytes_a_pixel_and_prints_none() {
+        let bytes: Vec<u8> = (0..18).collect();
+        let image = RgbImage::new(2, 3, bytes.clone()).expect("2 x 3 pixels");
+        assert_eq!((image.width(), image.height(), image.data()), (2, 3, &bytes[..]));
+        assert_eq!(format!("{image:?}"), "RgbImage(2 x 3)");
+        assert_eq!(image.into_data(), bytes);
+        for (width, height, length) in [(2, 3, 17), (2, 3, 15), (0, 3, 0), (2, 0, 0)] {
+            assert_eq!(RgbImage::new(width, height, vec![0; length]), None);
+        }
+    }
+}

@@ -129,7 +129,7 @@ impl StepBatch {
     pub fn is_decoding_alone(&self) -> bool {
         let rows = self.token_count();
         let is_plain = self.score_rows.is_empty() && self.picture_rows.is_empty();
-        is_plain && self.single_rows() == rows && self.sequence_count() == rows && self.logit_rows.len() == rows
+        is_plain && self.single_rows() == rows && self.logit_rows.len() == rows
     }
 
     /// Columns of the block tables.
@@ -199,5 +199,40 @@ mod tests {
             wants_logits: true,
             scored: 0..0,
         }]);
+    }
+
+    /// A sequence that decodes one token and chooses the next.
+    fn decoding() -> SequencePart<'static> {
+        SequencePart {
+            tokens: &[5],
+            positions: &[[7; 3]],
+            cached_tokens: 7,
+            blocks: &[2],
+            pictures: &[],
+            wants_logits: true,
+            scored: 0..0,
+        }
+    }
+
+    #[test]
+    fn a_step_is_decoding_alone_if_each_sequence_only_chooses() {
+        let chunk = SequencePart { tokens: &[5, 6], positions: &[[7; 3]; 2], ..decoding() };
+        let pictures = [PictureRows { tokens: 0..1, cache_rows: &[3] }];
+        let alone = |part| StepBatch::pack(&[decoding(), part, decoding()]).is_decoding_alone();
+        assert!(alone(decoding()) && StepBatch::pack(&[]).is_decoding_alone());
+        assert!(!alone(chunk), "a chunk of a prompt");
+        assert!(!alone(SequencePart { wants_logits: false, ..decoding() }), "a prompt's token in the middle");
+        assert!(!alone(SequencePart { scored: 0..1, ..decoding() }), "a token that is scored");
+        assert!(!alone(SequencePart { pictures: &pictures, ..decoding() }), "a picture's token");
+    }
+
+    #[test]
+    fn a_batch_counts_tokens_sequences_and_leading_single_rows() {
+        let chunk = SequencePart { tokens: &[5, 6], positions: &[[7; 3]; 2], cached_tokens: 15, ..decoding() };
+        let chunk = SequencePart { blocks: &[2, 3], ..chunk };
+        let batch = StepBatch::pack(&[decoding(), decoding(), chunk, decoding()]);
+        let counts = (batch.token_count(), batch.sequence_count(), batch.single_rows(), batch.blocks_max());
+        assert_eq!(counts, (5, 4, 2, 2));
+        assert_eq!(StepBatch::pack(&[]).blocks_max(), 0);
     }
 }

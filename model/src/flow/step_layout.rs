@@ -280,4 +280,10 @@ mod tests {
             assert!(!layout.takes(&batch), "{batch:?}");
         }
     }
+
+    #[test]
+    fn a_bucket_attends_at_most_to_each_rows_whole_context() {
+        let layout = StepLayout::decode(3, 1, 100);
+        assert_eq!((layout.blocks_max, layout.query_key_pairs), (7, 3 * 7 * 16));
+    }
 }

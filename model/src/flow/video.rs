@@ -99,4 +99,23 @@ mod tests {
         let video = Video::new(vec![ImageBytes::named(b"my secret".to_vec(), "diary.png"); 3], 2.0);
         assert_eq!(format!("{video:?}"), "Video(3 frames, 27 bytes, 2 a second)");
     }
+
+    #[test]
+    fn a_video_keeps_its_frames_in_order_and_their_rate() {
+        let frames = ["first", "second"].map(|name| ImageBytes::named(b"png".to_vec(), name));
+        let video = Video::new(frames.clone(), 2.5);
+        assert_eq!((video.frames(), video.frames_per_second()), (&frames[..], 2.5));
+    }
+
+    #[test]
+    fn a_video_costs_a_picture_for_each_step_of_time() {
+        let step = Grid { t: 1, h: 4, w: 6 };
+        let picture = PictureCost { patches: 24, rows: 6 };
+        let image = VisualGrid::Image(step);
+        assert_eq!((image.pictures(), image.patches()), (1, 24));
+        assert_eq!(image.costs(4).collect::<Vec<_>>(), [picture]);
+        let video = VisualGrid::Video { step, steps: 3, frames_per_second: 2.0 };
+        assert_eq!((video.pictures(), video.patches()), (3, 72));
+        assert_eq!(video.costs(4).collect::<Vec<_>>(), [picture; 3]);
+    }
 }
