@@ -63,3 +63,18 @@ pub enum Order {
         to: Bytes,
     },
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_are_sixteen_times_as_often_until_an_interval_after_pressure() {
+        let watch = WatchOptions::default();
+        let pauses = [None, Some(0), Some(999), Some(1000)].map(|since| watch.pause(since.map(Duration::from_millis)));
+        let hurried = Duration::from_micros(62_500);
+        assert_eq!(pauses, [watch.every, hurried, hurried, watch.every]);
+        let often = WatchOptions { every: Duration::from_millis(1), ..watch };
+        assert_eq!(often.pause(Some(Duration::ZERO)), often.every, "others are answered in between");
+    }
+}

@@ -280,4 +280,13 @@ mod tests {
         expected.sort();
         assert_eq!(names, expected);
     }
+
+    #[test]
+    fn a_checkpoint_is_known_by_sixteen_digits_of_each_fingerprint() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let known = basis(|_| {});
+        let fact = |name| known.facts().find(|(fact, _)| *fact == name).map(|(_, digits)| digits);
+        assert_eq!(fact("weights"), Some(&checkpoint.weights_fingerprint().to_string()[..16]));
+        assert_eq!(fact("config"), Some(&checkpoint.config_fingerprint().to_string()[..16]));
+    }
 }

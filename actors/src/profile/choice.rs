@@ -118,4 +118,13 @@ mod tests {
         let tokens = KvChoice { kv_tokens: Some(1000), ..shared };
         assert_eq!(tokens.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE), 63);
     }
+
+    #[test]
+    fn a_size_is_pinned_and_a_share_is_not() {
+        let (tokens, size, share) = (Some(1000), Some(Bytes::mib(8)), Some(0.5));
+        let none = KvChoice::default();
+        assert!(KvChoice { kv_tokens: tokens, ..none }.is_pinned() && KvChoice { kv_bytes: size, ..none }.is_pinned());
+        let shares = KvChoice { memory_fraction: share, device_fraction: share, ..none };
+        assert!(!shares.is_pinned() && !none.is_pinned());
+    }
 }

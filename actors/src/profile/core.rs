@@ -200,4 +200,12 @@ mod tests {
         let pinned = Sizing { pinned_tokens: Some(100), ..sizing() };
         assert_eq!(pinned.blocks(SHAPE, PAGE), 7);
     }
+
+    #[test]
+    fn a_records_blocks_hold_sixteen_tokens_each() {
+        let (sequences, step_tokens, launch_patches, cache_rows) = (1, 16, 0, 0);
+        let record =
+            ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks: 3, peaks: Vec::new() };
+        assert_eq!(record.kv_tokens(), 48);
+    }
 }

@@ -96,3 +96,89 @@ fn lanes(error: &LaneError) -> Option<AskedAndFree> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::{Ledger, LedgerConfig};
+
+    use super::*;
+
+    const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+    /// A ledger with 5 MiB free and 7 MiB of others.
+    fn ledger() -> Snapshot {
+        let empty = Ledger::new(LedgerConfig::new(MIB(64))).snapshot();
+        Snapshot { free: MIB(5), foreign: MIB(7), ..empty }
+    }
+
+    fn lease(refusal: Refusal) -> ProfileError {
+        ProfileError::Lease { doing: "leasing", class: Some(Box::new(Class::Kv)), source: refusal.into() }
+    }
+
+    fn device(source: DeviceError) -> ProfileError {
+        ProfileError::Device { doing: "backing", class: Some(Box::new(Class::Weights)), source }
+    }
+
+    fn stress(source: LaneError) -> ProfileError {
+        ProfileError::Stress { worst_case: "largest step", source }
+    }
+
+    /// A device that was asked for 9 MiB and has 3.
+    fn refused() -> DeviceError {
+        DeviceError::Refused { asked: MIB(9), free: MIB(3), hint: String::new() }
+    }
+
+    #[test]
+    fn evidence_says_what_was_asked_for_and_what_the_refuser_had() {
+        let (asked, short_by) = (MIB(9), MIB(1));
+        let refusals = [
+            (lease(Refusal::Short { asked, available: MIB(4), short_by }), Some(Class::Kv), 9, 4),
+            (lease(Refusal::TooLarge { asked, attainable: MIB(8), short_by }), Some(Class::Kv), 9, 8),
+            (lease(Refusal::Behind { asked, ahead: 1 }), Some(Class::Kv), 9, 5),
+            (lease(Refusal::Nothing), Some(Class::Kv), 0, 5),
+            (device(refused()), Some(Class::Weights), 9, 3),
+            (OpenError::Device(refused()).into(), None, 9, 3),
+            (stress(LaneError::Kernel(KernelError::Device(refused()))), None, 9, 3),
+        ];
+        for (error, class, asked, free) in refusals {
+            let said = error.to_string();
+            let expected =
+                Evidence { phase: Phase::Back, class, asked: MIB(asked), free: MIB(free), foreign: MIB(7), said };
+            assert_eq!(Evidence::of(&error, Phase::Back, Some(&ledger())), Some(expected));
+            assert!(error.is_out_of_memory());
+        }
+    }
+
+    #[test]
+    fn an_error_that_less_memory_would_not_change_is_no_evidence() {
+        let lost = || DeviceError::Lost { reason: "it fell".into() };
+        let errors = [
+            device(lost()),
+            OpenError::Device(lost()).into(),
+            stress(LaneError::Kernel(KernelError::Device(lost()))),
+            stress(LaneError::Gone),
+            ProfileError::TooSmall { tokens: 1, context_tokens: 2 },
+        ];
+        for error in errors {
+            assert_eq!(Evidence::of(&error, Phase::Back, Some(&ledger())), None, "{error}");
+        }
+    }
+
+    #[test]
+    fn evidence_reads_as_a_sentence_with_exact_bytes() {
+        let (asked, free, foreign) = (Bytes(9), Bytes(4), Bytes(7));
+        let said = "it is full".to_owned();
+        let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, said };
+        assert_eq!(
+            known.to_string(),
+            "memory was refused in phase back: it is full; it was for kv; 9 B asked, 4 B free, 7 B held by others"
+        );
+        assert_eq!(known.missing(), Bytes(5));
+        let drivers = Evidence { class: None, free: Bytes(20), ..known };
+        assert_eq!(
+            drivers.to_string(),
+            "memory was refused in phase back: it is full; 9 B asked, 20 B free, 7 B held by others"
+        );
+        assert_eq!(drivers.missing(), Bytes(9), "the driver needs more than it says");
+    }
+}

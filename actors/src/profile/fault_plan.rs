@@ -132,4 +132,20 @@ mod tests {
             assert!(error.hint().is_some());
         }
     }
+
+    #[test]
+    fn each_mistake_in_a_script_has_a_hint_of_its_own() {
+        for (script, hint) in [
+            ("warmup:1", "the phases are load, probe, capture, back, validate, serve"),
+            ("load", "write validate:2, or load:1,validate:2"),
+            ("load:5", "write a number from 1 to 4"),
+        ] {
+            assert_eq!(script.parse::<FaultPlan>().expect_err(script).hint().as_deref(), Some(hint));
+        }
+    }
+
+    #[test]
+    fn a_plan_is_empty_until_something_is_refused() {
+        assert!(FaultPlan::none().is_empty() && !FaultPlan::none().refuse(Phase::Load, 1).is_empty());
+    }
 }

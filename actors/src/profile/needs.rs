@@ -275,4 +275,41 @@ mod tests {
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
     }
+
+    #[test]
+    fn a_text_model_claims_nothing_for_pictures() {
+        let random = random_checkpoint("qwen2.5-0.5b", 0).expect("a known shape");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        let target = Target::Cpu { threads: 1 };
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let envelope = Envelope { context_tokens: 64, sequences: 2, step_tokens: 127, ..Envelope::small() };
+        let needs = Needs::plan(&model, target, &envelope, Bytes::kib(64)).expect("its worst cases go together");
+        let classes: Vec<_> = needs.memory_plan().claims().iter().map(|claim| claim.class.clone()).collect();
+        assert_eq!(classes, [Class::Weights, Class::StepWorkspace, Class::StepWorkspace, Class::Kv]);
+        assert_eq!((needs.vision_workspace, needs.cache_rows), (Bytes::ZERO, 0));
+        assert!(!needs.step_workspace.is_zero());
+        assert_eq!(needs.probe_blocks, 9, "a whole step and one token more for each sequence: 129");
+    }
+
+    #[test]
+    fn a_plan_has_the_bytes_of_each_claimant() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let (target, page, envelope) = (Target::Cpu { threads: 1 }, Bytes::kib(64), Envelope::small());
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
+        let row = model.embedding_bytes(&target);
+        let rest = needs.vision_cache.saturating_sub(row * needs.cache_rows as u64);
+        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, 4), "all rows of its pages: {needs:?}");
+        assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");
+        let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
+        let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);
+        assert_eq!([&probe, &other].map(|plan| plan.of_class(&Class::Kv)), [kv(128), kv(7)]);
+        let sampling = SamplingMemory::bytes(needs.sampling, page);
+        for plan in [probe, other] {
+            assert_eq!(plan.of_class(&Class::Weights), model.weight_bytes().round_up(page));
+            assert_eq!(plan.of_class(&Class::StepWorkspace), needs.step_workspace + sampling);
+            assert_eq!(plan.of_class(&Class::VisionWorkspace), needs.vision_workspace);
+            assert_eq!(plan.of_class(&Class::VisionCache), needs.vision_cache);
+        }
+    }
 }

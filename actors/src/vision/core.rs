@@ -64,7 +64,7 @@ struct Entry {
     patches: usize,
     pins: usize,
     encoded: bool,
-    /// When it was last needed or unpinned. The smallest is evicted first.
+    /// When it was last unpinned. The smallest is evicted first, and none before it was unpinned.
     used: u64,
 }
 
@@ -149,10 +149,8 @@ impl VisionCore {
             return None;
         }
         let recall = |key: &PictureKey| {
-            self.clock += 1;
             let entry = self.entries.get_mut(key).expect("looked up above");
             entry.pins += 1;
-            entry.used = self.clock;
             entry.rows.clone()
         };
         Some(keys.iter().map(recall).collect())
@@ -240,14 +238,12 @@ impl VisionCore {
     }
 
     fn pin(&mut self, picture: &PictureRequest) {
-        self.clock += 1;
         if let Some(entry) = self.entries.get_mut(&picture.key) {
             entry.pins += 1;
-            entry.used = self.clock;
             return;
         }
         let rows: Vec<u32> = self.free.drain(self.free.len() - picture.rows..).rev().collect();
-        let entry = Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: self.clock };
+        let entry = Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: 0 };
         self.entries.insert(picture.key, entry);
         self.queue.push_back(picture.key);
     }

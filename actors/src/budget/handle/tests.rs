@@ -86,6 +86,38 @@ async fn a_lease_granted_to_a_departed_asker_comes_back() {
 }
 
 #[tokio::test]
+async fn a_leases_life_is_told_and_a_withdrawal_is_no_refusal() {
+    let bed = Bed::new().await;
+    let lease = bed.lease(&owner(0), Bytes::mib(50)).await.expect("there is room");
+    bed.budget.resize(tree::RESIZE_FOR_ENGINE, &lease, Bytes::mib(60)).await.expect("there is room");
+    bed.budget.try_lease(Class::tenant("mine"), Bytes::mib(1)).await.expect_err("the canary is all that is left");
+    let asker = tokio::spawn({
+        let budget = bed.budget.clone();
+        async move { budget.lease(Class::tenant("mine"), Bytes::mib(2)).await.map(drop) }
+    });
+    while bed.snapshot().await.waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    asker.abort();
+    asker.await.expect_err("aborted");
+    drop(lease);
+    assert!(bed.snapshot().await.leases.is_empty());
+    let told = bed.mailbox.events().recent();
+    let lives: Vec<_> = told
+        .iter()
+        .filter_map(|recorded| match &recorded.event {
+            Event::LeaseGranted(leased) => Some(("granted", leased.bytes)),
+            Event::LeaseResized { to, .. } => Some(("resized", *to)),
+            Event::LeaseRefused { bytes, .. } => Some(("refused", *bytes)),
+            Event::LeaseFreed(leased) => Some(("freed", leased.bytes)),
+            _ => None,
+        })
+        .collect();
+    let expected = [("granted", 50), ("resized", 60), ("refused", 1), ("freed", 60)];
+    assert_eq!(lives, expected.map(|(what, mib)| (what, Bytes::mib(mib))));
+}
+
+#[tokio::test]
 async fn a_repeated_death_report_is_answered_every_time() {
     let bed = Bed::new().await;
     let lease = bed.lease(&owner(3), Bytes::mib(2)).await.expect("there is room");

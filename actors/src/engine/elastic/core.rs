@@ -159,7 +159,7 @@ impl PoolCore {
         if self.under_way.is_some() {
             return std::mem::take(&mut self.interrupted).then_some(self.under_way).flatten();
         }
-        let Some(to) = self.ordered.take().filter(|to| *to < self.blocks) else {
+        let Some(to) = self.ordered.take() else {
             self.quiet = false;
             return None;
         };
@@ -261,6 +261,15 @@ mod tests {
         pool.step(Input::Ended(Outcome::Done));
         pool.step(Input::Serving(false));
         assert_eq!((pool.step(Input::Cap(85)), pool.is_quiet(), pool.blocks()), (None, false, 16));
+    }
+
+    #[test]
+    fn a_cap_at_the_pools_own_size_takes_five_per_cent() {
+        let mut pool = PoolCore::new(16, 100);
+        assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
+        assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
+        assert_eq!((pool.floor(), PoolCore::new(200, 100).floor()), (16, 100), "a floor is no more than there is");
     }
 
     #[test]

@@ -83,6 +83,20 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
 }
 
 #[test]
+fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
+    let mut vision = VisionCore::new(10, 100);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 4)]));
+    assert_eq!(vision.patches_under_way(), 32);
+    vision.step(Input::Encoded);
+    assert_eq!(vision.patches_under_way(), 0);
+    vision.step(Input::Unpin(vec![[2; 32]]));
+    vision.step(Input::Unpin(vec![[1; 32]]));
+    vision.step(Input::Want(Ticket(2), vec![picture(3, 6)]));
+    let held = [1, 2, 3].map(|name| vision.holds(&[name; 32]));
+    assert_eq!(held, [true, false, true], "two free rows and four of the one released first are enough");
+}
+
+#[test]
 fn a_launch_never_takes_more_patches_than_there_are_permits() {
     let mut vision = VisionCore::new(100, 40);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
