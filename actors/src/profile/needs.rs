@@ -298,8 +298,8 @@ mod tests {
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
         let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
         let row = model.embedding_bytes(&target);
-        let rest = needs.vision_cache.saturating_sub(row * needs.cache_rows as u64);
-        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, 4), "all rows of its pages: {needs:?}");
+        let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
+        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, 4), "all of them: {needs:?}");
         assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");
         let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
         let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);
