@@ -1,5 +1,5 @@
 //! Seeded simulation of the pure cores together, with a lane that takes as long as the seed says and no device: pictures
-//! through the vision core, sequences through the scheduler, blocks from the kv core; callers come and go, actors die.
+//! through the vision core, sequences through the scheduler, blocks included; callers come and go, actors die.
 //! The same seed gives the same trace. `one_seed` repeats a failure: put the printed seed there.
 
 mod cast;
@@ -13,7 +13,7 @@ use std::{
 
 use bursar_actors::{
     compute::LAUNCHES,
-    kv::{KvCore, SequenceId},
+    kv::SequenceId,
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
     vision::{self, PictureKey, Ticket, VisionCore},
 };
@@ -32,7 +32,6 @@ struct World {
     launch_patches: usize,
     cache_rows: usize,
     scheduler: SchedulerCore,
-    kv: KvCore,
     vision: VisionCore,
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
@@ -96,7 +95,6 @@ impl World {
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead),
-            kv: KvCore::new(blocks),
             vision: VisionCore::new(cache_rows, launch_patches),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -257,20 +255,27 @@ impl World {
     }
 
     fn scheduler_step(&mut self, input: Input) {
+        let before = self.scheduler.preemptions().by_shrinks;
         let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        self.preempted_by_shrinks += self.scheduler.preemptions().by_shrinks - before;
+        self.resize_slots();
         while let Some(effect) = effects.pop_front() {
             effects.extend(self.act(effect));
         }
     }
 
+    /// The cache follows the pool. What is no longer backed holds nothing.
+    fn resize_slots(&mut self) {
+        let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
+        let is_idle = self.under_way.is_empty();
+        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step under way may name");
+        self.slots.resize(slots, None);
+    }
+
     fn act(&mut self, effect: Effect) -> Vec<Effect> {
         match effect {
-            Effect::Allot(demands) => {
-                let allotment = self.kv.allot(&demands);
-                return self.scheduler.step(Input::Allotted(allotment));
-            }
             Effect::Run(plan) => self.check_plan(plan),
-            Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+            Effect::Short(..) => {}
             Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
@@ -292,25 +297,12 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
-            Effect::Shrink(to) => {
-                assert!(self.under_way.is_empty(), "blocks go that a step under way may name");
-                let holders = self.kv.shrink(to);
-                self.preempted_by_shrinks += holders.len();
-                // Unbacked: whoever reads there finds nothing.
-                self.slots.truncate(to * BLOCK_TOKENS);
-                return self.scheduler.step(Input::Shrunk(holders));
-            }
-            Effect::Grow(to) => {
-                self.kv.grow(to);
-                self.slots.resize(to * BLOCK_TOKENS, None);
-            }
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
-            Effect::Release(sequences) => {
+            Effect::Released(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));
                     assert!(!is_used, "the blocks of {id} are given back while a step uses them");
-                    self.kv.release(id);
                     let returns = self.returning.iter().any(|(_, returning)| *returning == id);
                     self.preemptions += usize::from(returns || self.scheduler.is_known(id));
                     if !self.scheduler.is_known(id)
@@ -484,7 +476,7 @@ impl World {
 
     fn check_end(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
-        assert_eq!(self.kv.free_blocks(), self.kv.blocks(), "all blocks are home");
+        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
         assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
         for request in self.requests.values() {
             assert!(request.is_over(), "request {} has no end", request.number);

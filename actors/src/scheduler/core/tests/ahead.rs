@@ -208,7 +208,7 @@ fn a_wasted_step_caches_nothing() {
     // The step after the end would have filled a second block with a token outside the reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
     bed.assert_all_home();
-    assert_eq!(bed.kv.usage().cached, 1);
+    assert_eq!(bed.scheduler.kv.usage().cached, 1);
 }
 
 #[test]
