@@ -134,7 +134,7 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
     };
     let ids = [
         found("bursar_actors::scheduler::actor", "waits for blocks"),
-        found("bursar_actors::scheduler::actor", "has blocks"),
+        found("bursar_actors::scheduler::actor", "begins"),
         found("bursar_actors::compute::lane::pending", "its pictures are encoded"),
         found("bursar_actors::compute::lane::pending", "its step has run"),
     ];

@@ -235,7 +235,7 @@ impl SchedulerState {
                 sequences.into_iter().for_each(tell);
             }
             Effect::Found(sequence, tokens) => {
-                self.trace(sequence, || debug!(cached_tokens = tokens, "has blocks"));
+                self.trace(sequence, || debug!(cached_tokens = tokens, "begins"));
                 self.counted.found += tokens;
                 self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
                 self.deliver(sequence, Delivery::Found(tokens));
