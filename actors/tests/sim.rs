@@ -17,7 +17,7 @@ use bursar_actors::{
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
     vision::{self, PictureKey, Ticket, VisionCore},
 };
-use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, sampler};
@@ -334,13 +334,13 @@ impl World {
             let content = content(sequence, &unseen);
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
             let last = match batch.tokens[rows.end - 1] {
-                row if row & PREVIOUS > 0 => self.previous[(row & !PREVIOUS) as usize],
-                token => token,
+                InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
+                InputToken::Known(id) => id,
             };
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
                 assert_eq!(known, row.position, "one token at most is unseen of {id}");
-                let before = row.unseen.map(|unseen| self.previous[(unseen & !PREVIOUS) as usize]);
+                let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
                 assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
                 assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
             }
@@ -410,7 +410,7 @@ impl World {
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
-        self.scheduler_step(Input::Stepped(tokens));
+        self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
     }
 
     fn all_pins(&self) -> impl Iterator<Item = &Pins> {

@@ -7,7 +7,7 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Label};
-use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::mpsc, time::Instant};
@@ -310,7 +310,7 @@ impl SchedulerState {
             let scores = scores.by_ref().take(tokens.len()).collect();
             self.deliver(sequence, Delivery::Scores { first, scores });
         }
-        let tokens = chosen.iter().map(|chosen| chosen.as_ref().map_or(NO_CHOICE, |token| token.id)).collect();
+        let tokens = chosen.iter().map(|chosen| chosen.as_ref().ok().map(|token| token.id)).collect();
         self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
         Input::Stepped(tokens)
     }
@@ -373,7 +373,8 @@ impl SchedulerState {
         assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: spec.prompt_read.clone(),
-            produced: produced.iter().copied().chain(row.unseen).collect(),
+            produced: produced.to_vec(),
+            unseen: row.unseen,
         });
         Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
     }

@@ -10,7 +10,7 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
 use super::{
@@ -43,8 +43,9 @@ pub enum Input {
     Admit(Box<NewSequence>),
     /// A caller has gone.
     Cancel(SequenceId),
-    /// The oldest running step has ended. Holds the token id of each row of logits, in the plan's order.
-    Stepped(Vec<u32>),
+    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's order: none where
+    /// the logits are not numbers.
+    Stepped(Vec<Option<u32>>),
     /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
     Resize(usize),
     /// The answer to [`Effect::Gather`], a moment later.
@@ -367,8 +368,9 @@ impl SchedulerCore {
             shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
-                tokens: &next[place].0,
-                positions: &next[place].1,
+                tokens: next[place].tokens,
+                unseen: next[place].unseen,
+                positions: &next[place].positions,
                 cached_tokens: sequence.cached,
                 blocks: &tables[place].blocks,
                 pictures: &pictures[place],
@@ -434,7 +436,7 @@ impl SchedulerCore {
         }
     }
 
-    fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
+    fn stepped(&mut self, tokens: &[Option<u32>], effects: &mut Vec<Effect>) {
         let step = self.under_way.pop_front().expect("a step came back that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
@@ -444,7 +446,7 @@ impl SchedulerCore {
             // A sequence that has ended in the meantime: its share was wasted.
             let Some(sequence) = self.running.get_mut(&id) else { continue };
             sequence.to_come -= usize::from(chooses);
-            if chosen.is_some_and(|token| token != NO_CHOICE) {
+            if let Some(Some(_)) = chosen {
                 let (first, keys) = sequence.filled(end);
                 self.kv.name(id, first, keys);
                 sequence.named = end;
@@ -453,11 +455,17 @@ impl SchedulerCore {
                 ended.push(id);
                 continue;
             }
-            let Some(token) = chosen else { continue };
-            let finish = sequence.push(token);
-            if matches!(finish, None | Some(Finish::Length)) {
-                effects.push(Effect::Token(id, token));
-            }
+            let finish = match chosen {
+                None => continue,
+                Some(None) => Some(Finish::Broken),
+                Some(Some(token)) => {
+                    let finish = sequence.push(token);
+                    if finish != Some(Finish::Stop) {
+                        effects.push(Effect::Token(id, token));
+                    }
+                    finish
+                }
+            };
             if let Some(finish) = finish {
                 self.answers.record(sequence.spec.produced);
                 effects.push(Effect::Finished(id, finish));

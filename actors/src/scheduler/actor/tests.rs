@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 use bursar_model::{
     flow::{Grid, PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
@@ -132,7 +132,11 @@ async fn a_picture_is_released_after_the_last_step_that_reads_it() {
     let step = next_step(&bed.jobs).await;
     assert_eq!(step.batch.picture_cache_rows, [0, 1], "the step reads the picture");
     let next = next_step(&bed.jobs).await;
-    assert_eq!((&next.batch.tokens[..], next.pins.len()), (&[PREVIOUS][..], 0), "the next is prepared while it runs");
+    assert_eq!(
+        (&next.batch.tokens[..], next.pins.len()),
+        (&[InputToken::Unseen(UnseenToken { row: 0 })][..], 0),
+        "the next is prepared while it runs"
+    );
     assert!(bed.holds_the_picture().await, "the step reads it still");
     end(step);
     assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "others may have its rows while this one decodes");

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bursar_kernels::InputToken;
 use bursar_model::{
     flow::{PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
@@ -106,10 +107,16 @@ impl Bed {
         self.give(Input::Cancel(SequenceId(id)))
     }
 
+    /// Ends the running step with logits that are not numbers.
+    fn broke(&mut self) -> &mut Bed {
+        let plan = self.running.pop_front().expect("a step is under way");
+        self.give(Input::Stepped(vec![None; plan.rows.len()]))
+    }
+
     /// Ends the running step. Every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
-        self.give(Input::Stepped(vec![token; plan.rows.len()]))
+        self.give(Input::Stepped(vec![Some(token); plan.rows.len()]))
     }
 
     /// The sequence and token count of each part of the running step.
@@ -133,6 +140,10 @@ impl Bed {
     }
 }
 
+fn known(ids: &[u32]) -> Vec<InputToken> {
+    ids.iter().copied().map(InputToken::Known).collect()
+}
+
 fn token(id: u64, token: u32) -> Effect {
     Effect::Token(SequenceId(id), token)
 }
@@ -150,10 +161,10 @@ fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
-    assert_eq!(bed.running.front().expect("a step").batch.tokens[..2], [1000, 1001]);
+    assert_eq!(bed.running.front().expect("a step").batch.tokens[..2], known(&[1000, 1001]));
     bed.stepped(5);
     let second = &bed.running.front().expect("a step").batch;
-    assert_eq!((second.tokens[0], second.context_lengths[0]), (1010, 20));
+    assert_eq!((second.tokens[0], second.context_lengths[0]), (InputToken::Known(1010), 20));
     assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "over the border of a block");
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![5], vec![1]));
@@ -210,7 +221,7 @@ fn a_row_of_nans_ends_only_its_own_sequence() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 1)).admit(sequence(2, 3, 9)).stepped(7);
     bed.heard();
-    bed.stepped(bursar_kernels::ops::argmax::NO_CHOICE);
+    bed.broke();
     assert_eq!(bed.heard(), [finished(2, Finish::Broken), released(&[2])]);
     bed.assert_all_home();
 }
@@ -253,11 +264,11 @@ fn a_caller_leaving_during_its_token_is_harmless() {
     // The actor hears of it between the effects of a step, when the next step is planned already.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
     scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
-    let effects = scheduler.step(Input::Stepped(vec![5]));
+    let effects = scheduler.step(Input::Stepped(vec![Some(5)]));
     assert_eq!(effects[0], token(1, 5));
     assert!(matches!(effects[1..], [Effect::Run(_)]));
     assert_eq!(scheduler.step(Input::Cancel(SequenceId(1))), []);
-    assert_eq!(scheduler.step(Input::Stepped(vec![6])), [released(&[1])]);
+    assert_eq!(scheduler.step(Input::Stepped(vec![Some(6)])), [released(&[1])]);
 }
 
 #[test]
@@ -404,7 +415,10 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
     bed.stepped(5);
     assert_eq!(bed.parts(), [8], "32 of 40 tokens are there");
     let batch = &bed.running.front().expect("a step").batch;
-    assert_eq!((batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()), (7032, 40, vec![0, 1]));
+    assert_eq!(
+        (batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()),
+        (InputToken::Known(7032), 40, vec![0, 1])
+    );
     bed.stepped(5).stepped(5);
     assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
     bed.admit(alike(3, 40, 1));
@@ -483,7 +497,7 @@ fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
     // Two steps: the first chunk runs before it can be known that its values are not numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
-    bed.stepped(NO_CHOICE);
+    bed.broke();
     assert!(bed.heard().contains(&finished(1, Finish::Broken)));
     bed.admit(alike(2, 60, 4));
     assert_eq!(bed.parts(), [32]);

@@ -116,7 +116,7 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
     // While the actor handles these effects, a token is delivered to a caller that has gone.
-    let effects = bed.scheduler.step(Input::Stepped(vec![6; plan.rows.len()]));
+    let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
     assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "it waits, and holds nothing");
     assert_eq!(bed.hear(effects).heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!(bed.scheduler.counts(), (0, 1));
