@@ -62,8 +62,8 @@ pub use account::Account;
 pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
 pub use device::{
-    Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, HostConfig, HostCounts, HostDevice, Overhead,
-    Pinned, Script,
+    Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, FaultyDevice, HostConfig, HostCounts,
+    HostDevice, NextBackRefused, Overhead, Pinned, Script,
 };
 pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};

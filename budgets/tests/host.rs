@@ -1,6 +1,6 @@
 //! Stories of the host device: what it counts, what it refuses, and the faults that tests can play on it.
 
-use std::thread::ScopedJoinHandle;
+use std::{sync::Arc, thread::ScopedJoinHandle};
 
 use bursar_budgets::*;
 
@@ -155,21 +155,47 @@ fn a_back_refused_for_two_reasons_is_refused_once() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().refuse_back(1).refuse_back(2).refuse_call(3));
-    device.refuse_next_back(true);
     let refused = [(); 3].map(|()| device.back(address, PAGE).is_err());
-    assert_eq!(refused, [true, true, false], "by drill and script, by call and back, by none");
+    assert_eq!(refused, [true, true, false], "by script, by call and back, by none");
 }
 
 #[test]
-fn the_next_back_is_refused_once_unless_that_is_taken_back() {
-    let device = device(8);
+fn a_faulty_device_refuses_the_next_back_once_while_it_is_armed() {
+    let inner = Arc::new(device(8));
+    let device = FaultyDevice::over(inner.clone());
     let address = device.reserve(PAGE * 8).unwrap();
-    device.refuse_next_back(true);
-    assert!(device.back(address, PAGE).unwrap_err().is_refused());
+    let armed = device.refuse_next_back();
+    let error = device.back(address, PAGE).unwrap_err();
+    assert_eq!(error.hint(), Some("this was a drill; ask again".into()));
+    assert!(matches!(error, DeviceError::Refused { asked, free, .. } if asked == PAGE && free == PAGE * 8));
     device.back(address, PAGE).unwrap();
-    device.refuse_next_back(true);
-    device.refuse_next_back(false);
+    drop(armed);
+    drop(device.refuse_next_back());
     device.back(address.offset(PAGE), PAGE).unwrap();
+    assert_eq!(inner.counts().backed, PAGE * 2);
+}
+
+#[test]
+fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
+    let inner = Arc::new(device(8));
+    let device = FaultyDevice::over(inner.clone());
+    assert_eq!((device.name(), device.label(), device.driver()), (inner.name(), inner.label(), inner.driver()));
+    assert_eq!((device.page(), device.is_host_memory()), (inner.page(), inner.is_host_memory()));
+    assert_eq!(device.memory().unwrap(), inner.memory().unwrap());
+    let overheads = |device: &dyn Device| (device.overhead(), device.overhead_by_source(), device.process_bytes());
+    assert_eq!(overheads(&*device), overheads(&*inner));
+    let address = device.reserve(PAGE).unwrap();
+    device.back(address, PAGE).unwrap();
+    device.unback(address, PAGE).unwrap();
+    assert_eq!((inner.counts().backed, inner.counts().unbacks), (Bytes::ZERO, 1));
+    device.release_reservation(address).unwrap();
+    assert!(device.back(address, PAGE).is_err(), "the addresses are given back");
+    let lane = device.timeline();
+    let fence = inner.fence_here();
+    assert!(device.fence_here().is_passed() && fence.is_passed(), "{lane:?} has nothing to do");
+    inner.lose("a test says so");
+    assert!(device.check().is_err_and(|error| error.is_lost()));
+    assert!(device.clone().as_cuda().is_none());
 }
 
 #[test]

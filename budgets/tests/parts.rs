@@ -325,7 +325,6 @@ fn a_device_that_does_not_know_says_nothing() {
     assert_eq!(labels, ["host", "device"]);
     let plain = Plain { is_host_memory: true };
     assert_eq!((plain.driver(), plain.overhead_by_source(), plain.process_bytes()), (String::new(), Vec::new(), None));
-    plain.refuse_next_back(true);
     assert!(Arc::new(plain).as_cuda().is_none());
 }
 

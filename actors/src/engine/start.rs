@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use bursar_budgets::{Bytes, Class, Gate, Owner, Priority, Request, Segment};
+use bursar_budgets::{Bytes, Class, FaultyDevice, Gate, Owner, Priority, Request, Segment};
 use bursar_kernels::{OpenError, Target};
 use bursar_model::{
     Model,
@@ -25,7 +25,7 @@ use crate::{
     compute::Processor,
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, Refusal},
+    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError},
     tree::{self, Role},
 };
 
@@ -273,7 +273,9 @@ impl EngineArguments {
         off_actor(move || {
             // Ending this start waits until this guard is dropped, when the model is in the store.
             let _loading = loading;
-            let refusal = is_refused.then(|| Refusal::armed(device.clone()));
+            let faulty = FaultyDevice::over(device.clone());
+            let refusal = is_refused.then(|| faulty.refuse_next_back());
+            let device = if is_refused { faulty } else { device };
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
             drop(refusal);

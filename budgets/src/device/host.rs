@@ -147,7 +147,6 @@ struct State {
     counts: HostCounts,
     script: Script,
     lost: Option<String>,
-    refuses_next_back: bool,
     holds_calls: bool,
     /// Calls that may pass though calls are held.
     passes: u64,
@@ -337,7 +336,7 @@ impl State {
         if self.script.lost_at == Some(nth) {
             self.lost = Some("the script says so".into());
         }
-        self.script.refused_backs.contains(&nth) | std::mem::take(&mut self.refuses_next_back)
+        self.script.refused_backs.contains(&nth)
     }
 
     /// Counts a call that takes something, and says whether the script refuses it.
@@ -454,10 +453,6 @@ impl Device for HostDevice {
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
         Ok(())
-    }
-
-    fn refuse_next_back(&self, is_refused: bool) {
-        self.lock().refuses_next_back = is_refused;
     }
 
     fn timeline(&self) -> Timeline {

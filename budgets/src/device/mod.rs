@@ -1,6 +1,7 @@
 //! The seam to memory: addresses are reserved, pages behind them are backed and unbacked.
 
 mod cuda;
+mod faulty;
 mod host;
 mod pages;
 
@@ -9,6 +10,7 @@ use std::{fmt, sync::Arc};
 use serde::Serialize;
 
 pub use cuda::{CudaCounts, CudaDevice, Overhead, Pinned};
+pub use faulty::{FaultyDevice, NextBackRefused};
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -114,10 +116,6 @@ pub trait Device: Send + Sync + 'static {
     /// Takes the memory behind these addresses away; a later use of them is a fault. All of them must be backed, and the
     /// device must be past their last use.
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
-
-    /// Whether the next [`back`](Device::back) is refused, however much is free: for drills. It is once, and a device that
-    /// knows no drills does nothing.
-    fn refuse_next_back(&self, _is_refused: bool) {}
 
     /// A timeline for one more lane of this device.
     fn timeline(&self) -> Timeline;

@@ -249,8 +249,6 @@ impl super::Cuda {
         }
         let Kernel { function, waits } = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
-        // More than any block can have, so the driver refuses it as it would a real launch of that kind.
-        let shared = if self.is_drilled() { u32::MAX } else { count(extent.shared) };
         let [wide, tall] = extent.block.map(count);
         let mut early = early_start();
         let config = sys::CUlaunchConfig {
@@ -260,7 +258,7 @@ impl super::Cuda {
             blockDimX: wide,
             blockDimY: tall,
             blockDimZ: 1,
-            sharedMemBytes: shared,
+            sharedMemBytes: count(extent.shared),
             hStream: self.stream.raw(),
             attrs: &mut early,
             numAttrs: u32::from(waits),

@@ -114,8 +114,6 @@ pub struct Cuda {
     /// True while launches are recorded into a graph. A copy would be recorded too, together with the host memory's
     /// contents at that moment.
     captures: Cell<bool>,
-    /// Launches that still succeed, and launches that then fail.
-    drill: Cell<(usize, usize)>,
     /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
     /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
@@ -144,7 +142,6 @@ impl Cuda {
             autotuner: RefCell::default(),
             clock: Clock::new(device)?,
             captures: Cell::new(false),
-            drill: Cell::default(),
             entered: Cell::new(None),
         })
     }
@@ -179,21 +176,6 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether fault injection refuses the next launch.
-    fn is_drilled(&self) -> bool {
-        match self.drill.get() {
-            (_, 0) => false,
-            (0, count) => {
-                self.drill.set((0, count - 1));
-                true
-            }
-            (after, count) => {
-                self.drill.set((after - 1, count));
-                false
-            }
-        }
-    }
-
     /// As `enter`, for a copy between host and device, which a graph must not contain.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
@@ -225,10 +207,6 @@ impl Backend for Cuda {
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.wait()
-    }
-
-    fn fail_launches(&self, after: usize, count: usize) {
-        self.drill.set((after, count));
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {

@@ -181,7 +181,7 @@ pub enum Job {
     /// Does nothing. It wakes the lane, so that it sees that it is being shut down.
     Wake,
     /// Makes the device refuse launches: of those after this job, `after` succeed, and then `count` fail; see
-    /// [`Backend::fail_launches`](bursar_kernels::Backend::fail_launches).
+    /// [`FaultyBackend::fail_launches`](bursar_kernels::FaultyBackend::fail_launches).
     FailLaunches {
         /// Launches that still succeed.
         after: usize,
