@@ -1,4 +1,4 @@
-//! Stories of the ledger: what it grants, refuses, takes back, and in which order.
+//! Stories of the ledger: what it grants, refuses and takes back, and in which order.
 
 use bursar_budgets::*;
 
@@ -204,13 +204,13 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
     assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "it is whole");
-    // A neighbour can take no more than is free: the canary's.
+    // A neighbour can only take what is free: here, the canary.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
-    // With more than that, rule 1 comes first: 100 can be given, of which 50 make it true.
+    // A larger neighbour breaks rule 1, which comes first: 100 can be given up, and 50 restore it.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };
