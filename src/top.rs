@@ -43,20 +43,20 @@ use crate::failure::{self, Failure};
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {
-    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default what
-    /// --metrics or BURSAR_METRICS says here, or else 127.0.0.1:9464.
+    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default the
+    /// value of --metrics or BURSAR_METRICS here, or else 127.0.0.1:9464.
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
-    /// How often to look: 100ms to 1m.
+    /// Time between two updates: 100ms to 1m.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Every,
-    /// Looks twice, that long apart, prints what it saw as text, and ends: 1 if there is nothing to see.
+    /// Collects figures twice, that long apart, prints them as text, and exits; with 1 if there is nothing to show.
     #[arg(long)]
     once: bool,
-    /// With --once: one JSON object.
+    /// With --once, prints one JSON object.
     #[arg(long, requires = "once")]
     json: bool,
-    /// Colours. Auto honours NO_COLOR, and COLORTERM=truecolor for more than sixteen.
+    /// When to use colours. auto respects NO_COLOR, and uses more than sixteen if COLORTERM is truecolor.
     #[arg(long, value_enum, default_value = "auto")]
     color: When,
 }
