@@ -112,7 +112,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
         true => look_once(options, address, colours),
         false if !stdout().is_terminal() => Err(Failure {
             error: "standard output is no terminal".to_owned(),
-            hint: "`bursar top --once` prints one look as text, and with --json as JSON".to_owned(),
+            hint: "`bursar top --once` prints the view once as text, or with --json as JSON".to_owned(),
         }),
         false => watch(options, address, colours),
     }
@@ -161,7 +161,7 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
                 return Err(Failure {
-                    error: "whoever looks has died".to_owned(),
+                    error: "the thread that reads the metrics has died".to_owned(),
                     hint: "this is a bug in Bursar; please report it".to_owned(),
                 });
             }

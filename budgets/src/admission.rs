@@ -43,7 +43,7 @@ pub struct Admission<W> {
 
 /// The queue is full. An unbounded queue would only hide that memory is short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{waiting} requests wait for memory already, and at most {waiting_max} may")]
+#[error("{waiting} requests already wait for memory, the limit is {waiting_max}")]
 pub struct Overloaded {
     /// How many requests wait.
     pub waiting: usize,

@@ -229,7 +229,9 @@ pub enum ParseBytesError {
         text: String,
     },
     /// The unit is unknown.
-    #[error("{unit:?} in {text:?} is no unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024")]
+    #[error(
+        "{unit:?} in {text:?} is not a unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024"
+    )]
     UnknownUnit {
         /// The text that was given.
         text: String,

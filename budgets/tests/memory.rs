@@ -185,7 +185,7 @@ fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() 
     assert_eq!(says(device.release_reservation(address.offset(PAGE)).unwrap_err()), "no reservation starts there");
     assert_eq!(device.counts().backs, 1, "calls with bad ranges are not counted by scripts");
     let bad = HostDevice::new(HostConfig { page: Bytes(1000), ..HostConfig::new(PAGE) }).unwrap_err();
-    assert!(bad.to_string().starts_with("a page of 1,000 B cannot be: it must be a power of two"));
+    assert!(bad.to_string().starts_with("a page cannot have 1,000 B: it must be a power of two"));
 }
 
 #[test]

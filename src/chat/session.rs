@@ -209,9 +209,10 @@ impl<'s> Session<'s> {
         let failure = Failure::from(error);
         match is_full {
             true => Failure {
-                hint: "/clear begins anew, /undo takes the last turn back, /forget N forgets the oldest turns, \
+                hint:
+                    "/clear starts a new session, /undo takes the last turn back, /forget N forgets the oldest turns, \
                        `forget_oldest` always does so; or raise `context_tokens`"
-                    .to_owned(),
+                        .to_owned(),
                 ..failure
             },
             false => failure,

@@ -74,7 +74,7 @@ impl<'a> Cursor<'a> {
         }
         self.skip_blanks();
         if !self.0.is_empty() {
-            return Err("something stands behind the timestamp");
+            return Err("text follows the timestamp");
         }
         Ok(Some((name, Series { labels, value })))
     }
@@ -193,7 +193,7 @@ mod tests {
             ("a{b=\"c\",b=\"d\"} 1", "a label stands there twice"),
             ("a secret", "the value is no number"),
             ("a 1 noon", "the timestamp is no whole number"),
-            ("a 1 2 # {} 1", "something stands behind the timestamp"),
+            ("a 1 2 # {} 1", "text follows the timestamp"),
         ];
         for (line, why) in lines {
             let malformed = read(&format!("ok 1\n\n{line}\nbad"), "").expect_err(line);

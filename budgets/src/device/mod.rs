@@ -159,7 +159,7 @@ pub enum DeviceError {
         reason: &'static str,
     },
     /// The operating system refused addresses, not memory.
-    #[error("no {} of addresses to reserve: {reason}", bytes.exact())]
+    #[error("{} of addresses cannot be reserved: {reason}", bytes.exact())]
     NoAddresses {
         /// The length.
         bytes: Bytes,
@@ -199,7 +199,7 @@ pub enum DeviceError {
         said: String,
     },
     /// A host device of this capacity cannot be made.
-    #[error("a host device of {capacity} cannot be: from {least} to {most} are possible here")]
+    #[error("a host device cannot have {capacity}: from {least} to {most} are possible here")]
     Capacity {
         /// The capacity that was wanted.
         capacity: Bytes,
@@ -209,7 +209,7 @@ pub enum DeviceError {
         most: Bytes,
     },
     /// A device cannot have this page size.
-    #[error("a page of {} cannot be: {reason}", page.exact())]
+    #[error("a page cannot have {}: {reason}", page.exact())]
     BadPage {
         /// The page that was configured.
         page: Bytes,

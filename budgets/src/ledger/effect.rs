@@ -114,7 +114,7 @@ pub enum Refusal {
         short_by: Bytes,
     },
     /// Requests of the same or a higher priority wait, and none is overtaken.
-    #[error("{} asked while {ahead} others wait for memory", asked.exact())]
+    #[error("{} asked, but {ahead} other requests wait for memory", asked.exact())]
     Behind {
         /// How many more bytes were wanted.
         asked: Bytes,
@@ -147,7 +147,7 @@ pub enum Refusal {
         owner: Owner,
     },
     /// The owner's predecessor still holds memory.
-    #[error("{owner} cannot start: {} of an earlier generation are not back yet", held.exact())]
+    #[error("{owner} cannot start: its earlier generations still hold {}", held.exact())]
     PredecessorHolds {
         /// The owner that asked.
         owner: Owner,
@@ -155,16 +155,16 @@ pub enum Refusal {
         held: Bytes,
     },
     /// The lease has ended, is being revoked, or is already shrinking.
-    #[error("{lease} is not held any more, or shrinks already")]
+    #[error("{lease} is no longer held, or is already shrinking")]
     NotHeld {
         /// The lease's number.
         lease: LeaseId,
     },
     /// The request was for 0 bytes.
-    #[error("a lease of nothing was asked for")]
+    #[error("a lease cannot have 0 bytes")]
     Nothing,
     /// The request was for class canary, which only the ledger itself holds.
-    #[error("the canary is nobody's to lease")]
+    #[error("the canary cannot be leased")]
     CanaryAsked,
     /// The owner withdrew the request, or replaced it.
     #[error("the request was withdrawn")]

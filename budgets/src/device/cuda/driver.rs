@@ -47,11 +47,11 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            let hint = "see whether nvidia-smi finds a device here, or use the host device";
+            let hint = "check whether nvidia-smi finds a device here, or use the host device";
             Err(missing(format!("the CUDA driver has no device: {}", words()), hint))
         }
         _ => {
-            let hint = "see what nvidia-smi says, and whether driver and kernel module match, or use the host device";
+            let hint = "check what nvidia-smi says, and whether driver and kernel module match, or use the host device";
             Err(unusable(format!("the CUDA driver does not start: {}", words()), hint))
         }
     }
@@ -61,8 +61,8 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Driver { said, .. } => unusable(
-            format!("the device gives no context: {said}"),
-            "end what else uses it (nvidia-smi shows it), or see whether its compute mode serves one process alone \
+            format!("the device provides no context: {said}"),
+            "stop other users of it (nvidia-smi lists them), or check whether its compute mode allows only one process \
              (nvidia-smi -q -d COMPUTE)",
         ),
         error => error,
@@ -160,7 +160,7 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
     match result {
         CUDA_SUCCESS => Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => {
-            let hint = "lease less, or end what else uses the device (nvidia-smi shows it)".to_owned();
+            let hint = "lease less, or stop other users of the device (nvidia-smi lists them)".to_owned();
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
         // Sticky: the context is broken, and every later call reports it.

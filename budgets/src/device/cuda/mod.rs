@@ -132,7 +132,7 @@ impl CudaDevice {
         let counted_before = nvml.as_ref().and_then(Nvml::process_bytes).unwrap_or_default();
         let context = Context::retain(device).map_err(|error| match error {
             DeviceError::Refused { free, .. } => {
-                let hint = "end what else uses the device (nvidia-smi shows it): a context alone takes some 0.5 GiB";
+                let hint = "stop other users of the device (nvidia-smi lists them): a context alone takes some 0.5 GiB";
                 DeviceError::Refused { asked: CONTEXT, free: before.unwrap_or(free), hint: hint.to_owned() }
             }
             error => driver::gives_no_context(error),
