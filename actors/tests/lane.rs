@@ -1,4 +1,4 @@
-//! Stories of a lane whose device takes as long as the story wills: what is begun while it works, who is answered when,
+//! Stories of a lane on a device as slow as the story wants: what starts while it works, when each request is answered,
 //! and what a dying lane waits for.
 
 mod leased;
@@ -30,7 +30,7 @@ use bursar_model::{
 };
 use leased::Leased;
 
-/// How far the device is, by the story's will, and what happened in which order.
+/// How far the story lets the device be, and what happened in which order.
 #[derive(Default)]
 struct Clock {
     state: Mutex<State>,
@@ -39,12 +39,12 @@ struct Clock {
 
 #[derive(Default)]
 struct State {
-    /// Downloads that were begun, and how many of them the device may be past.
+    /// Downloads that have begun; `past` is how many of them the device may be past.
     launched: usize,
     past: usize,
-    /// The next download is refused, behind all that its job has launched.
+    /// Refuse the next download, after everything that its job has launched.
     refuses: bool,
-    /// Times that the device was asked whether it is past everything.
+    /// How often the device was asked whether it is past everything.
     waits: usize,
     log: Vec<String>,
     /// The row of logits of each choice by `sample`.
@@ -66,7 +66,7 @@ impl Clock {
         self.state.lock().expect("as above").refuses = true;
     }
 
-    /// Returns when so many downloads have been begun.
+    /// Waits until this many downloads have begun.
     fn launched(&self, downloads: usize) {
         self.until(|state| state.launched >= downloads);
     }
@@ -81,7 +81,7 @@ impl Clock {
     }
 }
 
-/// The CPU, but what is downloaded later comes when the clock says that the device is past it.
+/// The CPU backend. A download arrives when the clock says that the device is past it.
 struct Slow {
     cpu: Cpu,
     clock: Arc<Clock>,
@@ -140,7 +140,7 @@ impl Backend for Slow {
         Ok(())
     }
 
-    /// Captures take their time, and nothing comes of them.
+    /// Capturing takes time, and returns no graph.
     fn capture(&self, _: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
         self.clock.note("capture".to_owned());
         self.clock.until(|state| state.past > 0);
@@ -149,7 +149,7 @@ impl Backend for Slow {
 
     fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
         let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
-        // SAFETY: the front has checked that so many were computed, and they lie in host memory.
+        // SAFETY: the front has checked that this many were computed, in host memory.
         let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
         self.clock.state.lock().expect("as above").logits.push(row);
         self.cpu.sample(call)
@@ -231,7 +231,7 @@ impl Stage {
         Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"))
     }
 
-    /// Has the lane run one sequence's next tokens, and take the likeliest; gives where the answer comes.
+    /// Has the lane run one sequence's next tokens and take the likeliest. Returns where the answer arrives.
     fn step(&self, name: &'static str, tokens: &[u32], cached: usize) -> Receiver<Outcome> {
         let sampler = self.sampler(SamplingParams::default());
         let position = (cached + tokens.len() - PROMPT) as u64;
@@ -242,7 +242,7 @@ impl Stage {
         self.score(name, tokens, cached, choice, Vec::new())
     }
 
-    /// The same, and scores what follows the first tokens.
+    /// The same, with scores of what follows the first tokens.
     fn score(
         &self,
         name: &'static str,
@@ -293,11 +293,11 @@ impl Stage {
         self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0)
     }
 
-    /// A reply by `sampler`, each step given once the one before is answered or all at once.
+    /// A reply by `sampler`, with each step submitted after the answer to the one before, or one step ahead.
     fn drawn(&self, sampler: &Arc<Sampler>, is_ahead: bool) -> Vec<Token> {
         let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
         let mut fed = prompt.clone();
-        // What the host has seen of the reply, and what it has not.
+        // What the host has seen of the reply, and what is still unanswered.
         let (mut seen, mut answers) = (Vec::<Token>::new(), Vec::new());
         for position in 0..DRAWN {
             let unseen = (is_ahead && position > 0).then_some(PREVIOUS);
@@ -315,7 +315,7 @@ impl Stage {
         seen
     }
 
-    /// Tokens of a reply, each step given once the one before is answered or all at once.
+    /// A reply by likeliest tokens, with each step submitted after the answer to the one before, or all at once.
     fn reply(&self, is_ahead: bool) -> Vec<u32> {
         let mut answers = vec![self.prompt("prompt")];
         let mut reply = Vec::new();
@@ -436,21 +436,21 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
     let next = stage.step("B", &[PREVIOUS], PROMPT);
-    // Of the first step, its scores and its token.
+    // The first step downloads its scores and its token.
     stage.clock.launched(3);
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
     let logits = stage.clock.state.lock().expect("nobody panics with it").logits.concat();
     stage.clock.let_past(ALL);
     let stepped = scored.recv().expect("each job is answered").expect("the step runs");
     let host = logits.chunks(stage.vocabulary).zip(&wanted).map(|(row, score)| {
-        log_probabilities(row, score.token, score.top).ok() // none for what is unknown
+        log_probabilities(row, score.token, score.top).ok() // `None` for an unknown token
     });
     assert_eq!(stepped.scores, host.collect::<Vec<_>>());
     assert_eq!(stepped.scores.iter().position(Option::is_none), Some(PROMPT - 1));
     assert!((chosen(&next) as usize) < stage.vocabulary);
 }
 
-/// Samplers that want different things.
+/// Samplers with different settings.
 fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
     let warm = || SamplingParams { temperature: 1.3, seed: 11, ..SamplingParams::default() };
     let all = SamplingParams {
@@ -467,7 +467,7 @@ fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
     let long = Sampler::new(warm(), stage.vocabulary).and_then(|sampler| sampler.with_tokens_min(9, [1, 2].into()));
     vec![
         stage.sampler(warm()),
-        // Greedy, and it counts what it has said.
+        // Greedy, with a penalty that counts its own tokens.
         stage.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
         stage.sampler(all),
         Arc::new(reported.expect("few of the likeliest")),
@@ -505,7 +505,7 @@ fn a_sampled_reply_does_not_depend_on_look_ahead() {
         let positions: Vec<u64> = seen.iter().map(|token| token.position).collect();
         assert_eq!(positions, (0..DRAWN as u64).collect::<Vec<_>>());
     }
-    // Penalties that saw nothing would leave the same reply.
+    // If penalties saw no tokens, these replies would be equal.
     let ids = |reply: &[Token]| reply.iter().map(|token| token.id).collect::<Vec<_>>();
     let greedy = stage.drawn(&stage.sampler(SamplingParams::default()), true);
     assert_ne!(ids(&replies[1].0), ids(&greedy));
