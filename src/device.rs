@@ -19,7 +19,7 @@ pub struct DeviceOptions {
     /// The folder with libcublasLt, if it is not in a usual place.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
-    /// Where to store the profiles of starts, which make later starts faster; `none` for nowhere. By default
+    /// Where to record the profiles of starts, which make later starts faster; `none` for nowhere. By default
     /// bursar/profiles in the user's cache folder. `bench` uses only a folder given here; `drill` and `plan` use none.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,

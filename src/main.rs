@@ -50,7 +50,7 @@ enum Command {
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Sizes a model on this device anew, prints what was measured, and stores it for later starts.
+    /// Sizes a model on this device anew, prints what was measured, and records it for later starts.
     Profile(Box<profile::Options>),
     /// Refuses memory on purpose and reports each attempt. It uses host memory, whatever --device and --profile-cache
     /// say. Exits with 1 if a byte was lost, and with 2 if the faults cannot be read.

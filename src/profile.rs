@@ -20,8 +20,7 @@ use crate::{
     told,
 };
 
-/// Sizes a model on this device, measures anew even if a profile is stored, prints the result, and stores it for later
-/// starts.
+/// Sizes a model on this device, even if a profile is recorded. Prints the result, and records it for later starts.
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]

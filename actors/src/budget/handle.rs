@@ -47,7 +47,7 @@ pub enum LeaseError {
     /// The class is reserved for models.
     #[error("leases of class {class} belong to models")]
     NotATenant {
-        /// The class that was asked for.
+        /// The requested class.
         class: Class,
     },
     /// The budget actor did not answer.

@@ -33,7 +33,7 @@ pub enum StartError {
     /// The GPU's kernels could not be loaded.
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
-    /// The device does not compute in the type that was asked for.
+    /// The device does not compute in the requested type.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
     /// A share of memory is not above 0 and up to 1.

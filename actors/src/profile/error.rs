@@ -63,7 +63,7 @@ pub enum ProfileError {
         context_tokens: usize,
     },
     /// This start would find a size different from the recorded one.
-    #[error("the stored profile does not hold: {0}")]
+    #[error("the recorded profile does not hold: {0}")]
     WrittenDiffers(Difference),
     /// The attempt died.
     #[error("the profile actor died: {reason}")]
@@ -112,7 +112,7 @@ impl ProfileError {
                     "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise the `capacity`"
                 )
             }
-            ProfileError::WrittenDiffers(_) => "delete the stored profile".to_owned(),
+            ProfileError::WrittenDiffers(_) => "delete the recorded profile".to_owned(),
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),
         }

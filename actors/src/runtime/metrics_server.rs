@@ -31,7 +31,7 @@ pub enum ServeMetricsError {
     /// The system cannot listen on the address.
     #[error("metrics cannot be served on {address}: {source}")]
     Refused {
-        /// The address that was asked for.
+        /// The requested address.
         address: MetricsAddress,
         /// The system's error.
         source: io::Error,

@@ -85,7 +85,7 @@ pub enum CheckpointError {
     /// No tensor of this name.
     #[error("there is no tensor {tensor}")]
     MissingTensor {
-        /// The name asked for.
+        /// The requested name.
         tensor: String,
         /// The names nearest to it.
         nearest: Vec<String>,

@@ -29,7 +29,7 @@ pub enum SamplingError {
     /// The request asks for the log-probabilities of too many tokens.
     #[error("{asked} log-probabilities are asked for, the limit is {limit}")]
     TooManyLogProbabilities {
-        /// The number that was asked for.
+        /// The requested number.
         asked: usize,
         /// The greatest number.
         limit: usize,

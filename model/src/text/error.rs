@@ -38,7 +38,7 @@ pub enum TextError {
     /// The checkpoint has no template with this name, or none at all.
     #[error("there is no chat template named {name}; known are {known}")]
     UnknownTemplate {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The checkpoint's template names, separated by commas, or "none".
         known: String,
