@@ -152,5 +152,5 @@ fn tell(drilled: &Drilled) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
         _ => println!("the model serves"),
     }
-    println!("{} are not home", drilled.leaked_bytes.exact());
+    println!("{} were not given back", drilled.leaked_bytes.exact());
 }

@@ -229,7 +229,7 @@ impl FromStr for Every {
         let every = seconds.zip(number.trim().parse::<f64>().ok()).map(|(unit, number)| unit * number);
         match every {
             Some(every) if (0.1..=60.0).contains(&every) => Ok(Every(Duration::from_secs_f64(every))),
-            _ => Err(format!("{typed:?} is no time from 100ms to 1m, such as 500ms or 2s")),
+            _ => Err(format!("{typed:?} is not a time from 100ms to 1m, such as 500ms or 2s")),
         }
     }
 }

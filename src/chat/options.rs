@@ -135,7 +135,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let is_in_range = |seconds: &f64| *seconds > 0.0 && *seconds <= DEADLINE_SECONDS_MAX;
     let seconds = text.parse().ok().filter(is_in_range);
     let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("a number of seconds is wanted, above 0 and at most {DEADLINE_SECONDS_MAX}"))
+    seconds.ok_or_else(|| format!("expected a number of seconds, above 0 and at most {DEADLINE_SECONDS_MAX}"))
 }
 
 impl Options {
