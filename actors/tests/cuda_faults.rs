@@ -14,10 +14,10 @@ use std::{
 use bursar_actors::{
     chat::{ChatError, ModelHandle},
     engine::{EngineMessage, Lack, LoadOptions, Progress, StartError, Unfit, WhichLane},
-    kv::KvMessage,
     profile::ProfileError,
     responder::Responder,
     runtime::{ModelSource, RuntimeError},
+    scheduler::SchedulerMessage,
     supervise::Intensity,
 };
 use bursar_budgets::{Bytes, Class};
@@ -163,7 +163,7 @@ fn one_refused_launch_costs_no_reply_and_many_fail_typed() {
         let serving = model.serving().await.expect("it serves");
         eventually("all blocks are home", async || {
             let (reply, usage) = Responder::new();
-            drop(serving.kv.send_message(KvMessage::Usage(reply)));
+            drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
             usage.await.is_ok_and(|usage| usage.held == 0)
         })
         .await;

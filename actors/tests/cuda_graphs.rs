@@ -18,7 +18,7 @@ use bursar_actors::{
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
@@ -198,11 +198,11 @@ impl Stage {
         // last.
         let choices = |replies: &[Vec<Token>], position: usize| -> Vec<Choice> {
             let choice = |row: usize| {
-                let seen = replies[row].iter().map(|token| token.id);
-                let unseen = (replies[row].len()..position).map(|_| PREVIOUS | row as u32);
+                let produced: Vec<u32> = replies[row].iter().map(|token| token.id).collect();
+                let unseen = (produced.len() < position).then_some(UnseenToken { row: row as u32 });
+                assert_eq!(produced.len() + usize::from(unseen.is_some()), position);
                 let prompt = samplers[row].read_of(&prompts[row]);
-                let past = PastTokens { prompt, produced: seen.chain(unseen).collect() };
-                assert_eq!(past.produced.len(), position);
+                let past = PastTokens { prompt, produced, unseen };
                 Choice { sampler: samplers[row].clone(), position: position as u64, past: Some(past) }
             };
             (0..sequences).map(choice).collect()
@@ -211,15 +211,19 @@ impl Stage {
         for step in 0..steps {
             // The host either reads each step one step late, or names the tokens that it has seen.
             let (tokens, late): (Vec<u32>, _) = match named {
-                Named::Unseen => ((0..sequences as u32).map(|row| PREVIOUS | row).collect(), Some(before)),
+                Named::Unseen => (Vec::new(), Some(before)),
                 Named::Seen => {
                     read(&mut replies, before);
                     (replies.iter().map(|reply| reply[step].id).collect(), None)
                 }
             };
+            let unseen = |row: usize| tokens.is_empty().then_some(UnseenToken { row: row as u32 });
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
-            let parts: Vec<_> =
-                (0..sequences).map(|s| part(&tokens[s..=s], &at[s], prompts[s].len() + step, &blocks[s])).collect();
+            let next_part = |s: usize| {
+                let seen = tokens.get(s..=s).unwrap_or_default();
+                SequencePart { unseen: unseen(s), ..part(seen, &at[s], prompts[s].len() + step, &blocks[s]) }
+            };
+            let parts: Vec<_> = (0..sequences).map(next_part).collect();
             let next = self.submit(&parts, choices(&replies, step + 1));
             late.into_iter().for_each(|late| read(&mut replies, late));
             before = next;
@@ -265,7 +269,16 @@ impl Stage {
 
 /// A sequence's part of a step, whose last token chooses the next.
 fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, blocks: &'a [u32]) -> SequencePart<'a> {
-    SequencePart { tokens, positions, cached_tokens, blocks, pictures: &[], wants_logits: true, scored: 0..0 }
+    SequencePart {
+        tokens,
+        unseen: None,
+        positions,
+        cached_tokens,
+        blocks,
+        pictures: &[],
+        wants_logits: true,
+        scored: 0..0,
+    }
 }
 
 /// How a step names the tokens of the step before.

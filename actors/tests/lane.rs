@@ -19,8 +19,8 @@ use bursar_actors::{
 };
 use bursar_budgets::*;
 use bursar_kernels::{
-    Backend, Cpu, Graph, KernelError, Target,
-    ops::{embed::PREVIOUS, transfer::Arrival, *},
+    Backend, Cpu, Graph, KernelError, Target, UnseenToken,
+    ops::{transfer::Arrival, *},
 };
 use bursar_model::{
     Model,
@@ -233,11 +233,21 @@ impl Stage {
 
     /// Has the lane run one sequence's next tokens and take the likeliest. Returns where the answer arrives.
     fn step(&self, name: &'static str, tokens: &[u32], cached: usize) -> Receiver<Outcome> {
-        let sampler = self.sampler(SamplingParams::default());
-        let position = (cached + tokens.len() - PROMPT) as u64;
-        self.choose(name, tokens, cached, Choice { sampler, position, past: None })
+        self.choose(name, tokens, cached, self.plain_choice(cached + tokens.len()))
     }
 
+    /// The same with the token that the running step chooses.
+    fn step_ahead(&self, name: &'static str, cached: usize) -> Receiver<Outcome> {
+        self.choose(name, &[], cached, self.plain_choice(cached + 1))
+    }
+
+    /// Takes the likeliest token after this many.
+    fn plain_choice(&self, tokens: usize) -> Choice {
+        let sampler = self.sampler(SamplingParams::default());
+        Choice { sampler, position: (tokens - PROMPT) as u64, past: None }
+    }
+
+    /// No tokens stand for the one that the running step chooses.
     fn choose(&self, name: &'static str, tokens: &[u32], cached: usize, choice: Choice) -> Receiver<Outcome> {
         self.score(name, tokens, cached, choice, Vec::new())
     }
@@ -251,9 +261,12 @@ impl Stage {
         choice: Choice,
         scores: Vec<Score>,
     ) -> Receiver<Outcome> {
-        let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
+        let unseen = tokens.is_empty().then_some(UNSEEN);
+        let count = tokens.len().max(1);
+        let positions: Vec<_> = (cached..cached + count).map(|position| [position as u32; 3]).collect();
         let part = SequencePart {
             tokens,
+            unseen,
             positions: &positions,
             cached_tokens: cached,
             blocks: &[2, 1, 3],
@@ -300,16 +313,16 @@ impl Stage {
         // What the host has seen of the reply, and what is still unanswered.
         let (mut seen, mut answers) = (Vec::<Token>::new(), Vec::new());
         for position in 0..DRAWN {
-            let unseen = (is_ahead && position > 0).then_some(PREVIOUS);
-            let produced = seen.iter().map(|token| token.id).chain(unseen).collect();
-            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced });
+            let unseen = (is_ahead && position > 0).then_some(UNSEEN);
+            let produced = seen.iter().map(|token| token.id).collect();
+            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced, unseen });
             let choice = Choice { sampler: sampler.clone(), position: position as u64, past };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));
             if !is_ahead || position > 0 {
                 seen.push(token(&answers.remove(0)));
             }
-            fed = vec![if is_ahead { PREVIOUS } else { seen[position].id }];
+            fed = if is_ahead { Vec::new() } else { vec![seen[position].id] };
         }
         seen.extend(answers.iter().map(token));
         seen
@@ -320,17 +333,17 @@ impl Stage {
         let mut answers = vec![self.prompt("prompt")];
         let mut reply = Vec::new();
         for cached in PROMPT..PROMPT + 3 {
-            let next = match is_ahead {
-                true => PREVIOUS,
-                false => chosen(&answers.remove(0)),
-            };
-            reply.extend((!is_ahead).then_some(next));
-            answers.push(self.step("step", &[next], cached));
+            let next = (!is_ahead).then(|| chosen(&answers.remove(0)));
+            reply.extend(next);
+            answers.push(self.step("step", next.as_slice(), cached));
         }
         reply.extend(answers.iter().map(chosen));
         reply
     }
 }
+
+/// What the running step chooses in its first row.
+const UNSEEN: UnseenToken = UnseenToken { row: 0 };
 
 type Outcome = Result<Stepped, LaneError>;
 
@@ -348,7 +361,7 @@ const ALL: usize = usize::MAX;
 #[test]
 fn a_lane_begins_one_step_ahead_and_no_more() {
     let stage = Stage::set();
-    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT), stage.step("C", &[PREVIOUS], PROMPT + 1)];
+    let answers = [stage.prompt("A"), stage.step_ahead("B", PROMPT), stage.step_ahead("C", PROMPT + 1)];
     stage.clock.launched(2);
     let behind_both = stage.device.fence_here();
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "nobody is answered, and nothing is begun behind two");
@@ -376,7 +389,7 @@ fn a_reply_does_not_depend_on_look_ahead() {
 fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
-    [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)].iter().for_each(|answer| _ = chosen(answer));
+    [stage.prompt("A"), stage.step_ahead("B", PROMPT)].iter().for_each(|answer| _ = chosen(answer));
     assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "not a step late");
 }
 
@@ -386,7 +399,7 @@ fn a_sampling_step_is_followed_like_any_other() {
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
     let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None });
-    let next = stage.step("B", &[PREVIOUS], PROMPT);
+    let next = stage.step_ahead("B", PROMPT);
     stage.clock.launched(2);
     stage.clock.let_past(ALL);
     assert!([drawn, next].iter().all(|answer| (chosen(answer) as usize) < stage.vocabulary));
@@ -402,6 +415,7 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
         let blocks: Vec<_> = sequences.clone().map(|sequence| [sequence]).collect();
         let parts = tokens.iter().zip(&blocks).map(|(tokens, blocks)| SequencePart {
             tokens,
+            unseen: None,
             positions: &[[0; 3]],
             cached_tokens: 0,
             blocks,
@@ -435,7 +449,7 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let wanted: Vec<Score> = followed.map(|(&token, top)| Score { token, top }).collect();
     let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
-    let next = stage.step("B", &[PREVIOUS], PROMPT);
+    let next = stage.step_ahead("B", PROMPT);
     // The first step downloads its scores and its token.
     stage.clock.launched(3);
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
@@ -532,8 +546,8 @@ async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
     let stage = Stage::set();
-    let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
-    let behind = stage.step("C", &[PREVIOUS], PROMPT + 1);
+    let begun = [stage.prompt("A"), stage.step_ahead("B", PROMPT)];
+    let behind = stage.step_ahead("C", PROMPT + 1);
     stage.clock.launched(2);
     let mut shut_down = Box::pin(stage.lane.shut_down());
     assert!(still_waits(&mut shut_down).await);
@@ -546,7 +560,7 @@ async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_is_idle_after_its_last_begun_step_is_answered() {
     let stage = Stage::set();
-    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
+    let answers = [stage.prompt("A"), stage.step_ahead("B", PROMPT)];
     stage.clock.launched(2);
     let mut idle = Box::pin(stage.lane.idle());
     stage.clock.let_past(1);

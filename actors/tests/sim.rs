@@ -1,6 +1,6 @@
 //! A seeded simulation of the pure cores together, without a device, on lanes as slow as the seed says. Pictures go
-//! through the vision core, sequences through the scheduler, blocks through the kv core; callers come and go, and
-//! actors die. The same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
+//! through the vision core, sequences and their blocks through the scheduler; callers come and go, and actors die. The
+//! same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
 
 mod cast;
 mod fates;
@@ -13,11 +13,11 @@ use std::{
 
 use bursar_actors::{
     compute::LAUNCHES,
-    kv::{KvCore, SequenceId},
+    kv::SequenceId,
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
     vision::{self, PictureKey, Ticket, VisionCore},
 };
-use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, sampler};
@@ -32,7 +32,6 @@ struct World {
     launch_patches: usize,
     cache_rows: usize,
     scheduler: SchedulerCore,
-    kv: KvCore,
     vision: VisionCore,
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
@@ -96,7 +95,6 @@ impl World {
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead),
-            kv: KvCore::new(blocks),
             vision: VisionCore::new(cache_rows, launch_patches),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -257,20 +255,27 @@ impl World {
     }
 
     fn scheduler_step(&mut self, input: Input) {
+        let before = self.scheduler.preemptions().by_shrinks;
         let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        self.preempted_by_shrinks += self.scheduler.preemptions().by_shrinks - before;
+        self.resize_slots();
         while let Some(effect) = effects.pop_front() {
             effects.extend(self.act(effect));
         }
     }
 
+    /// The cache follows the pool. What is no longer backed holds nothing.
+    fn resize_slots(&mut self) {
+        let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
+        let is_idle = self.under_way.is_empty();
+        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step under way may name");
+        self.slots.resize(slots, None);
+    }
+
     fn act(&mut self, effect: Effect) -> Vec<Effect> {
         match effect {
-            Effect::Allot(demands) => {
-                let allotment = self.kv.allot(&demands);
-                return self.scheduler.step(Input::Allotted(allotment));
-            }
             Effect::Run(plan) => self.check_plan(plan),
-            Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+            Effect::Short(..) => {}
             Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
@@ -292,25 +297,12 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
-            Effect::Shrink(to) => {
-                assert!(self.under_way.is_empty(), "blocks go that a step under way may name");
-                let holders = self.kv.shrink(to);
-                self.preempted_by_shrinks += holders.len();
-                // Unbacked: nothing can be read there.
-                self.slots.truncate(to * BLOCK_TOKENS);
-                return self.scheduler.step(Input::Shrunk(holders));
-            }
-            Effect::Grow(to) => {
-                self.kv.grow(to);
-                self.slots.resize(to * BLOCK_TOKENS, None);
-            }
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
-            Effect::Release(sequences) => {
+            Effect::Released(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));
                     assert!(!is_used, "the blocks of {id} are given back while a step uses them");
-                    self.kv.release(id);
                     let returns = self.returning.iter().any(|(_, returning)| *returning == id);
                     self.preemptions += usize::from(returns || self.scheduler.is_known(id));
                     if !self.scheduler.is_known(id)
@@ -342,13 +334,13 @@ impl World {
             let content = content(sequence, &unseen);
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
             let last = match batch.tokens[rows.end - 1] {
-                row if row & PREVIOUS > 0 => self.previous[(row & !PREVIOUS) as usize],
-                token => token,
+                InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
+                InputToken::Known(id) => id,
             };
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
                 assert_eq!(known, row.position, "one token at most is unseen of {id}");
-                let before = row.unseen.map(|unseen| self.previous[(unseen & !PREVIOUS) as usize]);
+                let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
                 assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
                 assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
             }
@@ -418,7 +410,7 @@ impl World {
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
-        self.scheduler_step(Input::Stepped(tokens));
+        self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
     }
 
     fn all_pins(&self) -> impl Iterator<Item = &Pins> {
@@ -484,7 +476,7 @@ impl World {
 
     fn check_end(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
-        assert_eq!(self.kv.free_blocks(), self.kv.blocks(), "all blocks are home");
+        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
         assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
         for request in self.requests.values() {
             assert!(request.is_over(), "request {} has no end", request.number);

@@ -78,6 +78,7 @@ impl Stage {
             .chunks_exact(each)
             .map(|blocks| SequencePart {
                 tokens: &[7],
+                unseen: None,
                 positions: &position,
                 cached_tokens: context,
                 blocks,

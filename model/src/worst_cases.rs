@@ -251,7 +251,8 @@ fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     for context in batch.context_lengths.iter().take(batch.logit_rows.len()) {
         let (prompt, produced) = past[..*context as usize].split_at(*context as usize / 2);
         let forbidden = &listed[..listed.len() / 2];
-        let wishes = Wishes { allowed: Some(&mask), forbidden, biased: &listed, biases: &biases, prompt, produced };
+        let allowed = Some(&mask[..]);
+        let wishes = Wishes { allowed, forbidden, biased: &listed, biases: &biases, prompt, produced, unseen: None };
         asked.push(&row, &wishes);
     }
     let mut words = Vec::new();
@@ -331,6 +332,7 @@ fn step(
         .zip(&pictures)
         .map(|(share, pictures)| SequencePart {
             tokens: &ids[..*share],
+            unseen: None,
             positions: &positions[..*share],
             cached_tokens: request.tokens - share,
             blocks: &blocks,

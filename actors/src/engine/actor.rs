@@ -24,7 +24,6 @@ use crate::{
     capture::{Recaptured, recapture},
     compute::lane::{Job, Lane},
     compute::memory::VisionCache,
-    kv::{KvActor, KvArguments, KvMessage},
     metric,
     profile::{AttemptReport, Attempts, Course, ProfileError, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
@@ -78,7 +77,7 @@ pub struct EngineState {
     advice: Option<BackgroundTask>,
     /// The attempt that owns what serving uses. Later attempts that only shrink the cache keep this owner.
     served_by: Option<u32>,
-    /// The start of serving actors that created the vision actor, which can outlive kv and scheduler.
+    /// The start of serving actors that created the vision actor, which can outlive the scheduler.
     vision_since: u64,
     /// Serving was refused memory, and starts again once keys and values have shrunk.
     is_redoing: bool,
@@ -101,41 +100,32 @@ pub struct EngineState {
     restarting: Option<(u64, usize)>,
 }
 
-/// The serving actors, in start order. Each may point at what an earlier one handed out, so a death also ends every
-/// later actor. The scheduler's death ends kv too: no other actor could tell kv which of its tables are unused now.
+/// The serving actors, in start order. The scheduler's sequences may point at pictures that vision handed out, so
+/// vision's death also ends the scheduler.
 #[derive(Default)]
 struct Children {
     vision: Option<ActorRef<VisionMessage>>,
-    kv: Option<ActorRef<KvMessage>>,
     scheduler: Option<ActorRef<SchedulerMessage>>,
 }
 
-const KV: usize = 1;
-
 /// The roles of the children, by place.
-const CHILDREN: [Role; 3] = [Role::Vision, Role::Kv, Role::Scheduler];
+const CHILDREN: [Role; 2] = [Role::Vision, Role::Scheduler];
 
 impl Children {
     fn cells(&self) -> [Option<ActorCell>; CHILDREN.len()] {
-        [
-            self.vision.as_ref().map(ActorRef::get_cell),
-            self.kv.as_ref().map(ActorRef::get_cell),
-            self.scheduler.as_ref().map(ActorRef::get_cell),
-        ]
+        [self.vision.as_ref().map(ActorRef::get_cell), self.scheduler.as_ref().map(ActorRef::get_cell)]
     }
 
     fn place(&self, cell: &ActorCell) -> Option<usize> {
         self.cells().iter().position(|child| child.as_ref().is_some_and(|child| child.get_id() == cell.get_id()))
     }
 
-    /// Forgets the children from `first` on, but always at least kv and scheduler. Returns those that may still be
-    /// alive, last first.
+    /// Forgets the children from `first` on. Returns those that may still be alive, last first.
     fn take_from(&mut self, first: usize) -> Vec<ActorCell> {
         let cells = self.cells();
         if first == 0 {
             self.vision = None;
         }
-        self.kv = None;
         self.scheduler = None;
         cells.into_iter().skip(first).flatten().rev().collect()
     }
@@ -361,9 +351,6 @@ impl EngineState {
         let model = self.arguments.label.clone();
         let blocks = self.elastic.as_ref().map_or(profiled.record.kv_blocks, Elastic::blocks);
         let block_bytes = profiled.memory.kv.shape().token_bytes() * BLOCK_TOKENS as u64;
-        let arguments = KvArguments { blocks, model: model.clone(), block_bytes };
-        let (kv, _) = KvActor::spawn_linked(None, KvActor, arguments, myself.get_cell()).await?;
-        self.children.kv = Some(kv.clone());
         let limits = Limits {
             sequences: profiled.record.sequences,
             step_tokens: profiled.record.step_tokens,
@@ -372,7 +359,7 @@ impl EngineState {
         let lane = profiled.lanes.step.clone();
         self.refuse_a_step_if_due(&lane);
         let refused = self.refusal_sink(myself, WhichLane::Step);
-        let arguments = SchedulerArguments { limits, kv: kv.clone(), lane, model, refused };
+        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         self.children.scheduler = Some(scheduler.clone());
         let StartPlan { records, .. } = self.plan.clone().expect("planned before served");
@@ -381,7 +368,6 @@ impl EngineState {
             generation: self.serving_generation(),
             refusals: self.attempts.shrinks(),
             vision: self.children.vision.clone(),
-            kv,
             scheduler,
             kv_tokens: limits.kv_tokens,
             context,
@@ -471,7 +457,7 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.check_device()?;
         self.arguments.show(Status::Starting);
-        match self.restarts.died(place.min(KV), self.born.elapsed()) {
+        match self.restarts.died(place, self.born.elapsed()) {
             Decision::Restart { children, after } => {
                 self.arguments.tell_of_restart(CHILDREN[place], reason);
                 for child in self.children.take_from(children.start) {

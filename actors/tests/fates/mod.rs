@@ -37,12 +37,11 @@ impl World {
         self.scheduler_step(Input::Resize(blocks));
     }
 
-    /// The scheduler and kv actors die; with `all` the vision actor dies before them. What is on the lanes ends first.
+    /// The scheduler dies; with `all` the vision actor dies before it. What is on the lanes ends first.
     pub(super) fn die(&mut self, all: bool) {
-        self.note(if all { "all die" } else { "scheduler and kv die" });
+        self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
         self.scheduler = scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead);
-        self.kv = KvCore::new(self.blocks);
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self

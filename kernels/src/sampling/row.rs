@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::UnseenToken;
+
 /// Most likeliest tokens that a row may request, the limit of OpenAI's API and vLLM.
 pub const TOP_MAX: usize = 20;
 
@@ -123,8 +125,10 @@ pub struct Wishes<'a> {
     pub biases: &'a [f32],
     /// The prompt's tokens, read only for a repetition penalty.
     pub prompt: &'a [u32],
-    /// The tokens produced so far; read only for penalties.
+    /// The tokens produced so far, as far as the host has seen them; read only for penalties.
     pub produced: &'a [u32],
+    /// One more, which the previous step chooses.
+    pub unseen: Option<UnseenToken>,
 }
 
 impl Wishes<'_> {

@@ -228,6 +228,7 @@ impl Within<'_> {
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
+            unseen: None,
             positions: &positions[..*count],
             cached_tokens: *cached,
             blocks: &blocks,
