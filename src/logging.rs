@@ -137,5 +137,5 @@ fn tell_of_panic(panic: &PanicHookInfo<'_>) {
 
 fn message(payload: &dyn Any) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("with something that is no text")
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("with a value that is not text")
 }

@@ -111,7 +111,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
     match options.once {
         true => look_once(options, address, colours),
         false if !stdout().is_terminal() => Err(Failure {
-            error: "standard output is no terminal".to_owned(),
+            error: "standard output is not a terminal".to_owned(),
             hint: "`bursar top --once` prints the view once as text, or with --json as JSON".to_owned(),
         }),
         false => watch(options, address, colours),

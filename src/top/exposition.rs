@@ -67,10 +67,10 @@ impl<'a> Cursor<'a> {
         self.skip_blanks();
         let value = self.token().ok_or("the value is missing")?;
         // Rust parses what Go writes: decimals, exponents, NaN and Inf in any case.
-        let value = value.parse().map_err(|_| "the value is no number")?;
+        let value = value.parse().map_err(|_| "the value is not a number")?;
         self.skip_blanks();
         if let Some(timestamp) = self.token() {
-            timestamp.parse::<i64>().map_err(|_| "the timestamp is no whole number")?;
+            timestamp.parse::<i64>().map_err(|_| "the timestamp is not a whole number")?;
         }
         self.skip_blanks();
         if !self.0.is_empty() {
@@ -191,8 +191,8 @@ mod tests {
             ("a{b=\"c\\t\"} 1", "a label's value has an escape that does not exist"),
             ("a{b=\"c\" d=\"e\"} 1", "labels do not end in a brace"),
             ("a{b=\"c\",b=\"d\"} 1", "a label stands there twice"),
-            ("a secret", "the value is no number"),
-            ("a 1 noon", "the timestamp is no whole number"),
+            ("a secret", "the value is not a number"),
+            ("a 1 noon", "the timestamp is not a whole number"),
             ("a 1 2 # {} 1", "text follows the timestamp"),
         ];
         for (line, why) in lines {

@@ -13,7 +13,7 @@ pub enum TextError {
         reason: String,
     },
     /// The tokenizer spells text in an unknown way.
-    #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
+    #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The library failed on a text, which is not quoted here.
     #[error("the tokenizer failed on a text of {bytes} bytes")]

@@ -83,7 +83,7 @@ pub enum GrammarError {
         produced: usize,
     },
     /// The tokenizer spells text in an unknown way.
-    #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
+    #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
     #[error("the vocabulary has {tokens} tokens of {bytes} bytes together, the limit is {bytes_max}")]
