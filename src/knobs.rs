@@ -169,7 +169,7 @@ pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
 
 const FILE: &str = "knobs";
 
-pub const HEADING: &str = "What a model may take (docs/knobs.md)";
+pub const HEADING: &str = "Knobs of the model (docs/knobs.md)";
 
 impl Args for KnobOptions {
     fn augment_args(command: Command) -> Command {

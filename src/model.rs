@@ -9,16 +9,16 @@ use clap::Args;
 use crate::hub;
 use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 
-/// A model, or its shape alone.
+/// A model, or only its shape.
 #[derive(Args)]
 pub struct ModelOptions {
     /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// The shape of a model instead of a model: its size and speed without its files.
+    /// A model's shape instead of a model: its size and speed, without its files.
     #[arg(long, value_name = "NAME", requires = "random")]
     shape: Option<String>,
-    /// Its weights are drawn at random, on the device.
+    /// Draws the weights at random, on the device.
     #[arg(long, requires = "shape")]
     random: bool,
 }

@@ -1,6 +1,6 @@
-//! Seeded simulation of the pure cores together, with a lane that takes as long as the seed says and no device: pictures
-//! through the vision core, sequences through the scheduler, blocks included; callers come and go, actors die.
-//! The same seed gives the same trace. `one_seed` repeats a failure: put the printed seed there.
+//! A seeded simulation of the pure cores together, without a device, on lanes as slow as the seed says. Pictures go
+//! through the vision core, sequences and their blocks through the scheduler; callers come and go, and actors die. The
+//! same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
 
 mod cast;
 mod fates;
@@ -27,7 +27,7 @@ struct World {
     looks_ahead: bool,
     chance: Chance,
     limits: Limits,
-    /// Tokens of a request at most: so many are always there.
+    /// Maximum tokens of a request. The pool always holds this many.
     context: usize,
     launch_patches: usize,
     cache_rows: usize,
@@ -36,24 +36,24 @@ struct World {
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
     under_way: VecDeque<Box<StepPlan>>,
-    /// What the newest of them chooses, as the next finds it on the device.
+    /// The tokens chosen by the newest of them, as the next finds them on the device.
     previous: Vec<u32>,
     /// The launches on the lane, the oldest first.
     launches: VecDeque<Vec<(PictureKey, Arc<[u32]>)>>,
-    /// What the vision cache holds, by row: written by launches only.
+    /// What the vision cache holds, by row. Only launches write it.
     rows: Vec<Option<PictureKey>>,
-    /// Pixels as the vision actor keeps them.
+    /// Pictures whose pixels the vision actor keeps.
     pixels: BTreeSet<PictureKey>,
     /// Pictures that each live sequence holds, and the rows that it reads.
     pins: BTreeMap<SequenceId, Pins>,
-    /// Pictures that only a step under way holds any more, the oldest step first.
+    /// Pictures that only a step on the lane still holds, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that were told to come again and have not yet, with the identities that they keep.
+    /// Requests that must return and have not yet, with the identities that they keep.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
     next_ticket: u64,
-    /// What each slot of the cache of keys and values holds: a hash over all that it was computed from.
+    /// What each slot of the KV cache holds: a hash of everything that it was computed from.
     slots: Vec<Option<u64>>,
     trace: String,
     steps: usize,
@@ -64,13 +64,13 @@ struct World {
     found_tokens: usize,
     resizes: usize,
     preempted_by_shrinks: usize,
-    /// A burst gathers.
+    /// Whether the scheduler waits for a burst to gather.
     gathers: bool,
-    /// Blocks that the pool is to have: a scheduler that takes over begins with as many.
+    /// Wanted blocks of the pool. A new scheduler starts with as many.
     blocks: usize,
 }
 
-/// Pictures with the rows that they lie in.
+/// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureKey>, Vec<u32>);
 
 fn scheduler(limits: Limits, looks_ahead: bool) -> SchedulerCore {
@@ -128,7 +128,7 @@ impl World {
         writeln!(self.trace, "{what}").expect("a string takes it");
     }
 
-    /// A request that the door would let in: alone it fits the pool.
+    /// A new request, as one that preparation would accept: alone it fits the pool.
     fn arrive(&mut self) {
         self.next_request += 1;
         let Some(request) = Request::drawn(self.seed, self.next_request, self.context) else { return };
@@ -138,11 +138,11 @@ impl World {
         self.live(number);
     }
 
-    /// What the driver does at the beginning of each life.
+    /// What the driver does at the start of each life.
     fn live(&mut self, number: u64) {
         let request = self.requests.get_mut(&number).expect("it lives");
         if request.produced.len() == request.tokens_max {
-            // The actors died between its last token and the word that it was.
+            // The actors died after its last token, before the finish was delivered.
             request.end = Some(Finish::Length);
             return;
         }
@@ -164,7 +164,7 @@ impl World {
             SequenceId(self.next_sequence)
         });
         request.sequence = Some(id);
-        // Pictures first, then text, then what was produced in an earlier life.
+        // Pictures, then text, then the tokens of earlier lives.
         let mut pictures = Vec::new();
         let mut start = 0;
         for rows in rows {
@@ -185,7 +185,7 @@ impl World {
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            // Now and then the host must see a token first, and no step is planned meanwhile.
+            // Now and then the host must see a token first, so that no step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
@@ -238,7 +238,7 @@ impl World {
         let (number, is_over) = (request.number, request.is_over());
         let keys: Vec<_> = request.pictures.iter().map(|picture| picture.key).collect();
         let Some(rows) = rows else {
-            // The envelope refuses such a request at the door.
+            // Preparation refuses such a request.
             request.cancelled = true;
             return;
         };
@@ -316,7 +316,7 @@ impl World {
         Vec::new()
     }
 
-    /// Rule 4, and that a step touches nobody else's memory.
+    /// Checks rule 4, and that a step touches only its own sequences' memory.
     fn check_plan(&mut self, plan: Box<StepPlan>) {
         let ahead = self.under_way.len();
         assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
@@ -326,7 +326,7 @@ impl World {
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
-        // What is read is what the sequence would have computed itself, and nobody reads what is written.
+        // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
             let number = self.of_sequence(*id).expect("somebody asked for it").number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
@@ -401,12 +401,12 @@ impl World {
     fn step_ends(&mut self) {
         let Some(plan) = self.under_way.pop_front() else { return };
         for row in &plan.rows {
-            // One that has ended meanwhile is unknown: its share was wasted.
+            // A sequence that has ended meanwhile is unknown, and its part of the step was wasted.
             let sequence = self.scheduler.sequence(row.sequence);
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
         }
         let tokens = self.choices(&plan);
-        // The device is past it.
+        // The device is past this step.
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
@@ -417,7 +417,7 @@ impl World {
         self.pins.values().chain(self.pins_of_steps.iter().flatten())
     }
 
-    /// Whoever was told to come again asks for its pictures, as its driver does.
+    /// Each request that must return asks for its pictures again, as its driver does.
     fn return_all(&mut self) {
         while let Some((number, id)) = self.returning.pop_front() {
             let request = self.requests.get_mut(&number).expect("it is remembered");
@@ -438,7 +438,7 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
-    /// Perhaps when what it was for has long run.
+    /// The wait for a burst ends, perhaps long after it mattered.
     fn moment_passes(&mut self) {
         if std::mem::take(&mut self.gathers) {
             self.scheduler_step(Input::Gathered);
@@ -461,10 +461,10 @@ impl World {
         }
     }
 
-    /// Nothing comes any more; all that is there ends within a bounded number of steps.
+    /// No more requests come. All that exist end within a bounded number of steps.
     fn drain(&mut self) {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
-        // Each sequence might be computed again after each other's end.
+        // Each sequence may be computed again after the end of each other.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
         while !(self.under_way.is_empty() && self.launches.is_empty() && self.returning.is_empty()) {
             self.return_all();

@@ -1,8 +1,8 @@
-//! What every error of this crate can be asked: what to change.
+//! What to change after an error: every error of this crate can be asked.
 
-/// An error that may know what its reader should do next.
+/// An error that may know what to change.
 ///
-/// The message itself (`Display`) says what happened, the limit and the value; the hint says what to change.
+/// The message (`Display`) gives what happened, the limit and the value. The hint gives what to change.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Hint};
@@ -10,6 +10,6 @@
 /// assert!(error.hint().unwrap().contains("512MiB"));
 /// ```
 pub trait Hint {
-    /// What to change so that this does not happen again, if we know.
+    /// What to change to avoid this error, if known.
     fn hint(&self) -> Option<String>;
 }

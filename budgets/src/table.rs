@@ -1,9 +1,9 @@
-//! Columns that line up, and bars: how ledgers and plans print.
+//! Aligned columns and bars, as ledgers and plans print them.
 
-/// Cells of a bar: enough to tell twentieths apart, short enough for a line of 100.
+/// Width of a bar: fine enough for twentieths, and short enough for a line of 100 characters.
 const BAR: u64 = 24;
 
-/// Pads every cell of a column to the widest; a column marked `true` is right-aligned.
+/// Pads each column to its widest cell. Columns marked `true` are right-aligned.
 pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> Vec<String> {
     let mut widths = [0; N];
     for row in rows {
@@ -21,7 +21,7 @@ pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> V
     rows.iter().map(line).collect()
 }
 
-/// `part` of `whole` as a bar. What is there at all is seen: at least one cell.
+/// `part` of `whole` as a bar. Anything above 0 fills at least one cell.
 pub(crate) fn bar(part: u64, whole: u64) -> String {
     let cells = match (part, whole) {
         (0, _) | (_, 0) => 0,

@@ -1,4 +1,4 @@
-//! Stories of the host device: what it counts, what it refuses, and the faults that tests can play on it.
+//! Stories of the host device: what it counts, what it refuses, and its scripted faults.
 
 use std::{sync::Arc, thread::ScopedJoinHandle};
 
@@ -114,7 +114,7 @@ fn a_reservation_has_one_byte_to_128_tib() {
     for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
         assert!(said(bytes).ends_with(limits), "{bytes}");
     }
-    // The system may refuse as much as we allow, in its own words.
+    // The system may refuse a size that we allow, with an error text of its own.
     assert!(!said(most).ends_with(limits) && said(Bytes(1)).is_empty());
 }
 
@@ -126,7 +126,7 @@ fn reservations_start_on_pages_and_do_not_overlap() {
         assert!(start.0.is_multiple_of(Bytes::mib(2).0));
         device.back(*start, Bytes::mib(6)).unwrap();
         for byte in [start.0, start.offset(Bytes::mib(6)).0 - 1] {
-            // SAFETY: the first and the last byte of what was just backed.
+            // SAFETY: `byte` is the first or last byte of what was just backed.
             unsafe { (byte as *mut u8).write_volatile(1) };
         }
     }
@@ -221,7 +221,7 @@ fn a_neighbour_takes_before_the_backs_that_the_script_names() {
     assert_eq!(device.counts().foreign, PAGE * 3);
 }
 
-/// The addresses that this process has, of its own and of the system's libraries.
+/// The size of this process's address space, with the system's libraries.
 #[cfg(target_os = "linux")]
 fn addresses() -> Bytes {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -239,7 +239,7 @@ fn a_device_that_ends_gives_all_addresses_back() {
     assert!(addresses() < before + Bytes::gib(100), "what other tests have is far less");
 }
 
-/// Waits until all of these calls are held but so many that have ended.
+/// Waits until all calls are blocked, except `ended` that have returned.
 fn until_held(device: &HostDevice, calls: &[ScopedJoinHandle<'_, ()>], ended: usize) {
     while device.counts().held_calls as usize + ended != calls.len() {
         if calls.iter().filter(|call| call.is_finished()).count() > ended {
@@ -255,9 +255,9 @@ fn held_calls_pass_one_by_one_and_then_all() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.hold_calls();
-    device.let_one_call_pass(); // The next one.
+    device.let_one_call_pass(); // This lets the next one pass.
     device.back(address, PAGE).unwrap();
-    // A panic in here would wait for the calls that are held, so what is seen is judged afterwards.
+    // A panic in here would wait for the blocked calls, so the results are checked after it.
     let seen = std::thread::scope(|scope| {
         let device = &device;
         let calls = [1, 2, 3].map(|page| scope.spawn(move || device.back(address.offset(PAGE * page), PAGE).unwrap()));

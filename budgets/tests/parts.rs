@@ -1,4 +1,4 @@
-//! Stories of the small parts: queues, gates, seats, sums, plans, snapshots, names, and what a device says by default.
+//! Stories of the small parts: queues, gates, seats, sums, plans, snapshots, names, and a device's defaults.
 
 use std::{borrow::Borrow, sync::Arc};
 
@@ -264,7 +264,7 @@ fn an_address_counts_bytes_and_prints_in_hex() {
     assert_eq!((end, end.distance_from(start), end.to_string()), (Address(0x102a), Bytes(42), "0x102a".into()));
 }
 
-/// A device that says only what it must.
+/// A device with only the required methods.
 struct Plain {
     is_host_memory: bool,
 }

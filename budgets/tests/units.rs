@@ -31,7 +31,7 @@ fn what_is_no_number_of_bytes_says_why() {
     assert_eq!(says(""), "\"\" does not start with a number of bytes, such as 512MiB or 1048576");
     assert_eq!(says("MiB"), "\"MiB\" does not start with a number of bytes, such as 512MiB or 1048576");
     let units = "there are B, KiB, MiB, GiB and TiB, which are powers of 1,024";
-    assert_eq!(says("12 MB"), format!("\"MB\" in \"12 MB\" is no unit of bytes; {units}"));
+    assert_eq!(says("12 MB"), format!("\"MB\" in \"12 MB\" is not a unit of bytes; {units}"));
     assert_eq!(says("1.0000001KiB"), "\"1.0000001KiB\" is not a whole number of bytes below 16 EiB");
     assert_eq!(says("99999999999GiB"), "\"99999999999GiB\" is not a whole number of bytes below 16 EiB");
     assert_eq!(says("-1"), "\"-1\" does not start with a number of bytes, such as 512MiB or 1048576");

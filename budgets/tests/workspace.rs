@@ -103,7 +103,7 @@ fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
     assert!(workspace.frame().take(Bytes(1)).is_ok());
 }
 
-/// A program of nested frames: take so much, or open a frame and run a program in it.
+/// A program of nested frames: take this many bytes, or open a frame and run a program in it.
 #[derive(Clone, Debug)]
 enum Op {
     Take(u64),
@@ -116,7 +116,7 @@ fn program() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..12)
 }
 
-/// The same by lists: (start, end) of everything that lives.
+/// The same with lists: start and end of everything in use.
 #[derive(Default)]
 struct Naive {
     living: Vec<(u64, u64)>,

@@ -49,8 +49,8 @@ impl LoadError {
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
             LoadError::Weights(WeightError::Extra { .. }) => {
-                "check config.json against the checkpoint's release; a tensor that no layer reads is left out of the \
-                 answer silently elsewhere, and not here"
+                "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
+                 ignored, but here it is an error"
                     .to_owned()
             }
             LoadError::Weights(WeightError::Untied { name, .. }) => {

@@ -34,11 +34,11 @@ pub struct UnknownArchitecture {
     pub known: String,
 }
 
-/// No shape has the name that was asked for.
+/// No shape has this name.
 #[derive(Debug, Error)]
 #[error("no shape is called {name:?}; known: {known}")]
 pub struct UnknownShape {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
     /// The names of all shapes, separated by commas.
     pub known: String,

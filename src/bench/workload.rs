@@ -6,13 +6,13 @@ use clap::ValueEnum;
 /// A kind of figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
-    /// A step of decoding, by batch.
+    /// Decode steps, by batch size.
     Decode,
-    /// Prompts of one length, tokens a second.
+    /// Prompts of one length, in tokens per second.
     Prefill,
-    /// Requests with a picture each, requests a second.
+    /// Requests with one picture each, in requests per second.
     Pictures,
-    /// From the process's start to the first request that could be taken, and what memory is kept for.
+    /// From the start of the process to the first request, and what memory is used for.
     Start,
 }
 
@@ -30,9 +30,9 @@ pub struct Prompts {
 pub struct Pictures {
     /// How many run at once.
     pub count: usize,
-    /// In pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// In pixels.
+    /// Height in pixels.
     pub height: u32,
     /// Reply lengths in tokens; one figure for each.
     pub replies: &'static [usize],
@@ -105,7 +105,7 @@ impl Pictures {
 }
 
 impl Workload {
-    /// The most requests under way at once.
+    /// The most requests that run at once.
     pub fn requests(&self) -> usize {
         let prompts = self.prefill.iter().map(|prompts| prompts.count);
         let pictures = self.pictures.iter().map(|pictures| pictures.count);

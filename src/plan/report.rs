@@ -179,7 +179,7 @@ impl fmt::Display for Report {
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,
-            "Of {total} {available} can be leased: {overhead} of overhead, {foreign} of others and {canary} of canary are not."
+            "{available} of {total} can be leased: {overhead} of overhead, {foreign} of others and {canary} of canary are not."
         )?;
         match self.fits {
             true => self.tell_what_it_serves(f)?,
@@ -207,7 +207,7 @@ impl Report {
         let (first, rest) = error.split_at(error.len().min(1));
         writeln!(f, "\n{}{rest}.", first.to_uppercase())?;
         if !self.suggestions.is_empty() {
-            writeln!(f, "Each of these alone makes it fit, in the place of what is set:")?;
+            writeln!(f, "Each of these changes alone makes it fit:")?;
         }
         for Told { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
             let quote = if *is_object { "'" } else { "" };

@@ -96,7 +96,7 @@ impl ScrapeError {
                 "a runtime records its first metrics when it starts; if it has, another process listens there"
                     .to_owned()
             }
-            _ => "something else than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
+            _ => "something other than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
         }
     }
 }

@@ -47,7 +47,7 @@ pub enum LeaseError {
     /// The class is reserved for models.
     #[error("leases of class {class} belong to models")]
     NotATenant {
-        /// The class that was asked for.
+        /// The requested class.
         class: Class,
     },
     /// The budget actor did not answer.
@@ -70,9 +70,9 @@ impl LeaseError {
     pub fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
-            LeaseError::NotATenant { .. } => "ask for Class::tenant(\"a name of yours\")".to_owned(),
+            LeaseError::NotATenant { .. } => "use Class::tenant(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
-                "nobody gave back enough in time; ask for less, or when others have ended".to_owned()
+                "too little was given back in time; ask for less, or after other leases have ended".to_owned()
             }
             LeaseError::Unanswered(AskError::Gone { .. }) => "the runtime is gone; start another".to_owned(),
         }

@@ -33,7 +33,7 @@ pub enum StartError {
     /// The GPU's kernels could not be loaded.
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
-    /// The device does not compute in the type that was asked for.
+    /// The device does not compute in the requested type.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
     /// A share of memory is not above 0 and up to 1.
@@ -91,7 +91,7 @@ impl StartError {
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
-                "0.9 leaves a tenth to others, and without one nearly all of a GPU is taken".to_owned()
+                "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
             }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the `capacity`".to_owned()),

@@ -119,7 +119,7 @@ pub struct Missed {
 impl Missed {
     /// What the user can change.
     pub fn hint(&self) -> String {
-        "read events on a task of their own; a snapshot of the budget says what holds now".to_owned()
+        "read events on a task of their own; a snapshot of the budget shows the current state".to_owned()
     }
 }
 

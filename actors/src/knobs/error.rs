@@ -41,7 +41,7 @@ pub enum KnobError {
         second_value: String,
     },
     /// Two knobs were set that exclude each other.
-    #[error("`{first}` and `{second}` are both set, and each alone says {what}")]
+    #[error("`{first}` and `{second}` are both set, but each alone sets {what}")]
     Contradiction {
         /// The first knob.
         first: &'static str,

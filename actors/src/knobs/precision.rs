@@ -21,11 +21,11 @@ pub enum Precision {
     Float32,
 }
 
-/// The device does not compute in the type that was asked for.
+/// The device does not compute in the requested type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("dtype is {asked}, but {device} computes in {taken}")]
 pub struct PrecisionError {
-    /// The type that was asked for.
+    /// The requested type.
     pub asked: Precision,
     /// The device's kind, such as `cuda sm_90`.
     pub device: &'static str,

@@ -135,7 +135,7 @@ impl Sizing {
     }
 }
 
-/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
+/// The shortest useful context: room for a chat's template, a question and a word of a reply.
 pub const CONTEXT_TOKENS_LEAST: usize = 64;
 
 #[cfg(test)]

@@ -64,7 +64,7 @@ pub enum FaultPlanError {
         part: String,
     },
     /// The number of attempts is 0, or more than there are.
-    #[error("{attempts} attempts cannot be refused, there are 1 to {ATTEMPTS_MAX}")]
+    #[error("{attempts} attempts cannot be refused: there are 1 to {ATTEMPTS_MAX}")]
     Attempts {
         /// The number as written.
         attempts: u64,
@@ -124,8 +124,8 @@ mod tests {
             ("load:-1", "\"load:-1\" is not PHASE:N"),
             ("load:1,", "\"\" is not PHASE:N"),
             ("warmup:1", "no phase is called \"warmup\""),
-            ("load:0", "0 attempts cannot be refused, there are 1 to 4"),
-            ("load:5", "5 attempts cannot be refused, there are 1 to 4"),
+            ("load:0", "0 attempts cannot be refused: there are 1 to 4"),
+            ("load:5", "5 attempts cannot be refused: there are 1 to 4"),
         ] {
             let error = script.parse::<FaultPlan>().expect_err(script);
             assert_eq!(error.to_string(), said);

@@ -72,7 +72,7 @@ pub enum RuntimeError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// This program is built with `panic = "abort"`: a panic would end the process, so supervision cannot work.
-    #[error("this program is built with panic = \"abort\", which takes supervision away")]
+    #[error("this program is built with panic = \"abort\", which disables supervision")]
     PanicAborts,
 }
 

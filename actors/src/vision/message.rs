@@ -60,7 +60,7 @@ pub enum VisionError {
     #[error(transparent)]
     Host(#[from] LeaseError),
     /// The thread that decoded the pictures panicked.
-    #[error("the decoder died of a picture")]
+    #[error("the decoder died on a picture")]
     DecoderDied,
 }
 
@@ -72,7 +72,7 @@ impl VisionError {
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {
-                "this is a bug in Bursar; please report it, if you can with the picture".to_owned()
+                "this is a bug in Bursar; please report it, with the picture if you can".to_owned()
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Pages of host memory: addresses without memory, and memory behind them.
+//! Pages of host memory: addresses without memory, and the memory at them.
 
 #[cfg(unix)]
 pub(super) use unix::{close, open, release, reserve, system_memory, system_page};
@@ -16,19 +16,19 @@ mod unix {
     };
 
     pub fn system_page() -> u64 {
-        // SAFETY: asks for a constant of the system.
+        // SAFETY: queries a constant of the system.
         unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
     }
 
     /// The memory of the machine.
     pub fn system_memory() -> Bytes {
-        // SAFETY: asks for a constant of the system.
+        // SAFETY: queries a constant of the system.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-        // A system that does not say has as much as it likes.
+        // A system that does not report its memory is treated as unlimited.
         u64::try_from(pages).map_or(Bytes::MAX, |pages| Bytes(pages.saturating_mul(system_page())))
     }
 
-    /// Addresses, aligned to `align`, that fault on any use.
+    /// Reserves addresses, aligned to `align`. Any use of them faults.
     pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
         let length = usize::try_from(padded).map_err(|_| io::ErrorKind::OutOfMemory)?;
@@ -41,16 +41,16 @@ mod unix {
         }
         let start = start as u64;
         let aligned = start.next_multiple_of(align);
-        // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
+        // The ends outside the aligned stretch are released, so that exactly `bytes` stay reserved.
         for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
-            // SAFETY: both ends are within the mapping made above and not given out yet. An end of no length is refused.
+            // SAFETY: both ends are in the mapping made above, and not in use yet. The system rejects an empty end.
             unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
         }
         Ok(aligned)
     }
 
     /// # Safety
-    /// The stretch was reserved here, and nobody uses it any more.
+    /// The stretch was reserved here, and is no longer used.
     pub unsafe fn release(address: u64, bytes: u64, _align: u64) {
         // SAFETY: by contract.
         unsafe { libc::munmap(address as *mut _, bytes as usize) };
@@ -71,9 +71,9 @@ mod unix {
     /// Gives the memory back and makes any use of the stretch a fault.
     ///
     /// # Safety
-    /// The stretch was opened, and nobody uses it any more.
+    /// The stretch was opened, and is no longer used.
     pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
-        // Not every unix empties private pages on MADV_DONTNEED, so the stretch is mapped afresh where it must be empty.
+        // Some Unixes do not empty private pages on MADV_DONTNEED, so there the stretch is mapped anew.
         #[cfg(not(target_os = "linux"))]
         {
             // SAFETY: by contract; MAP_FIXED replaces exactly the stretch.
@@ -95,7 +95,7 @@ mod unix {
     }
 }
 
-/// Without `mmap` the whole reservation is allocated, and a use after `close` is not caught. Enough to run the demo.
+/// Without `mmap`, the whole reservation is allocated, and use after `close` is not caught. Enough to run the demo.
 #[cfg(not(unix))]
 mod other {
     use std::{alloc, io};
@@ -115,13 +115,13 @@ mod other {
     }
 
     pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
-        // SAFETY: the layout is not empty; the device reserves at least one page.
+        // SAFETY: the layout is not empty: the device reserves at least one page.
         let start = unsafe { alloc::alloc_zeroed(layout(bytes, align)?) };
         if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(start as u64) }
     }
 
     pub unsafe fn release(address: u64, bytes: u64, align: u64) {
-        // SAFETY: by contract it was reserved above with this layout.
+        // SAFETY: by contract, it was reserved above with this layout.
         unsafe { alloc::dealloc(address as *mut u8, layout(bytes, align).expect("the layout it was reserved with")) }
     }
 
@@ -130,7 +130,7 @@ mod other {
     }
 
     pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
-        // SAFETY: by contract the stretch is ours alone. It reads as zeroes when it is opened again.
+        // SAFETY: by contract, no other code uses the stretch. It reads as zeroes when it is opened again.
         unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes as usize) };
         Ok(())
     }
@@ -141,7 +141,7 @@ mod other {
 mod tests {
     use super::{release, reserve};
 
-    /// The addresses that this process has.
+    /// The size of this process's address space.
     fn addresses() -> u64 {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
@@ -149,7 +149,8 @@ mod tests {
 
     #[test]
     fn a_reservation_keeps_no_addresses_before_or_after_it() {
-        // Far more than all other tests have. Of each mapping half of `align` lies before the aligned half, or after it.
+        // Far more than all other tests reserve. In each mapping, a stretch of half of `align` lies before or after the
+        // aligned half.
         let align = 1 << 40;
         let before = addresses();
         let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
@@ -157,7 +158,7 @@ mod tests {
         assert!(kept.abs_diff(2 * align) < align / 8, "{kept}");
         for start in starts {
             assert!(start.is_multiple_of(align));
-            // SAFETY: it was reserved above, and nobody uses it.
+            // SAFETY: it was reserved above, and is no longer used.
             unsafe { release(start, align / 2, align) };
         }
         assert!(addresses() < before + align / 8);

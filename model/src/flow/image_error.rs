@@ -43,7 +43,7 @@ pub enum ImageError {
         bytes_max: u64,
     },
     /// It is in none of the formats that are read.
-    #[error("the picture is none of PNG, JPEG, WebP, GIF, BMP and TIFF")]
+    #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
     UnknownFormat,
     /// A side is zero.
     #[error("the picture is {width} x {height} pixels: a side is empty")]
@@ -54,7 +54,7 @@ pub enum ImageError {
         height: u32,
     },
     /// The number of bytes does not match the width and height that were given.
-    #[error("{found} bytes are no {width} x {height} pixels of three bytes, which are {expected}")]
+    #[error("{width} x {height} pixels of three bytes are {expected} bytes, but {found} were given")]
     PixelBytes {
         /// Pixels in a row.
         width: u32,
@@ -66,7 +66,7 @@ pub enum ImageError {
         found: u64,
     },
     /// The bytes do not follow their format.
-    #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
+    #[error("the {format} picture is damaged or uses an unsupported feature, found while {stage}")]
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
@@ -88,7 +88,7 @@ pub enum ImageError {
     },
     /// The processor may not resize, and the picture does not divide into whole patches.
     #[error(
-        "the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off"
+        "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` is off"
     )]
     NotAMultiple {
         /// Pixels in a row.
@@ -112,7 +112,7 @@ impl ImageError {
     /// What the user can change.
     pub fn hint(&self) -> String {
         match self {
-            ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),
+            ImageError::Unreadable { .. } => "check the path, and that the file is readable".into(),
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
             ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
             ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),

@@ -27,15 +27,15 @@ pub enum SamplingError {
         vocabulary: usize,
     },
     /// The request asks for the log-probabilities of too many tokens.
-    #[error("{asked} log-probabilities are asked for, of at most {limit}")]
+    #[error("{asked} log-probabilities are asked for, the limit is {limit}")]
     TooManyLogProbabilities {
-        /// The number that was asked for.
+        /// The requested number.
         asked: usize,
         /// The greatest number.
         limit: usize,
     },
     /// A list of the request is too long: biases or end tokens.
-    #[error("`{parameter}` names {asked} tokens, of at most {limit}")]
+    #[error("`{parameter}` names {asked} tokens, the limit is {limit}")]
     TooManyTokens {
         /// The parameter's name.
         parameter: &'static str,
@@ -65,7 +65,7 @@ pub enum SamplingError {
         vocabulary: usize,
     },
     /// The sampler reads the tokens so far, but was given only their number.
-    #[error("the tokens so far are needed to choose the next one, and were not given")]
+    #[error("the tokens so far are needed to choose the next one, but were not given")]
     PastMissing,
     /// The grammar failed to compute the tokens that may follow.
     #[error(transparent)]

@@ -222,7 +222,7 @@ fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map
     match config.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(part)) => Ok(Some(part)),
-        Some(_) => Err(ConfigError::Contradiction(format!("{name} is no object"))),
+        Some(_) => Err(ConfigError::Contradiction(format!("{name} is not an object"))),
     }
 }
 
