@@ -1,4 +1,4 @@
-//! What every error of this crate can be asked: what to change.
+//! What an error can be asked beside its message: what to change.
 
 /// An error that may know what its reader should do next.
 ///
@@ -7,9 +7,12 @@
 /// ```
 /// use bursar_budgets::{Bytes, Hint};
 /// let error = "12 parsecs".parse::<Bytes>().unwrap_err();
-/// assert!(error.hint().unwrap().contains("512MiB"));
+/// assert!(error.hint().contains("512MiB"));
 /// ```
 pub trait Hint {
-    /// What to change so that this does not happen again, if we know.
-    fn hint(&self) -> Option<String>;
+    /// `String` where every error of the type has a hint, `Option<String>` where some have none.
+    type Text: Into<Option<String>>;
+
+    /// What the user can change.
+    fn hint(&self) -> Self::Text;
 }

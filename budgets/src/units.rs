@@ -245,8 +245,10 @@ pub enum ParseBytesError {
 }
 
 impl Hint for ParseBytesError {
-    fn hint(&self) -> Option<String> {
-        Some("write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into())
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into()
     }
 }
 

@@ -83,9 +83,11 @@ pub struct WorkspaceFull {
 }
 
 impl Hint for WorkspaceFull {
-    fn hint(&self) -> Option<String> {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let short = self.used.saturating_add(self.asked).saturating_sub(self.capacity);
-        Some(format!("plan the workspace {} larger, or lower the envelope", short.exact()))
+        format!("plan the workspace {} larger, or lower the envelope", short.exact())
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::ControlFlow};
 
-use bursar_budgets::{Bytes, Segment};
+use bursar_budgets::{Bytes, Hint, Segment};
 use bursar_kernels::{
     Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
     ops::{fill_random::fill_random, transfer},
@@ -41,9 +41,10 @@ pub enum LoadError {
     Stopped,
 }
 
-impl LoadError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for LoadError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),

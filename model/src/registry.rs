@@ -1,5 +1,6 @@
 //! The only list of families: which code serves which checkpoint.
 
+use bursar_budgets::Hint;
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use serde_json::Value;
 use thiserror::Error;
@@ -44,9 +45,10 @@ pub struct UnknownShape {
     pub known: String,
 }
 
-impl UnknownShape {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for UnknownShape {
+    type Text = String;
+
+    fn hint(&self) -> String {
         format!("ask for one of: {}", self.known)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use bursar::{Chat, ChatError, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
+use bursar::{Chat, ChatError, Hint, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Folder, Stage, about, answer, ask, picture, png, runtime_on, small, story, text};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bursar::{
-    HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
+    Hint, HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
     crates::model::{checkpoint::FetchWatch, error::CheckpointError},
 };
 

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bursar::{
-    Bytes, ChatError, DeviceChoice, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
+    Bytes, ChatError, DeviceChoice, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
     crates::{actors::vision::VisionError, model::error::VisualError},
 };
 use image::{DynamicImage, Rgb, RgbImage};

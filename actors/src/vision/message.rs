@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::Lease;
+use bursar_budgets::{Hint, Lease};
 use bursar_model::{
     error::VisualError,
     processor::{ProcessedPicture, VisualKey, VisualPlan},
@@ -64,9 +64,10 @@ pub enum VisionError {
     DecoderDied,
 }
 
-impl VisionError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VisionError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VisionError::Visual(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),

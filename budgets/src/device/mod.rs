@@ -230,6 +230,8 @@ impl DeviceError {
 }
 
 impl Hint for DeviceError {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         match self {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),

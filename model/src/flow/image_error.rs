@@ -1,5 +1,6 @@
 //! The reasons to refuse a picture.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 /// A picture that was refused, before or while decoding it.
@@ -108,9 +109,10 @@ pub enum ImageError {
     },
 }
 
-impl ImageError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ImageError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),

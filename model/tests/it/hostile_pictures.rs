@@ -1,5 +1,6 @@
 //! Pictures that are too large, broken, or not pictures at all.
 
+use bursar_budgets::Hint;
 use bursar_model::error::{ImageError, ProcessorError};
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig};

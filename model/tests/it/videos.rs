@@ -1,5 +1,6 @@
 //! Videos on the host side: plans, refusals, and the key that a step is cached by.
 
+use bursar_budgets::Hint;
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},

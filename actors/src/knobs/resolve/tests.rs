@@ -1,6 +1,6 @@
 //! Every known name is understood, contradictions are never silent, and unknown names are refused.
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Hint};
 use serde_json::json;
 
 use super::*;
