@@ -7,7 +7,7 @@ use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
 use crate::{
-    Depth, LoadError,
+    Depth, LoadError, MergeSize,
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
@@ -161,11 +161,11 @@ impl FamilyConfig {
         }
     }
 
-    /// Patches that become one token; `None` if the family takes no pictures.
-    pub fn merged_patches(&self) -> Option<usize> {
+    /// How patches merge into tokens; `None` if the family takes no pictures.
+    pub fn merge(&self) -> Option<MergeSize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
-            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.merged_patches()),
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.merge()),
         }
     }
 

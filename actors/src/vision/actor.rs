@@ -232,10 +232,10 @@ impl VisionState {
         let ticket = Ticket(self.next_ticket);
         let mut wanted = Vec::new();
         let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
-        let merged = (self.arguments.processors.pictures.config().merge_size as usize).pow(2);
+        let merge = self.arguments.processors.pictures.config().merge();
         for ProcessedPicture { image, hash } in pictures {
             let grid = image.grid;
-            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merged);
+            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merge);
             wanted.push(PictureRequest { key: hash.0, rows, patches: launched });
             pending.grids.push(grid);
             pending.keys.push(hash.0);

@@ -103,7 +103,7 @@ impl ImageProcessor {
             source
         };
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
-        let (patches, tokens) = (grid.patches(), grid.tokens(config.merge_size));
+        let (patches, tokens) = (grid.patches(), grid.tokens(config.merge()));
         Ok(PicturePlan { source, resized, grid, patches, tokens, host_bytes: resize_bytes(source, resized) })
     }
 

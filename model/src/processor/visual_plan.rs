@@ -147,8 +147,7 @@ impl VisualProcessors {
 
     /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
-        let merged = (self.pictures.config().merge_size as usize).pow(2);
-        let left = envelope.video_patches(merged).saturating_sub(taken);
+        let left = envelope.video_patches(self.pictures.config().merge()).saturating_sub(taken);
         let steps: usize = frames_of_videos(visuals).map(|frames| self.videos.steps(frames)).sum();
         (left / steps.max(1)).min(envelope.picture_patches)
     }

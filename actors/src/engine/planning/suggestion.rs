@@ -217,10 +217,10 @@ impl Search<'_> {
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
         ];
         let (own, said) = (self.question.own(), &self.question.options.limits);
-        let (Some(step), Some(merged)) = (own.token_pixels(), own.family.merged_patches()) else { return limits };
+        let (Some(step), Some(merge)) = (own.token_pixels(), own.family.merge()) else { return limits };
         let pixels = self.inputs.pictures.as_ref().map_or(0, |pictures| pictures.config().pixel_bounds.max);
         let tokens = said.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
-        let patches = tokens as usize * merged;
+        let patches = merge.patches(tokens as usize);
         limits.push(match said.picture_patches {
             Some(_) => limit("picture_patches", picture_patches, patches),
             None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },
