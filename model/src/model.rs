@@ -246,14 +246,14 @@ fn upload<B: Backend>(
         }
         WeightSource::Random(_, RandomTensor::Ones) => {
             let found = DType::BF16;
-            made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
+            made = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
             if copy.kept != found {
                 return upload_rounded(backend, &made, found, copy, &mut room.rounded);
             }
             &made
         }
         WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
-            let elements = copy.bytes.as_usize() / copy.kept.size();
+            let elements = copy.kept.elements(copy.bytes);
             // SAFETY: as below.
             let mut out = unsafe { Tensor::persistent(copy.to, [elements], copy.kept) };
             return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);

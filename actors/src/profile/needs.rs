@@ -87,7 +87,7 @@ impl Needs {
         let row_bytes = model.embedding_bytes(&target);
         let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
-        let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
+        let cache_rows = (vision_cache / row_bytes) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
         let request = RequestCost::largest(envelope, model.config().merge());

@@ -23,6 +23,16 @@ impl Address {
         Address(self.0.checked_add(bytes.0).expect("an address within u64"))
     }
 
+    /// The first address from here on that is aligned to `bytes`.
+    pub(crate) fn round_up(self, bytes: Bytes) -> Address {
+        Address(self.0.next_multiple_of(bytes.0))
+    }
+
+    /// Whether this is aligned to `bytes`.
+    pub fn is_multiple_of(self, bytes: Bytes) -> bool {
+        self.0.is_multiple_of(bytes.0)
+    }
+
     /// How far this is behind `start`.
     pub fn distance_from(self, start: Address) -> Bytes {
         Bytes(self.0) - Bytes(start.0)

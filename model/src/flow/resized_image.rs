@@ -2,6 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
+use bursar_budgets::Bytes;
 use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
 
 use super::RgbImage;
@@ -81,8 +82,8 @@ impl ResizedImage {
     }
 
     /// Host bytes of the frames.
-    pub fn bytes(&self) -> usize {
-        self.frames.iter().map(|frame| frame.data().len()).sum()
+    pub fn bytes(&self) -> Bytes {
+        self.frames.iter().map(|frame| Bytes::of_slice(frame.data())).sum()
     }
 }
 

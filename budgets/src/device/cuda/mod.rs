@@ -21,7 +21,7 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{Address, Device, DeviceError, DeviceMemory};
-use crate::{Bytes, Fence, Timeline, Timelines};
+use crate::{AtomicBytes, Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
 use nvml::Nvml;
@@ -89,7 +89,7 @@ pub struct CudaDevice {
     /// What was made beside leases since.
     meter: Meter,
     allocations: AtomicU64,
-    pinned: AtomicU64,
+    pinned: AtomicBytes,
     timelines: Timelines,
     state: Mutex<State>,
     /// Pages that are nowhere, for [`carve`] on a full card.
@@ -158,7 +158,7 @@ impl CudaDevice {
             uncounted: None,
             meter: Meter::default(),
             allocations: AtomicU64::default(),
-            pinned: AtomicU64::default(),
+            pinned: AtomicBytes::default(),
             timelines: Timelines::default(),
             state: Mutex::default(),
             spare: Mutex::default(),
@@ -198,11 +198,7 @@ impl CudaDevice {
     /// What it was asked to do so far.
     pub fn counts(&self) -> CudaCounts {
         let counts = self.lock().counts;
-        CudaCounts {
-            pinned: Bytes(self.pinned.load(Ordering::Relaxed)),
-            allocations: self.allocations.load(Ordering::Relaxed),
-            ..counts
-        }
+        CudaCounts { pinned: self.pinned.load(), allocations: self.allocations.load(Ordering::Relaxed), ..counts }
     }
 
     /// Makes what takes memory that no lease can hold (loaded modules, library handles, streams), and counts as overhead

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Bytes;
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
     ops::{
@@ -97,7 +98,7 @@ impl VisionTower {
     /// If another model's processor resized a picture, or its rows and embeddings differ in number: our own bug.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let mut batch = PictureBatch { window_starts: vec![0], frame_starts: vec![0], ..PictureBatch::default() };
-        let mut first_byte = 0;
+        let mut first_byte = Bytes::ZERO;
         for (patches, cache_rows) in pictures {
             self.push(&mut batch, first_byte, patches, cache_rows);
             first_byte += patches.bytes();
@@ -105,7 +106,7 @@ impl VisionTower {
         batch
     }
 
-    fn push(&self, batch: &mut PictureBatch, first_byte: usize, patches: &ResizedImage, cache_rows: &[u32]) {
+    fn push(&self, batch: &mut PictureBatch, first_byte: Bytes, patches: &ResizedImage, cache_rows: &[u32]) {
         let (merge, PatchSize { side, frames }) = (self.config.merge(), self.config.patch());
         let ResizedImage { frames: given, grid, levels } = patches;
         let is_of_grid =
@@ -114,7 +115,7 @@ impl VisionTower {
         assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {patches:?}");
         assert_eq!(cache_rows.len(), self.embeddings(*grid), "each embedding has a row");
         // `patchify` refuses a launch of more bytes than a u32 counts before it reads a layout.
-        batch.layout.push([first_byte as u32, grid.h, grid.w, given.len() as u32]);
+        batch.layout.push([first_byte.0 as u32, grid.h, grid.w, given.len() as u32]);
         batch.levels.push(levels.numbers());
         let order = WindowOrder::of(*grid, merge, self.config.window_side());
         let in_order: Vec<_> = patch_places(*grid, merge).collect();
