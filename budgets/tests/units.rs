@@ -84,6 +84,19 @@ fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
 }
 
 #[test]
+fn bytes_are_divided_into_parts_and_by_pieces() {
+    assert_eq!((Bytes(42) / 5, Bytes(42) / Bytes(5), Bytes(42).div_ceil(Bytes(5))), (Bytes(8), 8, 9));
+    assert_eq!((Bytes(10).div_ceil(Bytes(5)), Bytes::ZERO.div_ceil(Bytes(5))), (2, 0));
+    assert_eq!(
+        (Bytes(1000).share(0.9), Bytes(3).share(0.5), Bytes(3).share(-1.0)),
+        (Bytes(900), Bytes(1), Bytes::ZERO)
+    );
+    assert_eq!((Bytes(5).checked_round_up(Bytes(4)), Bytes::MAX.checked_round_up(Bytes(4))), (Some(Bytes(8)), None));
+    assert_eq!((Bytes::of_slice(b"seven b"), Address(768).is_multiple_of(Bytes(256))), (Bytes(7), true));
+    assert!(!Address(770).is_multiple_of(Bytes(256)));
+}
+
+#[test]
 fn a_page_of_nothing_is_our_bug() {
     for round in [Bytes::round_up, Bytes::round_down] {
         assert!(std::panic::catch_unwind(|| round(Bytes(1), Bytes::ZERO)).is_err());
