@@ -7,7 +7,7 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use bursar::{
-    Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Image, LeaseError, LoadOptions, ModelHandle,
+    Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Hint, Image, LeaseError, LoadOptions, ModelHandle,
     ModelSource, Runtime, RuntimeConfig, Segment, demo,
     messages::{Responder, SchedulerMessage},
     ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent, call_t},

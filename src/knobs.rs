@@ -117,7 +117,7 @@ fn read(path: &PathBuf) -> Result<Settings, Failure> {
 
 impl From<KnobError> for Failure {
     fn from(error: KnobError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 

@@ -36,7 +36,7 @@
 //! tokio runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to
 //! reach READY.
 //!
-//! Errors are enums: each names the limit and the value, and its `hint()` says what to change.
+//! Errors are enums: each names the limit and the value, and its [`Hint`] says what to change.
 //!
 //! # Actors of your own
 //!

@@ -36,6 +36,6 @@ impl MetricsOptions {
 
 impl From<ServeMetricsError> for Failure {
     fn from(error: ServeMetricsError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }

@@ -72,8 +72,8 @@ pub fn source(model: &str) -> ModelSource {
 
 /// A model of this shape, with weights drawn from `seed`.
 pub fn shape(shape: &str, seed: u64) -> Result<ModelSource, Failure> {
-    let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
-    Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
+    let random = random_checkpoint(shape, seed).map_err(|error| Failure::of(&error))?;
+    Ok(ModelSource::random(random))
 }
 
 /// Loads a model and shows a progress bar.

@@ -7,7 +7,7 @@ mod report;
 use std::{process::ExitCode, sync::Arc};
 
 use bursar::{
-    Bytes, CheckpointError, ModelSource, StartError,
+    Bytes, CheckpointError, Hint, ModelSource, StartError,
     crates::{
         actors::engine::{Forecast, Question},
         model::{
@@ -130,25 +130,25 @@ impl Options {
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<bursar::DeviceError> for Failure {
     fn from(error: bursar::DeviceError) -> Self {
-        let hint = bursar::Hint::hint(&error).unwrap_or_else(|| "see the driver's message".to_owned());
+        let hint = error.hint().unwrap_or_else(|| "see the driver's message".to_owned());
         Failure { hint, error: error.to_string() }
     }
 }

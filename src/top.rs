@@ -236,7 +236,7 @@ impl FromStr for Every {
 
 impl From<ScrapeError> for Failure {
     fn from(error: ScrapeError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 

@@ -22,7 +22,7 @@ use bursar_actors::{
     profile::{AttemptReport, Phase, RESERVE_MAX},
     runtime::ModelSource,
 };
-use bursar_budgets::{Bytes, Class, Device};
+use bursar_budgets::{Bytes, Class, Device, Hint};
 use bursar_model::registry::random_checkpoint;
 use gpu::{
     Stage, all_is_home, eventually,

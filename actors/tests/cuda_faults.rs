@@ -20,7 +20,7 @@ use bursar_actors::{
     scheduler::SchedulerMessage,
     supervise::Intensity,
 };
-use bursar_budgets::{Bytes, Class};
+use bursar_budgets::{Bytes, Class, Hint};
 use bursar_model::Envelope;
 use gpu::{
     Stage, all_is_home, answer, eventually,

@@ -12,7 +12,7 @@ use bursar_actors::{
     event::{Event, Events},
     runtime::{ModelSource, RuntimeError},
 };
-use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, LeaseId, Segment, Workspace};
+use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, Hint, LeaseId, Segment, Workspace};
 use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter};
 use bursar_model::Envelope;
 use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};

@@ -15,7 +15,7 @@ use bursar_actors::{
     compute::LAUNCHES,
     kv::SequenceId,
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
-    vision::{self, PictureKey, Ticket, VisionCore},
+    vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
@@ -39,11 +39,11 @@ struct World {
     /// The tokens chosen by the newest of them, as the next finds them on the device.
     previous: Vec<u32>,
     /// The launches on the lane, the oldest first.
-    launches: VecDeque<Vec<(PictureKey, Arc<[u32]>)>>,
+    launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
     /// What the vision cache holds, by row. Only launches write it.
-    rows: Vec<Option<PictureKey>>,
+    rows: Vec<Option<PictureHash>>,
     /// Pictures whose pixels the vision actor keeps.
-    pixels: BTreeSet<PictureKey>,
+    pixels: BTreeSet<PictureHash>,
     /// Pictures that each live sequence holds, and the rows that it reads.
     pins: BTreeMap<SequenceId, Pins>,
     /// Pictures that only a step on the lane still holds, the oldest step first.
@@ -71,7 +71,7 @@ struct World {
 }
 
 /// Pictures, and the rows that they are in.
-type Pins = (Vec<PictureKey>, Vec<u32>);
+type Pins = (Vec<PictureHash>, Vec<u32>);
 
 fn scheduler(limits: Limits, looks_ahead: bool) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits);
@@ -157,7 +157,7 @@ impl World {
         self.vision_step(vision::Input::Want(ticket, wanted));
     }
 
-    fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureKey>) {
+    fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureHash>) {
         let request = self.requests.get_mut(&number).expect("it lives");
         let id = request.returns_as.take().unwrap_or_else(|| {
             self.next_sequence += 1;
@@ -168,7 +168,7 @@ impl World {
         let mut pictures = Vec::new();
         let mut start = 0;
         for rows in rows {
-            let hash = PictureHash(keys[pictures.len()]);
+            let hash = keys[pictures.len()];
             let content = PictureContent { tokens: start..start + rows.len(), hash };
             pictures.push(PicturePlace { content, cache_rows: rows.clone() });
             start += rows.len();
@@ -377,7 +377,7 @@ impl World {
         for id in &plan.shown.read {
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             for picture in &sequence.pictures {
-                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash.0);
+                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash);
                 assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
             }
         }

@@ -52,8 +52,10 @@ pub struct Overloaded {
 }
 
 impl Hint for Overloaded {
-    fn hint(&self) -> Option<String> {
-        Some("ask again later, ask for less, or raise the length of the waiting queue".into())
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "ask again later, ask for less, or raise the length of the waiting queue".into()
     }
 }
 

@@ -7,9 +7,12 @@
 /// ```
 /// use bursar_budgets::{Bytes, Hint};
 /// let error = "12 parsecs".parse::<Bytes>().unwrap_err();
-/// assert!(error.hint().unwrap().contains("512MiB"));
+/// assert!(error.hint().contains("512MiB"));
 /// ```
 pub trait Hint {
-    /// What to change to avoid this error, if known.
-    fn hint(&self) -> Option<String>;
+    /// `String` where every error of the type has a hint, `Option<String>` where some have none.
+    type Text: Into<Option<String>>;
+
+    /// What the user can change.
+    fn hint(&self) -> Self::Text;
 }

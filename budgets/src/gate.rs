@@ -88,6 +88,8 @@ pub enum GateError {
 }
 
 impl Hint for GateError {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         match self {
             GateError::NoSuchMove { .. } => None,

@@ -4,18 +4,25 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
 };
 
 use serde::Serialize;
 
-use crate::{Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, Revoker};
+use crate::{AtomicBytes, Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, Revoker};
 
 /// A lease's number. A ledger never uses one twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub u64);
+
+impl LeaseId {
+    /// The number after this one.
+    pub(crate) fn next(self) -> LeaseId {
+        LeaseId(self.0 + 1)
+    }
+}
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -145,7 +152,7 @@ pub trait ReleaseNotes: Send + Sync {
 /// ```
 pub struct Lease {
     holding: Holding,
-    bytes: AtomicU64,
+    bytes: AtomicBytes,
     meter: LeaseMeter,
     notes: Arc<dyn ReleaseNotes>,
     parting: Mutex<Parting>,
@@ -160,7 +167,7 @@ pub struct LeaseMeter(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    backed: AtomicU64,
+    backed: AtomicBytes,
     has_segments: AtomicBool,
     /// Calls of the device in progress.
     moving: AtomicUsize,
@@ -181,7 +188,7 @@ impl LeaseMeter {
     /// A lease must not pay for both: the part outside its segments would look like another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         match self.0.has_segments.load(SeqCst) {
-            true => Bytes(self.0.backed.load(SeqCst)),
+            true => self.0.backed.load(),
             false => granted,
         }
     }
@@ -205,7 +212,7 @@ impl Lease {
     /// while the other is in use.
     pub fn issue(grant: &Grant, notes: Arc<dyn ReleaseNotes>) -> Lease {
         Lease {
-            bytes: AtomicU64::new(grant.holding.bytes.0),
+            bytes: AtomicBytes::new(grant.holding.bytes),
             holding: grant.holding.clone(),
             meter: LeaseMeter::default(),
             notes,
@@ -225,12 +232,12 @@ impl Lease {
 
     /// Its size.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.bytes.load(SeqCst))
+        self.bytes.load()
     }
 
     /// How many of its bytes segments have backed.
     pub fn backed(&self) -> Bytes {
-        Bytes(self.meter.0.backed.load(SeqCst))
+        self.meter.0.backed.load()
     }
 
     /// A meter that shows how much of it is in use, even after the lease is gone.
@@ -266,7 +273,7 @@ impl Lease {
         assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
         let backed = self.backed();
         assert!(backed <= resized.to, "{} cannot shrink to {}: {backed} of it are backed", self.id(), resized.to);
-        self.bytes.store(resized.to.0, SeqCst);
+        self.bytes.store(resized.to);
     }
 
     /// Ends the lease. Its bytes are free after this fence.
@@ -282,7 +289,7 @@ impl Lease {
 
     /// Counts bytes as backed. More than the lease holds is our bug.
     pub(crate) fn spend(&self, bytes: Bytes) {
-        let backed = Bytes(self.meter.0.backed.fetch_add(bytes.0, SeqCst)) + bytes;
+        let backed = self.meter.0.backed.fetch_add(bytes) + bytes;
         assert!(
             backed <= self.bytes(),
             "{} of class {} pays for {}, not for {backed}",
@@ -294,7 +301,7 @@ impl Lease {
 
     /// Counts bytes as no longer backed.
     pub(crate) fn save(&self, bytes: Bytes) {
-        let before = Bytes(self.meter.0.backed.fetch_sub(bytes.0, SeqCst));
+        let before = self.meter.0.backed.fetch_sub(bytes);
         assert!(bytes <= before, "{} gave back {bytes} of {before}", self.id());
     }
 

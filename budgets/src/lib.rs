@@ -40,6 +40,7 @@
 
 mod account;
 mod admission;
+mod atomic_bytes;
 mod class;
 mod device;
 mod error;
@@ -59,6 +60,8 @@ mod watch;
 mod workspace;
 
 pub use account::Account;
+use atomic_bytes::AtomicBytes;
+
 pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
 pub use device::{

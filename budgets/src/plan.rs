@@ -91,6 +91,8 @@ pub struct DoesNotFit {
 }
 
 impl Hint for DoesNotFit {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         Knob::advice(&self.knobs)
     }

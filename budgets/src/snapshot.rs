@@ -206,7 +206,7 @@ impl Snapshot {
 }
 
 fn row(class: &str, model: &str, holder: &str, bytes: Bytes, whole: Bytes) -> [String; 6] {
-    let bar = table::bar(bytes.0, whole.0);
+    let bar = table::bar(bytes, whole);
     [class.into(), model.into(), holder.into(), bytes.exact(), bytes.to_string(), bar]
 }
 

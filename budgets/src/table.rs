@@ -1,5 +1,7 @@
 //! Aligned columns and bars, as ledgers and plans print them.
 
+use crate::Bytes;
+
 /// Width of a bar: fine enough for twentieths, and short enough for a line of 100 characters.
 const BAR: u64 = 24;
 
@@ -22,10 +24,10 @@ pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> V
 }
 
 /// `part` of `whole` as a bar. Anything above 0 fills at least one cell.
-pub(crate) fn bar(part: u64, whole: u64) -> String {
-    let cells = match (part, whole) {
+pub(crate) fn bar(part: Bytes, whole: Bytes) -> String {
+    let cells = match (part.0, whole.0) {
         (0, _) | (_, 0) => 0,
-        _ => {
+        (part, whole) => {
             let twice = 2 * u128::from(part) * u128::from(BAR) / u128::from(whole);
             (twice.div_ceil(2) as u64).clamp(1, BAR) as usize
         }

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     iter::Sum,
-    ops::{Add, AddAssign, Mul, Sub, SubAssign},
+    ops::{Add, AddAssign, Div, Mul, Sub, SubAssign},
     str::FromStr,
 };
 
@@ -75,8 +75,16 @@ impl Bytes {
     /// # Panics
     /// If `page` is 0, or the result exceeds `u64`: our bug.
     pub fn round_up(self, page: Bytes) -> Bytes {
+        self.checked_round_up(page).expect("rounding up stays within u64")
+    }
+
+    /// The smallest multiple of `page` that is not smaller, or nothing past `u64`.
+    ///
+    /// # Panics
+    /// When `page` is zero: our bug.
+    pub fn checked_round_up(self, page: Bytes) -> Option<Bytes> {
         assert!(page.0 > 0, "a page has at least one byte");
-        Bytes(self.0.checked_next_multiple_of(page.0).expect("rounding up stays within u64"))
+        self.0.checked_next_multiple_of(page.0).map(Bytes)
     }
 
     /// The last multiple of `page` up to this number.
@@ -93,7 +101,22 @@ impl Bytes {
     /// How many pages hold this many bytes. The last page may be partly used.
     pub fn pages(self, page: Bytes) -> Pages {
         assert!(page.0 > 0, "a page has at least one byte");
-        Pages(self.0.div_ceil(page.0))
+        Pages(self.div_ceil(page))
+    }
+
+    /// How many of `piece` hold this many bytes, the last one perhaps in part.
+    pub fn div_ceil(self, piece: Bytes) -> u64 {
+        self.0.div_ceil(piece.0)
+    }
+
+    /// `share` of these bytes, rounded down; nothing for a share below zero.
+    pub fn share(self, share: f64) -> Bytes {
+        Bytes((self.0 as f64 * share) as u64)
+    }
+
+    /// The length of `slice` of bytes.
+    pub const fn of_slice(slice: &[u8]) -> Bytes {
+        Bytes(slice.len() as u64)
     }
 
     /// The sum, or `None` if it exceeds `u64`.
@@ -187,6 +210,22 @@ macro_rules! counted {
 counted!(Bytes);
 counted!(Pages);
 
+impl Div<u64> for Bytes {
+    type Output = Bytes;
+    #[track_caller]
+    fn div(self, parts: u64) -> Bytes {
+        Bytes(self.0 / parts)
+    }
+}
+
+impl Div for Bytes {
+    type Output = u64;
+    #[track_caller]
+    fn div(self, piece: Bytes) -> u64 {
+        self.0 / piece.0
+    }
+}
+
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -247,8 +286,10 @@ pub enum ParseBytesError {
 }
 
 impl Hint for ParseBytesError {
-    fn hint(&self) -> Option<String> {
-        Some("write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into())
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into()
     }
 }
 

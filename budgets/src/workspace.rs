@@ -83,9 +83,11 @@ pub struct WorkspaceFull {
 }
 
 impl Hint for WorkspaceFull {
-    fn hint(&self) -> Option<String> {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let short = self.used.saturating_add(self.asked).saturating_sub(self.capacity);
-        Some(format!("plan the workspace {} larger, or lower the envelope", short.exact()))
+        format!("plan the workspace {} larger, or lower the envelope", short.exact())
     }
 }
 
@@ -102,7 +104,7 @@ impl Workspace {
     }
 
     fn new(base: Address, capacity: Bytes, segment: Option<Arc<Segment>>) -> Workspace {
-        assert!(base.0.is_multiple_of(ALIGNMENT.0), "a workspace starts on {ALIGNMENT}");
+        assert!(base.is_multiple_of(ALIGNMENT), "a workspace starts on {ALIGNMENT}");
         Workspace { segment, base, capacity, used: Cell::default(), high_water: Cell::default(), depth: Cell::new(0) }
     }
 
@@ -150,7 +152,7 @@ impl Workspace {
     fn take(&self, bytes: Bytes) -> Result<Address, WorkspaceFull> {
         let (used, capacity) = (self.used.get(), self.capacity);
         let full = |asked| WorkspaceFull { asked, used, capacity };
-        let asked = bytes.0.checked_next_multiple_of(ALIGNMENT.0).map(Bytes).ok_or(full(bytes))?;
+        let asked = bytes.checked_round_up(ALIGNMENT).ok_or(full(bytes))?;
         let top = used.checked_add(asked).filter(|top| *top <= capacity).ok_or(full(asked))?;
         let address = self.base.offset(used);
         self.used.set(top);

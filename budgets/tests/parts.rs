@@ -20,7 +20,7 @@ fn a_queue_knows_who_waits_in_it_and_in_which_order() {
     assert_eq!(ahead, [3, 3, 1]);
     let overloaded = queue.push(waiting(4, Priority::Startup, 1)).unwrap_err();
     assert_eq!((overloaded.waiting, overloaded.waiting_max), (3, 3));
-    assert_eq!(overloaded.hint().unwrap(), "ask again later, ask for less, or raise the length of the waiting queue");
+    assert_eq!(overloaded.hint(), "ask again later, ask for less, or raise the length of the waiting queue");
     assert_eq!(queue.pop_fitting(Bytes(8)), None);
     assert_eq!(queue.pop_fitting(Bytes(9)).unwrap().id, RequestId(3));
     let left = queue.withdraw(|waiting| waiting.id == RequestId(1));

@@ -45,7 +45,7 @@ fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
     let full = frame.take(Bytes(6_000)).unwrap_err();
     let expected = "a temporary of 6,144 B does not fit: 60,160 B of the workspace's 65,536 B are in use";
     assert_eq!(full.to_string(), expected);
-    assert_eq!(full.hint().unwrap(), "plan the workspace 768 B larger, or lower the envelope");
+    assert_eq!(full.hint(), "plan the workspace 768 B larger, or lower the envelope");
     assert_eq!((workspace.used(), workspace.high_water()), (Bytes(60_160), Bytes(60_160)));
     frame.take(Bytes(5_376)).unwrap();
     assert_eq!(workspace.used(), workspace.capacity());

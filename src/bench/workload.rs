@@ -1,6 +1,6 @@
 //! What is measured: the number and size of requests, and the envelope that admits them. Pure.
 
-use bursar::Envelope;
+use bursar::{Envelope, crates::model::MergeSize};
 use clap::ValueEnum;
 
 /// A kind of figure.
@@ -85,10 +85,10 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// Pixels along a patch's side, and patches merged into a token, in every served family. The envelope must be chosen
+/// Pixels along a patch's side, and how patches merge into tokens, in every served family. The envelope must be chosen
 /// before the model is known; for a family that differs it is merely another envelope.
 const PATCH: u32 = 14;
-const MERGED: usize = 4;
+const MERGE: MergeSize = MergeSize::new(2);
 
 /// Tokens around a picture, for the turn's markers and the question, at worst one token a byte.
 const AROUND: usize = 128;
@@ -100,7 +100,7 @@ impl Pictures {
     }
 
     fn tokens(&self) -> usize {
-        self.patches() / MERGED
+        MERGE.tokens(self.patches())
     }
 }
 
@@ -119,7 +119,7 @@ impl Workload {
             .pictures
             .iter()
             .map(|pictures| pictures.tokens() + AROUND + pictures.replies.iter().copied().max().unwrap_or_default());
-        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGED);
+        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGE.patches_per_token());
         Envelope {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),

@@ -149,12 +149,13 @@ impl Report {
 
 /// The largest picture that the processor produces.
 fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
-    let (merged, patch) = (model.config().merged_patches()?, model.config().patch()?);
+    let (merge, patch) = (model.config().merge()?, model.config().patch()?);
     let limit = inputs.pictures.as_ref()?.config().pixel_bounds.max;
     let (patch_pixels, envelope) = ((patch.side * patch.side) as u64, &inputs.envelope);
-    let tokens = envelope.picture_patches.min((limit / patch_pixels) as usize) / merged;
-    let (patches, pixels) = (tokens * merged, (tokens * merged) as u64 * patch_pixels);
-    let side = (tokens.isqrt() * merged.isqrt() * patch.side) as u64;
+    let tokens = merge.tokens(envelope.picture_patches.min((limit / patch_pixels) as usize));
+    let patches = merge.patches(tokens);
+    let pixels = patches as u64 * patch_pixels;
+    let side = (tokens.isqrt() * merge.side() * patch.side) as u64;
     let fits_context = tokens + 2 <= envelope.context_tokens;
     Some(Picture { pixels, patches, tokens, side, model_pixels: inputs.own_pixels, fits_context })
 }

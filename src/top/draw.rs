@@ -10,6 +10,7 @@ pub mod words;
 
 use std::time::Duration;
 
+use bursar::Hint;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use bursar::{
-    Bytes, ChatError, DeviceChoice, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
+    Bytes, ChatError, DeviceChoice, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
     crates::{actors::vision::VisionError, model::error::VisualError},
 };
 use image::{DynamicImage, Rgb, RgbImage};
@@ -50,7 +50,7 @@ fn sixteen_bits() -> Vec<u8> {
 
 /// Limits that a small picture can exceed.
 fn limits() -> ImageLimits {
-    ImageLimits { bytes_max: 200_000, pixels_max: 4_000_000, decode_bytes_max: 16 << 20 }
+    ImageLimits { bytes_max: Bytes(200_000), pixels_max: 4_000_000, decode_bytes_max: Bytes::mib(16) }
 }
 
 type Says = fn(&ImageError) -> bool;

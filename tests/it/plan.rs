@@ -5,7 +5,7 @@ mod suggestions;
 use std::process::{Command, Output};
 
 use bursar::{
-    Bytes, DeviceChoice, Envelope, LoadOptions, ModelSource, Runtime, RuntimeConfig, RuntimeError, StartError,
+    Bytes, DeviceChoice, Envelope, Hint, LoadOptions, ModelSource, Runtime, RuntimeConfig, RuntimeError, StartError,
     knobs::Knobs,
 };
 use serde_json::{Value, json};

@@ -18,7 +18,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Class, ModelSource, Refusal, ServeMetricsError,
+    Bytes, Class, Hint, ModelSource, Refusal, ServeMetricsError,
     metric::{Kind, RequestEnd, Row, TABLE},
 };
 use serde_json::{Value, json};

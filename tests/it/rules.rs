@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
 use bursar::{
-    Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Image, LoadOptions, MIB, ModelHandle, ModelSource,
+    Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Hint, Image, LoadOptions, MIB, ModelHandle, ModelSource,
     Runtime,
     crates::{
         actors::{

@@ -18,7 +18,7 @@ use crate::{
 ///
 /// ```
 /// use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
-/// use bursar_budgets::{Bytes, Class, MIB};
+/// use bursar_budgets::{Bytes, Class, Hint, MIB};
 /// # #[tokio::main(flavor = "multi_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() };
@@ -65,9 +65,12 @@ impl LeaseError {
                 | LeaseError::Refused(Refusal::GateClosed { gate: Gate::Teardown, .. } | Refusal::OwnerDead { .. })
         )
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for LeaseError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
             LeaseError::NotATenant { .. } => "use Class::tenant(\"your own name\") instead".to_owned(),

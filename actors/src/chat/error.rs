@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bursar_budgets::Hint;
 use bursar_model::{
     error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
     flow::{FileName, LayoutError},
@@ -160,9 +161,12 @@ impl ChatError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ChatError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::TokensAndTurns => "give all of the prompt as tokens, or all of it as turns".to_owned(),

@@ -79,9 +79,10 @@ pub enum StartError {
     },
 }
 
-impl StartError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for StartError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let report = || "this is a bug in Bursar; please report it".to_owned();
         match self {
             StartError::Checkpoint(error) => error.hint(),

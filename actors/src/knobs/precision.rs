@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
@@ -33,9 +34,10 @@ pub struct PrecisionError {
     pub taken: &'static str,
 }
 
-impl PrecisionError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for PrecisionError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         format!("leave dtype out, or set it to auto or {}", self.taken)
     }
 }

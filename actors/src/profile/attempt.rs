@@ -445,7 +445,7 @@ fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> R
     let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Box::new(Class::Kv)), source };
     let shape = needs.kv_shape;
     let total = device.memory().map_err(device_error)?.total;
-    let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;
+    let blocks_max = (total / shape.layers as u64 / shape.block_bytes()) as usize;
     let kv = KvMemory::reserve(device, shape, blocks_max.max(needs.probe_blocks), lease).map_err(device_error)?;
     kv.grow_to(needs.probe_blocks).map_err(device_error)?;
     Ok(kv)

@@ -92,9 +92,12 @@ impl ProfileError {
     pub fn is_death(&self) -> bool {
         matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ProfileError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let smaller = || {
             "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned()
         };

@@ -72,13 +72,15 @@ pub enum FaultPlanError {
 }
 
 impl Hint for FaultPlanError {
-    fn hint(&self) -> Option<String> {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let phases = Phase::ALL.map(Phase::name).join(", ");
-        Some(match self {
+        match self {
             FaultPlanError::Phase(_) => format!("the phases are {phases}"),
             FaultPlanError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
             FaultPlanError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
-        })
+        }
     }
 }
 
@@ -129,7 +131,7 @@ mod tests {
         ] {
             let error = script.parse::<FaultPlan>().expect_err(script);
             assert_eq!(error.to_string(), said);
-            assert!(error.hint().is_some());
+            assert!(!error.hint().is_empty());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bursar_budgets::{Bytes, Device, DeviceError, LedgerConfig};
+use bursar_budgets::{Bytes, Device, DeviceError, Hint, LedgerConfig};
 use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint};
 #[cfg(feature = "hub")]
 use bursar_model::checkpoint::{HubModel, HubOptions};
@@ -76,15 +76,14 @@ pub enum RuntimeError {
     PanicAborts,
 }
 
-impl RuntimeError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for RuntimeError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             RuntimeError::Start(error) => error.hint(),
             RuntimeError::PanicAborts => "set panic = \"unwind\" in the profile of Cargo.toml".to_owned(),
-            RuntimeError::Device(error) => {
-                bursar_budgets::Hint::hint(error).unwrap_or_else(|| "choose another device".to_owned())
-            }
+            RuntimeError::Device(error) => error.hint().unwrap_or_else(|| "choose another device".to_owned()),
             RuntimeError::Spawn(_) | RuntimeError::Unanswered(_) => "start the runtime again".to_owned(),
         }
     }

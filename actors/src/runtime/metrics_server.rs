@@ -14,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use bursar_budgets::Hint;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -44,9 +45,10 @@ pub enum ServeMetricsError {
     Thread(io::Error),
 }
 
-impl ServeMetricsError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ServeMetricsError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let hint = match self {
             ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
             ServeMetricsError::Refused { source, .. } => match source.kind() {

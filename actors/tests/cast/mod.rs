@@ -12,6 +12,7 @@ use bursar_actors::{
 };
 use bursar_model::{
     demo,
+    flow::PictureHash,
     sampling::{GrammarCompiler, OutputFormat, Sampler, SamplingParams},
     text::Tokenizer,
 };
@@ -100,7 +101,7 @@ impl Request {
                 // Few names, so that pictures repeat. The name decides the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
-                PictureRequest { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
+                PictureRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW }
             })
             .collect();
         let mut request = Request {

@@ -171,8 +171,8 @@ impl HostDevice {
     /// [`DeviceError::Capacity`] if the machine has less memory.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
-        if !config.page.0.is_power_of_two() || config.page.0 < system {
-            let reason = format!("it must be a power of two of at least {system} bytes, the system's page");
+        if !config.page.0.is_power_of_two() || config.page < system {
+            let reason = format!("it must be a power of two of at least {} bytes, the system's page", system.0);
             return Err(DeviceError::BadPage { page: config.page, reason });
         }
         config.check_capacity()?;
@@ -388,14 +388,14 @@ impl Device for HostDevice {
         let page = self.config.page;
         let none = |reason: String| DeviceError::NoAddresses { bytes, reason };
         // 2^47: the most that a 64-bit process can address on today's machines.
-        if bytes.is_zero() || bytes.0 > 1 << 47 {
+        if bytes.is_zero() || bytes > Bytes(1 << 47) {
             return Err(none("a reservation has between one byte and 128 TiB".into()));
         }
         if state.refuses_call() {
             return Err(none("a script refused it".into()));
         }
         let bytes = bytes.round_up(page);
-        let address = Address(pages::reserve(bytes.0, page.0).map_err(|error| none(error.to_string()))?);
+        let address = pages::reserve(bytes, page).map_err(|error| none(error.to_string()))?;
         state.reservations.insert(address, Reservation { bytes, backed: Vec::new() });
         Ok(address)
     }
@@ -412,7 +412,7 @@ impl Device for HostDevice {
         state.counts.backed -= self.config.page * backed;
         // SAFETY: this device reserved the stretch, which is in no list any more. A caller that releases addresses no
         // longer uses them.
-        unsafe { pages::release(address.0, reservation.bytes.0, self.config.page.0) };
+        unsafe { pages::release(address, reservation.bytes, self.config.page) };
         Ok(())
     }
 
@@ -432,7 +432,7 @@ impl Device for HostDevice {
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
         // SAFETY: `stretch` found whole pages of one of our reservations.
-        unsafe { pages::open(address.0, bytes.0) }.map_err(|error| DeviceError::Refused {
+        unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
             hint: format!("the host itself is out of memory ({error}); lower the `capacity`"),
@@ -448,7 +448,7 @@ impl Device for HostDevice {
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
         // SAFETY: the stretch is backed pages of ours, and the caller guarantees that the device is past their last
         // use.
-        unsafe { pages::close(address.0, bytes.0) }
+        unsafe { pages::close(address, bytes) }
             .map_err(|error| DeviceError::Lost { reason: format!("the host took no memory back: {error}") })?;
         state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
         state.counts.unbacks += 1;
@@ -470,7 +470,7 @@ impl Drop for HostDevice {
         let page = self.config.page;
         for (address, reservation) in std::mem::take(&mut self.lock().reservations) {
             // SAFETY: segments keep the device alive, so none uses these addresses any more.
-            unsafe { pages::release(address.0, reservation.bytes.0, page.0) };
+            unsafe { pages::release(address, reservation.bytes, page) };
         }
     }
 }

@@ -25,7 +25,17 @@ impl Address {
         Address(self.0.checked_add(bytes.0).expect("an address within u64"))
     }
 
-    /// How far this is past `start`.
+    /// The first address from here on that is aligned to `bytes`.
+    pub(crate) fn round_up(self, bytes: Bytes) -> Address {
+        Address(self.0.next_multiple_of(bytes.0))
+    }
+
+    /// Whether this is aligned to `bytes`.
+    pub fn is_multiple_of(self, bytes: Bytes) -> bool {
+        self.0.is_multiple_of(bytes.0)
+    }
+
+    /// How far this is behind `start`.
     pub fn distance_from(self, start: Address) -> Bytes {
         Bytes(self.0) - Bytes(start.0)
     }
@@ -229,6 +239,8 @@ impl DeviceError {
 }
 
 impl Hint for DeviceError {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         match self {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),

@@ -206,6 +206,8 @@ impl Refusal {
 }
 
 impl Hint for Refusal {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         Some(match self {
             Refusal::Short { short_by, .. } => {
@@ -215,7 +217,7 @@ impl Hint for Refusal {
                 format!("ask for {} less, keep a smaller canary, or use a larger device", short_by.exact())
             }
             Refusal::Behind { .. } => "wait in the queue, or raise the request's priority".into(),
-            Refusal::Overloaded(overloaded) => return overloaded.hint(),
+            Refusal::Overloaded(overloaded) => overloaded.hint(),
             Refusal::GateClosed { gate: Gate::Teardown, .. } => "wait until the model has stopped, then load it".into(),
             Refusal::GateClosed { .. } => "claim it before READY, or as a tenant".into(),
             Refusal::PredecessorHolds { .. } => "start the successor after OwnerCleared".into(),
@@ -226,6 +228,8 @@ impl Hint for Refusal {
 }
 
 impl Hint for Refused {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         self.reason.hint()
     }

@@ -152,7 +152,7 @@ impl Ledger {
     pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {
-            ledger.next_lease = ledger.next_lease.max(LeaseId(holding.id.0 + 1));
+            ledger.next_lease = ledger.next_lease.max(holding.id.next());
             if !holding.class.is_guest() {
                 ledger.gates.entry(holding.model.clone()).or_default();
             }
@@ -164,7 +164,7 @@ impl Ledger {
     /// Starts the numbers of new leases after `last`. Late notes about leases that a predecessor freed then match no
     /// new lease.
     pub fn number_leases_after(&mut self, last: LeaseId) {
-        self.next_lease = self.next_lease.max(LeaseId(last.0 + 1));
+        self.next_lease = self.next_lease.max(last.next());
     }
 
     /// Takes one input and returns what follows from it.
@@ -416,7 +416,7 @@ impl Ledger {
         match wish.wish {
             Wish::New(request) => {
                 let id = self.next_lease;
-                self.next_lease = LeaseId(id.0 + 1);
+                self.next_lease = id.next();
                 let holding = Holding::of(id, request);
                 self.enter(holding.clone());
                 effects.push(Effect::Granted(Grant { request: wish.id, holding }));

@@ -48,6 +48,8 @@ fn listed(folders: &[PathBuf]) -> String {
 }
 
 impl Hint for OpenError {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         match self {
             OpenError::Device(error) => error.hint(),

@@ -1,5 +1,6 @@
 //! Errors of opening and reading a checkpoint.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use crate::processor::error::ProcessorError;
@@ -113,9 +114,10 @@ pub enum CheckpointError {
     Sampling(#[from] SamplingError),
 }
 
-impl CheckpointError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for CheckpointError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             CheckpointError::MissingFolder { .. } => {
                 "check the path; a model of the hub is named org/name, and the embedded one demo".into()

@@ -1,5 +1,6 @@
 //! The reasons to refuse a picture.
 
+use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
 
 /// A picture that was refused, before or while decoding it.
@@ -15,12 +16,12 @@ pub enum ImageError {
         kind: std::io::ErrorKind,
     },
     /// The encoded bytes exceed the limit.
-    #[error("the encoded picture has {bytes} bytes, the limit is {bytes_max}")]
+    #[error("the encoded picture has {} bytes, the limit is {}", .bytes.0, .bytes_max.0)]
     TooManyBytes {
         /// Encoded bytes.
-        bytes: u64,
+        bytes: Bytes,
         /// Their limit.
-        bytes_max: u64,
+        bytes_max: Bytes,
     },
     /// The header announces more pixels than the limit; nothing was decoded.
     #[error("the picture is {width} x {height} = {pixels} pixels, the limit is {pixels_max}")]
@@ -35,12 +36,12 @@ pub enum ImageError {
         pixels_max: u64,
     },
     /// Decoding would take more host memory than the limit; nothing was decoded.
-    #[error("decoding the picture takes {bytes} bytes of host memory, the limit is {bytes_max}")]
+    #[error("decoding the picture takes {} bytes of host memory, the limit is {}", .bytes.0, .bytes_max.0)]
     TooMuchDecodeMemory {
         /// Host bytes at the peak.
-        bytes: u64,
+        bytes: Bytes,
         /// Their limit.
-        bytes_max: u64,
+        bytes_max: Bytes,
     },
     /// It is in none of the formats that are read.
     #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
@@ -108,9 +109,10 @@ pub enum ImageError {
     },
 }
 
-impl ImageError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ImageError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ImageError::Unreadable { .. } => "check the path, and that the file is readable".into(),
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),

@@ -2,9 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
+use bursar_budgets::Bytes;
 use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
 
 use super::RgbImage;
+use crate::MergeSize;
 
 /// Patches along time, height and width. A still picture has one step of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,9 +25,14 @@ impl Grid {
         self.t as usize * self.h as usize * self.w as usize
     }
 
-    /// Tokens in the prompt: `merge_size x merge_size` patches make one.
-    pub fn tokens(&self, merge_size: u32) -> usize {
-        self.patches() / (merge_size as usize * merge_size as usize)
+    /// Tokens in the prompt.
+    pub fn tokens(&self, merge: MergeSize) -> usize {
+        merge.tokens(self.patches())
+    }
+
+    /// Rows and columns of tokens in each step of time.
+    pub fn merged(&self, merge: MergeSize) -> (usize, usize) {
+        (self.h as usize / merge.side(), self.w as usize / merge.side())
     }
 }
 
@@ -75,8 +82,8 @@ impl ResizedImage {
     }
 
     /// Host bytes of the frames.
-    pub fn bytes(&self) -> usize {
-        self.frames.iter().map(|frame| frame.data().len()).sum()
+    pub fn bytes(&self) -> Bytes {
+        self.frames.iter().map(|frame| Bytes::of_slice(frame.data())).sum()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Errors of pictures, videos and processor settings.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use crate::flow::{FileName, ImageError};
@@ -59,9 +60,10 @@ pub enum VideoError {
     },
 }
 
-impl VideoError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VideoError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VideoError::NoFrames => "give the video at least one frame".into(),
             VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),
@@ -122,9 +124,10 @@ pub enum VisualError {
     },
 }
 
-impl VisualError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VisualError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             VisualError::Picture { source, .. } => source.hint(),
@@ -174,9 +177,10 @@ pub enum ProcessorError {
     },
 }
 
-impl ProcessorError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ProcessorError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ProcessorError::Malformed { .. } => {
                 "download preprocessor_config.json (and video_preprocessor_config.json) again".into()

@@ -1,5 +1,6 @@
 //! Errors of sampling.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::grammar::GrammarError;
@@ -92,9 +93,12 @@ impl SamplingError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for SamplingError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),
             SamplingError::UnknownToken { vocabulary, .. } => format!("use token ids below {vocabulary}"),

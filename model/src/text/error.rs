@@ -1,5 +1,6 @@
 //! Errors of tokenizers, chat templates and stop strings.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 /// Text that could not be turned into tokens, or back.
@@ -122,9 +123,12 @@ impl TextError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for TextError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             TextError::Tokenizer { .. } => "download tokenizer.json again".into(),
             TextError::Spelling => {

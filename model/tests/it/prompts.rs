@@ -1,5 +1,6 @@
 //! Prompts: only templates write special tokens, and templates have limits.
 
+use bursar_budgets::Hint;
 use bursar_model::error::TextError;
 use bursar_model::text::template_source::TemplateFiles;
 use bursar_model::text::{

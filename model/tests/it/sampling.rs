@@ -1,6 +1,7 @@
 //! Sampling: repeatable seeds, forbidden tokens, refused parameters and log-probabilities. Distributions have their own
 //! file.
 
+use bursar_budgets::Hint;
 use bursar_model::error::SamplingError;
 use bursar_model::flow::{LogProbability, Token};
 use bursar_model::sampling::{

@@ -20,7 +20,7 @@ struct Gallery;
 
 impl Actor for Gallery {
     type Msg = VisionMessage;
-    type State = mpsc::Sender<Vec<[u8; 32]>>;
+    type State = mpsc::Sender<Vec<PictureHash>>;
     type Arguments = Self::State;
 
     async fn pre_start(
@@ -44,11 +44,11 @@ impl Actor for Gallery {
     }
 }
 
-const PICTURE: [u8; 32] = [7; 32];
+const PICTURE: PictureHash = PictureHash([7; 32]);
 
 /// A prompt of four tokens, two of them a picture's.
 fn sequence(id: u64) -> NewSequence {
-    let content = PictureContent { tokens: 1..3, hash: PictureHash(PICTURE) };
+    let content = PictureContent { tokens: 1..3, hash: PICTURE };
     NewSequence {
         id: SequenceId(id),
         tokens: vec![5; 4],
@@ -81,7 +81,7 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,
-    unpinned: mpsc::Receiver<Vec<[u8; 32]>>,
+    unpinned: mpsc::Receiver<Vec<PictureHash>>,
     vision: ActorRef<VisionMessage>,
 }
 

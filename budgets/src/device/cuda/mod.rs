@@ -21,7 +21,7 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{Address, Device, DeviceError, DeviceMemory};
-use crate::{Bytes, Fence, Timeline, Timelines};
+use crate::{AtomicBytes, Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
 use nvml::Nvml;
@@ -88,7 +88,7 @@ pub struct CudaDevice {
     /// Counts what was made outside leases since then.
     meter: Meter,
     allocations: AtomicU64,
-    pinned: AtomicU64,
+    pinned: AtomicBytes,
     timelines: Timelines,
     state: Mutex<State>,
     /// Unmapped pages, for [`carve`] on a full card.
@@ -156,7 +156,7 @@ impl CudaDevice {
             uncounted: None,
             meter: Meter::default(),
             allocations: AtomicU64::default(),
-            pinned: AtomicU64::default(),
+            pinned: AtomicBytes::default(),
             timelines: Timelines::default(),
             state: Mutex::default(),
             spare: Mutex::default(),
@@ -196,11 +196,7 @@ impl CudaDevice {
     /// What the device did so far.
     pub fn counts(&self) -> CudaCounts {
         let counts = self.lock().counts;
-        CudaCounts {
-            pinned: Bytes(self.pinned.load(Ordering::Relaxed)),
-            allocations: self.allocations.load(Ordering::Relaxed),
-            ..counts
-        }
+        CudaCounts { pinned: self.pinned.load(), allocations: self.allocations.load(Ordering::Relaxed), ..counts }
     }
 
     /// Makes something that takes memory which no lease can hold (loaded modules, library handles, streams), and counts

@@ -167,32 +167,30 @@ impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Barrier,
-        atomic::{AtomicU64, Ordering},
-    };
+    use std::sync::Barrier;
 
     use super::*;
+    use crate::AtomicBytes;
 
     const ALL: Bytes = Bytes::gib(1);
 
     /// A driver that reports what is left.
     #[derive(Default)]
     struct Driver {
-        taken: AtomicU64,
+        taken: AtomicBytes,
     }
 
     impl Driver {
         fn left(&self) -> Result<Left, DeviceError> {
-            Ok(Left { free: ALL - Bytes(self.taken.load(Ordering::SeqCst)), ours: None })
+            Ok(Left { free: ALL - self.taken.load(), ours: None })
         }
 
         fn take(&self, bytes: Bytes) {
-            self.taken.fetch_add(bytes.0, Ordering::SeqCst);
+            self.taken.fetch_add(bytes);
         }
 
         fn give(&self, bytes: Bytes) {
-            self.taken.fetch_sub(bytes.0, Ordering::SeqCst);
+            self.taken.fetch_sub(bytes);
         }
     }
 
@@ -219,7 +217,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(meter.counted(), Bytes(driver.taken.load(Ordering::SeqCst)));
+        assert_eq!(meter.counted(), driver.taken.load());
         assert!(!meter.counted().is_zero());
     }
 

@@ -1,10 +1,6 @@
 //! Page-locked host memory, which the device copies from and to without the host.
 
-use std::{
-    fmt,
-    ptr::NonNull,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
@@ -44,7 +40,7 @@ impl CudaDevice {
         let taken = unsafe { sys::cuMemHostAlloc(&mut address, bytes.as_usize(), portable) };
         check("cuMemHostAlloc", taken).map_err(|error| refused_by_host(bytes, error))?;
         let address = NonNull::new(address.cast()).expect("what was given is somewhere");
-        self.pinned.fetch_add(bytes.0, Ordering::Relaxed);
+        self.pinned.fetch_add(bytes);
         Ok(Pinned { address, len: bytes.as_usize(), device: self.clone() })
     }
 }
@@ -76,7 +72,7 @@ impl Drop for Pinned {
         drop(self.device.enter_if_there());
         // SAFETY: it was taken once, and by contract the device no longer uses it.
         drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.address.as_ptr().cast()) }));
-        self.device.pinned.fetch_sub(self.len as u64, Ordering::Relaxed);
+        self.device.pinned.fetch_sub(Bytes(self.len as u64));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Errors of fetching a checkpoint from the hub.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 /// A checkpoint could not be fetched. Files that were fetched before the error stay in the cache.
@@ -114,9 +115,10 @@ pub enum HubError {
     Cancelled,
 }
 
-impl HubError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for HubError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             HubError::Id { .. } => "an id is an organisation and a name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),
             HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),

@@ -1,5 +1,6 @@
 //! Errors of forms and grammars.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::schema_rules::SchemaPlace;
@@ -109,9 +110,12 @@ impl GrammarError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for GrammarError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
