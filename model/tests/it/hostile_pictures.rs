@@ -259,7 +259,7 @@ fn processor_settings_are_followed_or_refused_by_name() {
     }
     assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
     let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
-    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is not known"));
+    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is unknown"));
     assert_eq!(Err(ProcessorError::Malformed { line: 2, column: 0 }), parse("{\n"));
 }
 
