@@ -27,6 +27,7 @@
 // that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
 // the copy engine makes those at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are 64 a block.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
@@ -36,17 +37,22 @@
 
 namespace {
 
+using contract::gate_up_middle::BLOCK_ROWS;
+using contract::gate_up_middle::FEATURES;     // of a tile
+using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
+using contract::gate_up_middle::PART_ROWS;    // of x, that a warpgroup has
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t MULTIPLIERS = 2;                    // warpgroups that multiply
-constexpr uint32_t BLOCKS = 2;                         // of a cluster, one below the other
-constexpr uint32_t PART_ROWS = 64;                     // of x, that a warpgroup has
-constexpr uint32_t BLOCK_ROWS = PART_ROWS * MULTIPLIERS;
-constexpr uint32_t FEATURES = 96;                      // of a tile
-constexpr uint32_t GROUPS = FEATURES / 8;              // of eight columns
-constexpr uint32_t DEPTH = 64;                         // of a step: 128 bytes
-constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;  // 8 KiB a step
-constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;   // gate or up, 12 KiB
-constexpr uint32_t STAGES_MAX = 7;
+constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // of a cluster, one below the other
+constexpr uint32_t GROUPS = FEATURES / 8;                           // of eight columns
+constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB a step
+constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;               // gate or up, 12 KiB
+constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_OF_ONE;
+constexpr uint32_t STAGES_OF_ALL = contract::gate_up_middle::STAGES_OF_ALL;
+static_assert(contract::gate_up_middle::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+static_assert(contract::gate_up_middle::SHARED_BYTES >= STAGES_MAX * (PART_BYTES + 2 * HALF_BYTES)
+                  && contract::gate_up_middle::SHARED_BYTES >= STAGES_OF_ALL * (MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES),
+              "and what it gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
@@ -64,7 +70,7 @@ struct Stages {
         : parts(rows <= BLOCK_ROWS ? 1 : MULTIPLIERS),
           weights_at(parts * PART_BYTES),
           bytes(weights_at + 2 * HALF_BYTES),
-          count(parts == 1 ? STAGES_MAX : 5) {}
+          count(parts == 1 ? STAGES_MAX : STAGES_OF_ALL) {}
 };
 
 // A place in the ring of stages, as Ring of hopper_copy.cuh, whose number is not known to the compiler here.
@@ -352,7 +358,7 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, tiles) with
+// Launch. block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x = 2 * min(multiprocessors / 2, tiles) with
 //   tiles = div_ceil(rows, 256) * div_ceil(features, 96)
 // Any even grid is right, only slower; none of `rows`, `features` and `in_features` is 0. A cluster is two blocks, which the
 // kernel itself says. The limit of dynamic shared memory must be raised once per function. May be launched with programmatic

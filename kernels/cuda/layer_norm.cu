@@ -14,6 +14,7 @@
 // Any hidden size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2
 // vectors a thread (8192 elements) stays in registers; what is longer is read again.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
@@ -187,12 +188,12 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
 }
 
 #define KERNEL(name, Element)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(512)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,          \
                           uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                           \
         norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, bias, rows, hidden, epsilon, out});              \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_layer_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,      \
                               const Element* weight, const Element* bias, uint32_t rows, uint32_t hidden,          \
                               float epsilon, Element* out) {                                                       \
@@ -200,5 +201,5 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
 // shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

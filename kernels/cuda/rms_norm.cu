@@ -12,6 +12,7 @@
 // size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
 // a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
@@ -132,17 +133,17 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
 }
 
 #define KERNEL(name, Element)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                      \
         rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden,   \
                         float epsilon, Element* out) {                                                               \
         norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, rows, hidden, epsilon, out});                      \
     }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                      \
         add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,          \
                             const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {    \
         norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, rows, hidden, epsilon, out});         \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
 // shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.
