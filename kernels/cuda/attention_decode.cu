@@ -385,7 +385,8 @@ FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::decode). Above 48 KiB the
 // function's limit has to be raised first. Scratch is workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for
-// `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give the right result; what was fastest on an H200:
+// `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give
+// the right result; what was fastest on an H200:
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
 //   runs <= 32:                             warps 8, piece 8

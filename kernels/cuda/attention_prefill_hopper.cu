@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         for (int k = 0; k < S::D / 16; ++k) {
             const uint32_t chunk = k * 16 / S::CHUNK;
             const uint32_t within = k * 16 % S::CHUNK * 2;
-            Products::scores(scores, matrix_at(QUERY_LAYOUT, query_address + chunk * S::QUERY_ACROSS + within),
+            Products::multiply(scores, matrix_at(QUERY_LAYOUT, query_address + chunk * S::QUERY_ACROSS + within),
                              matrix_at(KEY_LAYOUT, key_address + chunk * S::ACROSS + within), k > 0);
         }
         products_end();

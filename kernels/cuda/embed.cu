@@ -39,11 +39,11 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary,
     }
 }
 
-#define KERNEL(name, Element)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)                                   \
-        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,             \
-                     const uint32_t* previous, uint32_t previous_count, Element* out) {                           \
-        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                                     \
+#define KERNEL(name, Element)                                                                         \
+    extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)                        \
+        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids, \
+                     const uint32_t* previous, uint32_t previous_count, Element* out) {               \
+        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                         \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

@@ -39,12 +39,12 @@ __device__ __forceinline__ void gelu(Element* x, uint32_t pitch, uint32_t column
     }
 }
 
-#define KERNEL(name, Element)                                            \
-    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)    \
-        gelu_##name(Element* x, uint32_t pitch, uint32_t columns) {          \
-        gelu(x, pitch, columns);                                             \
+#define KERNEL(name, Element)                                             \
+    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS) \
+        gelu_##name(Element* x, uint32_t pitch, uint32_t columns) {       \
+        gelu(x, pitch, columns);                                          \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared memory. rows > 0.
-// Any second grid size is right; few rows want more blocks.
+// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared
+// memory. rows > 0. Any second grid size is right; few rows want more blocks.

@@ -41,11 +41,13 @@
 
 #include "contract.cuh"
 #include "few_pieces.cuh"
-#include "few_rows.cuh"
 #include "few_stages.cuh"
+#include "wgmma.cuh"
 
 // Counters of as many streams as may launch at the same time: each must have its own, here or elsewhere.
-extern "C" __device__ uint32_t linear_few_counters[contract::linear_few::STREAMS * contract::linear_few::STREAM_COUNTERS] = {};
+using contract::linear_few::STREAM_COUNTERS;
+using contract::linear_few::STREAMS;
+extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
 // Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
 template <typename Element, uint32_t ROWS>
@@ -162,8 +164,8 @@ struct Steps {
                 const uint32_t x_at = at + x_from + chunk * ROWS * ROW_BYTES;
 #pragma unroll
                 for (uint32_t k = 0; k < CHUNK_COLUMNS / 16; ++k) {
-                    FewColumns<Element, ROWS>::multiply(c, matrix_at(LAYOUT, weight_at + 32 * k),
-                                                        matrix_at(LAYOUT, x_at + 32 * k), 1);
+                    Warpgroup<Element>::multiply(c, matrix_at(LAYOUT, weight_at + 32 * k),
+                                                 matrix_at(LAYOUT, x_at + 32 * k), 1);
                 }
             }
             products_end();
@@ -424,9 +426,9 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (THREADS); dynamic shared memory
-// SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
-// Clusters of two are compiled in. May be launched with programmatic stream serialization, and should be. parts and
-// counters: see above.
+// SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit has to be raised first. ROWS is the least of 8,
+// 16, 32, 64 that rows fit in. Clusters of two are compiled in. May be launched with programmatic stream serialization, and
+// should be. parts and counters: see above.
 //
 // Any tiles in the range of tile_rows is right. Where half as many tiles as multiprocessors are not too tall they are
 // the fastest cut: each cluster has one, and nothing goes through parts. Of more features each block takes tiles of its

@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             products_begin();
 #pragma unroll
             for (uint32_t k = 0; k < DEPTH / 16; ++k) {
-                Warpgroup<T>::scores(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
+                Warpgroup<T>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
                                      matrix_at(LAYOUT, stage + X_BYTES + k * 32),
                                      KIND == Kind::ADDED || k > 0 || step > 0);
             }

@@ -27,6 +27,7 @@
 
 using contract::patchify::CHANNELS;
 using contract::patchify::LEVEL_NUMBERS;
+constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // of an even side
 static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's place is one load");
 
 // Where a patch lies in the bytes.
@@ -153,16 +154,17 @@ __device__ __forceinline__ void patchify(const uint8_t* bytes, uint32_t byte_cou
     }
 }
 
-#define KERNEL(name, Element)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(contract::patchify::THREADS_MAX) patchify_##name(              \
-        const uint8_t* __restrict__ bytes, uint32_t byte_count, const uint32_t* __restrict__ layout,            \
-        const float* __restrict__ levels, uint32_t pictures, const uint32_t* __restrict__ places,               \
-        uint32_t patches, uint32_t side, uint32_t frames, Element* __restrict__ out) {                          \
-        if (side % 2 == 0) {                                                                                    \
-            patchify<contract::patchify::PIXELS>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);       \
-        } else {                                                                                                \
-            patchify<1>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);       \
-        }                                                                                                       \
+#define KERNEL(name, Element)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(contract::patchify::THREADS_MAX) patchify_##name(               \
+        const uint8_t* __restrict__ bytes, uint32_t byte_count, const uint32_t* __restrict__ layout,             \
+        const float* __restrict__ levels, uint32_t pictures, const uint32_t* __restrict__ places,                \
+        uint32_t patches, uint32_t side, uint32_t frames, Element* __restrict__ out) {                           \
+        if (side % 2 == 0) {                                                                                     \
+            patchify<PIXELS_AT_ONCE>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, \
+                                     out);                                                                       \
+        } else {                                                                                                 \
+            patchify<1>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);        \
+        }                                                                                                        \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

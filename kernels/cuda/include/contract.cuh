@@ -107,14 +107,17 @@ constexpr uint32_t PAST_IS_THERE = 1;
 constexpr uint32_t OTHERS_READ_ONCE = 2;
 // Blocks of the cache in the ring of one warp.
 template <uint32_t HEAD_DIM>
-constexpr uint32_t RING_STAGES = HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
+constexpr uint32_t RING_STAGES =
+    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
 // Bytes of shared memory of that ring: keys and values of one head.
 template <uint32_t HEAD_DIM>
-constexpr uint32_t RING_BYTES = HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
+constexpr uint32_t RING_BYTES =
+    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
 // f32 numbers of a part: for each query vector of a tile a weighted sum of values, the highest score and the sum of
 // weights.
 template <uint32_t HEAD_DIM>
-constexpr uint32_t PART_NUMBERS = HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
+constexpr uint32_t PART_NUMBERS =
+    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
 }  // namespace decode
 
 // attention_prefill.cu: many rows, on every device.
@@ -160,6 +163,8 @@ constexpr uint32_t PACKED_SHARED_BYTES = 133120;
 
 // linear_few.cu: products of few rows.
 namespace linear_few {
+// Most rows of x.
+constexpr uint32_t ROWS_MAX = 64;
 // Most weight rows of a tile.
 constexpr uint32_t TILE_ROWS = 128;
 // Columns of a step.
@@ -188,17 +193,21 @@ constexpr uint32_t ADD_TO_OUT = 1;
 constexpr uint32_t OUT_IS_F32 = 2;
 // Bytes for stages.
 template <uint32_t ROWS>
-constexpr uint32_t STAGES_BYTES = ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : 0;
+constexpr uint32_t STAGES_BYTES =
+    ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : 0;
 // Bytes in which warps tell each other sums: those of the tallest tile, and what a cluster's blocks send.
 template <uint32_t ROWS>
-constexpr uint32_t TOLD_BYTES = ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
+constexpr uint32_t TOLD_BYTES =
+    ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
 // Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time, but not
 // all, so that small kernels fit beside it.
 template <uint32_t ROWS>
-constexpr uint32_t SHARED_BYTES = ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
+constexpr uint32_t SHARED_BYTES =
+    ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
 // f32 numbers that a block leaves of a tile for others to add up.
 template <uint32_t ROWS>
-constexpr uint32_t PART_NUMBERS = ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
+constexpr uint32_t PART_NUMBERS =
+    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
 }  // namespace linear_few
 
 // gate_up_middle.cu: gated products of some hundred rows.

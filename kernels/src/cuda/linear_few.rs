@@ -9,6 +9,7 @@ use std::sync::{
 use bursar_budgets::{Address, Bytes, DeviceError, Overhead};
 use serde::{Deserialize, Serialize};
 
+pub(super) use super::contract::linear_few::ROWS_MAX;
 use super::{
     Cuda,
     blas::{GemmAlgorithm, Places, Product},
@@ -25,9 +26,6 @@ use super::{
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{DType, KernelError};
-
-/// The most rows that any of the kernels takes.
-pub(super) const ROWS_MAX: usize = FewRows::R64.rows();
 
 /// Alignment of rows in bytes, for the copy engine.
 const ALIGNMENT: usize = 16;

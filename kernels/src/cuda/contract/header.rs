@@ -106,7 +106,7 @@ fn item(item: &Item) -> String {
         Value::One(value) => writeln!(out, "constexpr uint32_t {name} = {};", literal(*value)).expect("text"),
         Value::Each(size, values) => {
             let cases: String = values.iter().map(|(of, value)| format!("{size} == {of} ? {value} : ")).collect();
-            writeln!(out, "template <uint32_t {size}>\nconstexpr uint32_t {name} = {cases}0;").expect("text");
+            writeln!(out, "template <uint32_t {size}>\nconstexpr uint32_t {name} =\n    {cases}0;").expect("text");
         }
     }
     out

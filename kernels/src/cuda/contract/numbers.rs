@@ -192,6 +192,8 @@ contract! {
 
     /// linear_few.cu: products of few rows.
     mod linear_few {
+        /// Most rows of x.
+        const ROWS_MAX: usize = FewRows::R64.rows();
         /// Most weight rows of a tile.
         const TILE_ROWS: usize = 128;
         /// Columns of a step.
