@@ -44,11 +44,11 @@
 #include "tensor_core.cuh"
 
 // Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
-extern "C" __device__ uint32_t attention_decode_counters[contract::decode::COUNTERS] = {};
+extern "C" __device__ uint32_t attention_decode_counters[contract::attention_decode::COUNTERS] = {};
 
-using contract::decode::OTHERS_READ_ONCE;
-using contract::decode::PARTS;
-using contract::decode::PAST_IS_THERE;
+using contract::attention_decode::OTHERS_READ_ONCE;
+using contract::attention_decode::PARTS;
+using contract::attention_decode::PAST_IS_THERE;
 
 // MiB of a layer's keys and values beyond which they are the first to go from the L2 cache, beside weights that are so too
 // and beside others. Fewer stay in part until the next step, which is worth more: between 16 sequences of 576 tokens
@@ -383,7 +383,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
 #define KERNEL(name, Element) FOR_EACH_HEAD_DIM(KERNEL_OF, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::decode). Above 48 KiB the
+// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::attention_decode). Above 48 KiB the
 // function's limit has to be raised first. Scratch is workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for
 // `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give
 // the right result; what was fastest on an H200:

@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr uint32_t WARPS = contract::prefill_hopper::COMBINE_WARPS;
+constexpr uint32_t WARPS = contract::attention_hopper::COMBINE_WARPS;
 
 // A warp adds up one query vector; a lane has four of its columns.
 template <typename S, typename T>

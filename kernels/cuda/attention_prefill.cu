@@ -36,11 +36,11 @@
 
 namespace {
 
-constexpr int THREADS = contract::prefill::THREADS;
-constexpr int QUERIES = contract::prefill::TILE_QUERIES;  // of a tile
+constexpr int THREADS = contract::attention_prefill::THREADS;
+constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // of a tile
 constexpr int KEYS = 64;                                  // of a step
 static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
-static_assert(KEYS == contract::prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
+static_assert(KEYS == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
 using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
 

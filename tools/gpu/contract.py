@@ -10,7 +10,7 @@ HEADER = Path(__file__).resolve().parents[2] / "kernels/cuda/include/contract.cu
 
 @functools.cache
 def contract(family):
-    """Those of a namespace: `contract("decode").TILE_QUERIES`, or by size, `contract("decode").RING_BYTES[128]`."""
+    """Those of a namespace: `contract("argmax").THREADS`, or by size, `contract("attention_decode").RING_BYTES[128]`."""
     body = HEADER.read_text().split(f"\nnamespace {family} {{\n")[1].split("\n}")[0]
     number = lambda text: int(text.rstrip("u"), 0)  # noqa: E731
     numbers = {name: number(value) for name, value in re.findall(r"constexpr uint32_t (\w+) = (\w+);", body)}

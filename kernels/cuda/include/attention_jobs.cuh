@@ -5,7 +5,7 @@
 #include "contract.cuh"
 
 using contract::common::BLOCK_TOKENS;
-using contract::prefill_hopper::STAGES;  // of queries, of keys, and of values
+using contract::attention_hopper::STAGES;  // of queries, of keys, and of values
 constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -42,7 +42,7 @@ struct Sizes {
 };
 
 namespace sizes {
-using namespace contract::prefill_hopper;
+using namespace contract::attention_hopper;
 using Paged = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false>;
 using PagedSplit = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true>;
 using Packed = Sizes<PACKED_HEAD_DIM, PACKED_QUERIES / 64, PACKED_KEYS, false, false>;

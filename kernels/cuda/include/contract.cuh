@@ -91,7 +91,7 @@ constexpr uint32_t LEVEL_NUMBERS = 7;
 }  // namespace patchify
 
 // attention_decode.cu: single rows over the cache.
-namespace decode {
+namespace attention_decode {
 // Query vectors per tile.
 constexpr uint32_t TILE_QUERIES = 8;
 // Most warps of a block.
@@ -118,20 +118,20 @@ constexpr uint32_t RING_BYTES =
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_NUMBERS =
     HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
-}  // namespace decode
+}  // namespace attention_decode
 
 // attention_prefill.cu: many rows, on every device.
-namespace prefill {
+namespace attention_prefill {
 // Query vectors per tile, 16 a warp.
 constexpr uint32_t TILE_QUERIES = 64;
 // Threads of a block, which has one tile.
 constexpr uint32_t THREADS = 128;
 // Most rows of a stretch that is one tile.
 constexpr uint32_t WINDOW_ROWS = 64;
-}  // namespace prefill
+}  // namespace attention_prefill
 
 // attention_prefill_hopper.cu and attention_paged_combine.cu: over the cache (paged), and within packed rows.
-namespace prefill_hopper {
+namespace attention_hopper {
 // Stages of queries, of keys and of values.
 constexpr uint32_t STAGES = 2;
 // Elements of a head.
@@ -159,7 +159,7 @@ constexpr uint32_t PACKED_KEYS = 112;
 constexpr uint32_t PACKED_THREADS = 512;
 // Bytes of dynamic shared memory.
 constexpr uint32_t PACKED_SHARED_BYTES = 133120;
-}  // namespace prefill_hopper
+}  // namespace attention_hopper
 
 // linear_few.cu: products of few rows.
 namespace linear_few {

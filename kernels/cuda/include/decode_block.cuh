@@ -61,9 +61,9 @@ struct HalfBlock {
 template <uint32_t HEAD_DIM>
 struct Ring {
     static constexpr uint32_t BLOCK_BYTES = 2 * HalfBlock<HEAD_DIM>::BYTES;
-    static constexpr uint32_t STAGES = contract::decode::RING_STAGES<HEAD_DIM>;
+    static constexpr uint32_t STAGES = contract::attention_decode::RING_STAGES<HEAD_DIM>;
     static constexpr uint32_t BYTES = STAGES * BLOCK_BYTES;
-    static_assert(BYTES == contract::decode::RING_BYTES<HEAD_DIM>, "the launch gives so many to each warp");
+    static_assert(BYTES == contract::attention_decode::RING_BYTES<HEAD_DIM>, "the launch gives so many to each warp");
 };
 
 // Ends a group of copies, which may be empty.

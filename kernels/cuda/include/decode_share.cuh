@@ -14,10 +14,10 @@
 #include "reduce.cuh"
 
 using contract::common::BLOCK_TOKENS;
-using contract::decode::TILE_QUERIES;
+using contract::attention_decode::TILE_QUERIES;
 
 // Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
-constexpr uint32_t DECODE_WARPS_MAX = contract::decode::WARPS_MAX;
+constexpr uint32_t DECODE_WARPS_MAX = contract::attention_decode::WARPS_MAX;
 
 // What the launch is told about the sequences.
 struct DecodeBatch {

@@ -16,8 +16,8 @@ using contract::linear_few::OUT_IS_F32;
 using contract::linear_few::STAGES_MAX;
 using contract::linear_few::TEAM;
 constexpr uint32_t COLUMNS = contract::linear_few::STEP_COLUMNS;
-constexpr uint32_t CHUNKS = COLUMNS / CHUNK_COLUMNS;           // of a step, one beside the other
-constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;              // of a row of a chunk
+constexpr uint32_t CHUNKS = COLUMNS / CHUNK_COLUMNS;                 // of a step, one beside the other
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                    // of a row of a chunk
 constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // the first thread of the warp that copies; one more writes

@@ -2,9 +2,7 @@
 
 use super::{
     Cuda,
-    contract::{
-        HeadDim, HopperEntryPoints, decode as decode_numbers, prefill as numbers, prefill_hopper as hopper_numbers,
-    },
+    contract::{HeadDim, HopperEntryPoints, attention_decode, attention_hopper, attention_prefill},
     decode_launch::DecodeLaunch,
     launch::{Arguments, Extent, Function, arguments, count},
     linear_few,
@@ -17,13 +15,13 @@ const SPLIT_KEYS: usize = 512;
 
 /// As many blocks over the cache as a Hopper device runs at once, at most; each takes one job after another.
 fn paged_extent(jobs: usize, processors: usize) -> Extent {
-    let (threads, shared) = (hopper_numbers::PAGED_THREADS, hopper_numbers::PAGED_SHARED_BYTES);
+    let (threads, shared) = (attention_hopper::PAGED_THREADS, attention_hopper::PAGED_SHARED_BYTES);
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
 /// The same over packed rows.
 fn packed_extent(jobs: usize, processors: usize) -> Extent {
-    let (threads, shared) = (hopper_numbers::PACKED_THREADS, hopper_numbers::PACKED_SHARED_BYTES);
+    let (threads, shared) = (attention_hopper::PACKED_THREADS, attention_hopper::PACKED_SHARED_BYTES);
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
@@ -56,18 +54,18 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
     let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
-    let ring = decode_numbers::ring_bytes(head_dim);
+    let ring = attention_decode::ring_bytes(head_dim);
     let launch =
         DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
     let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
-    assert!(launch.workers <= decode_numbers::COUNTERS, "no device has so many multiprocessors");
+    assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
     // A step of single rows alone writes no key that another sequence has in its context, so contexts are read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
     // Our products of few rows mark their weights for first eviction.
     let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
-    let flags = u32::from(past_is_there) * decode_numbers::PAST_IS_THERE
-        + u32::from(others_read_once) * decode_numbers::OTHERS_READ_ONCE;
+    let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
+        + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
     let arguments = arguments![
         call.queries.address(),
         count(call.queries.pitch()),
@@ -104,9 +102,9 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     }
     let vectors = rows * (call.heads / shape.kv_heads);
     let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
-    let is_hopper = shape.head_dim == hopper_numbers::PAGED_HEAD_DIM;
+    let is_hopper = shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
     let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
-    let jobs = shape.kv_heads * tiles(hopper_numbers::PAGED_QUERIES, vectors, left);
+    let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
     let splits = (processors / jobs).min(keys / SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
@@ -118,15 +116,15 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         }
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
-        let blocks = shape.kv_heads * tiles(numbers::TILE_QUERIES, vectors, left);
-        (arguments, cuda.entry_points().attention_paged[head_dim], Extent::line(blocks, numbers::THREADS))
+        let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
+        (arguments, cuda.entry_points().attention_paged[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     let mut arguments = arguments
         .with(call.sequences.query_starts.address())
         .with(call.sequences.context_lengths.address())
         .with(call.sequences.block_tables.address());
     if split.is_some() {
-        let parts = jobs * splits * hopper_numbers::PAGED_PART_NUMBERS * DType::F32.size();
+        let parts = jobs * splits * attention_hopper::PAGED_PART_NUMBERS * DType::F32.size();
         assert!(parts <= call.scratch.bytes().as_usize(), "the target declares what split tiles take");
         arguments = arguments.with(call.scratch.address());
     }
@@ -175,8 +173,8 @@ fn combine(
         count(splits),
         call.scale,
     ];
-    let warps = hopper_numbers::COMBINE_WARPS;
-    let extent = Extent::line(jobs * (hopper_numbers::PAGED_QUERIES / warps), 32 * warps);
+    let warps = attention_hopper::COMBINE_WARPS;
+    let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
     // SAFETY: as above.
     unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
@@ -202,23 +200,23 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     }
     let head_dim = head_dim_of("attention_packed", call.head_dim, &call.qkv)?;
     let kernels = cuda.entry_points();
-    let is_hopper = call.head_dim == hopper_numbers::PACKED_HEAD_DIM;
+    let is_hopper = call.head_dim == attention_hopper::PACKED_HEAD_DIM;
     let places = |arguments: Arguments| {
         let arguments = arguments.with(call.starts.address()).with(count(call.out.pitch()));
         let arguments = arguments.with(count(call.qkv.pitch())).with(count(rows)).with(count(stretches));
         arguments.with(count(call.heads)).with(call.scale)
     };
     let plain = || arguments![call.out.address(), call.qkv.address()];
-    let windows = kernels.attention_windows[head_dim].filter(|_| call.longest <= numbers::WINDOW_ROWS);
+    let windows = kernels.attention_windows[head_dim].filter(|_| call.longest <= attention_prefill::WINDOW_ROWS);
     let (arguments, kernel, extent) = if let Some(kernel) = windows {
-        (plain(), kernel, Extent::line(call.heads * stretches, numbers::THREADS))
+        (plain(), kernel, Extent::line(call.heads * stretches, attention_prefill::THREADS))
     } else if let Some(hopper) = kernels.hopper.as_ref().filter(|_| is_hopper) {
         let arguments = arguments![packed_map(&call.qkv, call.heads)?, call.out.address(), call.qkv.address()];
-        let jobs = call.heads * tiles(hopper_numbers::PACKED_QUERIES, rows, stretches);
+        let jobs = call.heads * tiles(attention_hopper::PACKED_QUERIES, rows, stretches);
         (arguments, hopper.attention_packed, packed_extent(jobs, cuda.kernels.target.processors))
     } else {
-        let blocks = call.heads * tiles(numbers::TILE_QUERIES, rows, stretches);
-        (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, numbers::THREADS))
+        let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
+        (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     // SAFETY: as above.
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
@@ -230,7 +228,7 @@ fn packed_map(qkv: &Tensor<'_>, heads: usize) -> Result<TensorMap, KernelError> 
         // Columns of a fifth of a head, rows, fifths.
         dimensions: &[16, qkv.rows() as u64, 15 * heads as u64],
         strides: &[2 * qkv.pitch() as u64, 32],
-        cube: &[16, count(hopper_numbers::PACKED_KEYS), 5],
+        cube: &[16, count(attention_hopper::PACKED_KEYS), 5],
         swizzle: Swizzle::Bytes32,
     };
     Ok(TensorMap::new(qkv.address(), qkv.dtype(), &layout)?)

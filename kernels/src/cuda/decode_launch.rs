@@ -5,10 +5,10 @@
 //! are few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The thresholds were
 //! measured on an H200 (`benches/h200.md`).
 
-use super::contract::{HeadDim, decode};
+use super::contract::{HeadDim, attention_decode};
 
 /// Warps that fit on a Hopper multiprocessor; each has a ring of cache blocks in shared memory.
-const WARPS: usize = decode::WARPS_MAX;
+const WARPS: usize = attention_decode::WARPS_MAX;
 
 /// Warps per block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
@@ -34,7 +34,7 @@ pub(super) struct DecodeLaunch {
 impl DecodeLaunch {
     /// The launch for `sequences` sequences of one row each, with Hopper's shared memory per multiprocessor.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
-        let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(decode::TILE_QUERIES);
+        let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
         if runs <= FEW_RUNS {
             return of_warps(8, SHORT_PIECE);
@@ -64,7 +64,7 @@ impl DecodeLaunch {
 
     /// f32 numbers of the parts that blocks leave for one another.
     pub(super) fn part_numbers(&self, head_dim: HeadDim) -> usize {
-        self.workers * decode::PARTS * decode::part_numbers(head_dim)
+        self.workers * attention_decode::PARTS * attention_decode::part_numbers(head_dim)
     }
 }
 

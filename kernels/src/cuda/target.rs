@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::{
-    contract::{HeadDim, prefill_hopper},
+    contract::{HeadDim, attention_hopper},
     decode_launch::DecodeLaunch,
 };
 use crate::{DType, KvShape};
@@ -53,9 +53,9 @@ impl CudaTarget {
         let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
         let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
-        let has_split = self.capability == (9, 0) && shape.head_dim == prefill_hopper::PAGED_HEAD_DIM;
+        let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
         let splits = has_split && rows > single_rows;
-        let split = if splits { self.processors * prefill_hopper::PAGED_PART_NUMBERS } else { 0 };
+        let split = if splits { self.processors * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
         DType::F32.bytes(decoding.max(split))
     }
 

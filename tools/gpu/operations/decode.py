@@ -7,7 +7,7 @@ from device import ENDINGS, LIMITS, Kernel, Output, divide_up, processors
 from operations.paged import Paged
 from table import Case
 
-NUMBERS = contract("decode")
+NUMBERS = contract("attention_decode")
 TILE_QUERIES, WARPS_MAX = NUMBERS.TILE_QUERIES, NUMBERS.WARPS_MAX
 FEW_ROWS = contract("linear_few").ROWS_MAX  # up to which products read their weights with the hint that they are the first to go from the L2 cache
 

@@ -7,7 +7,7 @@ from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
 from operations.prefill import ROWS_CHECKED, cudnn
 from table import Case
 
-NUMBERS, HOPPER = contract("prefill"), contract("prefill_hopper")
+NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
 WINDOW = NUMBERS.WINDOW_ROWS
 
 

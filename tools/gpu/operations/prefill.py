@@ -10,7 +10,7 @@ from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
 from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
-NUMBERS, HOPPER = contract("prefill"), contract("prefill_hopper")
+NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
 SPLIT_KEYS = 1024
 ROWS_CHECKED = 64  # of a timed case, which is too large to be computed again in f64
 

@@ -73,11 +73,11 @@ pub(in crate::cuda) struct EntryPoints<F> {
 
 /// The entry points of Hopper's machine code alone.
 pub(in crate::cuda) struct HopperEntryPoints<F> {
-    /// For heads of `prefill_hopper::PAGED_HEAD_DIM`, as the next two.
+    /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
-    /// For heads of `prefill_hopper::PACKED_HEAD_DIM`.
+    /// For heads of `attention_hopper::PACKED_HEAD_DIM`.
     pub attention_packed: F,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
@@ -131,7 +131,7 @@ impl<F> EntryPoints<F> {
 
 impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        use super::numbers::prefill_hopper::{PACKED_HEAD_DIM, PAGED_HEAD_DIM};
+        use super::numbers::attention_hopper::{PACKED_HEAD_DIM, PAGED_HEAD_DIM};
         let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,

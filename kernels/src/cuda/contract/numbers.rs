@@ -114,7 +114,7 @@ contract! {
     }
 
     /// attention_decode.cu: single rows over the cache.
-    mod decode {
+    mod attention_decode {
         /// Query vectors per tile.
         const TILE_QUERIES: usize = 8;
         /// Most warps of a block.
@@ -150,7 +150,7 @@ contract! {
     }
 
     /// attention_prefill.cu: many rows, on every device.
-    mod prefill {
+    mod attention_prefill {
         /// Query vectors per tile, 16 a warp.
         const TILE_QUERIES: usize = 64;
         /// Threads of a block, which has one tile.
@@ -160,7 +160,7 @@ contract! {
     }
 
     /// attention_prefill_hopper.cu and attention_paged_combine.cu: over the cache (paged), and within packed rows.
-    mod prefill_hopper {
+    mod attention_hopper {
         /// Stages of queries, of keys and of values.
         const STAGES: usize = 2;
         /// Elements of a head.
@@ -360,7 +360,7 @@ const fn threads(queries: usize) -> usize {
 
 /// Bytes of shared memory of a block of attention on Hopper.
 const fn shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
-    prefill_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
+    attention_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
 }
 
 const fn larger(one: usize, other: usize) -> usize {
