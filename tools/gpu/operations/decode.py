@@ -9,7 +9,8 @@ from table import Case
 
 NUMBERS = contract("attention_decode")
 TILE_QUERIES, WARPS_MAX = NUMBERS.TILE_QUERIES, NUMBERS.WARPS_MAX
-FEW_ROWS = contract("linear_few").ROWS_MAX  # up to which products read their weights with the hint that they are the first to go from the L2 cache
+# Up to which products read their weights with the hint that they are the first to go from the L2 cache.
+FEW_ROWS = contract("linear_few").ROWS_MAX
 
 
 def shape_of(sequences, kv_heads, group, rows=1):

@@ -49,7 +49,8 @@ def sizes(packed, out):
 
 def general(packed, out):
     kernel = Kernel("attention_prefill", f"attention_packed_{ENDINGS[packed.kind]}_d{packed.head_dim}")
-    return lambda: kernel((packed.tiles(NUMBERS.TILE_QUERIES),), (NUMBERS.THREADS,), out.tensor, packed.qkv, *sizes(packed, out))
+    grid = packed.tiles(NUMBERS.TILE_QUERIES)
+    return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, packed.qkv, *sizes(packed, out))
 
 
 def windows(packed, out):
@@ -59,8 +60,9 @@ def windows(packed, out):
 
 
 def hopper(packed, out):
-    kernel = Kernel("attention_prefill_hopper", f"attention_packed_hopper_{ENDINGS[packed.kind]}_d80", HOPPER.PACKED_SHARED_BYTES)
-    view = tensor_map(packed.qkv, [16, packed.rows, 15 * packed.heads], [2 * packed.qkv.stride(0), 32], [16, HOPPER.PACKED_KEYS, 5], 1)
+    name, box = f"attention_packed_hopper_{ENDINGS[packed.kind]}_d80", [16, HOPPER.PACKED_KEYS, 5]
+    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PACKED_SHARED_BYTES)
+    view = tensor_map(packed.qkv, [16, packed.rows, 15 * packed.heads], [2 * packed.qkv.stride(0), 32], box, 1)
     grid = min(processors(), packed.tiles(HOPPER.PACKED_QUERIES))
     return lambda: kernel((grid,), (HOPPER.PACKED_THREADS,), view, out.tensor, packed.qkv, *sizes(packed, out))
 

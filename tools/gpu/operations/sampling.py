@@ -81,12 +81,12 @@ def case(logits, requests):
         read = (logits, u64(logits.stride(0)))
         both = (*read, changed, u64(changed.stride(0)), vocabulary, asked, scratch)
         # All rows in one go: it begins with row 0, whose requests are the first words.
-        slicing((slices, rows), (NUMBERS.SLICE_THREADS,), *read, vocabulary, asked, rows, 0, previous, len(previous), changed,
-                u64(changed.stride(0)), scratch)  # fmt: skip
+        slicing((slices, rows), (NUMBERS.SLICE_THREADS,), *read, vocabulary, asked, rows, 0, previous, len(previous),
+                changed, u64(changed.stride(0)), scratch)  # fmt: skip
         planning((rows,), (NUMBERS.PLAN_THREADS,), vocabulary, asked, scratch)
         gathering((slices, rows), (NUMBERS.SLICE_THREADS,), *both)
-        choosing((rows,), (NUMBERS.CHOICE_THREADS,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor, top_ids.tensor,
-                 top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
+        choosing((rows,), (NUMBERS.CHOICE_THREADS,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor,
+                 top_ids.tensor, top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
 
     def wrong():
         """Rows that are not as they have to be."""
