@@ -8,8 +8,6 @@ use super::{
     sizes::{FewRows, HeadDim},
 };
 
-const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/include/contract.cuh");
-
 const HEAD: &str = "\
 // What the host and the kernels agree on. Generated from kernels/src/cuda/contract: change it there, write this file with
 // `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract`, then compile (kernels/cuda/compile.py).
@@ -132,12 +130,21 @@ fn comment(about: &str) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-#[test]
-fn the_header_of_the_device_code_matches_the_contract() {
-    let expected = header();
-    if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
-        std::fs::write(HEADER, &expected).expect("it is written");
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/include/contract.cuh");
+
+    #[test]
+    fn the_header_of_the_device_code_matches_the_contract() {
+        let expected = header();
+        if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
+            fs::write(HEADER, &expected).expect("it is written");
+        }
+        let found = fs::read_to_string(HEADER).unwrap_or_default();
+        assert!(found == expected, "contract.cuh is not the contract: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
     }
-    let found = std::fs::read_to_string(HEADER).unwrap_or_default();
-    assert!(found == expected, "contract.cuh is not the contract: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
 }
