@@ -56,7 +56,7 @@ contract! {
         /// What stands for a token where none could be chosen.
         const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
         /// Bit of a token id that makes the rest an index into what the previous step chose.
-        const PREVIOUS: u32 = crate::ops::embed::PREVIOUS;
+        const PREVIOUS: u32 = crate::input_token::PREVIOUS;
     }
 
     /// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
