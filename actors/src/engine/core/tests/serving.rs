@@ -102,7 +102,7 @@ fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
     assert_eq!(told[3..], ["attempt 4 refused in serve of 1360", "advise on plan: 60 B missing for 1360"]);
     let serving = bed.core.serving().expect("what it leases is kept until it ends");
     assert!(serving.children().is_none() && *serving.profiled() == "sized");
-    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "nobody carries it out");
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "no actor serves");
     assert_eq!(bed.give(Input::Advised(Vec::new())).hear().len(), 1);
     assert!(bed.core.serving().is_none());
 }
