@@ -1,4 +1,4 @@
-//! The cost of recording with a real recorder: everything that the scheduler, the kv actor and the drivers record in
+//! The cost of recording with a real recorder: everything that the scheduler and the drivers record in
 //! one decode step.
 //!
 //! `cargo bench --bench metrics`
@@ -31,18 +31,15 @@ fn decode_step(model: &Label, drivers: &[Recording]) {
     // The scheduler takes the result of the last step (`scheduler/actor.rs`) …
     metric::GRAPH_REPLAYS_TOTAL.add(model, 1);
     metric::STEP_SECONDS.record(model, Duration::from_micros(4_300));
-    // … asks for blocks, and names the full ones (`kv/actor.rs`) …
-    for _ in 0..2 {
-        metric::KV_BLOCKS_USED.set(model, 32 * sequences);
-        metric::KV_BLOCKS_CACHED.set(model, 100);
-        metric::PREFIX_CACHE_BYTES.set(model, Bytes::mib(90));
-    }
     // … and launches the next.
     metric::STEP_TOKENS.record(model, sequences);
     metric::SEQUENCES_WAITING.set(model, 0);
     metric::SEQUENCES_RUNNING.set(model, sequences);
     metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), sequences);
     metric::STEPS_UNDER_WAY.set(model, 2);
+    metric::KV_BLOCKS_USED.set(model, 32 * sequences);
+    metric::KV_BLOCKS_CACHED.set(model, 100);
+    metric::PREFIX_CACHE_BYTES.set(model, Bytes::mib(90));
     metric::GENERATED_TOKENS_TOTAL.add(model, sequences);
     // Each driver gets a token (`chat/stopwatch.rs`).
     drivers.iter().for_each(|intervals| intervals.record(Duration::from_micros(4_300)));

@@ -3,7 +3,7 @@
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
 use bursar::{
-    Bytes, Envelope, Forecast, LoadOptions,
+    Bytes, Envelope, Forecast, Hint, LoadOptions,
     crates::{
         actors::{
             engine::Question,

@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release --example 4_lease_beside_a_model`
 
-use bursar::{Bytes, Class, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, Segment};
+use bursar::{Bytes, Class, Hint, LoadOptions, MIB, ModelSource, Runtime, RuntimeConfig, Segment};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -24,7 +24,8 @@ use axum::{
     routing::post,
 };
 use bursar::{
-    Chat, ChatError, ChatEvent, ErrorKind, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
+    Chat, ChatError, ChatEvent, ErrorKind, Hint, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
+    demo,
 };
 use futures_util::{Stream, StreamExt};
 use serde::Deserialize;

@@ -7,9 +7,9 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use bursar::{
-    Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Image, LeaseError, LoadOptions, ModelHandle,
+    Budget, Bytes, Chat, ChatError, Class, Device, DeviceChoice, Hint, Image, LeaseError, LoadOptions, ModelHandle,
     ModelSource, Runtime, RuntimeConfig, Segment, demo,
-    messages::{KvMessage, Responder},
+    messages::{Responder, SchedulerMessage},
     ractor::{Actor, ActorProcessingErr, ActorRef, RpcReplyPort, SupervisionEvent, call_t},
 };
 use tokio::sync::watch;
@@ -105,7 +105,7 @@ impl Actor for Album {
             }
             AlbumMessage::Blocks(reply) => {
                 let (question, answer) = Responder::new();
-                state.arguments.model.serving().await?.kv.send_message(KvMessage::Usage(question))?;
+                state.arguments.model.serving().await?.scheduler.send_message(SchedulerMessage::KvUse(question))?;
                 Ok(reply.send(answer.await.ok().map(|blocks| blocks.held))?)
             }
             AlbumMessage::Deaths(reply) => Ok(reply.send(state.deaths)?),
@@ -230,7 +230,7 @@ async fn main() -> Result<(), Failure> {
         let caption = call_t!(album, AlbumMessage::Read, PATIENCE_MS, number)?.ok_or("it was written")?;
         println!("  {}: {caption}", picture.name);
     }
-    let blocks = call_t!(album, AlbumMessage::Blocks, PATIENCE_MS)?.ok_or("the kv actor answers")?;
+    let blocks = call_t!(album, AlbumMessage::Blocks, PATIENCE_MS)?.ok_or("the scheduler answers")?;
     println!("  kv: {blocks} blocks are held now\n\n{}", runtime.budget().snapshot().await?);
 
     println!("It asks for more than there is:");

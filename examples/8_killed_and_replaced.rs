@@ -30,7 +30,7 @@ async fn main() -> Result<(), Failure> {
     println!("Undisturbed:\n{} ...\n\nWho holds what:", beginning.escape_debug());
     show(&before);
 
-    for victim in ["scheduler", "kv", "vision", "budget", "engine"] {
+    for victim in ["scheduler", "vision", "budget", "engine"] {
         let cell = find(&runtime, &model, victim).await?;
         let (dead, generation) = (cell.get_id(), model.serving().await?.generation);
         println!("\nThe {victim} (actor {dead}) is killed:");
@@ -67,7 +67,6 @@ async fn find(runtime: &Runtime, model: &ModelHandle, victim: &str) -> Result<Ac
     let supervised = runtime.supervised().await?;
     Ok(match victim {
         "scheduler" => serving.scheduler.get_cell(),
-        "kv" => serving.kv.get_cell(),
         "vision" => serving.vision.ok_or("the demo model takes pictures")?.get_cell(),
         "budget" => supervised.budget,
         _ => supervised.engines["demo"].clone(),

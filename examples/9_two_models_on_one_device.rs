@@ -4,7 +4,8 @@
 //! `cargo run --release --example 9_two_models_on_one_device`
 
 use bursar::{
-    Bytes, Chat, DeviceChoice, Envelope, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, demo,
+    Bytes, Chat, DeviceChoice, Envelope, Hint, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig,
+    demo,
 };
 
 type Failure = Box<dyn std::error::Error>;

@@ -154,7 +154,7 @@ async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> 
         error: format!("planning died: {died}"),
         hint: "this is a bug in Bursar; please report it with the model".to_owned(),
     })?;
-    planned.map_err(|error: LoadError| Failure { hint: error.hint(), error: error.to_string() })
+    planned.map_err(|error: LoadError| Failure::of(&error))
 }
 
 struct Bench {

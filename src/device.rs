@@ -7,30 +7,29 @@ use clap::Args;
 
 use crate::{failure::Failure, logging};
 
-/// The device that is leased.
+/// The device to lease memory of.
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
-    /// The device: auto (the first GPU, or host memory where there is none), host, or cuda:N for the GPU of that number.
+    /// The device: auto (the first GPU, or host memory if there is none), host, or cuda:N for the GPU with that number.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
     /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
     #[arg(long, default_value = "512MiB", value_parser = capacity, global = true)]
     capacity: Bytes,
-    /// The folder that has libcublasLt, if it is in no usual place.
+    /// The folder with libcublasLt, if it is not in a usual place.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
-    /// Where profiles of starts are written down, so that the next start is quicker; `none` for nowhere. By default
-    /// bursar/profiles in the user's cache folder; `bench` uses only a folder that is said, and `drill` and `plan` use
-    /// none.
+    /// Where to record the profiles of starts, which make later starts faster; `none` for nowhere. By default
+    /// bursar/profiles in the user's cache folder. `bench` uses only a folder given here; `drill` and `plan` use none.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,
     /// Where the CUDA toolkit is.
     #[arg(long, hide = true, env = "CUDA_HOME", global = true)]
     cuda_home: Option<PathBuf>,
-    /// NVIDIA's wheels bring libraries.
+    /// A virtual environment, where NVIDIA's wheels install libraries.
     #[arg(long, hide = true, env = "VIRTUAL_ENV", global = true)]
     virtual_env: Option<PathBuf>,
-    /// So do conda's environments.
+    /// A conda environment, likewise.
     #[arg(long, hide = true, env = "CONDA_PREFIX", global = true)]
     conda_prefix: Option<PathBuf>,
     #[cfg(feature = "prometheus")]
@@ -106,7 +105,7 @@ impl DeviceOptions {
         }
     }
 
-    /// The same, but none unless given explicitly: measurements must not depend on earlier ones.
+    /// The same, but only if given: measurements must not depend on earlier ones.
     pub fn said_profiles(&self) -> Option<PathBuf> {
         self.profile_cache.clone().filter(|said| said.as_os_str() != NOWHERE)
     }

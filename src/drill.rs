@@ -19,18 +19,18 @@ use crate::{
     model, told,
 };
 
-/// What happens when the device refuses memory: tried on host memory, phase by phase. Only --capacity is taken of the
-/// device, and no profile is read or written.
+/// What happens when the device refuses memory, tried on host memory phase by phase. Of the device options only
+/// --capacity counts, and no profile is read or written.
 #[derive(Args)]
 pub struct Options {
-    /// Where memory is refused: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
+    /// Where to refuse memory: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
     /// validate and serve; there are four attempts.
     #[arg(long, value_name = "PHASE:N[,PHASE:N]")]
     fault: String,
-    /// `demo`, the checkpoint in a folder, or a model of the hub.
+    /// `demo`, a checkpoint folder, or a model of the hub.
     #[arg(long, default_value = "demo")]
     model: String,
-    /// One JSON object instead of text.
+    /// Prints one JSON object instead of text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -39,7 +39,7 @@ pub struct Options {
 
 #[derive(Debug, Serialize)]
 struct Drilled {
-    /// In order.
+    /// In the order in which they ran.
     attempts: Vec<AttemptReport>,
     /// Whether the model serves at the end.
     ready: bool,
@@ -152,5 +152,5 @@ fn tell(drilled: &Drilled) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
         _ => println!("the model serves"),
     }
-    println!("{} are not home", drilled.leaked_bytes.exact());
+    println!("{} were not given back", drilled.leaked_bytes.exact());
 }

@@ -21,15 +21,20 @@ impl Failure {
         (with_flags(&self.error), with_flags(&self.hint))
     }
 
+    /// An error in its own words, with its hint.
+    pub fn of<E: Error + Hint>(error: &E) -> Self {
+        Failure { error: error.to_string(), hint: error.hint().into().unwrap_or_default() }
+    }
+
     /// An error with its chain of reasons, each once: most already quote their source.
-    fn of(error: &dyn Error, hint: String) -> Self {
-        let mut told = error.to_string();
+    fn with_reasons<E: Error + Hint>(error: &E) -> Self {
+        let mut failure = Failure::of(error);
         let mut source = error.source();
         while let Some(reason) = source {
-            add(&mut told, &reason.to_string());
+            add(&mut failure.error, &reason.to_string());
             source = reason.source();
         }
-        Failure { error: told, hint }
+        failure
     }
 }
 
@@ -83,13 +88,13 @@ impl fmt::Display for Failure {
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
-        Failure::of(&error, error.hint())
+        Failure::with_reasons(&error)
     }
 }
 
 impl From<ChatError> for Failure {
     fn from(error: ChatError) -> Self {
-        let mut failure = Failure::of(&error, error.hint());
+        let mut failure = Failure::with_reasons(&error);
         if let Some(reason) = error.reason() {
             add(&mut failure.error, reason);
         }
@@ -99,13 +104,13 @@ impl From<ChatError> for Failure {
 
 impl From<FaultPlanError> for Failure {
     fn from(error: FaultPlanError) -> Self {
-        Failure::of(&error, error.hint().unwrap_or_default())
+        Failure::with_reasons(&error)
     }
 }
 
 impl From<ImageError> for Failure {
     fn from(error: ImageError) -> Self {
-        Failure::of(&error, error.hint())
+        Failure::with_reasons(&error)
     }
 }
 

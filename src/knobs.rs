@@ -117,7 +117,7 @@ fn read(path: &PathBuf) -> Result<Settings, Failure> {
 
 impl From<KnobError> for Failure {
     fn from(error: KnobError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
@@ -169,7 +169,7 @@ pub fn flag(Setting { name, value }: &Setting) -> (String, String) {
 
 const FILE: &str = "knobs";
 
-pub const HEADING: &str = "What a model may take (docs/knobs.md)";
+pub const HEADING: &str = "Knobs of the model (docs/knobs.md)";
 
 impl Args for KnobOptions {
     fn augment_args(command: Command) -> Command {

@@ -36,7 +36,7 @@
 //! tokio runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to
 //! reach READY.
 //!
-//! Errors are enums: each names the limit and the value, and its `hint()` says what to change.
+//! Errors are enums: each names the limit and the value, and its [`Hint`] says what to change.
 //!
 //! # Actors of your own
 //!
@@ -115,18 +115,18 @@ pub use bursar_model::{
 /// Messages that your own actors may send to ours.
 ///
 /// Most of them are internal: an actor that receives what its peers would never send fails as if by a bug, and is
-/// replaced. Safe for everyone are [`KvMessage::Usage`](messages::KvMessage::Usage) and everything that [`Budget`] and
+/// replaced. Safe for everyone are [`SchedulerMessage::KvUse`](messages::SchedulerMessage::KvUse) and everything that [`Budget`] and
 /// [`Runtime`] ask on your behalf.
 ///
 /// ```
 /// # use bursar::{ModelSource, Runtime, RuntimeConfig};
-/// use bursar::messages::{KvMessage, Responder};
+/// use bursar::messages::{Responder, SchedulerMessage};
 /// # #[tokio::main(flavor = "multi_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let runtime = Runtime::start(RuntimeConfig::default()).await?;
 /// # let model = runtime.load_with(ModelSource::demo(), bursar::LoadOptions::small(), |_| {}).await?;
 /// let (responder, answer) = Responder::new();
-/// model.serving().await?.kv.send_message(KvMessage::Usage(responder))?;
+/// model.serving().await?.scheduler.send_message(SchedulerMessage::KvUse(responder))?;
 /// let blocks = answer.await?; // of 16 tokens each, over all layers
 /// assert_eq!(blocks.held, 0, "the model is idle");
 /// # runtime.shutdown().await;
@@ -137,7 +137,7 @@ pub mod messages {
     pub use bursar_actors::{
         budget::BudgetMessage,
         engine::{EngineMessage, WhichLane},
-        kv::{KvMessage, KvUse, SequenceId},
+        kv::{KvUse, SequenceId},
         responder::{AskError, Responder},
         runtime::RuntimeMessage,
         scheduler::SchedulerMessage,

@@ -21,25 +21,25 @@ use tracing_subscriber::{
     util::SubscriberInitExt,
 };
 
-/// How it tells of leases, restarts and requests. None of it has content: no prompt, no picture, no reply.
+/// How to log leases, restarts and requests. Logs never contain prompts, pictures or replies.
 #[derive(Args)]
 pub struct LogOptions {
-    /// Tells of leases, restarts and requests on standard error, beside what the command itself says there: as lines of
-    /// text, or all of it as one JSON object a line.
+    /// Logs leases, restarts and requests to standard error, with the command's own messages: as lines of text, or
+    /// everything as JSON objects, one per line.
     #[arg(long, value_enum, default_value_t = Form::Off, env = "BURSAR_LOG", global = true)]
     log: Form,
-    /// How much of it: debug follows each request from actor to actor.
+    /// The least level that is logged. debug follows each request from actor to actor.
     #[arg(long, value_name = "LEVEL", default_value = "info", env = "BURSAR_LOG_LEVEL", global = true)]
     log_level: Level,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Form {
-    /// Nothing.
+    /// No log.
     Off,
-    /// For people.
+    /// Lines of text.
     Text,
-    /// For machines.
+    /// JSON objects, one per line.
     Json,
 }
 
@@ -47,7 +47,7 @@ enum Form {
 const SAID: &str = "bursar::said";
 
 impl LogOptions {
-    /// Installs the subscriber.
+    /// Installs the log subscriber.
     pub fn begin(&self) {
         begin(self.log, self.log_level);
     }
@@ -137,5 +137,5 @@ fn tell_of_panic(panic: &PanicHookInfo<'_>) {
 
 fn message(payload: &dyn Any) -> &str {
     let text = payload.downcast_ref::<&str>().copied();
-    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("with something that is no text")
+    text.or_else(|| payload.downcast_ref::<String>().map(String::as_str)).unwrap_or("with a value that is not text")
 }

@@ -32,7 +32,7 @@ use logging::LogOptions;
 
 /// Serves vision-language models and leases every byte of device memory.
 ///
-/// Without a command: a tour with the embedded demo model.
+/// Without a command, it shows a tour with the embedded demo model.
 #[derive(Parser)]
 #[command(version, about)]
 struct Cli {
@@ -46,16 +46,17 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Asks a model a question, or talks with it.
+    /// Asks a model one question, or starts a session with it.
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Sizes a model on this device anew, prints what was measured, and writes it down for later starts.
+    /// Sizes a model on this device anew, prints what was measured, and records it for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose, on host memory whatever --device and --profile-cache say, and tells what becomes of each
-    /// attempt: 1 if a byte was lost, 2 if the faults cannot be read.
+    /// Refuses memory on purpose and reports each attempt. It uses host memory, whatever --device and --profile-cache
+    /// say. Exits with 1 if a byte was lost, and with 2 if the faults cannot be read.
     Drill(Box<drill::Options>),
-    /// Says what a model would take of a device and serve there, without a GPU: 0 if it fits, 1 if not.
+    /// Says what a model would take of a device and serve there, without a GPU. Exits with 0 if it fits, and with 1 if
+    /// not.
     Plan(Box<plan::Options>),
     /// Shows a running process live: every byte by class, its actors, requests, rates and events.
     Top(top::Options),

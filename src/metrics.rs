@@ -10,10 +10,10 @@ use crate::{failure::Failure, logging};
 /// Where metrics are served.
 #[derive(Args, Clone)]
 pub struct MetricsOptions {
-    /// Serves metrics there while the command runs: a port of the loopback, or an address and a port, such as 9464 or
-    /// 0.0.0.0:9464; port 0 takes any that is free. /metrics is for Prometheus, /events has the last events, /health/live and
-    /// /health/ready say whether to restart the process and whether to ask it. No password guards them, and nothing of
-    /// prompts, pictures or replies is in them.
+    /// Serves metrics at this address while the command runs: a port of the loopback, or an address with a port, such
+    /// as 9464 or 0.0.0.0:9464. Port 0 takes any free one. /metrics is for Prometheus, /events has the latest events,
+    /// /health/live and /health/ready say whether to restart the process and whether to send it requests. There is no
+    /// password; prompts, pictures and replies are never served.
     #[arg(long, value_name = "ADDR", env = "BURSAR_METRICS", global = true)]
     metrics: Option<MetricsAddress>,
 }
@@ -36,6 +36,6 @@ impl MetricsOptions {
 
 impl From<ServeMetricsError> for Failure {
     fn from(error: ServeMetricsError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }

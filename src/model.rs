@@ -9,16 +9,16 @@ use clap::Args;
 use crate::hub;
 use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 
-/// A model, or its shape alone.
+/// A model, or only its shape.
 #[derive(Args)]
 pub struct ModelOptions {
     /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// The shape of a model instead of a model: its size and speed without its files.
+    /// A model's shape instead of a model: its size and speed, without its files.
     #[arg(long, value_name = "NAME", requires = "random")]
     shape: Option<String>,
-    /// Its weights are drawn at random, on the device.
+    /// Draws the weights at random, on the device.
     #[arg(long, requires = "shape")]
     random: bool,
 }
@@ -72,8 +72,8 @@ pub fn source(model: &str) -> ModelSource {
 
 /// A model of this shape, with weights drawn from `seed`.
 pub fn shape(shape: &str, seed: u64) -> Result<ModelSource, Failure> {
-    let failure = |error: bursar::UnknownShape| Failure { hint: error.hint(), error: error.to_string() };
-    Ok(ModelSource::random(random_checkpoint(shape, seed).map_err(failure)?))
+    let random = random_checkpoint(shape, seed).map_err(|error| Failure::of(&error))?;
+    Ok(ModelSource::random(random))
 }
 
 /// Loads a model and shows a progress bar.

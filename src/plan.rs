@@ -7,7 +7,7 @@ mod report;
 use std::{process::ExitCode, sync::Arc};
 
 use bursar::{
-    Bytes, CheckpointError, ModelSource, StartError,
+    Bytes, CheckpointError, Hint, ModelSource, StartError,
     crates::{
         actors::engine::{Forecast, Question},
         model::{
@@ -34,17 +34,17 @@ pub struct Options {
     /// A Hugging Face checkpoint folder, a model of the hub, or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// The shape of a model instead of a model.
+    /// A model's shape instead of a model.
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// The device's memory, such as 80GiB, instead of what it has.
+    /// The device's memory, such as 80GiB, instead of what the device has.
     #[arg(long, value_name = "BYTES")]
     total: Option<Bytes>,
-    /// A GPU that need not be here: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. Without it: the GPU that is
-    /// here, or where there is none the host for the demo model and an H200 for any other.
+    /// A GPU, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By default the
+    /// GPU of this machine; if there is none, the host for the demo model, and an H200 for any other.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
-    /// One JSON object.
+    /// Prints one JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -130,25 +130,25 @@ impl Options {
 
 impl From<StartError> for Failure {
     fn from(error: StartError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<LoadError> for Failure {
     fn from(error: LoadError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 
 impl From<bursar::DeviceError> for Failure {
     fn from(error: bursar::DeviceError) -> Self {
-        let hint = bursar::Hint::hint(&error).unwrap_or_else(|| "see the driver's message".to_owned());
+        let hint = error.hint().unwrap_or_else(|| "see the driver's message".to_owned());
         Failure { hint, error: error.to_string() }
     }
 }

@@ -20,13 +20,12 @@ use crate::{
     told,
 };
 
-/// Sizes a model on this device, measuring anew whatever earlier starts have found; prints what was measured and writes it
-/// down for later ones.
+/// Sizes a model on this device, even if a profile is recorded. Prints the result, and records it for later starts.
 #[derive(Args)]
 pub struct Options {
     #[command(flatten)]
     model: model::ModelOptions,
-    /// One JSON object instead of text.
+    /// Prints one JSON object instead of text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -38,7 +37,7 @@ const SEED: u64 = 0;
 
 #[derive(Debug, Serialize)]
 struct Profile {
-    /// In order.
+    /// In the order in which they ran.
     attempts: Vec<AttemptReport>,
     /// Seconds of the last attempt by phase, and of the whole start.
     seconds: BTreeMap<&'static str, f64>,

@@ -43,20 +43,20 @@ use crate::failure::{self, Failure};
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {
-    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default what
-    /// --metrics or BURSAR_METRICS says here, or else 127.0.0.1:9464.
+    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default the
+    /// value of --metrics or BURSAR_METRICS here, or else 127.0.0.1:9464.
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
-    /// How often to look: 100ms to 1m.
+    /// Time between two updates: 100ms to 1m.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Every,
-    /// Looks twice, that long apart, prints what it saw as text, and ends: 1 if there is nothing to see.
+    /// Collects figures twice, that long apart, prints them as text, and exits; with 1 if there is nothing to show.
     #[arg(long)]
     once: bool,
-    /// With --once: one JSON object.
+    /// With --once, prints one JSON object.
     #[arg(long, requires = "once")]
     json: bool,
-    /// Colours. Auto honours NO_COLOR, and COLORTERM=truecolor for more than sixteen.
+    /// When to use colours. auto respects NO_COLOR, and uses more than sixteen if COLORTERM is truecolor.
     #[arg(long, value_enum, default_value = "auto")]
     color: When,
 }
@@ -111,8 +111,8 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
     match options.once {
         true => look_once(options, address, colours),
         false if !stdout().is_terminal() => Err(Failure {
-            error: "standard output is no terminal".to_owned(),
-            hint: "`bursar top --once` prints one look as text, and with --json as JSON".to_owned(),
+            error: "standard output is not a terminal".to_owned(),
+            hint: "`bursar top --once` prints the view once as text, or with --json as JSON".to_owned(),
         }),
         false => watch(options, address, colours),
     }
@@ -161,7 +161,7 @@ fn watch(options: &Options, address: &Address, colours: Colours) -> Result<(), F
             Err(TryRecvError::Empty) => {}
             Err(TryRecvError::Disconnected) => {
                 return Err(Failure {
-                    error: "whoever looks has died".to_owned(),
+                    error: "the thread that reads the metrics has died".to_owned(),
                     hint: "this is a bug in Bursar; please report it".to_owned(),
                 });
             }
@@ -229,14 +229,14 @@ impl FromStr for Every {
         let every = seconds.zip(number.trim().parse::<f64>().ok()).map(|(unit, number)| unit * number);
         match every {
             Some(every) if (0.1..=60.0).contains(&every) => Ok(Every(Duration::from_secs_f64(every))),
-            _ => Err(format!("{typed:?} is no time from 100ms to 1m, such as 500ms or 2s")),
+            _ => Err(format!("{typed:?} is not a time from 100ms to 1m, such as 500ms or 2s")),
         }
     }
 }
 
 impl From<ScrapeError> for Failure {
     fn from(error: ScrapeError) -> Self {
-        Failure { hint: error.hint(), error: error.to_string() }
+        Failure::of(&error)
     }
 }
 

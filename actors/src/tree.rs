@@ -5,9 +5,8 @@
 //! ├── budget              one per device; asks no other actor
 //! └── engine              one per model
 //!     ├── profile         until READY
-//!     ├── vision          its death restarts kv and scheduler, whose sequences may point at its pictures
-//!     ├── kv              its death restarts the scheduler, whose sequences point at its blocks
-//!     └── scheduler       its death restarts kv, which could not tell which block tables are still in use
+//!     ├── vision          its death restarts the scheduler, whose sequences may point at its pictures
+//!     └── scheduler       keeps the blocks of keys and values too
 //! lane                    threads of an engine, one for steps and one for pictures; they answer and never ask
 //! chat                    one task per request, outside the tree, so that no death below can lose the request
 //! ```
@@ -32,9 +31,7 @@ pub enum Role {
     Profile,
     /// The actor that decodes pictures and owns the vision cache.
     Vision,
-    /// The actor that owns the blocks of keys and values.
-    Kv,
-    /// The actor that plans steps.
+    /// The actor that plans steps and gives out the blocks of keys and values.
     Scheduler,
     /// A device thread.
     Lane,
@@ -44,7 +41,7 @@ pub enum Role {
 
 impl Role {
     /// The actors of each model. A model without pictures has no vision actor.
-    pub const OF_A_MODEL: [Role; 5] = [Role::Engine, Role::Profile, Role::Vision, Role::Kv, Role::Scheduler];
+    pub const OF_A_MODEL: [Role; 4] = [Role::Engine, Role::Profile, Role::Vision, Role::Scheduler];
 
     /// The role's name in metrics and events.
     pub const fn name(self) -> &'static str {
@@ -55,7 +52,6 @@ impl Role {
             Role::Engine => "engine",
             Role::Profile => "profile",
             Role::Vision => "vision",
-            Role::Kv => "kv",
             Role::Scheduler => "scheduler",
             Role::Lane => "lane",
             Role::Budget => "budget",
@@ -134,10 +130,6 @@ questions! {
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
     /// Decodes pictures and writes their embeddings to the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
-    /// Blocks for the next step.
-    ALLOT_BLOCKS: Scheduler -> Kv, "allot blocks", 5;
-    /// Releases the blocks at the end of the pool when the cache shrinks.
-    SHRINK_BLOCKS: Scheduler -> Kv, "give up blocks", 5;
     /// Changes the number of blocks after READY. Answered once no running step uses a block that goes.
     RESIZE_POOL: Engine -> Scheduler, "use another number of blocks", 600;
     /// Resizes the lease of keys and values after READY.

@@ -1,6 +1,6 @@
-//! The profile under supervision on a whole card, with the shape of Qwen2.5-VL-7B: where every byte goes, a neighbour that
-//! comes while chats have pictures and while the model starts, cards with too little, and the loads that another server
-//! lost requests by. Without a GPU each story says so and ends.
+//! A supervised model of Qwen2.5-VL-7B's shape on a whole card: where every byte goes, a neighbour that comes while
+//! chats have pictures and while the model starts, cards with too little memory, and loads that made another server
+//! lose requests. Without a GPU, each story says so and passes.
 
 mod gpu;
 
@@ -22,7 +22,7 @@ use bursar_actors::{
     profile::{AttemptReport, Phase, RESERVE_MAX},
     runtime::ModelSource,
 };
-use bursar_budgets::{Bytes, Class, Device};
+use bursar_budgets::{Bytes, Class, Device, Hint};
 use bursar_model::registry::random_checkpoint;
 use gpu::{
     Stage, all_is_home, eventually,
@@ -31,7 +31,7 @@ use gpu::{
 };
 use tokio::task::{JoinHandle, JoinSet, block_in_place};
 
-/// As the test harness names it.
+/// The test's name, for the test harness.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
@@ -39,17 +39,17 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// The model's.
+/// The model's name.
 const NAME: &str = "seven";
 
 const LAYERS: u64 = 28;
 
-/// What an application asks for that says nothing: the envelope of a GPU, all of the card.
+/// What an application without settings asks for: the envelope of a GPU, and all of the card.
 fn full() -> LoadOptions {
     LoadOptions { name: Some(NAME.into()), envelope: None, requests: 512, ..options() }
 }
 
-/// A model that serves, and how it came to.
+/// A model that serves, and how it started.
 struct Started {
     model: ModelHandle,
     begun: Instant,
@@ -69,7 +69,7 @@ impl Started {
     }
 }
 
-/// Starts the model; `at` hears of each phase as it begins.
+/// Starts the model. `at` is called as each phase begins.
 async fn start(
     stage: &Stage,
     options: LoadOptions,
@@ -91,12 +91,12 @@ async fn start(
     Ok(Started { model, begun, phases, attempts, ready: Instant::now() })
 }
 
-/// Keys and values, in tokens.
+/// The size of keys and values, in tokens.
 async fn kv_tokens(model: &ModelHandle) -> usize {
     model.serving().await.expect("it serves").kv_tokens
 }
 
-/// Random numbers of some quality.
+/// Pseudorandom bytes, to draw pictures from.
 fn noise() -> &'static [u8] {
     static NOISE: OnceLock<Vec<u8>> = OnceLock::new();
     NOISE.get_or_init(|| {
@@ -113,20 +113,20 @@ fn noise() -> &'static [u8] {
     })
 }
 
-/// A number that no other call was given.
+/// A number that no earlier call returned.
 fn fresh() -> u32 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     NEXT.fetch_add(1, SeqCst)
 }
 
-/// A question about a picture that nobody has seen, with a reply of so many tokens.
+/// A question about a new picture, with a reply of this many tokens.
 fn shown((wide, high): (u32, u32), reply: usize) -> Chat {
     let (bytes, first) = (3 * wide as usize * high as usize, 997 * fresh() as usize % (4 << 20));
     let image = Image::from_rgb(wide, high, &noise()[first..first + bytes]).expect("as many bytes as pixels");
     greedy(Chat::new().user("Describe.").image(image), reply)
 }
 
-/// A prompt of tokens that nobody has said.
+/// A prompt of random tokens.
 fn told(tokens: usize, reply: usize) -> Chat {
     let first = fresh() as usize * 8192;
     let id = |at: usize| 1000 + u32::from(noise()[at]) * 256 + u32::from(noise()[at + 1]);
@@ -140,7 +140,7 @@ fn greedy(chat: Chat, reply: usize) -> Chat {
     chat.temperature(0.0).max_tokens(reply).ignore_end()
 }
 
-/// Asks; what comes is as long as was asked for, and so are the scores.
+/// Asks. Checks that the reply and its scores have the length that was asked for.
 async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>) {
     let mut events = model.chat(chat).await.expect("it is accepted");
     let mut scored = 0;
@@ -166,7 +166,8 @@ async fn ask(model: ModelHandle, chat: Chat, reply: usize, scores: Range<usize>)
 
 const NONE: Range<usize> = 0..1;
 
-/// The likeliest come first and are no more than all, and the token is one of them or less likely.
+/// Checks that the likeliest tokens come first, that their probabilities add up to 1 at most, and that the token is one
+/// of them or less likely.
 fn is_of_a_distribution(score: &TokenScore) {
     let TokenScore { token, top } = score;
     let (own, least) = (token.log_probability, top.last().map_or(0.0, |last| last.log_probability));
@@ -176,7 +177,7 @@ fn is_of_a_distribution(score: &TokenScore) {
     assert!(top.iter().map(|other| f64::from(other.log_probability).exp()).sum::<f64>() < 1.0, "{score:?}");
 }
 
-/// All at once; gives how long they took.
+/// Asks all at once. Returns how long they took.
 async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Range<usize>) -> Duration {
     let (begun, mut asked) = (Instant::now(), JoinSet::new());
     for chat in chats {
@@ -188,7 +189,7 @@ async fn ask_all(model: &ModelHandle, chats: Vec<Chat>, reply: usize, scores: Ra
     begun.elapsed()
 }
 
-/// So many users, each of whom shows one picture after the other.
+/// This many users, each of whom shows one picture after another.
 struct Users {
     enough: Arc<AtomicBool>,
     answered: Arc<AtomicU32>,
@@ -211,7 +212,7 @@ impl Users {
         Users { enough, answered, users }
     }
 
-    /// They finish what they have begun; gives how many requests were answered.
+    /// Lets users finish what they have begun. Returns how many requests were answered.
     async fn go(self) -> u32 {
         self.enough.store(true, SeqCst);
         for user in self.users {
@@ -221,7 +222,7 @@ impl Users {
     }
 }
 
-/// What keys and values gave up, and how long that was behind its decision.
+/// What keys and values gave up, and how long after the decision.
 fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
     let (mut decided, mut found) = (None::<SystemTime>, Vec::new());
     for recorded in heard {
@@ -238,7 +239,7 @@ fn yields(heard: &[Recorded]) -> Vec<(Bytes, Duration)> {
     found
 }
 
-/// Everything that happens to the memory from now on.
+/// Collects all events about memory from now on.
 fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
     let mut events = stage.runtime.events();
     let (over, mut is_over) = tokio::sync::oneshot::channel::<()>();
@@ -258,7 +259,7 @@ fn listen(stage: &Stage) -> impl AsyncFnOnce() -> Vec<Recorded> {
     }
 }
 
-/// Nobody was refused memory, and nothing started again.
+/// Checks that no memory was refused, and that nothing restarted.
 fn nothing_broke(heard: &[Recorded]) {
     for recorded in heard {
         let is_bad = matches!(recorded.event, Event::Oom { .. } | Event::Restart { .. } | Event::Failed { .. });
@@ -294,7 +295,7 @@ fn a_start_takes_the_whole_card_and_names_every_byte() {
             assert_eq!(now.canary, now.canary_wanted);
             let by_ledger = now.free + now.canary;
             assert_eq!(free, by_ledger, "what the ledger calls free is free");
-            // What it held before it had a model is the driver's own.
+            // What is held before there is a model belongs to the driver.
             println!("{} more are foreign than before", now.foreign.saturating_sub(before.foreign));
             assert!(now.foreign <= before.foreign + Bytes::mib(2), "some is in no lease");
             let drift = async || {
@@ -328,7 +329,7 @@ fn a_neighbour_gets_1_8_and_40_gib_beside_64_chats() {
         let before = stage.measured().await;
         let kv = async || stage.snapshot().await.of_class(&Class::Kv);
         let (wants, mut neighbour) = ([1, 8, 40].map(Bytes::gib), Neighbour::moves_in(NEIGHBOUR));
-        // Nobody asks anything at first, then 64 do.
+        // Without users at first, then with 64.
         for users in [0, 64] {
             let (users, heard) = (Users::come(users, model), listen(&stage));
             let are_busy = async || users.users.is_empty() || users.answered.load(SeqCst) > 0;
@@ -369,7 +370,7 @@ fn loads_that_killed_another_server_lose_nothing_here() {
         let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
         let wanted = Bytes::mib(7680);
         eventually("the neighbour has it", async || block_in_place(|| neighbour.hold(wanted)) == wanted).await;
-        // And all that it finds then, but for what it left the other server.
+        // Then all that is left, except what it left the other server.
         let free = block_in_place(|| neighbour.leave(Bytes::mib(200)));
         println!("{free} are free beside the neighbour");
         let scored = |_| told(2048, 32).temperature(1.0).top_p(0.9).top_k(50).log_probabilities(5);
@@ -430,7 +431,7 @@ fn a_start_needs_2_gib_spare_and_the_errors_suggestion_works() {
     });
 }
 
-/// Starts with so much left; gives what really was, and what the start said.
+/// Starts with `left` bytes free. Returns what was really free, and the error.
 async fn too_little(stage: &Stage, neighbour: &mut Neighbour, left: Bytes) -> (Bytes, Box<Unfit>) {
     let left = neighbour.leave(left);
     let error = start(stage, full(), |_| {}).await.map(drop).expect_err("there is too little");
@@ -452,7 +453,7 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
                     let mut taking = taking.lock().expect("nobody panics with it");
                     if begun == phase && taking.is_none() {
                         let (neighbour, is_ready) = (neighbour.clone(), is_ready.clone());
-                        // Beside the start, and not in its way.
+                        // On another thread, so that it does not delay the start.
                         *taking = Some(std::thread::spawn(move || take_in_steps(&neighbour, &is_ready)));
                     }
                 }
@@ -477,7 +478,7 @@ fn a_neighbour_arriving_in_any_phase_costs_tokens_not_the_start() {
     });
 }
 
-/// 1, 8 and 40 GiB, or what there is of that until somebody is ready; gives what it has then.
+/// Takes 1, 8 and 40 GiB, or what there is, until the model is ready. Returns what it holds then.
 fn take_in_steps(neighbour: &Mutex<Option<Neighbour>>, is_ready: &AtomicBool) -> Bytes {
     let mut neighbour = neighbour.lock().expect("nobody panics with it");
     let neighbour = neighbour.as_mut().expect("it is there");

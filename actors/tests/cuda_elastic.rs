@@ -1,5 +1,5 @@
-//! A neighbour on a GPU that a model fills: it gets what it takes, no request fails, and all is regained when it goes.
-//! Without a GPU the story says so and ends.
+//! A neighbour on a GPU that a model fills: it gets what it takes, no request fails, and everything is regained when it
+//! leaves. Without a GPU, the story says so and passes.
 
 mod gpu;
 
@@ -20,7 +20,7 @@ use gpu::{
     options, picture, question, story,
 };
 
-/// As the test harness names it.
+/// The test's name, for the test harness.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 #[test]
@@ -28,7 +28,7 @@ fn a_neighbour_takes_the_requested_bytes() {
     neighbour::live();
 }
 
-/// What keys and values have.
+/// The size of keys and values.
 async fn kv(stage: &Stage) -> Bytes {
     stage.snapshot().await.of_class(&Class::Kv)
 }
@@ -57,7 +57,7 @@ fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
                         break;
                     }
                     let said = answer(&model, chat(number)).await.expect("no request fails");
-                    // Neighbours in the batch round otherwise on a GPU, so that a greedy choice may be another.
+                    // On a GPU, other sequences in the batch change the rounding, so a greedy choice may differ.
                     differ += usize::from(said != expected[number as usize]);
                     asked.fetch_add(1, Relaxed);
                 }
@@ -69,7 +69,7 @@ fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
         for gibibytes in [1, 8, 40] {
             let (wanted, began) = (Bytes::gib(gibibytes), Instant::now());
             eventually("the neighbour has what it wants", async || {
-                // It takes what it finds, to a few MiB, and comes again.
+                // It takes all that is free but a few MiB, and tries again.
                 tokio::task::block_in_place(|| neighbour.leave(Bytes::mib(16)));
                 stage.measured().await.foreign >= wanted
             })

@@ -1,5 +1,5 @@
-//! A model that has taken a whole GPU but for its reserve: it serves, a lane that dies starts again beside it, and all of it
-//! comes home. Without a GPU the test says so and ends.
+//! A model that fills a whole GPU except for its reserve: it serves, a dead lane restarts in the memory left, and
+//! everything is given back. Without a GPU, the test says so and passes.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use bursar_budgets::{Bytes, Class, DeviceError, Hint};
 use bursar_model::{Envelope, registry::random_checkpoint};
 use metrics::{Counter, CounterFn, Gauge, GaugeFn, Histogram, Key, KeyName, Metadata, Recorder, SharedString, Unit};
 
-/// What every gauge and counter of this process stands at, by its name.
+/// The values of all gauges and counters of this process, by name.
 #[derive(Clone, Default)]
 struct Ears(Arc<Mutex<BTreeMap<String, f64>>>);
 
@@ -91,7 +91,7 @@ impl Ears {
     }
 }
 
-/// As many tokens as were asked for, whatever the random weights say.
+/// Checks that the reply has as many tokens as asked for, whatever the random weights choose.
 async fn answer(model: &ModelHandle, chat: Chat, tokens: usize) {
     let mut reply = model.chat(chat.temperature(0.0).max_tokens(tokens).ignore_end()).await.expect("accepted");
     while let Some(event) = reply.next().await {
@@ -129,7 +129,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     let model = runtime.load_with(ModelSource::random(checkpoint), options, |_| {}).await.expect("it starts");
     let full = budget.measure().await.expect("it answers");
     println!("{full}\nthe driver has {} free", runtime.device().memory().expect("it says").free);
-    // Whole pages in each of 28 layers.
+    // Rounding to whole pages in each of 28 layers.
     let rounding = Bytes::mib(2 * 28);
     let reserve = RESERVE_MAX.min(Bytes(full.total.0 / 64));
     assert!((reserve..=reserve + rounding).contains(&full.free), "{} are free beside the canary", full.free);
@@ -145,7 +145,7 @@ async fn a_model_that_fills_the_card_serves_and_captures_again() {
     assert!(eager > 0.0, "a prompt's step has none");
     answer(&model, shown(1036), 8).await;
     let engine = runtime.supervised().await.expect("it answers").engines.remove("seven").expect("it is loaded");
-    // Pictures that nobody has seen yet: the one before lies in the cache, and no lane is asked for it.
+    // New pictures: the earlier one is cached, so no lane would be asked for it.
     for (which, side) in [(WhichLane::Step, 1008), (WhichLane::Vision, 980)] {
         let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");

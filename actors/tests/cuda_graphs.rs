@@ -1,4 +1,5 @@
-//! Decoding by captured graphs on a GPU gives what it gives launch by launch. Without a GPU each test says so and ends.
+//! On a GPU, decoding with captured graphs gives the same as decoding launch by launch. Without a GPU, each test says
+//! so and passes.
 
 mod leased;
 
@@ -17,7 +18,7 @@ use bursar_actors::{
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
@@ -27,7 +28,7 @@ use bursar_model::{
 };
 use leased::Leased;
 
-/// A test's turn on the GPU, which all share.
+/// A test's turn on the GPU, which all tests share.
 type Turn = MutexGuard<'static, ()>;
 
 /// A lane with a model on a GPU.
@@ -40,18 +41,18 @@ struct Stage {
     _turn: Turn,
 }
 
-/// Of a GPU, beside weights, keys and values.
+/// Memory of the GPU for everything but weights, keys and values.
 const CAPACITY: Bytes = Bytes::gib(2);
 
 const WORKSPACE: Bytes = Bytes::gib(1);
 
-/// How many times as many keys and values addresses are reserved for.
+/// Addresses are reserved for this many times the keys and values.
 const GROWTH: usize = 100;
 
-/// Steps of a reply, behind the one that reads the prompt.
+/// Steps of a reply after the one that reads the prompt.
 const STEPS: usize = 40;
 
-/// Blocks that a sequence of the most tokens has.
+/// Blocks of the longest sequence.
 fn blocks_each(shape: GraphShape) -> usize {
     shape.context_tokens.div_ceil(BLOCK_TOKENS)
 }
@@ -61,7 +62,7 @@ fn demo() -> CheckpointSource {
 }
 
 impl Drop for Stage {
-    /// What its thread lets go of needs the driver, which goes with the process.
+    /// The lane's thread frees graphs with the driver, which goes when the process exits.
     fn drop(&mut self) {
         let threads = tokio::runtime::Builder::new_current_thread().build().expect("this thread");
         threads.block_on(self.lane.shut_down());
@@ -74,7 +75,7 @@ impl Stage {
         Stage::of(demo(), GraphShape { sequences: 11, context_tokens: 180, axes: 3 }, GROWTH)
     }
 
-    /// A model with keys and values for so many sequences, and addresses for `growth` times as many.
+    /// A model with keys and values for `shape.sequences` sequences, and addresses for `growth` times as many.
     fn of(source: CheckpointSource, shape: GraphShape, growth: usize) -> Option<Stage> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -86,7 +87,7 @@ impl Stage {
             }
             Err(error) => panic!("{error}"),
         };
-        // Where it is, the tests' machine says; this is the one place below `main` that asks.
+        // The test machine says where the library is. This is the only place below `main` that reads the environment.
         #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
         let folder = std::env::var("BURSAR_CUDA_LIB");
         let usual = BlasSearch::usual();
@@ -132,7 +133,7 @@ impl Stage {
         Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })
     }
 
-    /// Captures every bucket; gives what that took.
+    /// Captures every size. Returns how much memory that took.
     fn capture(&self) -> Bytes {
         let captured = self.shape.buckets().into_iter().map(|rows| {
             let (give, answer) = sync_channel(1);
@@ -144,7 +145,7 @@ impl Stage {
         captured.sum()
     }
 
-    /// Lets go of graphs: steps of these sizes are launched, by the algorithms that were measured.
+    /// Drops graphs. Steps of these sizes are then launched, with the algorithms that were measured.
     fn forget(&self, sizes: &[usize]) {
         for &rows in sizes {
             let (give, answer) = sync_channel(1);
@@ -164,8 +165,8 @@ impl Stage {
         answer
     }
 
-    /// Replies of `steps` tokens behind the first to as many prompts of different lengths as there are samplers, whose
-    /// first block is `first_block`; and how many steps were run by a graph.
+    /// Decodes `steps` tokens after the first for prompts of different lengths, one for each sampler, in blocks from
+    /// `first_block` on. Returns the replies, and how many steps ran as a graph.
     fn replies(
         &self,
         samplers: &[Arc<Sampler>],
@@ -174,7 +175,7 @@ impl Stage {
         named: Named,
     ) -> (Vec<Vec<Token>>, usize) {
         let (sequences, blocks_each) = (samplers.len(), blocks_each(self.shape));
-        // The longest leaves room for a reply.
+        // The longest prompt leaves room for a reply.
         let longer = (self.shape.context_tokens - 2 * STEPS) / self.shape.sequences;
         let prompt =
             |sequence: usize| (0..5 + (longer * sequence) as u32).map(|at| (at * 7 + sequence as u32) % 300).collect();
@@ -193,31 +194,36 @@ impl Stage {
             let tokens = stepped.chosen.into_iter().map(|token| token.expect("a number"));
             replies.iter_mut().zip(tokens).for_each(|(reply, token)| reply.push(token));
         };
-        // The choices of a step behind which so many tokens of each sequence stand, the last of them not seen.
+        // The choices of a step that brings each sequence to `position` tokens, of which the host has not seen the
+        // last.
         let choices = |replies: &[Vec<Token>], position: usize| -> Vec<Choice> {
             let choice = |row: usize| {
-                let seen = replies[row].iter().map(|token| token.id);
-                let unseen = (replies[row].len()..position).map(|_| PREVIOUS | row as u32);
+                let produced: Vec<u32> = replies[row].iter().map(|token| token.id).collect();
+                let unseen = (produced.len() < position).then_some(UnseenToken { row: row as u32 });
+                assert_eq!(produced.len() + usize::from(unseen.is_some()), position);
                 let prompt = samplers[row].read_of(&prompts[row]);
-                let past = PastTokens { prompt, produced: seen.chain(unseen).collect() };
-                assert_eq!(past.produced.len(), position);
+                let past = PastTokens { prompt, produced, unseen };
                 Choice { sampler: samplers[row].clone(), position: position as u64, past: Some(past) }
             };
             (0..sequences).map(choice).collect()
         };
         let mut before = self.submit(&parts, choices(&replies, 0));
         for step in 0..steps {
-            // The host looks a step late, or names what it has seen.
+            // The host either reads each step one step late, or names the tokens that it has seen.
             let (tokens, late): (Vec<u32>, _) = match named {
-                Named::Unseen => ((0..sequences as u32).map(|row| PREVIOUS | row).collect(), Some(before)),
+                Named::Unseen => (Vec::new(), Some(before)),
                 Named::Seen => {
                     read(&mut replies, before);
                     (replies.iter().map(|reply| reply[step].id).collect(), None)
                 }
             };
+            let unseen = |row: usize| tokens.is_empty().then_some(UnseenToken { row: row as u32 });
             let at: Vec<_> = prompts.iter().map(|prompt| [[(prompt.len() + step) as u32; 3]]).collect();
-            let parts: Vec<_> =
-                (0..sequences).map(|s| part(&tokens[s..=s], &at[s], prompts[s].len() + step, &blocks[s])).collect();
+            let next_part = |s: usize| {
+                let seen = tokens.get(s..=s).unwrap_or_default();
+                SequencePart { unseen: unseen(s), ..part(seen, &at[s], prompts[s].len() + step, &blocks[s]) }
+            };
+            let parts: Vec<_> = (0..sequences).map(next_part).collect();
             let next = self.submit(&parts, choices(&replies, step + 1));
             late.into_iter().for_each(|late| read(&mut replies, late));
             before = next;
@@ -235,7 +241,7 @@ impl Stage {
         vec![self.sampler(SamplingParams::default()); sequences]
     }
 
-    /// Samplers that want different things, one of them no more than the likeliest token.
+    /// Samplers with different settings. One takes only the likeliest token.
     fn samplers(&self, sequences: usize) -> Vec<Arc<Sampler>> {
         let sampler = |sequence: usize| {
             let warm = || SamplingParams { temperature: 1.3, seed: 5 + sequence as u64, ..SamplingParams::default() };
@@ -261,17 +267,26 @@ impl Stage {
     }
 }
 
-/// A sequence's share of a step, whose last token chooses the next.
+/// A sequence's part of a step, whose last token chooses the next.
 fn part<'a>(tokens: &'a [u32], positions: &'a [[u32; 3]], cached_tokens: usize, blocks: &'a [u32]) -> SequencePart<'a> {
-    SequencePart { tokens, positions, cached_tokens, blocks, pictures: &[], wants_logits: true, scored: 0..0 }
+    SequencePart {
+        tokens,
+        unseen: None,
+        positions,
+        cached_tokens,
+        blocks,
+        pictures: &[],
+        wants_logits: true,
+        scored: 0..0,
+    }
 }
 
-/// As what a step is fed the tokens of the one before.
+/// How a step names the tokens of the step before.
 #[derive(Clone, Copy)]
 enum Named {
-    /// As the host has seen them.
+    /// By value, since the host has seen them.
     Seen,
-    /// As what stands where they are chosen: the host looks a step late.
+    /// By their place on the device: the host reads one step late.
     Unseen,
 }
 
@@ -281,8 +296,8 @@ fn graph_replies_match_launched_ones_whatever_the_padding() {
     assert_graphs_change_no_reply(&stage);
 }
 
-/// Its sums are split by how many rows there are and how long their contexts: keys of more than eight blocks are cut in
-/// steps of 9 to 22 rows, and stay whole in one of 24, which gives them more warps.
+/// How attention splits its sums depends on the number of rows and the length of contexts: keys of more than eight
+/// blocks are split in steps of 9 to 22 rows, but not in one of 24, which has more warps.
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
@@ -291,7 +306,7 @@ fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     assert_graphs_change_no_reply(&stage);
 }
 
-/// Replies by graphs and launch by launch are the same, to every number of sequences.
+/// Checks that replies with graphs equal those without, for every number of sequences.
 fn assert_graphs_change_no_reply(stage: &Stage) {
     let taken = stage.capture();
     println!("{} sizes take {taken}", stage.shape.buckets().len());
@@ -354,7 +369,7 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
             let sampler = Sampler::new(params, stage.vocabulary).and_then(|sampler| sampler.with_log_probabilities(1));
             Arc::new(sampler.expect("within its limits"))
         };
-        // Eleven in their own size, and nine in the same: two rows of padding.
+        // Eleven fill their size, and nine have two rows of padding.
         let samplers: Vec<_> = (0..if round % 2 == 0 { 11 } else { 9 }).map(sampler).collect();
         let (replies, replayed) = stage.replies(&samplers, 60, 0, Named::Unseen);
         assert_eq!(replayed, 60);
@@ -401,7 +416,7 @@ fn decoding_can_be_captured_again_between_two_steps() {
         assert_eq!(undisturbed.1, 20);
         let (free, counts) = (stage.device.memory().expect("it says").free, stage.device.counts());
         let (again, told) = std::thread::scope(|threads| {
-            // The queue is short, so that this comes between steps and not behind them.
+            // The queue is short, so captures run between steps, not after all of them.
             let captures = threads.spawn(|| (0..3).map(|_| stage.capture()).collect::<Vec<_>>());
             let replies: Vec<_> = (0..20).map(|_| stage.replies(&samplers, 20, 0, Named::Unseen)).collect();
             let told: Bytes = captures.join().expect("they are captured").into_iter().sum();
@@ -410,7 +425,7 @@ fn decoding_can_be_captured_again_between_two_steps() {
         for reply in again {
             assert_eq!(reply, undisturbed);
         }
-        // Two graphs a size are what is taken, and what they take is told; nothing is backed or locked for them.
+        // Each size takes two graphs, and what they take is reported. Nothing is backed or page-locked for them.
         let allocations = counts.allocations + 3 * 2 * stage.shape.buckets().len() as u64;
         assert_eq!(stage.device.counts(), CudaCounts { allocations, ..counts });
         let left = stage.device.memory().expect("it says").free;

@@ -1,6 +1,6 @@
-//! A GPU that is lost while a model serves on it: everybody is told, every byte goes back, and the runtime ends with the
-//! reason. The driver gives a process that has lost one no other context, so this is a program of its own, with one
-//! story. Without a GPU it says so and ends.
+//! A GPU that is lost while a model serves on it: every caller is told, every byte goes back, and the runtime ends with
+//! the reason. After a loss, the driver gives the process no second context, so this is a program of its own, with one
+//! story. Without a GPU, it says so and passes.
 
 mod gpu;
 
@@ -12,25 +12,25 @@ use bursar_actors::{
     event::{Event, Events},
     runtime::{ModelSource, RuntimeError},
 };
-use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, LeaseId, Segment, Workspace};
+use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, Hint, LeaseId, Segment, Workspace};
 use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter};
 use bursar_model::Envelope;
 use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
 use tokio::task::JoinHandle;
 
-/// As the test harness names it.
+/// The test's name, for the test harness.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
-/// Sequences that are computed at once: so many replies stream.
+/// Sequences that run at once, and so the number of replies that stream.
 const STREAMING: usize = 4;
 
-/// So many wait for a place among them.
+/// Requests that wait for a place among them.
 const WAITING: usize = 8;
 
-/// Steps enough that those who wait still do when the device is lost.
+/// Enough steps that these still wait when the device is lost.
 const TOKENS: usize = 1900;
 
-/// The driver takes and gives some MiB for itself, and 2 at a time.
+/// The driver takes and gives some MiB for itself, 2 at a time.
 const ROUNDING: Bytes = Bytes::mib(16);
 
 #[test]
@@ -56,18 +56,18 @@ impl Tenant {
         Tenant { cuda, workspace: Workspace::over(segment) }
     }
 
-    /// Computes from there on, and waits for it.
+    /// Computes at this address, and waits for the result.
     fn computes_at(&self, address: Address) -> Result<(), KernelError> {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cuda, &self.workspace, &counter);
-        // SAFETY: both pages are its own, and only this thread uses them. Behind the second is no memory: the kernel's
-        // fault stays on the device, and is what this story is about.
+        // SAFETY: both pages belong to this tenant, and only this thread uses them. The second has no memory: the
+        // kernel's fault stays on the device, and is what this story tests.
         let mut x = unsafe { Tensor::persistent(address, [1, 64], scope.target().activation()) };
         scope.gelu(&mut x)?;
         self.cuda.wait()
     }
 
-    /// Computes where it has addresses and no memory: from here on the context is broken, for everybody in the process.
+    /// Computes where there are addresses but no memory. From here on the context is broken, for the whole process.
     fn goes_too_far(&self) {
         let start = self.workspace.address();
         self.computes_at(start).expect("in its own page nothing is wrong");
@@ -77,18 +77,18 @@ impl Tenant {
     }
 }
 
-/// Chats that nobody has ended yet.
+/// Chats that have not ended.
 struct Open {
-    /// Their first token has come, and no more of them was read.
+    /// Their first token has come; no more was read.
     streaming: Vec<Reply>,
-    /// Somebody waits for their next event.
+    /// Tasks that wait for the next event.
     waiting: Vec<JoinHandle<(usize, Result<(), ChatError>)>>,
 }
 
 impl Open {
     async fn on(model: &ModelHandle) -> Open {
-        // Each token is an event, also one without text, and a reply is few events ahead of its caller: one that nobody
-        // reads does not end by itself, however fast the device is.
+        // Each token is an event, even without text, and a reply runs only a few events ahead of its reader. So an
+        // unread reply does not end, however fast the device is.
         let chat = |number: u32| {
             let chat = question("Describe the picture.", TOKENS).log_probabilities(1).cache_salt(number.to_string());
             if number.is_multiple_of(3) { chat } else { chat.image(picture(number)) }
@@ -109,7 +109,7 @@ impl Open {
         Open { streaming, waiting }
     }
 
-    /// Each ends with the word that the device is lost, and all with the same reason, which this gives.
+    /// Checks that each reply ends with the loss, all with the same reason. Returns the reason.
     async fn are_told(self) -> Arc<str> {
         let mut reasons = Vec::new();
         for (number, reply) in self.streaming.into_iter().enumerate() {
@@ -132,7 +132,7 @@ impl Open {
     }
 }
 
-/// Events until the end, and how that was. Behind it nothing comes.
+/// Reads events until the end. Returns how many there were, and how it ended. Nothing may follow.
 async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
     let mut heard = 0;
     let outcome = loop {
@@ -146,7 +146,7 @@ async fn listen(mut reply: Reply) -> (usize, Result<(), ChatError>) {
     (heard, outcome)
 }
 
-/// The reason of a chat whose device was lost: the driver's own, with something to do.
+/// The reason of a chat whose device was lost: the driver's own words. The error has a hint.
 fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
     let error = outcome.expect_err(who);
     let ChatError::DeviceLost { reason } = &error else { panic!("{who}: {error:?}") };
@@ -156,7 +156,7 @@ fn lost(outcome: Result<(), ChatError>, who: &str) -> Arc<str> {
     reason.clone()
 }
 
-/// All that the runtime tells until it is over.
+/// All events of the runtime until it ends.
 fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     tokio::spawn(async move {
         let mut told = Vec::new();
@@ -167,7 +167,7 @@ fn diary(mut events: Events) -> JoinHandle<Vec<Event>> {
     })
 }
 
-/// What is still leased behind all that was told.
+/// What is still leased after all these events.
 fn still_leased(told: &[Event]) -> Bytes {
     let mut leases: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
     for event in told {
@@ -181,7 +181,8 @@ fn still_leased(told: &[Event]) -> Bytes {
     leases.values().sum()
 }
 
-/// One loss is told of, with this reason; behind it nothing is tried again, and the model's end has a reason too.
+/// Checks that one loss is reported, with this reason, that nothing is restarted after it, and that the model's end has
+/// a reason too.
 fn assert_told_once(told: &[Event], reason: &str) {
     let losses: Vec<_> = told.iter().filter(|event| matches!(event, Event::DeviceLost { .. })).collect();
     assert!(matches!(&losses[..], [Event::DeviceLost { reason: told }] if told == reason), "{losses:?}");
@@ -192,7 +193,7 @@ fn assert_told_once(told: &[Event], reason: &str) {
     assert!(behind.into_iter().any(|event| stopped(&event)), "the model has stopped: {told:?}");
 }
 
-/// The runtime has ended, and whoever asks hears why, and what to do.
+/// Checks that the runtime has ended, and that later callers are told why and what to do.
 async fn assert_ended(stage: &Stage, model: &ModelHandle) {
     let error = soon("a chat behind the end", model.chat(question("Who are you?", 4))).await.expect_err("it is over");
     println!("a chat behind the end: {error}; {}", error.hint());
@@ -226,7 +227,7 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
 
         let open = Open::on(&model).await;
         tenant.goes_too_far();
-        // Whether or not somebody has noticed by now: it is lost with the others, or refused.
+        // Whether or not the loss was noticed by now, this chat is lost with the others or refused.
         let late = soon("a chat in the midst of it", answer(&model, question("Who are you?", 4))).await;
         let late = late.expect_err("nothing is computed any more");
         assert!(matches!(late, ChatError::DeviceLost { .. } | ChatError::Stopped { .. }), "{late:?}");
@@ -235,8 +236,8 @@ fn a_lost_gpu_fails_every_chat_frees_bytes_and_ends_runtime() {
         eventually("all credits are free", async || model.requests().0 == 0).await;
         assert_ended(&stage, &model).await;
 
-        // Of all that was leased the tenant's is left, which is its own to drop: in the ledger, by what was told, on the
-        // device, and in the eyes of another process.
+        // Only the tenant's lease remains, for it to drop: in the ledger, in the events, on the device, and as another
+        // process sees it.
         let told = soon("the end of events", diary).await.expect("no panic");
         let snapshot = stage.runtime.budget().snapshot();
         soon("a question to the budget", snapshot).await.expect_err("its budget is over too");

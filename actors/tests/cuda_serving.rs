@@ -1,4 +1,4 @@
-//! A model that serves on a GPU asks the driver for nothing. Without a GPU the story says so and ends.
+//! A model that serves on a GPU takes no memory from the driver. Without a GPU, the story says so and passes.
 
 mod gpu;
 
@@ -11,7 +11,7 @@ use bursar_kernels::DType;
 use bursar_model::Envelope;
 use gpu::{answer, options, picture, question, story};
 
-/// Tokens of a reply: each behind the first is a step of its own.
+/// Tokens of a reply. Each after the first is a step.
 const TOKENS: usize = 220;
 
 #[test]
@@ -24,7 +24,7 @@ fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         println!("at READY: {counts:?}");
         let free = stage.device.memory().expect("it says").free;
-        // One after the other, so that each token is a step.
+        // One after another, so that each token is a step.
         let mut steps = 0;
         let mut replies = Vec::new();
         for number in 0..5 {
@@ -33,8 +33,8 @@ fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
             steps += TOKENS - 1;
         }
         assert!(steps >= 1000, "{steps} steps");
-        // Beside each other: larger steps, several pictures in a launch, draws, penalties, scores, and prompts that end
-        // within chunks.
+        // At once: larger steps, several pictures in a launch, draws, penalties, scores, and prompts that end within
+        // chunks.
         let beside = (0..8u32).map(|number| {
             let (model, text) = (model.clone(), "Describe the picture. ".repeat(1 + number as usize));
             let mut chat = question(&text, 30 + 7 * number as usize).image(picture(number)).image(picture(number + 9));
@@ -51,11 +51,11 @@ fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
         assert_eq!((now.granted, now.overhead), (ready.granted, ready.overhead));
         let unbacked = now.granted - counts.backed;
         assert!(unbacked <= now.of_class(&Class::Graphs), "{unbacked} are leased and not backed");
-        // Not by our own count alone: a library that takes memory at a first use goes past it.
+        // Our own count is not enough: a library that takes memory at first use bypasses it.
         let after = stage.device.memory().expect("it says").free;
         println!("{steps} steps; {free} free at READY, {after} behind them");
         assert_eq!(after, free, "what the driver has free");
-        // And it is the same model that answers as before.
+        // The same model still answers as before.
         let chat = question("Describe the picture.", TOKENS).image(picture(0)).cache_salt("second");
         assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
         stage.runtime.unload("demo").await.expect("it unloads");

@@ -1,4 +1,4 @@
-//! `docs/knobs.md` says what the table of knobs says.
+//! `docs/knobs.md` has what the table of knobs has.
 
 use std::{fs, path::Path};
 
@@ -25,7 +25,7 @@ fn row(knob: &Knob) -> String {
     format!("| {} |", cells.join(" | "))
 }
 
-/// The rows of the table under these words, without its head.
+/// The rows of the table with this head.
 fn rows<'p>(page: &'p str, head: &str) -> Vec<&'p str> {
     let lines = page.lines().skip_while(|line| *line != head).skip(2);
     lines.take_while(|line| line.starts_with('|')).collect()

@@ -1,13 +1,14 @@
-//! Stories of a lane whose device takes as long as the story wills: what is begun while it works, who is answered when,
+//! Stories of a lane on a device as slow as the story wants: what starts while it works, when each request is answered,
 //! and what a dying lane waits for.
 
 mod leased;
+mod slow;
 
 use std::{
     collections::BTreeSet,
     path::Path,
     sync::{
-        Arc, Condvar, Mutex,
+        Arc,
         mpsc::{Receiver, sync_channel},
     },
 };
@@ -18,10 +19,7 @@ use bursar_actors::{
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{
-    Backend, Cpu, Graph, KernelError, Target,
-    ops::{embed::PREVIOUS, transfer::Arrival, *},
-};
+use bursar_kernels::{Backend, Cpu, KernelError, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
@@ -29,154 +27,7 @@ use bursar_model::{
     sampling::{Past, Sampler, SamplerScratch, SamplingParams, SamplingShape, Score, log_probabilities},
 };
 use leased::Leased;
-
-/// How far the device is, by the story's will, and what happened in which order.
-#[derive(Default)]
-struct Clock {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Default)]
-struct State {
-    /// Downloads that were begun, and how many of them the device may be past.
-    launched: usize,
-    past: usize,
-    /// The next download is refused, behind all that its job has launched.
-    refuses: bool,
-    /// Times that the device was asked whether it is past everything.
-    waits: usize,
-    log: Vec<String>,
-    /// The row of logits of each choice by `sample`.
-    logits: Vec<Vec<f32>>,
-}
-
-impl Clock {
-    fn note(&self, what: String) {
-        self.state.lock().expect("nobody panics with it").log.push(what);
-        self.changed.notify_all();
-    }
-
-    fn let_past(&self, downloads: usize) {
-        self.state.lock().expect("as above").past = downloads;
-        self.changed.notify_all();
-    }
-
-    fn refuse_next(&self) {
-        self.state.lock().expect("as above").refuses = true;
-    }
-
-    /// Returns when so many downloads have been begun.
-    fn launched(&self, downloads: usize) {
-        self.until(|state| state.launched >= downloads);
-    }
-
-    fn until(&self, holds: impl Fn(&State) -> bool) {
-        let state = self.state.lock().expect("as above");
-        drop(self.changed.wait_while(state, |state| !holds(state)).expect("as above"));
-    }
-
-    fn log(&self) -> Vec<String> {
-        self.state.lock().expect("as above").log.clone()
-    }
-}
-
-/// The CPU, but what is downloaded later comes when the clock says that the device is past it.
-struct Slow {
-    cpu: Cpu,
-    clock: Arc<Clock>,
-}
-
-struct Coming {
-    number: usize,
-    copied: Box<dyn Arrival>,
-    clock: Arc<Clock>,
-}
-
-impl Arrival for Coming {
-    fn has_come(&self) -> bool {
-        self.number < self.clock.state.lock().expect("as above").past
-    }
-
-    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
-        let state = self.clock.state.lock().expect("as above");
-        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("as above"));
-        self.copied.wait(out)
-    }
-}
-
-macro_rules! as_the_cpu {
-    ($($op:ident: $call:ty,)*) => {
-        $(fn $op(&self, call: $call) -> Result<(), KernelError> { self.cpu.$op(call) })*
-    };
-}
-
-impl Backend for Slow {
-    const COMPUTES: bool = true;
-
-    fn target(&self) -> &Target {
-        self.cpu.target()
-    }
-
-    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
-        let copied = self.cpu.download_later(call)?;
-        let (number, refuses) = {
-            let mut state = self.clock.state.lock().expect("as above");
-            state.launched += 1;
-            (state.launched - 1, std::mem::take(&mut state.refuses))
-        };
-        self.clock.note(format!("launch {number}"));
-        if refuses {
-            let said = "there is no more".to_owned();
-            return Err(DeviceError::HostRefused { asked: Bytes::kib(64), said }.into());
-        }
-        Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
-    }
-
-    fn wait_for_all(&self) -> Result<(), KernelError> {
-        self.clock.state.lock().expect("as above").waits += 1;
-        self.clock.changed.notify_all();
-        self.clock.until(|state| state.past >= state.launched);
-        Ok(())
-    }
-
-    /// Captures take their time, and nothing comes of them.
-    fn capture(&self, _: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
-        self.clock.note("capture".to_owned());
-        self.clock.until(|state| state.past > 0);
-        Ok(None)
-    }
-
-    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
-        let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
-        // SAFETY: the front has checked that so many were computed, and they lie in host memory.
-        let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
-        self.clock.state.lock().expect("as above").logits.push(row);
-        self.cpu.sample(call)
-    }
-
-    as_the_cpu! {
-        upload: transfer::Upload<'_>,
-        download: transfer::Download<'_>,
-        embed: embed::Call<'_>,
-        rms_norm: rms_norm::Call<'_>,
-        add_rms_norm: add_rms_norm::Call<'_>,
-        layer_norm: layer_norm::Call<'_>,
-        add_layer_norm: add_layer_norm::Call<'_>,
-        linear: linear::Call<'_>,
-        rotary: rotary::Call<'_>,
-        rotary_kv_write: rotary_kv_write::Call<'_>,
-        patchify: patchify::Call<'_>,
-        fill_random: fill_random::Call<'_>,
-        attention_paged: attention_paged::Call<'_>,
-        attention_packed: attention_packed::Call<'_>,
-        silu_mul: silu_mul::Call<'_>,
-        gelu: gelu::Call<'_>,
-        gather_rows: gather_rows::Call<'_>,
-        scatter_rows: scatter_rows::Call<'_>,
-        argmax: argmax::Call<'_>,
-    }
-}
+use slow::{Clock, Slow};
 
 /// A lane with a small model on a slow device.
 struct Stage {
@@ -231,18 +82,28 @@ impl Stage {
         Arc::new(Sampler::new(params, self.vocabulary).expect("parameters within their limits"))
     }
 
-    /// Has the lane run one sequence's next tokens, and take the likeliest; gives where the answer comes.
+    /// Has the lane run one sequence's next tokens and take the likeliest. Returns where the answer arrives.
     fn step(&self, name: &'static str, tokens: &[u32], cached: usize) -> Receiver<Outcome> {
-        let sampler = self.sampler(SamplingParams::default());
-        let position = (cached + tokens.len() - PROMPT) as u64;
-        self.choose(name, tokens, cached, Choice { sampler, position, past: None })
+        self.choose(name, tokens, cached, self.plain_choice(cached + tokens.len()))
     }
 
+    /// The same with the token that the running step chooses.
+    fn step_ahead(&self, name: &'static str, cached: usize) -> Receiver<Outcome> {
+        self.choose(name, &[], cached, self.plain_choice(cached + 1))
+    }
+
+    /// Takes the likeliest token after this many.
+    fn plain_choice(&self, tokens: usize) -> Choice {
+        let sampler = self.sampler(SamplingParams::default());
+        Choice { sampler, position: (tokens - PROMPT) as u64, past: None }
+    }
+
+    /// No tokens stand for the one that the running step chooses.
     fn choose(&self, name: &'static str, tokens: &[u32], cached: usize, choice: Choice) -> Receiver<Outcome> {
         self.score(name, tokens, cached, choice, Vec::new())
     }
 
-    /// The same, and scores what follows the first tokens.
+    /// The same, with scores of what follows the first tokens.
     fn score(
         &self,
         name: &'static str,
@@ -251,9 +112,12 @@ impl Stage {
         choice: Choice,
         scores: Vec<Score>,
     ) -> Receiver<Outcome> {
-        let positions: Vec<_> = (cached..cached + tokens.len()).map(|position| [position as u32; 3]).collect();
+        let unseen = tokens.is_empty().then_some(UNSEEN);
+        let count = tokens.len().max(1);
+        let positions: Vec<_> = (cached..cached + count).map(|position| [position as u32; 3]).collect();
         let part = SequencePart {
             tokens,
+            unseen,
             positions: &positions,
             cached_tokens: cached,
             blocks: &[2, 1, 3],
@@ -293,44 +157,44 @@ impl Stage {
         self.step(name, &(5..5 + PROMPT as u32).collect::<Vec<_>>(), 0)
     }
 
-    /// A reply by `sampler`, each step given once the one before is answered or all at once.
+    /// A reply by `sampler`, with each step submitted after the answer to the one before, or one step ahead.
     fn drawn(&self, sampler: &Arc<Sampler>, is_ahead: bool) -> Vec<Token> {
         let prompt: Vec<u32> = (5..5 + PROMPT as u32).collect();
         let mut fed = prompt.clone();
-        // What the host has seen of the reply, and what it has not.
+        // What the host has seen of the reply, and what is still unanswered.
         let (mut seen, mut answers) = (Vec::<Token>::new(), Vec::new());
         for position in 0..DRAWN {
-            let unseen = (is_ahead && position > 0).then_some(PREVIOUS);
-            let produced = seen.iter().map(|token| token.id).chain(unseen).collect();
-            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced });
+            let unseen = (is_ahead && position > 0).then_some(UNSEEN);
+            let produced = seen.iter().map(|token| token.id).collect();
+            let past = sampler.reads_past().then(|| PastTokens { prompt: sampler.read_of(&prompt), produced, unseen });
             let choice = Choice { sampler: sampler.clone(), position: position as u64, past };
             let cached = if position == 0 { 0 } else { PROMPT + position - 1 };
             answers.push(self.choose("drawn", &fed, cached, choice));
             if !is_ahead || position > 0 {
                 seen.push(token(&answers.remove(0)));
             }
-            fed = vec![if is_ahead { PREVIOUS } else { seen[position].id }];
+            fed = if is_ahead { Vec::new() } else { vec![seen[position].id] };
         }
         seen.extend(answers.iter().map(token));
         seen
     }
 
-    /// Tokens of a reply, each step given once the one before is answered or all at once.
+    /// A reply by likeliest tokens, with each step submitted after the answer to the one before, or all at once.
     fn reply(&self, is_ahead: bool) -> Vec<u32> {
         let mut answers = vec![self.prompt("prompt")];
         let mut reply = Vec::new();
         for cached in PROMPT..PROMPT + 3 {
-            let next = match is_ahead {
-                true => PREVIOUS,
-                false => chosen(&answers.remove(0)),
-            };
-            reply.extend((!is_ahead).then_some(next));
-            answers.push(self.step("step", &[next], cached));
+            let next = (!is_ahead).then(|| chosen(&answers.remove(0)));
+            reply.extend(next);
+            answers.push(self.step("step", next.as_slice(), cached));
         }
         reply.extend(answers.iter().map(chosen));
         reply
     }
 }
+
+/// What the running step chooses in its first row.
+const UNSEEN: UnseenToken = UnseenToken { row: 0 };
 
 type Outcome = Result<Stepped, LaneError>;
 
@@ -348,7 +212,7 @@ const ALL: usize = usize::MAX;
 #[test]
 fn a_lane_begins_one_step_ahead_and_no_more() {
     let stage = Stage::set();
-    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT), stage.step("C", &[PREVIOUS], PROMPT + 1)];
+    let answers = [stage.prompt("A"), stage.step_ahead("B", PROMPT), stage.step_ahead("C", PROMPT + 1)];
     stage.clock.launched(2);
     let behind_both = stage.device.fence_here();
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1"], "nobody is answered, and nothing is begun behind two");
@@ -376,7 +240,7 @@ fn a_reply_does_not_depend_on_look_ahead() {
 fn a_device_done_at_launch_is_answered_at_once() {
     let stage = Stage::set();
     stage.clock.let_past(ALL);
-    [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)].iter().for_each(|answer| _ = chosen(answer));
+    [stage.prompt("A"), stage.step_ahead("B", PROMPT)].iter().for_each(|answer| _ = chosen(answer));
     assert_eq!(stage.clock.log(), ["launch 0", "answer A", "launch 1", "answer B"], "not a step late");
 }
 
@@ -386,7 +250,7 @@ fn a_sampling_step_is_followed_like_any_other() {
     let sampler = stage.sampler(SamplingParams { temperature: 1.0, seed: 7, ..SamplingParams::default() });
     let prompt = (5..5 + PROMPT as u32).collect::<Vec<_>>();
     let drawn = stage.choose("A", &prompt, 0, Choice { sampler, position: 0, past: None });
-    let next = stage.step("B", &[PREVIOUS], PROMPT);
+    let next = stage.step_ahead("B", PROMPT);
     stage.clock.launched(2);
     stage.clock.let_past(ALL);
     assert!([drawn, next].iter().all(|answer| (chosen(answer) as usize) < stage.vocabulary));
@@ -402,6 +266,7 @@ fn three_rows_padded_to_four_draw_what_each_draws_alone() {
         let blocks: Vec<_> = sequences.clone().map(|sequence| [sequence]).collect();
         let parts = tokens.iter().zip(&blocks).map(|(tokens, blocks)| SequencePart {
             tokens,
+            unseen: None,
             positions: &[[0; 3]],
             cached_tokens: 0,
             blocks,
@@ -435,22 +300,22 @@ fn prompt_scores_in_followed_steps_match_the_hosts() {
     let wanted: Vec<Score> = followed.map(|(&token, top)| Score { token, top }).collect();
     let choice = Choice { sampler: stage.sampler(SamplingParams::default()), position: 0, past: None };
     let scored = stage.score("A", &prompt, 0, choice, wanted.clone());
-    let next = stage.step("B", &[PREVIOUS], PROMPT);
-    // Of the first step, its scores and its token.
+    let next = stage.step_ahead("B", PROMPT);
+    // The first step downloads its scores and its token.
     stage.clock.launched(3);
     assert_eq!(stage.clock.log(), ["launch 0", "launch 1", "launch 2"], "nobody waits for scores");
     let logits = stage.clock.state.lock().expect("nobody panics with it").logits.concat();
     stage.clock.let_past(ALL);
     let stepped = scored.recv().expect("each job is answered").expect("the step runs");
     let host = logits.chunks(stage.vocabulary).zip(&wanted).map(|(row, score)| {
-        log_probabilities(row, score.token, score.top).ok() // none for what is unknown
+        log_probabilities(row, score.token, score.top).ok() // `None` for an unknown token
     });
     assert_eq!(stepped.scores, host.collect::<Vec<_>>());
     assert_eq!(stepped.scores.iter().position(Option::is_none), Some(PROMPT - 1));
     assert!((chosen(&next) as usize) < stage.vocabulary);
 }
 
-/// Samplers that want different things.
+/// Samplers with different settings.
 fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
     let warm = || SamplingParams { temperature: 1.3, seed: 11, ..SamplingParams::default() };
     let all = SamplingParams {
@@ -467,7 +332,7 @@ fn samplers(stage: &Stage) -> Vec<Arc<Sampler>> {
     let long = Sampler::new(warm(), stage.vocabulary).and_then(|sampler| sampler.with_tokens_min(9, [1, 2].into()));
     vec![
         stage.sampler(warm()),
-        // Greedy, and it counts what it has said.
+        // Greedy, with a penalty that counts its own tokens.
         stage.sampler(SamplingParams { temperature: 0.0, frequency_penalty: 2.0, ..warm() }),
         stage.sampler(all),
         Arc::new(reported.expect("few of the likeliest")),
@@ -505,7 +370,7 @@ fn a_sampled_reply_does_not_depend_on_look_ahead() {
         let positions: Vec<u64> = seen.iter().map(|token| token.position).collect();
         assert_eq!(positions, (0..DRAWN as u64).collect::<Vec<_>>());
     }
-    // Penalties that saw nothing would leave the same reply.
+    // If penalties saw no tokens, these replies would be equal.
     let ids = |reply: &[Token]| reply.iter().map(|token| token.id).collect::<Vec<_>>();
     let greedy = stage.drawn(&stage.sampler(SamplingParams::default()), true);
     assert_ne!(ids(&replies[1].0), ids(&greedy));
@@ -532,8 +397,8 @@ async fn a_dying_lanes_device_work_ends_before_its_death_is_reported() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
     let stage = Stage::set();
-    let begun = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
-    let behind = stage.step("C", &[PREVIOUS], PROMPT + 1);
+    let begun = [stage.prompt("A"), stage.step_ahead("B", PROMPT)];
+    let behind = stage.step_ahead("C", PROMPT + 1);
     stage.clock.launched(2);
     let mut shut_down = Box::pin(stage.lane.shut_down());
     assert!(still_waits(&mut shut_down).await);
@@ -546,7 +411,7 @@ async fn a_lane_shutting_down_finishes_begun_jobs_and_fails_queued_ones() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lane_is_idle_after_its_last_begun_step_is_answered() {
     let stage = Stage::set();
-    let answers = [stage.prompt("A"), stage.step("B", &[PREVIOUS], PROMPT)];
+    let answers = [stage.prompt("A"), stage.step_ahead("B", PROMPT)];
     stage.clock.launched(2);
     let mut idle = Box::pin(stage.lane.idle());
     stage.clock.let_past(1);

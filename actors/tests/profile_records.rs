@@ -1,4 +1,4 @@
-//! Profiles on disk: what is written is what is read, and whatever else is there is a reason and never an error.
+//! Profiles on disk: what was written is read back, and any other content gives a reason, never an error.
 
 use std::{
     fs,
@@ -12,7 +12,7 @@ use bursar_kernels::Tuning;
 use bursar_model::cache_file::{BYTES_MAX, CacheFileError};
 use proptest::{collection::vec, prelude::*};
 
-/// A folder of its own for a test; removed at the end.
+/// A folder for one test, removed at the end.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -102,7 +102,7 @@ proptest! {
         let place = folder.place();
         place.keep(profile.clone()).expect("it is written");
         let whole = fs::read(place.path()).expect("it is there");
-        // The last line's end may be missing and the rest be whole.
+        // Without its last line break, the file may still be complete.
         let cut = ((whole.len() - 2) as f64 * cut) as usize;
         fs::write(place.path(), &whole[..cut]).expect("it is cut");
         prop_assert!(matches!(place.find(&profile.basis), Err(RecordError::Broken { .. })), "cut at {}", cut);
@@ -131,7 +131,7 @@ fn the_four_latest_profiles_are_kept_and_the_nearest_is_named() {
     for driver in ["1", "2", "3", "4"] {
         place.keep(profile(on(driver))).expect("it is written");
     }
-    // One that is written again is the latest, and not there twice.
+    // A profile written again replaces its older version.
     place.keep(WrittenProfile { kv_blocks: 5, ..profile(on("1")) }).expect("it is written");
     place.keep(profile(on("5"))).expect("it is written");
     let kv_blocks = |driver: &str| match place.find(&on(driver)) {
@@ -170,7 +170,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         serde_json::to_vec(&change(value)).expect("JSON")
     };
     let format = |told: &str| told.starts_with("format was ");
-    let broken = |told: &str| told.starts_with("it is broken in line ");
+    let broken = |told: &str| told.starts_with("it is broken at line ");
     type Told = fn(&str) -> bool;
     let files: Vec<(&str, Vec<u8>, Told)> = vec![
         ("nothing", Vec::new(), broken),

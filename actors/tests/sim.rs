@@ -1,6 +1,6 @@
-//! Seeded simulation of the pure cores together, with a lane that takes as long as the seed says and no device: pictures
-//! through the vision core, sequences through the scheduler, blocks from the kv core; callers come and go, actors die.
-//! The same seed gives the same trace. `one_seed` repeats a failure: put the printed seed there.
+//! A seeded simulation of the pure cores together, without a device, on lanes as slow as the seed says. Pictures go
+//! through the vision core, sequences and their blocks through the scheduler; callers come and go, and actors die. The
+//! same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
 
 mod cast;
 mod fates;
@@ -13,11 +13,11 @@ use std::{
 
 use bursar_actors::{
     compute::LAUNCHES,
-    kv::{KvCore, SequenceId},
+    kv::SequenceId,
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
-    vision::{self, PictureKey, Ticket, VisionCore},
+    vision::{self, Ticket, VisionCore},
 };
-use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, sampler};
@@ -27,34 +27,33 @@ struct World {
     looks_ahead: bool,
     chance: Chance,
     limits: Limits,
-    /// Tokens of a request at most: so many are always there.
+    /// Maximum tokens of a request. The pool always holds this many.
     context: usize,
     launch_patches: usize,
     cache_rows: usize,
     scheduler: SchedulerCore,
-    kv: KvCore,
     vision: VisionCore,
     requests: BTreeMap<u64, Request>,
     /// The steps on the lane, the oldest first.
     under_way: VecDeque<Box<StepPlan>>,
-    /// What the newest of them chooses, as the next finds it on the device.
+    /// The tokens chosen by the newest of them, as the next finds them on the device.
     previous: Vec<u32>,
     /// The launches on the lane, the oldest first.
-    launches: VecDeque<Vec<(PictureKey, Arc<[u32]>)>>,
-    /// What the vision cache holds, by row: written by launches only.
-    rows: Vec<Option<PictureKey>>,
-    /// Pixels as the vision actor keeps them.
-    pixels: BTreeSet<PictureKey>,
+    launches: VecDeque<Vec<(PictureHash, Arc<[u32]>)>>,
+    /// What the vision cache holds, by row. Only launches write it.
+    rows: Vec<Option<PictureHash>>,
+    /// Pictures whose pixels the vision actor keeps.
+    pixels: BTreeSet<PictureHash>,
     /// Pictures that each live sequence holds, and the rows that it reads.
     pins: BTreeMap<SequenceId, Pins>,
-    /// Pictures that only a step under way holds any more, the oldest step first.
+    /// Pictures that only a step on the lane still holds, the oldest step first.
     pins_of_steps: VecDeque<Vec<Pins>>,
-    /// Requests that were told to come again and have not yet, with the identities that they keep.
+    /// Requests that must return and have not yet, with the identities that they keep.
     returning: VecDeque<(u64, SequenceId)>,
     next_request: u64,
     next_sequence: u64,
     next_ticket: u64,
-    /// What each slot of the cache of keys and values holds: a hash over all that it was computed from.
+    /// What each slot of the KV cache holds: a hash of everything that it was computed from.
     slots: Vec<Option<u64>>,
     trace: String,
     steps: usize,
@@ -65,14 +64,14 @@ struct World {
     found_tokens: usize,
     resizes: usize,
     preempted_by_shrinks: usize,
-    /// A burst gathers.
+    /// Whether the scheduler waits for a burst to gather.
     gathers: bool,
-    /// Blocks that the pool is to have: a scheduler that takes over begins with as many.
+    /// Wanted blocks of the pool. A new scheduler starts with as many.
     blocks: usize,
 }
 
-/// Pictures with the rows that they lie in.
-type Pins = (Vec<PictureKey>, Vec<u32>);
+/// Pictures, and the rows that they are in.
+type Pins = (Vec<PictureHash>, Vec<u32>);
 
 fn scheduler(limits: Limits, looks_ahead: bool) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits);
@@ -96,7 +95,6 @@ impl World {
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead),
-            kv: KvCore::new(blocks),
             vision: VisionCore::new(cache_rows, launch_patches),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -130,7 +128,7 @@ impl World {
         writeln!(self.trace, "{what}").expect("a string takes it");
     }
 
-    /// A request that the door would let in: alone it fits the pool.
+    /// A new request, as one that preparation would accept: alone it fits the pool.
     fn arrive(&mut self) {
         self.next_request += 1;
         let Some(request) = Request::drawn(self.seed, self.next_request, self.context) else { return };
@@ -140,11 +138,11 @@ impl World {
         self.live(number);
     }
 
-    /// What the driver does at the beginning of each life.
+    /// What the driver does at the start of each life.
     fn live(&mut self, number: u64) {
         let request = self.requests.get_mut(&number).expect("it lives");
         if request.produced.len() == request.tokens_max {
-            // The actors died between its last token and the word that it was.
+            // The actors died after its last token, before the finish was delivered.
             request.end = Some(Finish::Length);
             return;
         }
@@ -159,18 +157,18 @@ impl World {
         self.vision_step(vision::Input::Want(ticket, wanted));
     }
 
-    fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureKey>) {
+    fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureHash>) {
         let request = self.requests.get_mut(&number).expect("it lives");
         let id = request.returns_as.take().unwrap_or_else(|| {
             self.next_sequence += 1;
             SequenceId(self.next_sequence)
         });
         request.sequence = Some(id);
-        // Pictures first, then text, then what was produced in an earlier life.
+        // Pictures, then text, then the tokens of earlier lives.
         let mut pictures = Vec::new();
         let mut start = 0;
         for rows in rows {
-            let hash = PictureHash(keys[pictures.len()]);
+            let hash = keys[pictures.len()];
             let content = PictureContent { tokens: start..start + rows.len(), hash };
             pictures.push(PicturePlace { content, cache_rows: rows.clone() });
             start += rows.len();
@@ -187,7 +185,7 @@ impl World {
             tokens_max: request.tokens_max,
             pictures,
             stop_tokens: [STOP].into(),
-            // Now and then the host must see a token first, and no step is planned meanwhile.
+            // Now and then the host must see a token first, so that no step is planned ahead.
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
@@ -240,7 +238,7 @@ impl World {
         let (number, is_over) = (request.number, request.is_over());
         let keys: Vec<_> = request.pictures.iter().map(|picture| picture.key).collect();
         let Some(rows) = rows else {
-            // The envelope refuses such a request at the door.
+            // Preparation refuses such a request.
             request.cancelled = true;
             return;
         };
@@ -257,20 +255,27 @@ impl World {
     }
 
     fn scheduler_step(&mut self, input: Input) {
+        let before = self.scheduler.preemptions().by_shrinks;
         let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        self.preempted_by_shrinks += self.scheduler.preemptions().by_shrinks - before;
+        self.resize_slots();
         while let Some(effect) = effects.pop_front() {
             effects.extend(self.act(effect));
         }
     }
 
+    /// The cache follows the pool. What is no longer backed holds nothing.
+    fn resize_slots(&mut self) {
+        let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
+        let is_idle = self.under_way.is_empty();
+        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step under way may name");
+        self.slots.resize(slots, None);
+    }
+
     fn act(&mut self, effect: Effect) -> Vec<Effect> {
         match effect {
-            Effect::Allot(demands) => {
-                let allotment = self.kv.allot(&demands);
-                return self.scheduler.step(Input::Allotted(allotment));
-            }
             Effect::Run(plan) => self.check_plan(plan),
-            Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
+            Effect::Short(..) => {}
             Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
@@ -292,25 +297,12 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
-            Effect::Shrink(to) => {
-                assert!(self.under_way.is_empty(), "blocks go that a step under way may name");
-                let holders = self.kv.shrink(to);
-                self.preempted_by_shrinks += holders.len();
-                // Unbacked: whoever reads there finds nothing.
-                self.slots.truncate(to * BLOCK_TOKENS);
-                return self.scheduler.step(Input::Shrunk(holders));
-            }
-            Effect::Grow(to) => {
-                self.kv.grow(to);
-                self.slots.resize(to * BLOCK_TOKENS, None);
-            }
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
-            Effect::Release(sequences) => {
+            Effect::Released(sequences) => {
                 for id in sequences {
                     let is_used = self.under_way.iter().any(|step| step.parts.contains(&id));
                     assert!(!is_used, "the blocks of {id} are given back while a step uses them");
-                    self.kv.release(id);
                     let returns = self.returning.iter().any(|(_, returning)| *returning == id);
                     self.preemptions += usize::from(returns || self.scheduler.is_known(id));
                     if !self.scheduler.is_known(id)
@@ -324,7 +316,7 @@ impl World {
         Vec::new()
     }
 
-    /// Rule 4, and that a step touches nobody else's memory.
+    /// Checks rule 4, and that a step touches only its own sequences' memory.
     fn check_plan(&mut self, plan: Box<StepPlan>) {
         let ahead = self.under_way.len();
         assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
@@ -334,7 +326,7 @@ impl World {
         assert!(batch.token_count() > 0);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
-        // What is read is what the sequence would have computed itself, and nobody reads what is written.
+        // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
             let number = self.of_sequence(*id).expect("somebody asked for it").number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
@@ -342,13 +334,13 @@ impl World {
             let content = content(sequence, &unseen);
             let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
             let last = match batch.tokens[rows.end - 1] {
-                row if row & PREVIOUS > 0 => self.previous[(row & !PREVIOUS) as usize],
-                token => token,
+                InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
+                InputToken::Known(id) => id,
             };
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
                 let known = sequence.produced + usize::from(row.unseen.is_some());
                 assert_eq!(known, row.position, "one token at most is unseen of {id}");
-                let before = row.unseen.map(|unseen| self.previous[(unseen & !PREVIOUS) as usize]);
+                let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
                 assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
                 assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
             }
@@ -385,7 +377,7 @@ impl World {
         for id in &plan.shown.read {
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             for picture in &sequence.pictures {
-                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash.0);
+                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash);
                 assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
             }
         }
@@ -409,23 +401,23 @@ impl World {
     fn step_ends(&mut self) {
         let Some(plan) = self.under_way.pop_front() else { return };
         for row in &plan.rows {
-            // One that has ended meanwhile is unknown: its share was wasted.
+            // A sequence that has ended meanwhile is unknown, and its part of the step was wasted.
             let sequence = self.scheduler.sequence(row.sequence);
             assert!(sequence.is_none_or(|sequence| sequence.produced == row.position), "each token has its place");
         }
         let tokens = self.choices(&plan);
-        // The device is past it.
+        // The device is past this step.
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
-        self.scheduler_step(Input::Stepped(tokens));
+        self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
     }
 
     fn all_pins(&self) -> impl Iterator<Item = &Pins> {
         self.pins.values().chain(self.pins_of_steps.iter().flatten())
     }
 
-    /// Whoever was told to come again asks for its pictures, as its driver does.
+    /// Each request that must return asks for its pictures again, as its driver does.
     fn return_all(&mut self) {
         while let Some((number, id)) = self.returning.pop_front() {
             let request = self.requests.get_mut(&number).expect("it is remembered");
@@ -446,7 +438,7 @@ impl World {
         self.vision_step(vision::Input::Encoded);
     }
 
-    /// Perhaps when what it was for has long run.
+    /// The wait for a burst ends, perhaps long after it mattered.
     fn moment_passes(&mut self) {
         if std::mem::take(&mut self.gathers) {
             self.scheduler_step(Input::Gathered);
@@ -469,10 +461,10 @@ impl World {
         }
     }
 
-    /// Nothing comes any more; all that is there ends within a bounded number of steps.
+    /// No more requests come. All that exist end within a bounded number of steps.
     fn drain(&mut self) {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
-        // Each sequence might be computed again after each other's end.
+        // Each sequence may be computed again after the end of each other.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
         while !(self.under_way.is_empty() && self.launches.is_empty() && self.returning.is_empty()) {
             self.return_all();
@@ -484,7 +476,7 @@ impl World {
 
     fn check_end(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
-        assert_eq!(self.kv.free_blocks(), self.kv.blocks(), "all blocks are home");
+        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
         assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
         for request in self.requests.values() {
             assert!(request.is_over(), "request {} has no end", request.number);

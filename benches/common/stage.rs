@@ -78,6 +78,7 @@ impl Stage {
             .chunks_exact(each)
             .map(|blocks| SequencePart {
                 tokens: &[7],
+                unseen: None,
                 positions: &position,
                 cached_tokens: context,
                 blocks,
@@ -106,8 +107,8 @@ impl Stage {
     }
 
     pub fn picture_batch(&self, patches: &ResizedImage) -> PictureBatch {
-        let merged = self.model.config().merged_patches().expect("a family with pictures");
-        let rows: Vec<u32> = (0..(patches.grid.patches() / merged) as u32).collect();
+        let merge = self.model.config().merge().expect("a family with pictures");
+        let rows: Vec<u32> = (0..patches.grid.tokens(merge) as u32).collect();
         self.model.pack(&[(patches, &rows)])
     }
 

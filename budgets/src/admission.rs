@@ -1,27 +1,27 @@
-//! Who waits for memory, and who is next: by priority, then first come.
+//! The queue for memory: by priority, then first come, first served.
 
 use serde::Serialize;
 
 use crate::{Bytes, Hint, Priority, RequestId};
 
-/// A question that waits for its bytes. `W` is what it will get; the queue does not care.
+/// A request that waits for its bytes. The queue does not look at `W`, what the request will get.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting<W> {
-    /// The question.
+    /// The request's number.
     pub id: RequestId,
-    /// How urgent.
+    /// Its priority.
     pub priority: Priority,
-    /// How much more it needs.
+    /// How many more bytes it needs.
     pub bytes: Bytes,
-    /// What for.
+    /// What it will get.
     pub wish: W,
 }
 
 /// A bounded queue by priority, then age.
 ///
-/// The head blocks the rest on purpose: a small ask never overtakes a large one of the same or a higher priority, so that
-/// under steady small traffic the large one still gets its turn. Nobody starves inside a priority; a lower priority waits
-/// for as long as a higher one does.
+/// The head blocks the rest on purpose. A small request never overtakes a large one of the same or a higher priority,
+/// so the large one gets its turn even under steady small traffic. Within a priority none starves; a lower priority
+/// waits as long as a higher one does.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -36,37 +36,39 @@ pub struct Waiting<W> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Admission<W> {
-    /// The next one first.
+    /// The next one comes first.
     queue: Vec<Waiting<W>>,
     waiting_max: usize,
 }
 
-/// The queue is full; an unbounded one would only hide that memory is short.
+/// The queue is full. An unbounded queue would only hide that memory is short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{waiting} requests wait for memory already, and at most {waiting_max} may")]
+#[error("{waiting} requests already wait for memory, the limit is {waiting_max}")]
 pub struct Overloaded {
-    /// How many wait.
+    /// How many requests wait.
     pub waiting: usize,
-    /// How many may.
+    /// How many may wait.
     pub waiting_max: usize,
 }
 
 impl Hint for Overloaded {
-    fn hint(&self) -> Option<String> {
-        Some("ask again later, ask for less, or raise the length of the waiting queue".into())
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "ask again later, ask for less, or raise the length of the waiting queue".into()
     }
 }
 
 impl<W> Admission<W> {
-    /// An empty queue of bounded length.
+    /// An empty queue for up to `waiting_max` requests.
     pub fn new(waiting_max: usize) -> Self {
         Admission { queue: Vec::new(), waiting_max }
     }
 
-    /// Joins behind everybody of the same or a higher priority. Returns how many are ahead.
+    /// Joins after all requests of the same or a higher priority. Returns how many are ahead.
     ///
     /// # Errors
-    /// [`Overloaded`] when the queue is full.
+    /// [`Overloaded`] if the queue is full.
     pub fn push(&mut self, waiting: Waiting<W>) -> Result<usize, Overloaded> {
         assert!(!self.holds(waiting.id), "{} waits already", waiting.id);
         if self.queue.len() >= self.waiting_max {
@@ -77,12 +79,12 @@ impl<W> Admission<W> {
         Ok(ahead)
     }
 
-    /// How many a newcomer of this priority has to wait for.
+    /// How many requests a new one of this priority would wait for.
     pub fn ahead_of(&self, priority: Priority) -> usize {
         self.queue.partition_point(|other| other.priority >= priority)
     }
 
-    /// The next one, if it fits.
+    /// Takes out the next request if it fits.
     pub fn pop_fitting(&mut self, available: Bytes) -> Option<Waiting<W>> {
         if self.queue.first()?.bytes > available {
             return None;
@@ -90,22 +92,22 @@ impl<W> Admission<W> {
         Some(self.queue.remove(0))
     }
 
-    /// Takes out everyone that this is true of, in order.
+    /// Takes out all requests for which `leaves` is true, in order.
     pub fn withdraw(&mut self, mut leaves: impl FnMut(&Waiting<W>) -> bool) -> Vec<Waiting<W>> {
         self.queue.extract_if(.., |waiting| leaves(waiting)).collect()
     }
 
-    /// Whether this question waits here.
+    /// Whether this request waits here.
     pub fn holds(&self, id: RequestId) -> bool {
         self.queue.iter().any(|waiting| waiting.id == id)
     }
 
-    /// Everyone, the next one first.
+    /// All requests, the next one first.
     pub fn iter(&self) -> impl Iterator<Item = &Waiting<W>> {
         self.queue.iter()
     }
 
-    /// Whether nobody waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }

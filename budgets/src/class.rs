@@ -4,41 +4,41 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-/// Which memory a class is paid from.
+/// Which memory pays for a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Memory {
-    /// The device's own memory: rule 1 counts it.
+    /// The device's own memory, which rule 1 counts.
     Device,
-    /// Host memory: decoded pictures, swapped blocks. It has its own total and never touches rule 1.
+    /// Host memory, for decoded pictures and swapped blocks. It has its own total, and rule 1 does not count it.
     Host,
 }
 
-/// What leased bytes are for. The order is the order of the lines in tables.
+/// What leased bytes are for. Tables list classes in this order.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
-    /// A checkpoint's tensors. They outlive every restart of the actors around them.
+    /// A checkpoint's tensors. They outlive restarts of the model's actors.
     Weights,
-    /// Keys and values of sequences; elastic, the last thing to shrink when another process grows.
+    /// Keys and values of sequences. Elastic: the last to shrink when another process takes memory.
     Kv,
     /// Temporaries of a text step.
     StepWorkspace,
     /// Temporaries of a vision launch.
     VisionWorkspace,
-    /// Embeddings of pictures on their way to a step; elastic, and the first lease to shrink where its owner obeys.
+    /// Embeddings of pictures that a step has yet to read. Elastic: the first to shrink, if its owner obeys orders.
     VisionCache,
-    /// Instantiated graphs: driver memory that no address of ours covers.
+    /// Instantiated graphs: driver memory at addresses that we do not know.
     Graphs,
-    /// Bytes kept free of use. Only the ledger's own account is of this class; nobody can ask for it.
+    /// Bytes kept free on purpose. Only the ledger's own account has this class; a request for it is refused.
     Canary,
-    /// Host memory: pictures are leased too.
+    /// Host memory, such as decoded pictures.
     Host,
-    /// A user's own code, by the name that it gave itself.
+    /// A user's own code, by the name that it chose.
     Tenant(String),
 }
 
 impl Class {
-    /// What [`kind`](Class::kind) may be of a lease: all classes but the canary.
+    /// Every [`kind`](Class::kind) that a lease can have: all but the canary's.
     pub const KINDS: [&'static str; 8] =
         ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "tenant"];
 
@@ -47,7 +47,7 @@ impl Class {
         Class::Tenant(name.into())
     }
 
-    /// The name in tables, metrics and logs; a tenant's is `tenant:name`.
+    /// The name in tables, metrics and logs; `tenant:name` for a tenant.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -68,7 +68,7 @@ impl Class {
         }
     }
 
-    /// The class as one word, whoever the tenant is: there are nine, whatever tenants call themselves.
+    /// The class as one word. All tenants share one, so there are nine words.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -97,8 +97,8 @@ impl Class {
         }
     }
 
-    /// Elastic leases may grow after READY, and can be ordered to shrink when another process takes memory.
-    /// Lower ranks are ordered first: losing a cached picture costs one encoder launch, losing KV preempts a sequence.
+    /// The order in which elastic classes are told to shrink, lowest first; `None` if the class is not elastic. Losing
+    /// a cached picture costs one encoder launch; losing KV preempts a sequence.
     pub fn gives_up_rank(&self) -> Option<u8> {
         match self {
             Class::VisionCache => Some(0),
@@ -112,7 +112,7 @@ impl Class {
         self.gives_up_rank().is_some()
     }
 
-    /// Whether a claimant of this class may first appear after READY: tenants and pictures come and go.
+    /// Whether a claimant of this class may first appear after READY, as tenants and pictures do.
     pub fn is_guest(&self) -> bool {
         matches!(self, Class::Tenant(_) | Class::Host)
     }

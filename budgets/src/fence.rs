@@ -1,12 +1,12 @@
-//! "The device is past the last use of this", as a value that reclaiming waits for.
+//! Fences: values that say "the device is past the last use of this". Reclaiming waits for them.
 
 use std::sync::{
     Arc, Mutex,
     atomic::{AtomicU64, Ordering::SeqCst},
 };
 
-/// One lane's count of issued and finished work. A lane is an ordered stream: what was issued first is finished first.
-/// Clones are the same timeline.
+/// One lane's count of issued and finished work. A lane is an ordered stream: work finishes in the order in which it
+/// was issued. Clones share the count.
 ///
 /// ```
 /// use bursar_budgets::Timeline;
@@ -24,9 +24,9 @@ pub struct Timeline(Arc<Counts>);
 struct Counts {
     issued: AtomicU64,
     completed: AtomicU64,
-    /// Odd while a script holds fences back; each hold has its own number.
+    /// Odd while a script holds fences. Each hold has its own number.
     hold: AtomicU64,
-    /// What was completed when the hold began: fences up to here had passed and stay so.
+    /// What was completed when the hold began. Fences up to here had passed, and stay passed.
     completed_at_hold: AtomicU64,
 }
 
@@ -35,7 +35,7 @@ struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(u64);
 
-/// The end of everything that was issued before it was made. Once passed it stays passed.
+/// The end of all work issued before the fence was made. Once passed, it stays passed.
 #[derive(Clone, Debug, Default)]
 #[must_use = "a fence does nothing unless somebody waits for it"]
 pub struct Fence(Vec<Mark>);
@@ -43,43 +43,43 @@ pub struct Fence(Vec<Mark>);
 #[derive(Clone, Debug)]
 struct Mark {
     timeline: Timeline,
-    /// The last ticket that the fence stands behind.
+    /// The last ticket that it waits for.
     behind: u64,
-    /// Which hold the fence was made under (odd), if any: it is late even if there is nothing in front of it.
+    /// The hold (an odd number) that it was made under, if any. It is then late even if it waits for no work.
     hold: u64,
 }
 
 impl Timeline {
-    /// A lane that has been given no work yet.
+    /// A lane without work.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Counts one piece of work as given to the device.
+    /// Counts one piece of work as issued to the device.
     pub fn issue(&self) -> Ticket {
         Ticket(self.0.issued.fetch_add(1, SeqCst) + 1)
     }
 
-    /// The device has finished this work, and so everything issued before it.
+    /// Counts this work, and all issued before it, as finished.
     pub fn complete(&self, ticket: Ticket) {
         let issued = self.0.issued.load(SeqCst);
         assert!(ticket.0 <= issued, "ticket {} is not of this timeline, which has issued {issued}", ticket.0);
         self.0.completed.fetch_max(ticket.0, SeqCst);
     }
 
-    /// The device is idle: everything issued is done. For whoever synchronised the device after a lane died with work
-    /// under way; without it the dead lane's fences would never pass.
+    /// Counts all issued work as finished. Call it after synchronising the device once a lane has died with work in
+    /// progress: the dead lane's fences would otherwise never pass.
     pub fn settle(&self) {
         self.0.completed.fetch_max(self.0.issued.load(SeqCst), SeqCst);
     }
 
-    /// The end of everything issued so far.
+    /// A fence after everything issued so far.
     pub fn fence_here(&self) -> Fence {
         let mark = Mark { timeline: self.clone(), behind: self.0.issued.load(SeqCst), hold: self.0.hold.load(SeqCst) };
         if mark.is_passed() { Fence::passed() } else { Fence(vec![mark]) }
     }
 
-    /// A scripted fault: from now on no fence that has not passed yet will pass.
+    /// A scripted fault: no fence that has not passed yet will pass.
     pub fn hold(&self) {
         if !self.is_held() {
             self.0.completed_at_hold.store(self.0.completed.load(SeqCst), SeqCst);
@@ -115,24 +115,25 @@ impl Mark {
 }
 
 impl Fence {
-    /// A fence with nothing in front of it.
+    /// A fence that waits for nothing.
     pub fn passed() -> Self {
         Default::default()
     }
 
-    /// Whether the device is past it. Never blocks.
+    /// Whether the device has passed it. Never blocks.
     pub fn is_passed(&self) -> bool {
         self.0.iter().all(Mark::is_passed)
     }
 
-    /// Passed when both are: for memory that two lanes use.
+    /// A fence that passes once both have, for memory that two lanes use.
     pub fn and(mut self, other: Fence) -> Fence {
         self.0.extend(other.0.into_iter().filter(|mark| !mark.is_passed()));
         self
     }
 }
 
-/// The timelines of all lanes of one device; what a [`crate::Device`] keeps to answer "is anything still using this?".
+/// The timelines of all lanes of one device. A [`crate::Device`] keeps them to tell whether a lane still uses some
+/// memory.
 #[derive(Debug, Default)]
 pub struct Timelines(Mutex<Lanes>);
 
@@ -143,10 +144,10 @@ struct Lanes {
 }
 
 impl Timelines {
-    /// A timeline for one more lane.
+    /// Adds a lane and returns its timeline.
     pub fn open(&self) -> Timeline {
         let mut lanes = self.lock();
-        // A lane that is gone and owes nothing has no say in later fences.
+        // A lane that is gone and has no unfinished work does not delay later fences.
         lanes.open.retain(|lane| Arc::strong_count(&lane.0) > 1 || !lane.is_idle());
         let lane = Timeline::new();
         if lanes.held {
@@ -156,12 +157,12 @@ impl Timelines {
         lane
     }
 
-    /// The end of everything issued so far on every lane.
+    /// A fence after everything issued so far on every lane.
     pub fn fence_here(&self) -> Fence {
         self.lock().open.iter().map(Timeline::fence_here).fold(Fence::passed(), Fence::and)
     }
 
-    /// A scripted fault: every fence, also of lanes opened later, is late until [`Timelines::let_pass`].
+    /// A scripted fault: no fence passes, also of lanes opened later, until [`Timelines::let_pass`].
     pub fn hold(&self) {
         let mut lanes = self.lock();
         lanes.held = true;
@@ -176,7 +177,7 @@ impl Timelines {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Lanes> {
-        // Nothing below can panic half-way, so a poisoned lock still guards a whole list.
+        // Nothing done under this lock can panic half-way, so a poisoned lock still guards a valid list.
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }

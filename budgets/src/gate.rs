@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Hint, Label, Owner};
 
-/// A model's gate, after the static allocator of TigerBeetle: a server takes its memory while it starts, then never asks
-/// again, then gives all of it back.
+/// A model's gate, after TigerBeetle's static allocator: a server takes its memory while it starts, asks for no more
+/// while it runs, and gives all of it back when it stops.
 ///
 /// | | new claimants | grow | shrink, release |
 /// |---|---|---|---|
@@ -15,29 +15,29 @@ use crate::{Bytes, Class, Hint, Label, Owner};
 /// | frozen | tenants and host memory; a known claimant up to its seat | elastic classes (kv, vision cache), tenants, host | yes |
 /// | teardown | no | no | yes |
 ///
-/// A claimant is an owner's name and a class. Its *seat* is what it held when the gate froze: a restarted actor (the same
-/// name, the next generation) may claim that again, and no more unless its class is elastic.
+/// A claimant is an owner's name and a class. Its *seat* is what it held when the gate froze. A restarted actor (same
+/// name, next generation) may claim its seat again, and more only if its class is elastic.
 ///
-/// Moves: open -> frozen, frozen -> open (profiled anew, with the weights still held), either -> teardown, and
-/// teardown -> open once the model holds nothing. Tenants and host memory are not kept out by a frozen gate; only teardown
-/// stops them, for requests under that model's label.
+/// Moves: open -> frozen; frozen -> open (to profile again with the weights still held); either -> teardown; teardown
+/// -> open once the model holds nothing. Tenants and host memory pass a frozen gate. Only teardown stops them, for
+/// requests under that model's label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Gate {
-    /// Starting: the device may be asked.
+    /// Starting: claimants may take memory.
     #[default]
     Open,
-    /// After READY: only the elastic tails of segments move.
+    /// After READY: the only new claimants are tenants and host memory, and only these and elastic classes grow.
     Frozen,
-    /// Stopping: memory only comes back.
+    /// Stopping: memory is only given back.
     Teardown,
 }
 
 impl Gate {
-    /// Whether a gate may move so.
+    /// Checks whether a gate may make this move.
     ///
     /// # Errors
-    /// [`GateError`] says what is in the way.
+    /// [`GateError`], with the reason.
     ///
     /// ```
     /// use bursar_budgets::{Bytes, Gate};
@@ -67,27 +67,29 @@ impl fmt::Display for Gate {
 /// Why a gate did not move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 pub enum GateError {
-    /// A gate does not move so.
+    /// No gate makes this move.
     #[error("the gate of {model} is {from} and cannot become {to}")]
     NoSuchMove {
-        /// Whose gate.
+        /// The model.
         model: Label,
-        /// What it is.
+        /// The gate's state.
         from: Gate,
-        /// What it should have become.
+        /// The state that was wanted.
         to: Gate,
     },
-    /// A model that is torn down has to be gone before it can start again.
+    /// A model that was torn down must give everything back before it starts again.
     #[error("the gate of {model} cannot open again: {} are still held", held.exact())]
     StillHeld {
-        /// Whose gate.
+        /// The model.
         model: Label,
-        /// How much of its memory is still out.
+        /// How much it still holds.
         held: Bytes,
     },
 }
 
 impl Hint for GateError {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         match self {
             GateError::NoSuchMove { .. } => None,
@@ -96,7 +98,7 @@ impl Hint for GateError {
     }
 }
 
-/// Who held what when a gate froze.
+/// What each claimant held when a gate froze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seats(BTreeMap<(Label, Class), Bytes>);
 
@@ -106,7 +108,7 @@ impl Seats {
         *self.0.entry((owner.name.clone(), class.clone())).or_default() += bytes;
     }
 
-    /// What this claimant held; nothing for one that was not there.
+    /// What this claimant held; `None` if it held nothing.
     pub fn seat(&self, owner: &Owner, class: &Class) -> Option<Bytes> {
         self.0.get(&(owner.name.clone(), class.clone())).copied()
     }

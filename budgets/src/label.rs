@@ -1,10 +1,10 @@
-//! A short name that is copied often: of an owner, of a model.
+//! A name that is cheap to copy: of an owner or a model.
 
 use std::{borrow::Borrow, fmt, sync::Arc};
 
 use serde::{Serialize, Serializer};
 
-/// A name that costs nothing to clone. It must hold no text of a user's prompt: labels end up in metrics.
+/// A name that is cheap to clone. It must hold no text of a prompt: labels appear in metrics.
 ///
 /// ```
 /// use bursar_budgets::Label;
@@ -39,7 +39,7 @@ impl From<&Label> for Label {
 }
 
 impl From<&Label> for Arc<str> {
-    /// The same text, not copied.
+    /// Shares the text.
     fn from(label: &Label) -> Self {
         label.0.clone()
     }

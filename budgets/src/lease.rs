@@ -1,21 +1,28 @@
-//! The right to a number of bytes, as a handle whose end is noticed.
+//! The right to a number of bytes, as a handle. Dropping it tells the budget.
 
 use std::{
     fmt,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
 };
 
 use serde::Serialize;
 
-use crate::{Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, Revoker};
+use crate::{AtomicBytes, Backing, Bytes, Class, Fence, Label, Owner, Priority, Request, RequestId, Revoker};
 
-/// A lease's number. It is never used twice in the life of a ledger.
+/// A lease's number. A ledger never uses one twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct LeaseId(pub u64);
+
+impl LeaseId {
+    /// The number after this one.
+    pub(crate) fn next(self) -> LeaseId {
+        LeaseId(self.0 + 1)
+    }
+}
 
 impl fmt::Display for LeaseId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -23,20 +30,20 @@ impl fmt::Display for LeaseId {
     }
 }
 
-/// What one lease holds: all that a ledger rebuilt after a crash has to know of it.
+/// What one lease holds: everything that a ledger rebuilt after a crash must know about it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Holding {
-    /// The lease.
+    /// The lease's number.
     pub id: LeaseId,
-    /// By whom.
+    /// The actor that holds it.
     pub owner: Owner,
-    /// What for.
+    /// What the bytes are for.
     pub class: Class,
-    /// Of which model.
+    /// The model that it serves.
     pub model: Label,
-    /// How much.
+    /// Its size.
     pub bytes: Bytes,
-    /// How urgent it was; growing it is as urgent.
+    /// The priority of its request, which growing it uses too.
     pub priority: Priority,
 }
 
@@ -47,7 +54,7 @@ impl Holding {
     }
 }
 
-/// The ledger's yes to a request. Only the ledger makes one.
+/// A request that the ledger granted. Only the ledger makes one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Grant {
     pub(crate) request: RequestId,
@@ -55,18 +62,18 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// The question that this answers.
+    /// The request that this answers.
     pub fn request(&self) -> RequestId {
         self.request
     }
 
-    /// What is now held.
+    /// What the new lease holds.
     pub fn holding(&self) -> &Holding {
         &self.holding
     }
 }
 
-/// The ledger's word that a lease has a new size. Only the ledger makes one.
+/// A new size of a lease. Only the ledger makes one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resized {
     pub(crate) request: RequestId,
@@ -76,54 +83,54 @@ pub struct Resized {
 }
 
 impl Resized {
-    /// The question that this answers.
+    /// The request that this answers.
     pub fn request(&self) -> RequestId {
         self.request
     }
 
-    /// Which lease.
+    /// The lease that was resized.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// Its size before.
+    /// Its old size.
     pub fn from(&self) -> Bytes {
         self.from
     }
 
-    /// Its size from now on.
+    /// Its new size.
     pub fn to(&self) -> Bytes {
         self.to
     }
 }
 
-/// What a dropped lease leaves behind for the budget.
+/// What a dropped lease sends to the budget.
 #[derive(Debug)]
 pub struct ReleaseNote {
-    /// Which lease has ended.
+    /// The lease that ended.
     pub lease: LeaseId,
-    /// When the device is past its last use.
+    /// Passes when the device is past the lease's last use.
     pub fence: Fence,
-    /// Memory that is still backed because the fence had not passed. Drop it once the fence has, and before the ledger
-    /// hears of it ([`crate::FenceWatch`] does both in the right order).
+    /// Memory that is still backed because the fence had not passed. Drop it after the fence, and before telling the
+    /// ledger ([`crate::FenceWatch`] keeps this order).
     pub backings: Vec<Backing>,
 }
 
-/// Where leases post that they ended, and segments that they began. An implementation must not block, panic or call
-/// back into the lease: it runs in `Drop`, perhaps while a thread unwinds. A channel's `send` is right.
+/// Where leases report their end, and segments their start. Implementations must not block, panic or call back into the
+/// lease: they run in `Drop`, perhaps while a thread unwinds. Sending on a channel is fine.
 pub trait ReleaseNotes: Send + Sync {
     /// The lease in this note has ended.
     fn post(&self, note: ReleaseNote);
 
-    /// A segment is now paid for by this lease. Whoever reclaims from dead owners keeps the revoker: the dead owner's
-    /// segment may live on for a while in a thread that has not noticed.
+    /// This lease now pays for a segment. Keep the revoker to reclaim from a dead owner: its segment may live on in a
+    /// thread that has not noticed the death.
     fn segment_reserved(&self, _lease: LeaseId, _revoker: Revoker) {}
 }
 
 /// The right to a number of bytes of one class, held by one owner. Dropping it posts a release note.
 ///
-/// Its size changes only when the ledger says so ([`Lease::resize`]). Several segments may be paid for by one lease (one
-/// a layer, for KV): what they back together is never more than it.
+/// Only the ledger changes its size ([`Lease::resize`]). One lease may pay for several segments (for KV, one for each
+/// layer), which together never back more than its size.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -145,14 +152,14 @@ pub trait ReleaseNotes: Send + Sync {
 /// ```
 pub struct Lease {
     holding: Holding,
-    bytes: AtomicU64,
+    bytes: AtomicBytes,
     meter: LeaseMeter,
     notes: Arc<dyn ReleaseNotes>,
     parting: Mutex<Parting>,
 }
 
-/// How much of a lease is in use, to be read while its holder works with it: how a budget tells what is ours from what
-/// is not, without asking anybody.
+/// How much of a lease is in use, readable while its holder works with it. A budget uses this to tell our memory from
+/// that of others without a message.
 ///
 /// It counts before the device backs and after it has unbacked, so it never shows less than is backed.
 #[derive(Clone, Debug, Default)]
@@ -160,13 +167,13 @@ pub struct LeaseMeter(Arc<Counts>);
 
 #[derive(Debug, Default)]
 struct Counts {
-    backed: AtomicU64,
+    backed: AtomicBytes,
     has_segments: AtomicBool,
-    /// Calls of the device under way.
+    /// Calls of the device in progress.
     moving: AtomicUsize,
 }
 
-/// Memory of a lease is on its way in or out for as long as this lives.
+/// Marks a lease's memory as being backed or unbacked while this lives.
 pub(crate) struct Moving<'l>(&'l Counts);
 
 impl Drop for Moving<'_> {
@@ -176,24 +183,24 @@ impl Drop for Moving<'_> {
 }
 
 impl LeaseMeter {
-    /// What is in use of a lease of `granted` bytes: what its segments have backed. One that pays for no segment pays for
-    /// something that has no address of ours (captured graphs, a tenant's own allocations): all of it counts as in use. A
-    /// lease pays for the one or for the other; what it pays for beside its segments would look like another process.
+    /// How much of a lease of `granted` bytes is in use: what its segments have backed. A lease without segments pays
+    /// for memory at addresses that we do not know (captured graphs, a tenant's own allocations), so all of it counts.
+    /// A lease must not pay for both: the part outside its segments would look like another process.
     pub fn used(&self, granted: Bytes) -> Bytes {
         match self.0.has_segments.load(SeqCst) {
-            true => Bytes(self.0.backed.load(SeqCst)),
+            true => self.0.backed.load(),
             false => granted,
         }
     }
 
-    /// Whether the device is taking or giving memory of it: what it has then is between what this shows now and what it
-    /// shows afterwards.
+    /// Whether the device is backing or unbacking part of it. What the device has taken is then between the value now
+    /// and the value after.
     pub fn is_moving(&self) -> bool {
         self.0.moving.load(SeqCst) > 0
     }
 }
 
-/// What segments left behind that ended before their lease.
+/// What segments that ended before their lease left for its release note.
 #[derive(Default)]
 struct Parting {
     fence: Fence,
@@ -201,11 +208,11 @@ struct Parting {
 }
 
 impl Lease {
-    /// The handle of a grant. Made once for each grant: a second handle would release the bytes twice, which the ledger
-    /// would not count twice, but the first drop would end the lease under the other's feet.
+    /// Makes the handle of a grant. Call it once for each grant: with two handles, the first drop would end the lease
+    /// while the other is in use.
     pub fn issue(grant: &Grant, notes: Arc<dyn ReleaseNotes>) -> Lease {
         Lease {
-            bytes: AtomicU64::new(grant.holding.bytes.0),
+            bytes: AtomicBytes::new(grant.holding.bytes),
             holding: grant.holding.clone(),
             meter: LeaseMeter::default(),
             notes,
@@ -213,76 +220,76 @@ impl Lease {
         }
     }
 
-    /// Its number.
+    /// The lease's number.
     pub fn id(&self) -> LeaseId {
         self.holding.id
     }
 
-    /// What for.
+    /// What its bytes are for.
     pub fn class(&self) -> &Class {
         &self.holding.class
     }
 
-    /// How much.
+    /// Its size.
     pub fn bytes(&self) -> Bytes {
-        Bytes(self.bytes.load(SeqCst))
+        self.bytes.load()
     }
 
-    /// How much of it segments have backed.
+    /// How many of its bytes segments have backed.
     pub fn backed(&self) -> Bytes {
-        Bytes(self.meter.0.backed.load(SeqCst))
+        self.meter.0.backed.load()
     }
 
-    /// Shows how much of it is in use, for as long as anybody looks.
+    /// A meter that shows how much of it is in use, even after the lease is gone.
     pub fn meter(&self) -> LeaseMeter {
         self.meter.clone()
     }
 
-    /// By whom.
+    /// The actor that holds it.
     pub fn owner(&self) -> &Owner {
         &self.holding.owner
     }
 
-    /// Of which model.
+    /// The model that it serves.
     pub fn model(&self) -> &Label {
         &self.holding.model
     }
 
-    /// How urgent it was; growing it is as urgent.
+    /// The priority of its request, which growing it uses too.
     pub fn priority(&self) -> Priority {
         self.holding.priority
     }
 
-    /// What a ledger that is rebuilt after a crash has to know of it.
+    /// What a ledger rebuilt after a crash must know about it.
     pub fn holding(&self) -> Holding {
         Holding { bytes: self.bytes(), ..self.holding.clone() }
     }
 
-    /// Takes on the size that the ledger settled on.
+    /// Takes the size that the ledger decided.
     ///
     /// # Panics
-    /// When the word is about another lease, or segments still back more than the new size: our bugs.
+    /// If `resized` is for another lease, or segments back more than the new size: our bugs.
     pub fn resize(&self, resized: &Resized) {
         assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
         let backed = self.backed();
         assert!(backed <= resized.to, "{} cannot shrink to {}: {backed} of it are backed", self.id(), resized.to);
-        self.bytes.store(resized.to.0, SeqCst);
+        self.bytes.store(resized.to);
     }
 
-    /// Ends the lease, but its bytes are free only after this fence.
+    /// Ends the lease. Its bytes are free after this fence.
     pub fn release_after(self, fence: Fence) {
         self.part(fence, None);
     }
 
-    /// To be held around a call of the device, and what is counted with it.
+    /// Hold this during a call of the device and the counting that belongs to it.
     pub(crate) fn moving(&self) -> Moving<'_> {
         self.meter.0.moving.fetch_add(1, SeqCst);
         Moving(&self.meter.0)
     }
 
-    /// Counts bytes as backed. Going over the lease is our bug.
+    /// Counts bytes as backed. More than the lease holds is our bug.
     pub(crate) fn spend(&self, bytes: Bytes) {
-        let backed = Bytes(self.meter.0.backed.fetch_add(bytes.0, SeqCst)) + bytes;
+        let backed = self.meter.0.backed.fetch_add(bytes) + bytes;
         assert!(
             backed <= self.bytes(),
             "{} of class {} pays for {}, not for {backed}",
@@ -294,11 +301,11 @@ impl Lease {
 
     /// Counts bytes as no longer backed.
     pub(crate) fn save(&self, bytes: Bytes) {
-        let before = Bytes(self.meter.0.backed.fetch_sub(bytes.0, SeqCst));
+        let before = self.meter.0.backed.fetch_sub(bytes);
         assert!(bytes <= before, "{} gave back {bytes} of {before}", self.id());
     }
 
-    /// The fence that segments have asked for so far.
+    /// A fence that passes once all fences of its ended segments have.
     pub(crate) fn parting_fence(&self) -> Fence {
         self.parting.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).fence.clone()
     }
@@ -308,7 +315,7 @@ impl Lease {
         self.notes.segment_reserved(self.id(), revoker);
     }
 
-    /// Remembers a fence, and perhaps memory that must stay backed until it, for the release note.
+    /// Keeps a fence, and perhaps memory that stays backed until then, for the release note.
     pub(crate) fn part(&self, fence: Fence, backing: Option<Backing>) {
         let mut parting = self.parting.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         let before = std::mem::take(&mut parting.fence);

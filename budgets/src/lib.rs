@@ -1,17 +1,17 @@
 //! Leases every byte of one device: the ledger, segments, workspaces and the memory plan.
 //!
-//! The river of memory runs through this crate: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] -> [`Workspace`].
-//! A [`Device`] is the only place that memory is taken from; the [`Ledger`] is the only place that says who may.
+//! Memory goes through these types: [`Request`] -> [`Ledger`] -> [`Lease`] -> [`Segment`] -> [`Workspace`]. Only a
+//! [`Device`] takes memory, and only the [`Ledger`] grants it.
 //!
 //! # What it knows, and what it must never know
 //!
 //! It knows bytes and owners. It never knows tensors, tokens, models (a model is a [`Label`] here), async, candle or
-//! ractor. The ledger in particular has no clock, no thread, no I/O, no randomness and no hash map in it: the same inputs
-//! give the same effects.
+//! ractor. The ledger has no clock, thread, I/O, randomness or hash map: the same inputs give the same effects.
 //!
 //! # The rule
 //!
-//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses what would break it and says by how much.
+//! `granted + overhead + foreign + canary <= total`, always. The ledger refuses a request that would break this, and
+//! says how many bytes are short.
 //!
 //! ```
 //! use bursar_budgets::*;
@@ -40,6 +40,7 @@
 
 mod account;
 mod admission;
+mod atomic_bytes;
 mod class;
 mod device;
 mod error;
@@ -59,11 +60,13 @@ mod watch;
 mod workspace;
 
 pub use account::Account;
+use atomic_bytes::AtomicBytes;
+
 pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
 pub use device::{
-    Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, HostConfig, HostCounts, HostDevice, Overhead,
-    Pinned, Script,
+    Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, FaultyDevice, HostConfig, HostCounts,
+    HostDevice, NextBackRefused, Overhead, Pinned, Script,
 };
 pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};

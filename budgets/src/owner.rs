@@ -1,4 +1,4 @@
-//! Who holds a lease: an actor, and which of its lives.
+//! The actor that holds a lease, with its generation.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::Label;
 
-/// An actor with a generation. A restarted actor keeps its name and gets the next generation, so that what its dead
-/// predecessor held can be told from what it asks for itself.
+/// An actor with its generation. A restarted actor keeps its name and gets the next generation, so that its leases
+/// differ from those of its dead predecessor.
 ///
 /// ```
 /// use bursar_budgets::Owner;
@@ -16,19 +16,19 @@ use crate::Label;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Owner {
-    /// The actor's name, unique among those that ask one ledger.
+    /// The actor's name, unique among all that use one ledger.
     pub name: Label,
-    /// How often it was started before.
+    /// How often the actor was restarted.
     pub generation: u64,
 }
 
 impl Owner {
-    /// The owner of this name in its `generation`-th life.
+    /// The actor of this name in this generation.
     pub fn new(name: impl Into<Label>, generation: u64) -> Self {
         Owner { name: name.into(), generation }
     }
 
-    /// The same actor in its first life.
+    /// The same actor in generation 0.
     pub fn first(&self) -> Self {
         Owner { name: self.name.clone(), generation: 0 }
     }

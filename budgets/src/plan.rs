@@ -1,4 +1,4 @@
-//! What a model will need, one line a claimant, before any of it is taken.
+//! What a model will need, one line for each claimant, before it takes any memory.
 
 use std::fmt;
 
@@ -6,20 +6,20 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Hint, table};
 
-/// One claimant's line.
+/// One claimant's line in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Claim {
-    /// What kind of memory.
+    /// The class of the memory.
     pub class: Class,
-    /// What it is for, as a person says it.
+    /// What it is for, in plain words.
     pub what: String,
-    /// How much.
+    /// How many bytes.
     pub bytes: Bytes,
-    /// How that number came about: `2 layers x 96 blocks x 16 tokens x 512 B`.
+    /// How the number was computed: `2 layers x 96 blocks x 16 tokens x 512 B`.
     pub how: String,
 }
 
-/// Everything that one model will claim of a device.
+/// Everything that one model will claim on a device.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -36,29 +36,29 @@ pub struct MemoryPlan {
     claims: Vec<Claim>,
 }
 
-/// Something a user can set, and what it would have to be.
+/// A setting that a user can change, and the value that would help.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Knob {
-    /// Its name, as it is set.
+    /// The name under which it is set.
     pub name: String,
     /// Its value now.
     pub now: String,
-    /// The value, of this knob alone, with which the plan would fit; nothing if no value does.
+    /// The value that would make the plan fit, with no other change; `None` if no value does.
     pub would_fit: Option<String>,
 }
 
 impl Knob {
-    /// A knob that would make the plan fit at this value.
+    /// A knob that makes the plan fit when set to `would_fit`.
     pub fn new(name: &str, now: impl fmt::Display, would_fit: impl fmt::Display) -> Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: Some(would_fit.to_string()) }
     }
 
-    /// A knob that cannot make the plan fit alone.
+    /// A knob that cannot make the plan fit by itself.
     pub fn hopeless(name: &str, now: impl fmt::Display) -> Knob {
         Knob { name: name.into(), now: now.to_string(), would_fit: None }
     }
 
-    /// What they say together, in one sentence; nothing if there are none. What can be set stands in backticks.
+    /// One sentence on what to set; `None` without knobs. Settings are in backticks.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
         let advice = knobs.iter().map(|knob| {
             let name = if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
@@ -71,7 +71,7 @@ impl Knob {
     }
 }
 
-/// A plan is larger than what it could get.
+/// A plan needs more than is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
     "the plan needs {} ({needed}), of which {} ({available}) are available: {} ({short_by}) short",
@@ -80,29 +80,31 @@ impl Knob {
     short_by.exact()
 )]
 pub struct DoesNotFit {
-    /// The plan's total.
+    /// How much the plan needs.
     pub needed: Bytes,
-    /// What it could get.
+    /// How much is available.
     pub available: Bytes,
     /// The difference.
     pub short_by: Bytes,
-    /// What would make it fit.
+    /// The knobs that could change this.
     pub knobs: Vec<Knob>,
 }
 
 impl Hint for DoesNotFit {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         Knob::advice(&self.knobs)
     }
 }
 
 impl MemoryPlan {
-    /// A plan that claims nothing.
+    /// An empty plan.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same plan with one more line.
+    /// The plan with one more line.
     pub fn claim(mut self, class: Class, what: impl Into<String>, bytes: Bytes, how: impl Into<String>) -> Self {
         self.push(class, what, bytes, how);
         self
@@ -113,25 +115,25 @@ impl MemoryPlan {
         self.claims.push(Claim { class, what: what.into(), bytes, how: how.into() });
     }
 
-    /// All lines, in the order in which they were claimed.
+    /// All lines, in the order in which they were added.
     pub fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// What all lines sum up to.
+    /// The sum of all lines.
     pub fn total(&self) -> Bytes {
         self.claims.iter().map(|claim| claim.bytes).sum()
     }
 
-    /// What the lines of one class sum up to.
+    /// The sum of the lines of one class.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.claims.iter().filter(|claim| claim.class == *class).map(|claim| claim.bytes).sum()
     }
 
-    /// Whether the plan fits. The knobs are worked out only if it does not: that may take many plans.
+    /// Checks whether the plan fits. Only if it does not are the knobs computed, which may take many more plans.
     ///
     /// # Errors
-    /// [`DoesNotFit`], with the knobs.
+    /// [`DoesNotFit`], with those knobs.
     pub fn fits(&self, available: Bytes, knobs: impl FnOnce() -> Vec<Knob>) -> Result<(), DoesNotFit> {
         let needed = self.total();
         match needed.checked_sub(available).filter(|short_by| !short_by.is_zero()) {

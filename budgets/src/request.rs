@@ -1,4 +1,4 @@
-//! What an owner asks the ledger for.
+//! What an owner requests from the ledger.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{Bytes, Class, Label, Owner};
 
-/// The number that whoever drives the ledger gives a question, so that its one answer finds the way back.
+/// A request's number, chosen by the caller that drives the ledger, so that it can match the answer to the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct RequestId(pub u64);
@@ -17,18 +17,18 @@ impl fmt::Display for RequestId {
     }
 }
 
-/// Who is served first while memory is short; later variants go first. Inside one priority it is first come, first served.
+/// The order of service while memory is short: later variants first. Within one priority: first come, first served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Priority {
-    /// What nobody waits for: giving spare memory back to KV after another process has left.
+    /// Work that can wait, such as giving spare memory back to KV after another process has left.
     Background,
-    /// A user's own code beside the models.
+    /// A user's own code, next to the models.
     Tenant,
-    /// What an accepted chat needs to go on.
+    /// What an accepted chat needs to continue.
     #[default]
     Serving,
-    /// A model being loaded, or an actor being restarted: until it has its bytes nothing of that model is served.
+    /// A model that is loading, or an actor that restarts: until it has its memory, that model serves no request.
     Startup,
 }
 
@@ -43,7 +43,7 @@ impl fmt::Display for Priority {
     }
 }
 
-/// A wish for one lease.
+/// A request for one lease.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -52,20 +52,20 @@ impl fmt::Display for Priority {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Request {
-    /// Who will hold the lease.
+    /// The actor that will hold the lease.
     pub owner: Owner,
-    /// What for.
+    /// What the bytes are for.
     pub class: Class,
-    /// Of which model; a tenant names whatever it likes.
+    /// The model that they serve; tenants may use any name.
     pub model: Label,
-    /// How much; more than nothing.
+    /// How many bytes; at least 1.
     pub bytes: Bytes,
-    /// How urgent.
+    /// The priority that it waits at.
     pub priority: Priority,
 }
 
 impl Request {
-    /// A wish at the priority that its class has by default: tenants below what serves chats.
+    /// A request with the default priority of its class: tenants come after what serves chats.
     pub fn new(owner: Owner, class: Class, model: impl Into<Label>, bytes: Bytes) -> Self {
         let priority = match class {
             Class::Tenant(_) => Priority::Tenant,
@@ -74,7 +74,7 @@ impl Request {
         Request { owner, class, model: model.into(), bytes, priority }
     }
 
-    /// The same wish with this priority.
+    /// The same request with this priority.
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self

@@ -9,9 +9,9 @@ use crate::{Address, Bytes, Device, DeviceError, Fence, Lease};
 
 /// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
 ///
-/// Growing and shrinking move the end of the prefix: addresses are stable. Dropping a segment gives its memory back at
-/// once if the device has passed everything issued so far; otherwise the memory travels in the lease's release note and
-/// goes back after the fence.
+/// Growing and shrinking move the end of the prefix, so addresses are stable. Dropping a segment gives its memory back
+/// at once if the device has finished everything issued so far. Otherwise the lease's release note carries the memory,
+/// which goes back after the fence.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -36,11 +36,11 @@ pub struct Segment {
     lease: Arc<Lease>,
 }
 
-/// The memory of a segment. Dropping the last one unbacks it and gives the addresses back.
+/// The memory of a segment. Dropping the last one unbacks the memory and releases the addresses.
 pub struct Backing(Arc<Stretch>);
 
-/// Takes a segment's memory away while the segment itself may still be alive somewhere: how the budget reclaims what a
-/// dead owner held. The addresses stay reserved until the segment drops, so a late use faults and hits nobody else.
+/// Takes a segment's memory away while the segment itself may still exist: this is how the budget reclaims what a dead
+/// owner held. The addresses stay reserved until the segment drops, so a late use faults and reaches no other memory.
 #[derive(Clone)]
 pub struct Revoker(Weak<Stretch>);
 
@@ -58,12 +58,12 @@ struct Extent {
 }
 
 impl Segment {
-    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages, and backs none of them.
+    /// Reserves addresses for at most `bytes_max`, rounded up to whole pages. Backs none of them.
     ///
-    /// The lease is a [`Lease`] or, where several segments are paid for by one, an `Arc<Lease>`.
+    /// Pass an `Arc<Lease>` if one lease pays for several segments.
     ///
     /// # Errors
-    /// What the device says; the lease is then dropped, which releases it.
+    /// Any error of the device. The lease is then dropped, which releases it.
     pub fn reserve(
         device: Arc<dyn Device>,
         bytes_max: Bytes,
@@ -77,14 +77,14 @@ impl Segment {
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
 
-    /// Backs the prefix up to `bytes`, rounded up to whole pages; nothing to do if it is that long already.
+    /// Backs the prefix up to `bytes`, rounded up to whole pages. Does nothing if it is that long already.
     ///
     /// # Errors
-    /// What the device says; the prefix is then as long as before. [`DeviceError::BadRange`] when the segment was
-    /// revoked under its owner's feet.
+    /// Any error of the device; the prefix then keeps its length. [`DeviceError::BadRange`] if the segment was revoked.
     ///
     /// # Panics
-    /// When the lease does not pay for it, or it was not reserved: our bugs. Leases that pay for segments are whole pages.
+    /// If the lease is too small, or fewer addresses were reserved: our bugs. Leases that pay for segments are whole
+    /// pages.
     pub fn back_to(&self, bytes: Bytes) -> Result<(), DeviceError> {
         let stretch = self.stretch();
         let bytes = bytes.round_up(stretch.device.page());
@@ -103,14 +103,14 @@ impl Segment {
         Ok(())
     }
 
-    /// Unbacks the tail down to `bytes`, rounded up to whole pages; nothing to do if it is that short already. The lease
+    /// Unbacks the tail down to `bytes`, rounded up to whole pages. Does nothing if it is that short already. The lease
     /// keeps its size: tell the ledger next.
     ///
     /// # Errors
-    /// What the device says; the prefix is then as long as before.
+    /// Any error of the device; the prefix then keeps its length.
     ///
     /// # Panics
-    /// When the fence, made behind the last use of the tail, has not passed: our bug.
+    /// If the fence has not passed: our bug. It must have been made after the last use of the tail.
     pub fn shrink_to(&self, bytes: Bytes, last_use: &Fence) -> Result<(), DeviceError> {
         assert!(last_use.is_passed(), "the device still uses the tail that is to be unbacked");
         let stretch = self.stretch();
@@ -124,37 +124,38 @@ impl Segment {
         Ok(())
     }
 
-    /// Where it starts, for its whole life.
+    /// Where it starts. It never moves.
     pub fn address(&self) -> Address {
         self.stretch().address
     }
 
-    /// How long the backed prefix is: whole pages.
+    /// Length of the backed prefix, in whole pages.
     pub fn backed(&self) -> Bytes {
         self.stretch().lock().backed
     }
 
-    /// How long it could get: whole pages.
+    /// Length of the reserved addresses, in whole pages.
     pub fn reserved(&self) -> Bytes {
         self.stretch().reserved
     }
 
-    /// The lease that pays.
+    /// The lease that pays for the backed prefix.
     pub fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
 
-    /// The device that it lies on.
+    /// The device that it is on.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.stretch().device
     }
 
-    /// What takes its memory away if its owner dies.
+    /// A handle that can take the memory away, should the owner die.
     pub fn revoker(&self) -> Revoker {
         Revoker(Arc::downgrade(&self.backing.as_ref().expect("a segment has its backing until it drops").0))
     }
 
-    /// Ends the segment; its memory goes back after this fence, and not before what its device has been given so far.
+    /// Ends the segment. Its memory goes back once this fence has passed and the device has finished everything issued
+    /// so far.
     pub fn release_after(self, fence: Fence) {
         self.lease.part(fence, None);
     }
@@ -171,7 +172,7 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
-            // First the device, then the lease: another segment of the same lease may spend at once what is saved.
+            // The device before the lease: another segment of the same lease may spend saved bytes at once.
             drop(backing);
             self.lease.save(backed);
         } else {
@@ -181,11 +182,11 @@ impl Drop for Segment {
 }
 
 impl Revoker {
-    /// Unbacks everything, now. The device must be past its last use: ask the ledger, which waits for the fence. Nothing
-    /// to do if the segment is gone or was revoked before.
+    /// Unbacks everything, now. The device must be past its last use: ask the ledger, which waits for the fence. Does
+    /// nothing if the segment is gone or already revoked.
     ///
     /// # Errors
-    /// What the device says.
+    /// Any error of the device.
     pub fn revoke(&self) -> Result<(), DeviceError> {
         let Some(stretch) = self.0.upgrade() else { return Ok(()) };
         let mut extent = stretch.lock();
@@ -206,14 +207,15 @@ impl Revoker {
 
 impl Stretch {
     fn lock(&self) -> MutexGuard<'_, Extent> {
-        // An extent changes in one assignment after the device has done its part.
+        // An extent changes in one assignment, after the device call has succeeded, so a poisoned lock guards a valid
+        // one.
         self.extent.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
 impl Drop for Stretch {
     fn drop(&mut self) {
-        // A device that is lost has taken the memory with it; there is nobody left to tell.
+        // Fails on a lost device, which has lost the memory too. There is no caller to tell.
         let _ = self.device.release_reservation(self.address);
     }
 }

@@ -1,4 +1,4 @@
-//! The ledger at one moment, to print, to send and to compare.
+//! The ledger at one moment, to print, send and compare.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -12,24 +12,24 @@ use crate::{
 
 /// Every byte of a device, by class and owner.
 ///
-/// Two snapshots are equal when the same leases are held: "the ledger is back to where it was" is `==`.
+/// Two snapshots are equal if the same leases are held, so `==` tells whether the ledger is back where it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// The device's memory.
+    /// All memory of the device.
     pub total: Bytes,
-    /// What is neither granted nor spent nor kept.
+    /// Neither granted, nor overhead, nor foreign, nor kept free.
     pub free: Bytes,
-    /// What our process uses outside leases.
+    /// What our process holds outside leases.
     pub overhead: Bytes,
     /// What other processes hold.
     pub foreign: Bytes,
-    /// What is kept free of use.
+    /// What is kept free now.
     pub canary: Bytes,
-    /// What should be kept free of use.
+    /// What should be kept free.
     pub canary_wanted: Bytes,
     /// The sum of all device leases.
     pub granted: Bytes,
-    /// By how much rule 1 is untrue.
+    /// By how many bytes rule 1 is broken.
     pub deficit: Bytes,
     /// The host memory that may be leased.
     pub host_total: Bytes,
@@ -39,30 +39,30 @@ pub struct Snapshot {
     pub leases: Vec<LeaseLine>,
     /// The sums by class, in the order of [`Class`].
     pub classes: Vec<ClassLine>,
-    /// Who waits, the next one first; for device memory, then for host memory.
+    /// Requests that wait, the next one first: for device memory, then for host memory.
     pub waiting: Vec<WaitingLine>,
-    /// The gate of every model.
+    /// The gate of each model.
     pub gates: Vec<GateLine>,
 }
 
 /// One lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct LeaseLine {
-    /// Its number.
+    /// The lease's number.
     pub id: LeaseId,
-    /// What for.
+    /// What the bytes are for.
     pub class: Class,
-    /// By whom.
+    /// The actor that holds it.
     pub owner: Owner,
-    /// Of which model.
+    /// The model that it serves.
     pub model: Label,
-    /// How much.
+    /// Its size.
     pub bytes: Bytes,
-    /// Where it is on its way home.
+    /// Whether it is in use, shrinking or being taken back.
     pub state: LeaseState,
 }
 
-/// Where a lease is on its way from granted to freed.
+/// How far a lease is on its way from granted to freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LeaseState {
@@ -74,27 +74,27 @@ pub enum LeaseState {
     Revoking,
 }
 
-/// The sum of one class.
+/// The leases of one class, summed up.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ClassLine {
     /// The class.
     pub class: Class,
-    /// How many leases.
+    /// How many leases there are.
     pub leases: usize,
-    /// How much.
+    /// Their sum.
     pub bytes: Bytes,
 }
 
-/// One who waits.
+/// One request that waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitingLine {
-    /// The question.
+    /// The request's number.
     pub request: RequestId,
-    /// The lease that should grow; none where a new one is wanted.
+    /// The lease that should grow; `None` for a new lease.
     pub grows: Option<LeaseId>,
-    /// How much more is wanted.
+    /// How many more bytes are wanted.
     pub bytes: Bytes,
-    /// How urgent.
+    /// The priority that it waits at.
     pub priority: Priority,
 }
 
@@ -108,7 +108,7 @@ pub struct GateLine {
 }
 
 impl Ledger {
-    /// Everything there is to see.
+    /// A copy of all sums, leases, gates and waiting requests.
     pub fn snapshot(&self) -> Snapshot {
         let (device, host) = (self.account(Memory::Device), self.account(Memory::Host));
         let leases: Vec<_> = self
@@ -164,24 +164,26 @@ impl Ledger {
 }
 
 impl Snapshot {
-    /// What the leases of a class sum up to.
+    /// The sum of a class's leases.
     pub fn of_class(&self, class: &Class) -> Bytes {
         self.classes.iter().find(|line| line.class == *class).map_or(Bytes::ZERO, |line| line.bytes)
     }
 
-    /// What a model's leases of device memory sum up to.
+    /// The sum of a model's leases of device memory.
     pub fn of_model(&self, model: &Label) -> Bytes {
         let of_it = |lease: &&LeaseLine| lease.model == *model && lease.class.memory() == Memory::Device;
         self.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
     }
 
-    /// All that a model could have, with what it has: what neither others nor other models hold.
+    /// The most that a model could hold, with what it holds now: all that other processes, other models and the canary
+    /// leave.
     pub fn room_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)
     }
 
-    /// Leases of one class, model, owner and state in one line: a model with a lease a layer still prints short.
+    /// Leases of one class, model, owner and state share a line, so that a model with a lease for each layer still
+    /// prints short.
     fn rows(&self, memory: Memory, whole: Bytes) -> Vec<[String; 6]> {
         let mut groups: BTreeMap<(&Class, &Label, &Owner, bool), (usize, Bytes)> = BTreeMap::new();
         for lease in self.leases.iter().filter(|lease| lease.class.memory() == memory) {
@@ -204,12 +206,12 @@ impl Snapshot {
 }
 
 fn row(class: &str, model: &str, holder: &str, bytes: Bytes, whole: Bytes) -> [String; 6] {
-    let bar = table::bar(bytes.0, whole.0);
+    let bar = table::bar(bytes, whole);
     [class.into(), model.into(), holder.into(), bytes.exact(), bytes.to_string(), bar]
 }
 
 impl fmt::Display for Snapshot {
-    /// A line for every claimant, as bytes and as a bar, and a line for every sum.
+    /// A line for each claimant, in bytes and as a bar, and a line for each sum.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rows = self.rows(Memory::Device, self.total);
         let sum = |name: &str, note: &str, bytes| row(name, "", note, bytes, self.total);

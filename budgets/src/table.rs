@@ -1,9 +1,11 @@
-//! Columns that line up, and bars: how ledgers and plans print.
+//! Aligned columns and bars, as ledgers and plans print them.
 
-/// Cells of a bar: enough to tell twentieths apart, short enough for a line of 100.
+use crate::Bytes;
+
+/// Width of a bar: fine enough for twentieths, and short enough for a line of 100 characters.
 const BAR: u64 = 24;
 
-/// Pads every cell of a column to the widest; a column marked `true` is right-aligned.
+/// Pads each column to its widest cell. Columns marked `true` are right-aligned.
 pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> Vec<String> {
     let mut widths = [0; N];
     for row in rows {
@@ -21,11 +23,11 @@ pub(crate) fn align<const N: usize>(rows: &[[String; N]], right: [bool; N]) -> V
     rows.iter().map(line).collect()
 }
 
-/// `part` of `whole` as a bar. What is there at all is seen: at least one cell.
-pub(crate) fn bar(part: u64, whole: u64) -> String {
-    let cells = match (part, whole) {
+/// `part` of `whole` as a bar. Anything above 0 fills at least one cell.
+pub(crate) fn bar(part: Bytes, whole: Bytes) -> String {
+    let cells = match (part.0, whole.0) {
         (0, _) | (_, 0) => 0,
-        _ => {
+        (part, whole) => {
             let twice = 2 * u128::from(part) * u128::from(BAR) / u128::from(whole);
             (twice.div_ceil(2) as u64).clamp(1, BAR) as usize
         }

@@ -1,9 +1,9 @@
-//! Bytes and pages, which never mix with other numbers.
+//! Bytes and pages as types of their own, so that they do not mix with other numbers.
 
 use std::{
     fmt,
     iter::Sum,
-    ops::{Add, AddAssign, Mul, Sub, SubAssign},
+    ops::{Add, AddAssign, Div, Mul, Sub, SubAssign},
     str::FromStr,
 };
 
@@ -20,8 +20,8 @@ pub const GIB: u64 = 1 << 30;
 
 /// A number of bytes.
 ///
-/// `+`, `-` and `*` assert: going below nothing or past `u64` is our bug. Use `checked_*` or `saturating_sub` where
-/// operation can bring it.
+/// `+`, `-` and `*` assert that the result is in range, since leaving it is our bug. Use `checked_*` or
+/// `saturating_sub` where it can happen in operation.
 ///
 /// ```
 /// use bursar_budgets::Bytes;
@@ -40,9 +40,9 @@ pub struct Bytes(pub u64);
 pub struct Pages(pub u64);
 
 impl Bytes {
-    /// Nothing.
+    /// No bytes.
     pub const ZERO: Bytes = Bytes(0);
-    /// More than any device has; the capacity of a dry workspace.
+    /// More than any device has: the capacity of a dry workspace.
     pub const MAX: Bytes = Bytes(u64::MAX);
 
     /// `n` KiB.
@@ -60,7 +60,7 @@ impl Bytes {
         Bytes(n * GIB)
     }
 
-    /// Whether this is nothing.
+    /// Whether this is 0.
     pub const fn is_zero(self) -> bool {
         self.0 == 0
     }
@@ -70,16 +70,24 @@ impl Bytes {
         format!("{} B", grouped(self.0))
     }
 
-    /// The smallest multiple of `page` that is not smaller.
+    /// The next multiple of `page`, or the same number if it is one.
     ///
     /// # Panics
-    /// When `page` is zero, or the result is past `u64`: our bug.
+    /// If `page` is 0, or the result exceeds `u64`: our bug.
     pub fn round_up(self, page: Bytes) -> Bytes {
-        assert!(page.0 > 0, "a page has at least one byte");
-        Bytes(self.0.checked_next_multiple_of(page.0).expect("rounding up stays within u64"))
+        self.checked_round_up(page).expect("rounding up stays within u64")
     }
 
-    /// The largest multiple of `page` that is not larger.
+    /// The smallest multiple of `page` that is not smaller, or nothing past `u64`.
+    ///
+    /// # Panics
+    /// When `page` is zero: our bug.
+    pub fn checked_round_up(self, page: Bytes) -> Option<Bytes> {
+        assert!(page.0 > 0, "a page has at least one byte");
+        self.0.checked_next_multiple_of(page.0).map(Bytes)
+    }
+
+    /// The last multiple of `page` up to this number.
     pub fn round_down(self, page: Bytes) -> Bytes {
         assert!(page.0 > 0, "a page has at least one byte");
         Bytes(self.0 - self.0 % page.0)
@@ -90,28 +98,43 @@ impl Bytes {
         self.0.is_multiple_of(page.0)
     }
 
-    /// How many pages hold this many bytes, the last one perhaps in part.
+    /// How many pages hold this many bytes. The last page may be partly used.
     pub fn pages(self, page: Bytes) -> Pages {
         assert!(page.0 > 0, "a page has at least one byte");
-        Pages(self.0.div_ceil(page.0))
+        Pages(self.div_ceil(page))
     }
 
-    /// The sum, or nothing past `u64`.
+    /// How many of `piece` hold this many bytes, the last one perhaps in part.
+    pub fn div_ceil(self, piece: Bytes) -> u64 {
+        self.0.div_ceil(piece.0)
+    }
+
+    /// `share` of these bytes, rounded down; nothing for a share below zero.
+    pub fn share(self, share: f64) -> Bytes {
+        Bytes((self.0 as f64 * share) as u64)
+    }
+
+    /// The length of `slice` of bytes.
+    pub const fn of_slice(slice: &[u8]) -> Bytes {
+        Bytes(slice.len() as u64)
+    }
+
+    /// The sum, or `None` if it exceeds `u64`.
     pub fn checked_add(self, other: Bytes) -> Option<Bytes> {
         self.0.checked_add(other.0).map(Bytes)
     }
 
-    /// The difference, or nothing below zero.
+    /// The difference, or `None` if it is negative.
     pub fn checked_sub(self, other: Bytes) -> Option<Bytes> {
         self.0.checked_sub(other.0).map(Bytes)
     }
 
-    /// The product, or nothing past `u64`.
+    /// The product, or `None` if it exceeds `u64`.
     pub fn checked_mul(self, factor: u64) -> Option<Bytes> {
         self.0.checked_mul(factor).map(Bytes)
     }
 
-    /// The difference, at least nothing.
+    /// The difference, or 0 if it is negative.
     pub fn saturating_sub(self, other: Bytes) -> Bytes {
         Bytes(self.0.saturating_sub(other.0))
     }
@@ -121,14 +144,14 @@ impl Bytes {
         Bytes(self.0.saturating_add(other.0))
     }
 
-    /// As a `usize`, for lengths of slices.
+    /// As a `usize`, for slice lengths.
     pub fn as_usize(self) -> usize {
         usize::try_from(self.0).expect("a number of bytes that is addressable here")
     }
 }
 
 impl Pages {
-    /// The bytes of this many pages.
+    /// The bytes in this many pages.
     pub fn bytes(self, page: Bytes) -> Bytes {
         page * self.0
     }
@@ -187,6 +210,22 @@ macro_rules! counted {
 counted!(Bytes);
 counted!(Pages);
 
+impl Div<u64> for Bytes {
+    type Output = Bytes;
+    #[track_caller]
+    fn div(self, parts: u64) -> Bytes {
+        Bytes(self.0 / parts)
+    }
+}
+
+impl Div for Bytes {
+    type Output = u64;
+    #[track_caller]
+    fn div(self, piece: Bytes) -> u64 {
+        self.0 / piece.0
+    }
+}
+
 fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::with_capacity(digits.len() + digits.len() / 3);
@@ -201,10 +240,10 @@ fn grouped(number: u64) -> String {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Tenths are enough to read; whoever needs every byte asks for `exact`.
+        // One decimal is enough to read. `exact` has every byte.
         let text = match self.0 {
             n if n < KIB => format!("{n} B"),
-            // 1023.95 KiB and more would print as "1024.0 KiB": hand it to the next unit instead.
+            // 1023.95 KiB and more would print as "1024.0 KiB", so it goes to the next unit.
             n if n < MIB - KIB / 20 => format!("{:.1} KiB", n as f64 / KIB as f64),
             n if n < GIB - MIB / 20 => format!("{:.1} MiB", n as f64 / MIB as f64),
             n => format!("{:.1} GiB", n as f64 / GIB as f64),
@@ -219,39 +258,43 @@ impl fmt::Display for Pages {
     }
 }
 
-/// Why a text is not a number of bytes.
+/// Why a text is not a size in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ParseBytesError {
-    /// There is no number in front.
+    /// The text does not begin with a number.
     #[error("{text:?} does not start with a number of bytes, such as 512MiB or 1048576")]
     NoNumber {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
-    /// The unit is none that we know.
-    #[error("{unit:?} in {text:?} is no unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024")]
+    /// The unit is unknown.
+    #[error(
+        "{unit:?} in {text:?} is not a unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024"
+    )]
     UnknownUnit {
-        /// What was given.
+        /// The text that was given.
         text: String,
         /// The part after the number.
         unit: String,
     },
-    /// The number has a fraction of a byte, or is past 16 EiB.
+    /// The number has a fraction of a byte, or exceeds 16 EiB.
     #[error("{text:?} is not a whole number of bytes below 16 EiB")]
     OutOfRange {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
 }
 
 impl Hint for ParseBytesError {
-    fn hint(&self) -> Option<String> {
-        Some("write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into())
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into()
     }
 }
 
 impl From<u64> for Bytes {
-    /// So that `2 * GIB` is a size.
+    /// So that `2 * GIB` is accepted as a size.
     fn from(bytes: u64) -> Self {
         Bytes(bytes)
     }
@@ -260,8 +303,8 @@ impl From<u64> for Bytes {
 impl FromStr for Bytes {
     type Err = ParseBytesError;
 
-    /// Reads `512MiB`, `2 GiB`, `1.5g`, `1048576`. Units are powers of 1,024, since memory is; the decimal `MB` and `GB`
-    /// are refused rather than guessed at.
+    /// Reads `512MiB`, `2 GiB`, `1.5g`, `1048576`. Units are powers of 1,024. The decimal `MB` and `GB` are refused,
+    /// since they are often meant as powers of 1,024 too.
     fn from_str(text: &str) -> Result<Bytes, ParseBytesError> {
         let trimmed = text.trim();
         let split =
@@ -286,7 +329,7 @@ impl FromStr for Bytes {
         }
         let value: f64 = number.parse().map_err(|_| ParseBytesError::NoNumber { text: text.into() })?;
         let bytes = value * factor as f64;
-        // 2^53: above it a float no longer tells neighbouring bytes apart.
+        // 2^53: above this, a float cannot represent every byte.
         if bytes.fract() != 0.0 || bytes > (1u64 << 53) as f64 {
             return Err(out_of_range());
         }

@@ -1,16 +1,16 @@
-//! The fences that leases wait for, looked at outside the ledger so that the ledger stays pure.
+//! Watches the fences that leases wait for. This is outside the ledger, so that the ledger stays pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, Revoker};
 
-/// Keeps the fence of every lease that is on its way home, the memory that stays backed until then, and the revokers of
-/// segments whose owner may die.
+/// Keeps, for every lease that is being given back, its fence and the memory that stays backed until then; and the
+/// revokers of all segments, whose owners may die.
 ///
-/// Whoever drives the ledger calls [`FenceWatch::passed`] now and then, and gives the ledger one
-/// [`crate::Input::FencePassed`] for each lease it returns. To unback a whole card takes a third of a second: whoever
-/// cannot wait that long calls [`FenceWatch::due`] instead, lets another thread do it, and says [`FenceWatch::home`]
-/// before it tells the ledger.
+/// The caller that drives the ledger calls [`FenceWatch::passed`] now and then, and sends the ledger one
+/// [`crate::Input::FencePassed`] for each lease returned. Unbacking a whole card takes a third of a second. To avoid
+/// that wait, call [`FenceWatch::due`], bring each lease on another thread, and call [`FenceWatch::home`] before
+/// telling the ledger.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -26,11 +26,11 @@ use crate::{Backing, DeviceError, Fence, LeaseId, ReleaseNote, Revoker};
 pub struct FenceWatch {
     pending: BTreeMap<LeaseId, Pending>,
     revokers: BTreeMap<LeaseId, Vec<Revoker>>,
-    /// Leases whose memory somebody gives back to the device right now.
+    /// Leases whose memory is being given back to the device now.
     coming: BTreeSet<LeaseId>,
 }
 
-/// A lease whose fence has passed, and the memory that has to be given back before the ledger may hear of it.
+/// A lease whose fence has passed. Its memory must be given back before the ledger is told.
 #[derive(Debug)]
 #[must_use = "its memory stays backed until it is brought home"]
 pub struct PendingReclaim {
@@ -47,20 +47,20 @@ struct Pending {
 }
 
 impl FenceWatch {
-    /// A segment is paid for by this lease. If the ledger no longer holds that lease (a dead owner's thread that has not
-    /// noticed), revoke the segment at once instead.
+    /// This lease now pays for a segment. If the ledger no longer holds the lease (the thread of a dead owner that has
+    /// not noticed), revoke the segment at once instead.
     pub fn segment_reserved(&mut self, lease: LeaseId, revoker: Revoker) {
         let revokers = self.revokers.entry(lease).or_default();
         revokers.retain(|revoker| !revoker.is_spent());
         revokers.push(revoker);
     }
 
-    /// A lease has ended. Returns whether its fence has passed already and nothing of it is backed any more: the `passed`
-    /// of [`crate::Input::Release`].
+    /// A lease has ended. Returns whether its fence has passed and none of its memory is backed: the `passed` of
+    /// [`crate::Input::Release`].
     pub fn released(&mut self, note: ReleaseNote) -> bool {
         self.revokers.remove(&note.lease);
         if note.fence.is_passed() && note.backings.is_empty() && !self.pending.contains_key(&note.lease) {
-            // What is on its last stretch arrives without this.
+            // A lease whose memory is being given back is reported when that is done.
             return !self.is_coming_home(note.lease);
         }
         let pending = self.pending.entry(note.lease).or_default();
@@ -69,22 +69,22 @@ impl FenceWatch {
         false
     }
 
-    /// A lease waits for this fence, to shrink.
+    /// A lease waits for this fence before it shrinks.
     pub fn wait(&mut self, lease: LeaseId, fence: Fence) {
         let pending = self.pending.entry(lease).or_default();
         pending.fence = std::mem::take(&mut pending.fence).and(fence);
     }
 
-    /// A lease is taken from a dead owner: behind this fence its segments are unbacked, wherever they still live.
+    /// Takes a lease from a dead owner: after this fence its segments are unbacked, even if a thread still has them.
     pub fn revoke(&mut self, lease: LeaseId, fence: Fence) {
         self.wait(lease, fence);
         self.pending.entry(lease).or_default().revoke = true;
     }
 
-    /// The leases whose fence has passed, each once, with their memory given back to the device.
+    /// Leases whose fence has passed, each once, with their memory given back to the device.
     ///
     /// # Errors
-    /// What the device says when a segment cannot be unbacked; that lease and those after it are returned by a later call.
+    /// Any error of the device while a segment is unbacked. A later call returns that lease and those after it.
     pub fn passed(&mut self) -> Result<Vec<LeaseId>, DeviceError> {
         let mut home = Vec::new();
         let mut outcome = Ok(());
@@ -100,8 +100,8 @@ impl FenceWatch {
         outcome.map(|()| home)
     }
 
-    /// The leases whose fence has passed, each once. Nothing has been given back yet: that is what each is to be
-    /// [brought](PendingReclaim::bring) for, on a thread that may take its time.
+    /// Leases whose fence has passed, each once. Their memory has not been given back yet:
+    /// [bring](PendingReclaim::bring) each on a thread that may block.
     pub fn due(&mut self) -> Vec<PendingReclaim> {
         let is_due =
             |(lease, pending): &(&LeaseId, &Pending)| pending.fence.is_passed() && !self.coming.contains(*lease);
@@ -115,60 +115,60 @@ impl FenceWatch {
         due.into_iter().map(begin).collect()
     }
 
-    /// This lease has been brought home: now the ledger may hear of it.
+    /// This lease has been brought, so the ledger may be told. Returns the lease.
     pub fn home(&mut self, lease: LeaseId) -> LeaseId {
         self.coming.remove(&lease);
         lease
     }
 
-    /// It could not be brought home; a later [`due`](FenceWatch::due) gives it again.
+    /// This lease could not be brought. A later [`due`](FenceWatch::due) returns it again.
     pub fn put_back(&mut self, PendingReclaim { lease, revokers, backings }: PendingReclaim) {
         self.coming.remove(&lease);
         let pending = self.pending.entry(lease).or_default();
         pending.backings.extend(backings);
         if !revokers.is_empty() {
             pending.revoke = true;
-            // A release note may have taken them off the list meanwhile.
+            // A release note may have taken these revokers off the list.
             self.revokers.entry(lease).or_insert(revokers);
         }
     }
 
-    /// Whether nothing waits for its fence, and nothing is on its way home.
+    /// Whether no lease waits for its fence or is being given back.
     pub fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.coming.is_empty()
     }
 
-    /// Whether its memory is being given back right now: a segment that turns up for it is too late.
+    /// Whether this lease's memory is being given back now. A segment reserved for it now is too late.
     pub fn is_coming_home(&self, lease: LeaseId) -> bool {
         self.coming.contains(&lease)
     }
 
-    /// Whether this lease still waits for its fence, or is on its last stretch home.
+    /// Whether this lease waits for its fence, or its memory is being given back.
     pub fn waits_for(&self, lease: LeaseId) -> bool {
         self.pending.contains_key(&lease) || self.coming.contains(&lease)
     }
 
-    /// How many leases still wait for a fence.
+    /// How many leases wait for a fence.
     pub fn waiting(&self) -> usize {
         self.pending.len()
     }
 }
 
 impl PendingReclaim {
-    /// Whose memory.
+    /// The lease that the memory belongs to.
     pub fn lease(&self) -> LeaseId {
         self.lease
     }
 
-    /// Whether there is nothing left to ask the device for.
+    /// Whether nothing has to be given back.
     pub fn is_light(&self) -> bool {
         self.revokers.iter().all(Revoker::is_spent) && self.backings.is_empty()
     }
 
-    /// Gives the memory back to the device; it may take a third of a second for a whole card.
+    /// Gives the memory back to the device, which may take a third of a second for a whole card.
     ///
     /// # Errors
-    /// What the device says. It may be tried again.
+    /// Any error of the device. Calling it again is allowed.
     pub fn bring(&mut self) -> Result<(), DeviceError> {
         self.revokers.iter().try_for_each(Revoker::revoke)?;
         self.backings.clear();

@@ -1,18 +1,18 @@
-//! A segment used as a stack of temporaries by one lane; it never grows and never calls the driver.
+//! A segment that one lane uses as a stack of temporaries. It never grows and never calls the driver.
 
 use std::{cell::Cell, marker::PhantomData, sync::Arc};
 
 use crate::{Address, Bytes, Hint, Segment};
 
-/// What the size of a temporary is rounded up to; cuBLASLt and 128-bit loads want no less, and candle's GPU users 256.
+/// Temporaries are rounded up to this: enough for cuBLASLt, 128-bit loads and candle's GPU code.
 const ALIGNMENT: Bytes = Bytes(256);
 
-/// Where a dry workspace pretends to start: not null, aligned, and nowhere near a real mapping.
+/// Where a dry workspace claims to start: not null, aligned, and far from any real mapping.
 const DRY_BASE: Address = Address(1 << 60);
 
-/// A stack of temporaries. The model code opens frames and takes from them; a frame gives back on drop.
+/// A stack of temporaries. Model code opens frames and takes temporaries from them; dropping a frame frees them.
 ///
-/// It belongs to one lane's thread: it can be sent to it, but not shared.
+/// It belongs to one lane's thread: it is `Send`, but not `Sync`.
 ///
 /// ```
 /// use bursar_budgets::{Bytes, Workspace};
@@ -40,32 +40,32 @@ pub struct Workspace {
     capacity: Bytes,
     used: Cell<Bytes>,
     high_water: Cell<Bytes>,
-    /// Frames that live.
+    /// How many frames are open.
     depth: Cell<usize>,
 }
 
-/// Temporaries that end together.
+/// Temporaries that are freed together.
 #[derive(Debug)]
 #[must_use = "a frame gives back what it holds when it drops"]
 pub struct Frame<'w> {
     workspace: &'w Workspace,
     depth: usize,
-    /// What was used when it opened.
+    /// Bytes in use when it opened.
     start: Bytes,
 }
 
-/// A temporary: it cannot outlive its frame.
+/// One temporary. It cannot outlive its frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch<'f> {
-    /// Where; a multiple of 256 bytes from the workspace's start.
+    /// Its address, a multiple of 256 bytes from the workspace's start.
     pub address: Address,
-    /// How long, as asked for.
+    /// Its length, before rounding.
     pub bytes: Bytes,
     frame: PhantomData<&'f ()>,
 }
 
-/// A temporary did not fit. After planning this is our bug or an input from outside the envelope; it is an error so that
-/// a probe can report it as evidence.
+/// A temporary did not fit. After planning, only our bug or an input outside the envelope can cause this. It is an
+/// error, not a panic, so that a probe can report it as evidence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a temporary of {} does not fit: {} of the workspace's {} are in use",
@@ -74,50 +74,52 @@ pub struct Stretch<'f> {
     capacity.exact()
 )]
 pub struct WorkspaceFull {
-    /// How much was wanted, rounded up to 256 bytes.
+    /// Bytes wanted, rounded up to 256.
     pub asked: Bytes,
-    /// How much was in use.
+    /// Bytes in use.
     pub used: Bytes,
-    /// How much there is.
+    /// Bytes in the workspace.
     pub capacity: Bytes,
 }
 
 impl Hint for WorkspaceFull {
-    fn hint(&self) -> Option<String> {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let short = self.used.saturating_add(self.asked).saturating_sub(self.capacity);
-        Some(format!("plan the workspace {} larger, or lower the envelope", short.exact()))
+        format!("plan the workspace {} larger, or lower the envelope", short.exact())
     }
 }
 
 impl Workspace {
-    /// A workspace on all that the segment has backed now.
+    /// A workspace over everything that the segment has backed now.
     pub fn over(segment: impl Into<Arc<Segment>>) -> Workspace {
         let segment = segment.into();
         Workspace::new(segment.address(), segment.backed(), Some(segment))
     }
 
-    /// A workspace without memory or end, for planning: it hands out addresses that must not be used.
+    /// A workspace for planning, without memory and without a limit. Its addresses must not be used.
     pub fn dry() -> Workspace {
         Workspace::new(DRY_BASE, Bytes::MAX, None)
     }
 
     fn new(base: Address, capacity: Bytes, segment: Option<Arc<Segment>>) -> Workspace {
-        assert!(base.0.is_multiple_of(ALIGNMENT.0), "a workspace starts on {ALIGNMENT}");
+        assert!(base.is_multiple_of(ALIGNMENT), "a workspace starts on {ALIGNMENT}");
         Workspace { segment, base, capacity, used: Cell::default(), high_water: Cell::default(), depth: Cell::new(0) }
     }
 
-    /// Opens a frame on top of all that live.
+    /// Opens a frame on top of all open ones.
     pub fn frame(&self) -> Frame<'_> {
         self.depth.set(self.depth.get() + 1);
         Frame { workspace: self, depth: self.depth.get(), start: self.used.get() }
     }
 
-    /// Whether there is no memory behind it.
+    /// Whether it has no memory, as for planning.
     pub fn is_dry(&self) -> bool {
         self.segment.is_none()
     }
 
-    /// The segment behind it; none when dry.
+    /// The segment that it uses; `None` if dry.
     pub fn segment(&self) -> Option<&Arc<Segment>> {
         self.segment.as_ref()
     }
@@ -127,22 +129,22 @@ impl Workspace {
         self.base
     }
 
-    /// How much there is.
+    /// Bytes in the workspace.
     pub fn capacity(&self) -> Bytes {
         self.capacity
     }
 
-    /// How much living frames hold.
+    /// Bytes that open frames hold.
     pub fn used(&self) -> Bytes {
         self.used.get()
     }
 
-    /// The most that was used at once since the mark was last reset. A temporary that did not fit does not count.
+    /// The most bytes in use at once since the last reset. A temporary that did not fit does not count.
     pub fn high_water(&self) -> Bytes {
         self.high_water.get()
     }
 
-    /// Starts the high-water mark again from what is used now.
+    /// Sets the high-water mark to what is in use now.
     pub fn reset_high_water(&self) {
         self.high_water.set(self.used.get());
     }
@@ -150,7 +152,7 @@ impl Workspace {
     fn take(&self, bytes: Bytes) -> Result<Address, WorkspaceFull> {
         let (used, capacity) = (self.used.get(), self.capacity);
         let full = |asked| WorkspaceFull { asked, used, capacity };
-        let asked = bytes.0.checked_next_multiple_of(ALIGNMENT.0).map(Bytes).ok_or(full(bytes))?;
+        let asked = bytes.checked_round_up(ALIGNMENT).ok_or(full(bytes))?;
         let top = used.checked_add(asked).filter(|top| *top <= capacity).ok_or(full(asked))?;
         let address = self.base.offset(used);
         self.used.set(top);
@@ -160,13 +162,13 @@ impl Workspace {
 }
 
 impl Frame<'_> {
-    /// A temporary of so many bytes, uninitialised, at a multiple of 256 bytes.
+    /// Takes this many bytes, uninitialised, at a multiple of 256 bytes.
     ///
     /// # Errors
-    /// [`WorkspaceFull`]; the workspace is then as before.
+    /// [`WorkspaceFull`]. The workspace is then unchanged.
     ///
     /// # Panics
-    /// When a frame on top of this one lives: what it took would be given back in the wrong order. Our bug.
+    /// If a frame on top of this one is open: our bug, since memory would be freed in the wrong order.
     pub fn take(&self, bytes: Bytes) -> Result<Stretch<'_>, WorkspaceFull> {
         self.assert_on_top("take from it");
         let address = self.workspace.take(bytes)?;
@@ -176,18 +178,18 @@ impl Frame<'_> {
     /// Opens a frame on top of this one.
     ///
     /// # Panics
-    /// When another frame on top of this one lives: our bug.
+    /// If another frame on top of this one is open: our bug.
     pub fn frame(&self) -> Frame<'_> {
         self.assert_on_top("open another on it");
         self.workspace.frame()
     }
 
-    /// The workspace that it is of.
+    /// The workspace that this frame belongs to.
     pub fn workspace(&self) -> &Workspace {
         self.workspace
     }
 
-    /// How much it and the frames on top of it hold.
+    /// Bytes that this frame and those on top of it hold.
     pub fn used(&self) -> Bytes {
         self.workspace.used() - self.start
     }
@@ -204,7 +206,7 @@ impl Frame<'_> {
 
 impl Drop for Frame<'_> {
     fn drop(&mut self) {
-        // While a thread unwinds the frames still drop inner first, but asserting again would abort the process.
+        // While a thread unwinds, frames still drop in order, but a second panic would abort the process.
         if !std::thread::panicking() {
             self.assert_on_top("drop it");
         }

@@ -1,15 +1,14 @@
-//! A GPU's memory: what the host device promises holds on a real one. Without a GPU each test says so and ends.
+//! A GPU's memory: what the host device promises holds on a real one. Without a GPU, each test says so and passes.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError, Hint};
 use cudarc::driver::sys;
 
-/// A test's turn on the GPU: each looks at what is free, and one takes all of it.
+/// A test's turn on the GPU. Each test reads how much is free, and one takes all of it.
 type Turn = MutexGuard<'static, ()>;
 
-/// The first GPU, if there is one. Tests of one process share a context, each has its own device over it, and they take
-/// turns.
+/// The first GPU, if there is one. The tests share a context, but each has its own device, and they take turns.
 fn gpu() -> Option<(Turn, CudaDevice)> {
     static TURN: Mutex<()> = Mutex::new(());
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -25,7 +24,7 @@ fn gpu() -> Option<(Turn, CudaDevice)> {
 
 fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
     device.enter().expect("the device is there");
-    // SAFETY: the tests write where they have backed.
+    // SAFETY: tests write only to what they have backed.
     let written = unsafe { sys::cuMemcpyHtoD_v2(address.0, numbers.as_ptr().cast(), size_of_val(numbers)) };
     assert_eq!(written, sys::CUresult::CUDA_SUCCESS);
 }
@@ -33,7 +32,7 @@ fn write(device: &CudaDevice, address: Address, numbers: &[u32]) {
 fn read(device: &CudaDevice, address: Address, count: usize) -> Vec<u32> {
     device.enter().expect("the device is there");
     let mut numbers = vec![u32::MAX; count];
-    // SAFETY: the tests read where they have backed.
+    // SAFETY: tests read only from what they have backed.
     let read = unsafe { sys::cuMemcpyDtoH_v2(numbers.as_mut_ptr().cast(), address.0, 4 * count) };
     assert_eq!(read, sys::CUresult::CUDA_SUCCESS);
     numbers
@@ -54,7 +53,7 @@ fn memory_that_is_backed_is_zero_and_keeps_its_addresses_and_content_as_its_tail
         assert_eq!(read(&device, address.offset(page * number), 4), [0; 4], "page {number}");
         write(&device, address.offset(page * number), &[number as u32 + 1; 4]);
     }
-    // Down in steps of one page, through pieces of many, and up again.
+    // Down in steps of one page, through pieces of many pages, and up again.
     for left in (1..pages).rev() {
         device.unback(address.offset(page * left), page).expect("the tail goes");
         for number in 0..left {
@@ -149,14 +148,14 @@ fn pinned_memory_carries_bytes_to_the_device_and_back_and_is_gone_when_it_drops(
     assert_eq!((pinned.len(), device.counts().pinned), (1_000_003, Bytes(1_000_003)));
     assert_eq!(device.counts().allocations, before.allocations + 1);
     assert_eq!(pinned.address() as usize % 4096, 0);
-    // SAFETY: nobody else knows of it.
+    // SAFETY: no other code has the address.
     let bytes = unsafe { std::slice::from_raw_parts_mut(pinned.address(), pinned.len()) };
     bytes.iter_mut().enumerate().for_each(|(index, byte)| *byte = (index * 7 % 251) as u8);
     // From another thread, as a lane would.
     std::thread::scope(|threads| {
         let copied = threads.spawn(|| {
             device.enter().expect("the device is there");
-            // SAFETY: both are as long, and the copies are over when the stream is synchronised.
+            // SAFETY: both are equally long, and the copies are done once the stream is synchronised.
             unsafe {
                 let there =
                     sys::cuMemcpyHtoDAsync_v2(address.0, pinned.address().cast(), pinned.len(), std::ptr::null_mut());
@@ -182,7 +181,7 @@ struct Beside(sys::CUdeviceptr);
 impl Beside {
     fn take(bytes: Bytes) -> Result<Beside, DeviceError> {
         let mut taken = 0;
-        // SAFETY: the address is there to write to.
+        // SAFETY: the output pointer is valid.
         CudaDevice::said("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut taken, bytes.as_usize()) })?;
         Ok(Beside(taken))
     }
@@ -201,7 +200,7 @@ fn what_is_made_beside_leases_is_counted_once_and_until_it_goes_and_the_driver_a
     let device = Arc::new(device);
     let (address, counted) = (device.reserve(Bytes::gib(8)).expect("addresses"), device.overhead());
     let before = device.counts().allocations;
-    // Others back and unback beside it, which must not be counted.
+    // Other threads back and unback meanwhile, which must not be counted.
     std::thread::scope(|threads| {
         let other = threads.spawn(|| {
             for _ in 0..20 {
@@ -257,11 +256,11 @@ fn a_card_that_is_filled_to_the_last_byte_gives_a_page_of_a_large_piece_back() {
     device.back(holes, Bytes::mib(16)).expect("there is room");
     write(&device, holes, &[42; 4]);
     write(&device, holes.offset(Bytes::mib(14)), &[43; 4]);
-    // What is left, page by page, until the driver says no.
+    // The rest, page by page, until the driver refuses.
     let rest = device.reserve(Bytes::gib(1)).expect("addresses");
     let pages = (0..).find(|number| device.back(rest.offset(page * *number), page).is_err()).expect("there is an end");
     println!("{most} in large pieces, {pages} pages more; free: {}", device.memory().expect("it says").free);
-    // The tail of a large piece, and a hole that leaves both of its sides, with nothing free beside them.
+    // The tail of a large piece, then a hole that leaves both of its sides, with no free memory to copy to.
     device.unback(address.offset(most - page), page).expect("the tail goes");
     assert_eq!(read(&device, address.offset(most - page * 2), 4), [41; 4]);
     device.back(rest.offset(page * pages), page).expect("what went can be had");

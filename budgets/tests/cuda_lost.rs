@@ -1,12 +1,12 @@
-//! A GPU that is lost. The driver gives a process that has lost one no other context, so this is a program of its own.
-//! Without a GPU it says so and ends.
+//! A GPU that is lost. The driver gives such a process no second context, so this is a program of its own. Without a
+//! GPU, it says so and passes.
 
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Hint};
 use cudarc::driver::sys;
 
-/// A kernel that writes where nothing is.
+/// A kernel that writes to an address where nothing is mapped.
 const WILD: &std::ffi::CStr = c".version 7.0
 .target sm_52
 .address_size 64
@@ -19,12 +19,12 @@ const WILD: &std::ffi::CStr = c".version 7.0
     ret;
 }";
 
-/// Runs it; gives what the driver says when it has.
+/// Runs the kernel. Returns what the driver reports afterwards.
 fn run_wild(device: &CudaDevice) -> sys::CUresult {
     device.enter().expect("the device is there");
     let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
     let (stream, none) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: all of it is there for the driver to read or write; the kernel's fault stays on the device.
+    // SAFETY: every pointer is valid for the driver; the kernel's fault stays on the device.
     unsafe {
         assert_eq!(sys::cuModuleLoadData(&mut module, WILD.as_ptr().cast()), sys::CUresult::CUDA_SUCCESS);
         let name = c"wild".as_ptr();
@@ -69,7 +69,7 @@ fn a_device_is_lost_by_a_kernel_that_writes_where_nothing_is_and_takes_back_what
     drop(pinned);
     assert_eq!((device.counts().backed, device.counts().pinned), (Bytes::ZERO, Bytes::ZERO));
     drop(Arc::into_inner(device).expect("the last one"));
-    // The driver decides whether this process may go on; if not, it says so and what to do.
+    // The driver decides whether this process may continue. If not, the error says what to do.
     match CudaDevice::open(0) {
         Ok(device) => {
             let after = device.memory().expect("it says").free;

@@ -1,6 +1,6 @@
-//! Stories of the host device: what it counts, what it refuses, and the faults that tests can play on it.
+//! Stories of the host device: what it counts, what it refuses, and its scripted faults.
 
-use std::thread::ScopedJoinHandle;
+use std::{sync::Arc, thread::ScopedJoinHandle};
 
 use bursar_budgets::*;
 
@@ -114,7 +114,7 @@ fn a_reservation_has_one_byte_to_128_tib() {
     for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
         assert!(said(bytes).ends_with(limits), "{bytes}");
     }
-    // The system may refuse as much as we allow, in its own words.
+    // The system may refuse a size that we allow, with an error text of its own.
     assert!(!said(most).ends_with(limits) && said(Bytes(1)).is_empty());
 }
 
@@ -126,7 +126,7 @@ fn reservations_start_on_pages_and_do_not_overlap() {
         assert!(start.0.is_multiple_of(Bytes::mib(2).0));
         device.back(*start, Bytes::mib(6)).unwrap();
         for byte in [start.0, start.offset(Bytes::mib(6)).0 - 1] {
-            // SAFETY: the first and the last byte of what was just backed.
+            // SAFETY: `byte` is the first or last byte of what was just backed.
             unsafe { (byte as *mut u8).write_volatile(1) };
         }
     }
@@ -155,21 +155,47 @@ fn a_back_refused_for_two_reasons_is_refused_once() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.play(Script::new().refuse_back(1).refuse_back(2).refuse_call(3));
-    device.refuse_next_back(true);
     let refused = [(); 3].map(|()| device.back(address, PAGE).is_err());
-    assert_eq!(refused, [true, true, false], "by drill and script, by call and back, by none");
+    assert_eq!(refused, [true, true, false], "by script, by call and back, by none");
 }
 
 #[test]
-fn the_next_back_is_refused_once_unless_that_is_taken_back() {
-    let device = device(8);
+fn a_faulty_device_refuses_the_next_back_once_while_it_is_armed() {
+    let inner = Arc::new(device(8));
+    let device = FaultyDevice::over(inner.clone());
     let address = device.reserve(PAGE * 8).unwrap();
-    device.refuse_next_back(true);
-    assert!(device.back(address, PAGE).unwrap_err().is_refused());
+    let armed = device.refuse_next_back();
+    let error = device.back(address, PAGE).unwrap_err();
+    assert_eq!(error.hint(), Some("this was a drill; ask again".into()));
+    assert!(matches!(error, DeviceError::Refused { asked, free, .. } if asked == PAGE && free == PAGE * 8));
     device.back(address, PAGE).unwrap();
-    device.refuse_next_back(true);
-    device.refuse_next_back(false);
+    drop(armed);
+    drop(device.refuse_next_back());
     device.back(address.offset(PAGE), PAGE).unwrap();
+    assert_eq!(inner.counts().backed, PAGE * 2);
+}
+
+#[test]
+fn a_faulty_device_is_otherwise_the_one_that_it_wraps() {
+    let inner = Arc::new(device(8));
+    let device = FaultyDevice::over(inner.clone());
+    assert_eq!((device.name(), device.label(), device.driver()), (inner.name(), inner.label(), inner.driver()));
+    assert_eq!((device.page(), device.is_host_memory()), (inner.page(), inner.is_host_memory()));
+    assert_eq!(device.memory().unwrap(), inner.memory().unwrap());
+    let overheads = |device: &dyn Device| (device.overhead(), device.overhead_by_source(), device.process_bytes());
+    assert_eq!(overheads(&*device), overheads(&*inner));
+    let address = device.reserve(PAGE).unwrap();
+    device.back(address, PAGE).unwrap();
+    device.unback(address, PAGE).unwrap();
+    assert_eq!((inner.counts().backed, inner.counts().unbacks), (Bytes::ZERO, 1));
+    device.release_reservation(address).unwrap();
+    assert!(device.back(address, PAGE).is_err(), "the addresses are given back");
+    let lane = device.timeline();
+    let fence = inner.fence_here();
+    assert!(device.fence_here().is_passed() && fence.is_passed(), "{lane:?} has nothing to do");
+    inner.lose("a test says so");
+    assert!(device.check().is_err_and(|error| error.is_lost()));
+    assert!(device.clone().as_cuda().is_none());
 }
 
 #[test]
@@ -195,7 +221,7 @@ fn a_neighbour_takes_before_the_backs_that_the_script_names() {
     assert_eq!(device.counts().foreign, PAGE * 3);
 }
 
-/// The addresses that this process has, of its own and of the system's libraries.
+/// The size of this process's address space, with the system's libraries.
 #[cfg(target_os = "linux")]
 fn addresses() -> Bytes {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -213,7 +239,7 @@ fn a_device_that_ends_gives_all_addresses_back() {
     assert!(addresses() < before + Bytes::gib(100), "what other tests have is far less");
 }
 
-/// Waits until all of these calls are held but so many that have ended.
+/// Waits until all calls are blocked, except `ended` that have returned.
 fn until_held(device: &HostDevice, calls: &[ScopedJoinHandle<'_, ()>], ended: usize) {
     while device.counts().held_calls as usize + ended != calls.len() {
         if calls.iter().filter(|call| call.is_finished()).count() > ended {
@@ -229,9 +255,9 @@ fn held_calls_pass_one_by_one_and_then_all() {
     let device = device(8);
     let address = device.reserve(PAGE * 8).unwrap();
     device.hold_calls();
-    device.let_one_call_pass(); // The next one.
+    device.let_one_call_pass(); // This lets the next one pass.
     device.back(address, PAGE).unwrap();
-    // A panic in here would wait for the calls that are held, so what is seen is judged afterwards.
+    // A panic in here would wait for the blocked calls, so the results are checked after it.
     let seen = std::thread::scope(|scope| {
         let device = &device;
         let calls = [1, 2, 3].map(|page| scope.spawn(move || device.back(address.offset(PAGE * page), PAGE).unwrap()));

@@ -1,4 +1,4 @@
-//! Stories of leases and segments one by one: what they say of themselves, and what they leave behind.
+//! Stories of single leases and segments: what they report, and what they leave when they end.
 
 mod notes;
 
@@ -10,7 +10,7 @@ use notes::Notes;
 const PAGE: Bytes = Bytes::kib(64);
 
 impl Notes {
-    /// The only note that was posted since the last time.
+    /// The only note posted since the last call.
     #[track_caller]
     fn only(&self) -> ReleaseNote {
         let mut posted = self.posted.lock().unwrap();
@@ -19,7 +19,7 @@ impl Notes {
     }
 }
 
-/// A device of eight pages, and a ledger that says yes.
+/// A device of eight pages, and a ledger that grants.
 struct House {
     device: Arc<HostDevice>,
     ledger: Ledger,
@@ -117,7 +117,7 @@ fn a_lease_is_released_after_the_fence_it_was_given() {
 #[test]
 fn a_segment_is_released_after_the_fence_it_was_given() {
     let mut house = House::new();
-    let lane = Timeline::new(); // Not one of the device's own, which is idle.
+    let lane = Timeline::new(); // Not a timeline of the device, which is idle.
     let (segment, step) = (house.segment(2), lane.issue());
     segment.release_after(lane.fence_here());
     assert_eq!(house.device.counts().backed, PAGE * 2, "its memory waits too");
@@ -152,7 +152,7 @@ fn a_meter_says_when_memory_is_on_its_way() {
             used
         })
     };
-    // Counted before the device backs, and until it has unbacked.
+    // Counted before the device backs, and until after it has unbacked.
     assert_eq!(seen_during(&|| segment.back_to(PAGE * 2).unwrap()), PAGE * 2);
     assert_eq!(seen_during(&|| segment.shrink_to(PAGE, &Fence::passed()).unwrap()), PAGE * 2);
     assert_eq!(meter.used(PAGE * 2), PAGE);

@@ -1,4 +1,4 @@
-//! The ledger against a naive model of it, over thousands of random lives.
+//! The ledger against a naive model, over thousands of random histories.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ const TOTAL: u64 = 1000;
 const HOST_TOTAL: u64 = 300;
 const WAITING_MAX: usize = 4;
 
-/// One thing that happens. Leases and requests are chosen by a number modulo what there is.
+/// One event. Leases and requests are chosen by a number modulo how many there are.
 #[derive(Clone, Debug)]
 enum Op {
     Ask { name: usize, class: usize, bytes: u64, priority: usize, wait: bool },
@@ -51,7 +51,7 @@ fn priority_of(number: usize) -> Priority {
     [Priority::Background, Priority::Serving, Priority::Startup][number]
 }
 
-/// What a step came to, short enough for the naive model to say it too.
+/// The outcome of a step, simplified so that the naive model can give it too.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Said {
     Yes(u64),
@@ -89,7 +89,7 @@ struct NaiveLease {
     host: bool,
     priority: Priority,
     bytes: u64,
-    /// Waits for a fence to become this small, and which question that answers.
+    /// The smaller size that it takes after a fence, and the request that this answers.
     shrinks: Option<(u64, u64)>,
     ends: bool,
 }
@@ -100,12 +100,13 @@ struct NaiveWish {
     host: bool,
     priority: Priority,
     more: u64,
-    /// A new lease for this owner, or this lease to this size.
+    /// For a new lease: the name and generation of its owner.
     new_for: Option<(usize, u64)>,
+    /// For a lease that grows: its number and new size.
     grows: Option<(u64, u64)>,
 }
 
-/// The rules once more, by the most obvious loops.
+/// The same rules, as simple loops.
 #[derive(Clone, Debug, Default)]
 struct Naive {
     leases: Vec<NaiveLease>,
@@ -187,7 +188,7 @@ impl Naive {
         self.leases.iter_mut().find(|lease| lease.id == id)
     }
 
-    /// Refuses those who wait and for whom this is true, in the order in which they are served.
+    /// Refuses waiting requests for which this is true, in the order in which they are served.
     fn refuse(&mut self, leaves: impl Fn(&NaiveWish) -> bool) {
         while let Some(place) = self.in_order().into_iter().find(|place| leaves(&self.waiting[*place])) {
             let wish = self.waiting.remove(place);
@@ -259,7 +260,7 @@ impl Naive {
     }
 }
 
-/// The ledger and the model side by side, with what a runtime would remember.
+/// The ledger and the model, with what a runtime would remember.
 struct Life {
     ledger: Ledger,
     naive: Naive,
@@ -316,12 +317,12 @@ impl Life {
         assert_eq!(leases, naive.leases.iter().map(|lease| (lease.id, lease.bytes)).collect::<Vec<_>>());
         let waiting: Vec<_> = seen.waiting.iter().map(|wish| wish.request.0).collect();
         assert_eq!(waiting, naive.in_order().into_iter().map(|place| naive.waiting[place].id).collect::<Vec<_>>());
-        // Nobody is forgotten: a question is open if and only if it waits, or a fence will answer it.
+        // Every request is answered: one is open only if it waits, or a fence will answer it.
         let shrinks = naive.leases.iter().filter_map(|lease| Some(lease.shrinks?.1));
         assert_eq!(self.open, waiting.into_iter().chain(shrinks).collect());
     }
 
-    /// Tells the model; the input for the ledger, or none if the story has nobody to happen to.
+    /// Tells the model of an event. Returns the ledger's input, or `None` if the event applies to nothing.
     fn input(&mut self, op: &Op) -> Option<Input> {
         let leases = self.naive.leases.len();
         let picked = |pick: usize, naive: &Naive| naive.leases[pick % leases].id;

@@ -1,4 +1,4 @@
-//! Stories of the ledger: what it grants, refuses, takes back, and in which order.
+//! Stories of the ledger: what it grants, refuses and takes back, and in which order.
 
 use bursar_budgets::*;
 
@@ -53,7 +53,7 @@ fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
     let waits = ask(&mut ledger, 2, request("large", Class::tenant("t"), 500), true);
     assert_eq!(waits, [Effect::Waiting { request: RequestId(2), ahead: 0 }]);
     let small = ask(&mut ledger, 3, request("small", Class::tenant("t"), 10), false);
-    assert_eq!(refusal(&small).to_string(), "10 B asked while 1 others wait for memory");
+    assert_eq!(refusal(&small).to_string(), "10 B asked, but 1 other requests wait for memory");
     ask(&mut ledger, 4, request("small", Class::tenant("t"), 10), true);
     let urgent = ask(&mut ledger, 5, request("urgent", Class::Graphs, 10).priority(Priority::Startup), false);
     assert_eq!(granted(&urgent).len(), 1, "a higher priority does overtake");
@@ -89,7 +89,7 @@ fn a_full_queue_says_overloaded_at_once() {
     hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
     ask(&mut ledger, 2, request("a", Class::Kv, 1), true);
     let effects = ask(&mut ledger, 3, request("b", Class::Kv, 1), true);
-    assert_eq!(refusal(&effects).to_string(), "1 requests wait for memory already, and at most 1 may");
+    assert_eq!(refusal(&effects).to_string(), "1 requests already wait for memory, the limit is 1");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
 
     let next = Request { owner: owner.successor(), ..request("vision", Class::tenant("t"), 1) };
     let early = ask(&mut ledger, 4, next.clone(), true);
-    assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: 700 B of an earlier generation are not back yet");
+    assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: its earlier generations still hold 700 B");
 
     assert_eq!(ledger.step(Input::FencePassed { lease: one }), [Effect::Freed { lease: one, bytes: Bytes(300) }]);
     assert!(
@@ -204,13 +204,13 @@ fn what_the_canary_gave_is_asked_back_from_elastic_leases() {
     let kv = hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     ledger.step(Input::Canary(Bytes(200)));
     assert!(ledger.step(Input::Remind { ahead: Bytes::ZERO }).is_empty(), "it is whole");
-    // A neighbour can take no more than is free: the canary's.
+    // A neighbour can only take what is free: here, the canary.
     assert_eq!(ledger.step(Input::Foreign(Bytes(260))), [Effect::CanaryGiven { bytes: Bytes(200) }]);
     let order = |to| Effect::GiveUp { lease: kv, owner: Owner::new("kv", 0), class: Class::Kv, to: Bytes(to) };
     assert_eq!(ledger.step(Input::Remind { ahead: Bytes::ZERO }), [order(540)]);
     let shrink = Input::Resize { id: RequestId(2), lease: kv, to: Bytes(540), wait: false, passed: true };
     assert!(ledger.step(shrink).contains(&Effect::CanaryTaken { bytes: Bytes(200) }));
-    // With more than that, rule 1 comes first: 100 can be given, of which 50 make it true.
+    // A larger neighbour breaks rule 1, which comes first: 100 can be given up, and 50 restore it.
     ledger.step(Input::Floor { lease: kv, to: Bytes(440) });
     ledger.step(Input::Foreign(Bytes(510)));
     let said = Effect::Deficit { short_by: Bytes(50), uncovered: Bytes(0) };

@@ -1,4 +1,4 @@
-//! Stories of segments on the host device: what is backed is what is leased, whatever fails.
+//! Stories of segments on the host device: what is backed never exceeds the lease, whatever fails.
 
 mod notes;
 
@@ -45,7 +45,7 @@ impl Budget {
         true
     }
 
-    /// Reads the notes and looks at the fences, like a budget actor's next message.
+    /// Reads the notes and checks the fences, as a budget actor does before its next message.
     fn settle(&mut self) -> Vec<Effect> {
         let mut effects = Vec::new();
         for (lease, revoker) in self.notes.revokers.lock().unwrap().drain(..) {
@@ -71,7 +71,7 @@ impl Budget {
 }
 
 fn write(address: Address, value: u8) {
-    // SAFETY: the tests write to the first byte of what a segment of theirs has backed.
+    // SAFETY: tests write only to the first byte of what one of their segments has backed.
     unsafe { (address.0 as *mut u8).write_volatile(value) }
 }
 
@@ -80,12 +80,12 @@ fn read(address: Address) -> u8 {
     unsafe { (address.0 as *const u8).read_volatile() }
 }
 
-/// Whether a use of this address would fault, found out without the fault: the kernel says EFAULT.
+/// Whether using this address would fault, without faulting: the kernel returns EFAULT.
 #[cfg(unix)]
 fn faults(address: Address) -> bool {
     use std::{io::ErrorKind, os::fd::AsRawFd};
     let (_reader, writer) = std::io::pipe().unwrap();
-    // SAFETY: the kernel copies one byte, or refuses to.
+    // SAFETY: the kernel copies one byte, or returns an error.
     let written = unsafe { libc::write(writer.as_raw_fd(), address.0 as *const libc::c_void, 1) };
     let error = std::io::Error::last_os_error();
     assert!(written == 1 || error.raw_os_error() == Some(libc::EFAULT) || error.kind() == ErrorKind::Other);
@@ -120,7 +120,7 @@ fn a_meter_shows_what_is_backed_and_all_of_a_lease_without_addresses() {
     assert_eq!((meter.used(granted), budget.device.counts().backed), (PAGE * 4, PAGE * 4));
     layers[0].shrink_to(PAGE, &Fence::passed()).unwrap();
     assert_eq!((meter.used(granted), lease.bytes()), (PAGE * 3, PAGE * 4), "leased still, and not in use");
-    // Memory that waits for its fence is in use.
+    // Memory that waits for its fence still counts.
     let lane = budget.device.timeline();
     let step = lane.issue();
     drop((layers, lease));
@@ -185,7 +185,7 @@ fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() 
     assert_eq!(says(device.release_reservation(address.offset(PAGE)).unwrap_err()), "no reservation starts there");
     assert_eq!(device.counts().backs, 1, "calls with bad ranges are not counted by scripts");
     let bad = HostDevice::new(HostConfig { page: Bytes(1000), ..HostConfig::new(PAGE) }).unwrap_err();
-    assert!(bad.to_string().starts_with("a page of 1,000 B cannot be: it must be a power of two"));
+    assert!(bad.to_string().starts_with("a page cannot have 1,000 B: it must be a power of two"));
 }
 
 #[test]
@@ -391,7 +391,7 @@ fn memory_may_be_brought_home_elsewhere_and_the_ledger_hears_of_it_last() {
     let mut reclaim = due.pop().expect("its fence has passed");
     assert!(due.is_empty() && !reclaim.is_light() && reclaim.lease() == lease);
     assert!(budget.watch.due().is_empty() && budget.watch.waits_for(lease) && budget.watch.is_coming_home(lease));
-    // Its owner's handle drops while another thread is at it: not a word of that reaches the ledger before.
+    // The owner's handle drops while another thread gives its memory back. The ledger must not hear of it earlier.
     let bringing = std::thread::spawn(move || {
         reclaim.bring().unwrap();
         reclaim

@@ -1,4 +1,4 @@
-//! Stories of the small parts: queues, gates, seats, sums, plans, snapshots, names, and what a device says by default.
+//! Stories of the small parts: queues, gates, seats, sums, plans, snapshots, names, and a device's defaults.
 
 use std::{borrow::Borrow, sync::Arc};
 
@@ -20,7 +20,7 @@ fn a_queue_knows_who_waits_in_it_and_in_which_order() {
     assert_eq!(ahead, [3, 3, 1]);
     let overloaded = queue.push(waiting(4, Priority::Startup, 1)).unwrap_err();
     assert_eq!((overloaded.waiting, overloaded.waiting_max), (3, 3));
-    assert_eq!(overloaded.hint().unwrap(), "ask again later, ask for less, or raise the length of the waiting queue");
+    assert_eq!(overloaded.hint(), "ask again later, ask for less, or raise the length of the waiting queue");
     assert_eq!(queue.pop_fitting(Bytes(8)), None);
     assert_eq!(queue.pop_fitting(Bytes(9)).unwrap().id, RequestId(3));
     let left = queue.withdraw(|waiting| waiting.id == RequestId(1));
@@ -264,7 +264,7 @@ fn an_address_counts_bytes_and_prints_in_hex() {
     assert_eq!((end, end.distance_from(start), end.to_string()), (Address(0x102a), Bytes(42), "0x102a".into()));
 }
 
-/// A device that says only what it must.
+/// A device with only the required methods.
 struct Plain {
     is_host_memory: bool,
 }
@@ -325,7 +325,6 @@ fn a_device_that_does_not_know_says_nothing() {
     assert_eq!(labels, ["host", "device"]);
     let plain = Plain { is_host_memory: true };
     assert_eq!((plain.driver(), plain.overhead_by_source(), plain.process_bytes()), (String::new(), Vec::new(), None));
-    plain.refuse_next_back(true);
     assert!(Arc::new(plain).as_cuda().is_none());
 }
 

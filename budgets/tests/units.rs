@@ -31,7 +31,7 @@ fn what_is_no_number_of_bytes_says_why() {
     assert_eq!(says(""), "\"\" does not start with a number of bytes, such as 512MiB or 1048576");
     assert_eq!(says("MiB"), "\"MiB\" does not start with a number of bytes, such as 512MiB or 1048576");
     let units = "there are B, KiB, MiB, GiB and TiB, which are powers of 1,024";
-    assert_eq!(says("12 MB"), format!("\"MB\" in \"12 MB\" is no unit of bytes; {units}"));
+    assert_eq!(says("12 MB"), format!("\"MB\" in \"12 MB\" is not a unit of bytes; {units}"));
     assert_eq!(says("1.0000001KiB"), "\"1.0000001KiB\" is not a whole number of bytes below 16 EiB");
     assert_eq!(says("99999999999GiB"), "\"99999999999GiB\" is not a whole number of bytes below 16 EiB");
     assert_eq!(says("-1"), "\"-1\" does not start with a number of bytes, such as 512MiB or 1048576");
@@ -69,7 +69,7 @@ fn a_fraction_is_read_as_far_as_it_is_exact() {
         assert_eq!(text.parse::<Bytes>(), Err(ParseBytesError::OutOfRange { text: text.into() }));
     }
     assert_eq!("1.2.3KiB".parse::<Bytes>(), Err(ParseBytesError::NoNumber { text: "1.2.3KiB".into() }));
-    let hint = "".parse::<Bytes>().unwrap_err().hint().unwrap();
+    let hint = "".parse::<Bytes>().unwrap_err().hint();
     assert_eq!(hint, "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576");
 }
 
@@ -81,6 +81,19 @@ fn checked_sums_end_at_the_edges_and_saturating_ones_stay() {
     assert_eq!((Bytes(7).saturating_sub(Bytes(5)), Bytes(5).saturating_sub(Bytes(7))), (Bytes(2), Bytes::ZERO));
     assert_eq!((Bytes(7).saturating_add(Bytes(5)), Bytes::MAX.saturating_add(Bytes(1))), (Bytes(12), Bytes::MAX));
     assert_eq!((Bytes(42).as_usize(), Bytes::from(42), Pages(3).bytes(Bytes(14))), (42, Bytes(42), Bytes(42)));
+}
+
+#[test]
+fn bytes_are_divided_into_parts_and_by_pieces() {
+    assert_eq!((Bytes(42) / 5, Bytes(42) / Bytes(5), Bytes(42).div_ceil(Bytes(5))), (Bytes(8), 8, 9));
+    assert_eq!((Bytes(10).div_ceil(Bytes(5)), Bytes::ZERO.div_ceil(Bytes(5))), (2, 0));
+    assert_eq!(
+        (Bytes(1000).share(0.9), Bytes(3).share(0.5), Bytes(3).share(-1.0)),
+        (Bytes(900), Bytes(1), Bytes::ZERO)
+    );
+    assert_eq!((Bytes(5).checked_round_up(Bytes(4)), Bytes::MAX.checked_round_up(Bytes(4))), (Some(Bytes(8)), None));
+    assert_eq!((Bytes::of_slice(b"seven b"), Address(768).is_multiple_of(Bytes(256))), (Bytes(7), true));
+    assert!(!Address(770).is_multiple_of(Bytes(256)));
 }
 
 #[test]

@@ -45,7 +45,7 @@ fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
     let full = frame.take(Bytes(6_000)).unwrap_err();
     let expected = "a temporary of 6,144 B does not fit: 60,160 B of the workspace's 65,536 B are in use";
     assert_eq!(full.to_string(), expected);
-    assert_eq!(full.hint().unwrap(), "plan the workspace 768 B larger, or lower the envelope");
+    assert_eq!(full.hint(), "plan the workspace 768 B larger, or lower the envelope");
     assert_eq!((workspace.used(), workspace.high_water()), (Bytes(60_160), Bytes(60_160)));
     frame.take(Bytes(5_376)).unwrap();
     assert_eq!(workspace.used(), workspace.capacity());
@@ -103,7 +103,7 @@ fn a_workspace_is_empty_again_after_a_panic_inside_nested_frames() {
     assert!(workspace.frame().take(Bytes(1)).is_ok());
 }
 
-/// A program of nested frames: take so much, or open a frame and run a program in it.
+/// A program of nested frames: take this many bytes, or open a frame and run a program in it.
 #[derive(Clone, Debug)]
 enum Op {
     Take(u64),
@@ -116,7 +116,7 @@ fn program() -> impl Strategy<Value = Vec<Op>> {
     proptest::collection::vec(op, 0..12)
 }
 
-/// The same by lists: (start, end) of everything that lives.
+/// The same with lists: start and end of everything in use.
 #[derive(Default)]
 struct Naive {
     living: Vec<(u64, u64)>,

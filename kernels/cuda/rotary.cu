@@ -21,15 +21,16 @@
 // write them. A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
 // pitch and head_dim / 2 are aligned to it.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 
 constexpr uint32_t PAIRS_MAX = 128;
-constexpr uint32_t BLOCK_TOKENS = 16;
+using contract::common::BLOCK_TOKENS;
 
 // Pairs of each axis, by value.
 struct Sections {
-    uint32_t pairs[4];
+    uint32_t pairs[contract::rotary::AXES_MAX];
 };
 
 struct Cache {
@@ -126,12 +127,12 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
 }
 
 #define KERNEL(name, Element)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(320)                                                                 \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                       \
         rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,       \
                       uint32_t positions_pitch, const float* frequencies, Sections sections) {                        \
         rotary(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr, Cache{});       \
     }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(320)                                                                 \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                       \
         rotary_kv_write_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,    \
                                const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,         \
                                Sections sections, const uint32_t* slots, Element* cache, uint32_t blocks) {           \
@@ -140,6 +141,6 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64, 320)), where items is
+// Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64, THREADS_MAX)), where items is
 // div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 * kv_heads) * head_dim, 16) for rotary_kv_write.
 // tokens > 0. The host checks that the sections make head_dim / 2 pairs and name no axis that positions lack.

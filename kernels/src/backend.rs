@@ -63,10 +63,6 @@ pub trait Backend {
         Ok(())
     }
 
-    /// Fault injection: of the following launches, `after` succeed and the next `count` fail as if the device had no
-    /// room for them. Only the passes they belong to fail. Backends that launch nothing do nothing.
-    fn fail_launches(&self, _after: usize, _count: usize) {}
-
     /// Copies host memory to the device.
     fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError>;
     /// Copies device memory to the host once all earlier work is done.

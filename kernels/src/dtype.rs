@@ -34,6 +34,11 @@ impl DType {
         Bytes((elements * self.size()) as u64)
     }
 
+    /// Whole elements of this type in so many bytes.
+    pub fn elements(self, bytes: Bytes) -> usize {
+        bytes.as_usize() / self.size()
+    }
+
     /// The name in tables and metrics, such as `bf16`.
     pub const fn name(self) -> &'static str {
         match self {

@@ -75,7 +75,7 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     /// Scratch that the target declared. The backend decides what it holds; zero bytes take nothing.
     pub(crate) fn take_scratch(&self, bytes: Bytes) -> Result<Tensor<'_>, KernelError> {
-        self.take([bytes.0 as usize / DType::F32.size()], DType::F32)
+        self.take([DType::F32.elements(bytes)], DType::F32)
     }
 
     /// Bytes that a frame could still take.

@@ -29,7 +29,7 @@ pub enum CacheFileError {
         kind: io::ErrorKind,
     },
     /// Its path is a folder, a pipe or something else that is not a file.
-    #[error("it is no plain file")]
+    #[error("it is not a plain file")]
     NotAFile,
     /// It is larger than [`BYTES_MAX`].
     #[error("it has {bytes} bytes, the limit is {BYTES_MAX}")]

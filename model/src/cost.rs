@@ -3,7 +3,7 @@
 
 use bursar_kernels::BLOCK_TOKENS;
 
-use crate::Envelope;
+use crate::{Envelope, MergeSize};
 
 /// Patches and rows of one picture, or of one step of a video.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,10 +15,10 @@ pub struct PictureCost {
 }
 
 impl PictureCost {
-    /// The cost of `patches` patches, where `merged` make an embedding. A remainder that makes none is not counted.
-    pub fn of(patches: usize, merged: usize) -> Self {
-        let rows = patches / merged;
-        PictureCost { patches: rows * merged, rows }
+    /// The cost of at most `patches` patches: what makes no whole token is not counted.
+    pub fn of(patches: usize, merge: MergeSize) -> Self {
+        let rows = merge.tokens(patches);
+        PictureCost { patches: merge.patches(rows), rows }
     }
 }
 
@@ -48,10 +48,9 @@ impl RequestCost {
         RequestCost { cache_rows: all.cache_rows.min(tokens), ..all }
     }
 
-    /// The cost of the largest request that an envelope admits. `merged` patches make an embedding; it is `None` for a
-    /// model that takes no pictures.
-    pub fn largest(envelope: &Envelope, merged: Option<usize>) -> Self {
-        let picture = merged.map(|merged| PictureCost::of(envelope.picture_patches, merged));
+    /// The cost of the largest request that an envelope admits. `merge` is `None` for a model that takes no pictures.
+    pub fn largest(envelope: &Envelope, merge: Option<MergeSize>) -> Self {
+        let picture = merge.map(|merge| PictureCost::of(envelope.picture_patches, merge));
         let pictures = picture.into_iter().flat_map(|picture| std::iter::repeat_n(picture, envelope.pictures));
         RequestCost::of(envelope.context_tokens, pictures)
     }
@@ -72,7 +71,7 @@ mod tests {
 
     #[test]
     fn a_request_takes_its_largest_picture_of_a_launch_and_all_of_them_of_the_cache() {
-        let pictures = [PictureCost::of(64, 4), PictureCost::of(19, 4)];
+        let pictures = [64, 19].map(|patches| PictureCost::of(patches, MergeSize::new(2)));
         let cost = RequestCost::of(100, pictures);
         assert_eq!(cost, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 20 });
         assert_eq!(RequestCost::of(12, pictures).cache_rows, 12, "no more than it has tokens");
@@ -81,7 +80,7 @@ mod tests {
     #[test]
     fn the_largest_request_of_an_envelope_takes_at_least_as_much_as_any_that_it_lets_in() {
         let envelope = Envelope { context_tokens: 100, picture_patches: 67, pictures: 2, ..Envelope::small() };
-        let largest = RequestCost::largest(&envelope, Some(4));
+        let largest = RequestCost::largest(&envelope, Some(MergeSize::new(2)));
         assert_eq!(largest, RequestCost { tokens: 100, blocks: 7, picture_patches: 64, cache_rows: 32 });
         assert!(largest.is_within(&largest));
         for more in [

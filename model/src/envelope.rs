@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::MergeSize;
+
 /// The limits that the plan, the stress and every admitted request keep to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Envelope {
@@ -75,21 +77,21 @@ impl Envelope {
     }
 
     /// Patches that the pictures and videos of one request may take together: those of as many of the largest pictures
-    /// as it may show. `merged` patches make an embedding. Where that is more than a context holds, the context is the
-    /// limit. The vision cache is sized for it.
-    pub fn visual_patches(&self, merged: usize) -> usize {
-        self.pictures * (self.picture_patches / merged * merged)
+    /// as it may show. Where that is more than a context holds, the context is the limit. The vision cache is sized for
+    /// it.
+    pub fn visual_patches(&self, merge: MergeSize) -> usize {
+        self.pictures * merge.patches(merge.tokens(self.picture_patches))
     }
 
     /// The part of those that videos are resized to, which leaves text its quarter of the context. Pictures, which a
     /// user chooses one by one, may fill the whole context.
-    pub fn video_patches(&self, merged: usize) -> usize {
-        self.visual_patches(merged).min(self.patches_beside_text(merged))
+    pub fn video_patches(&self, merge: MergeSize) -> usize {
+        self.visual_patches(merge).min(self.patches_beside_text(merge))
     }
 
-    /// Patches that leave a question and an answer a quarter of the context, where `merged` patches make a token.
-    pub fn patches_beside_text(&self, merged: usize) -> usize {
-        self.context_tokens * 3 / 4 * merged
+    /// Patches that leave a question and an answer a quarter of the context.
+    pub fn patches_beside_text(&self, merge: MergeSize) -> usize {
+        merge.patches(self.context_tokens * 3 / 4)
     }
 
     /// Whether the limits go together.

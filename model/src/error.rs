@@ -2,6 +2,7 @@
 //!
 //! No variant carries prompt text, picture bytes or generated text. Names of files, settings and tensors are allowed.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 pub use crate::checkpoint::error::CheckpointError;
@@ -35,9 +36,10 @@ pub enum ModelError {
     Checkpoint(#[from] CheckpointError),
 }
 
-impl ModelError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ModelError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ModelError::Image(error) => error.hint(),
             ModelError::Visual(error) => error.hint(),

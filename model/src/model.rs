@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::ControlFlow};
 
-use bursar_budgets::{Bytes, Segment};
+use bursar_budgets::{Bytes, Hint, Segment};
 use bursar_kernels::{
     Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
     ops::{fill_random::fill_random, transfer},
@@ -41,16 +41,17 @@ pub enum LoadError {
     Stopped,
 }
 
-impl LoadError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for LoadError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
             LoadError::Weights(WeightError::Extra { .. }) => {
-                "check config.json against the checkpoint's release; a tensor that no layer reads is left out of the \
-                 answer silently elsewhere, and not here"
+                "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
+                 ignored, but here it is an error"
                     .to_owned()
             }
             LoadError::Weights(WeightError::Untied { name, .. }) => {
@@ -245,14 +246,14 @@ fn upload<B: Backend>(
         }
         WeightSource::Random(_, RandomTensor::Ones) => {
             let found = DType::BF16;
-            made = bf16::ONE.to_ne_bytes().repeat(copy.bytes.as_usize() / copy.kept.size());
+            made = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
             if copy.kept != found {
                 return upload_rounded(backend, &made, found, copy, &mut room.rounded);
             }
             &made
         }
         WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
-            let elements = copy.bytes.as_usize() / copy.kept.size();
+            let elements = copy.kept.elements(copy.bytes);
             // SAFETY: as below.
             let mut out = unsafe { Tensor::persistent(copy.to, [elements], copy.kept) };
             return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);

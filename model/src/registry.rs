@@ -1,12 +1,13 @@
 //! The only list of families: which code serves which checkpoint.
 
+use bursar_budgets::Hint;
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use serde_json::Value;
 use thiserror::Error;
 
 pub use crate::families::qwen2_5_vl::PictureBatch;
 use crate::{
-    Depth, LoadError,
+    Depth, LoadError, MergeSize,
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
@@ -34,19 +35,20 @@ pub struct UnknownArchitecture {
     pub known: String,
 }
 
-/// No shape has the name that was asked for.
+/// No shape has this name.
 #[derive(Debug, Error)]
 #[error("no shape is called {name:?}; known: {known}")]
 pub struct UnknownShape {
-    /// The name that was asked for.
+    /// The requested name.
     pub name: String,
     /// The names of all shapes, separated by commas.
     pub known: String,
 }
 
-impl UnknownShape {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for UnknownShape {
+    type Text = String;
+
+    fn hint(&self) -> String {
         format!("ask for one of: {}", self.known)
     }
 }
@@ -159,11 +161,11 @@ impl FamilyConfig {
         }
     }
 
-    /// Patches that become one token; `None` if the family takes no pictures.
-    pub fn merged_patches(&self) -> Option<usize> {
+    /// How patches merge into tokens; `None` if the family takes no pictures.
+    pub fn merge(&self) -> Option<MergeSize> {
         match self {
             FamilyConfig::Qwen2(_) => None,
-            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.merged_patches()),
+            FamilyConfig::Qwen2_5Vl(config) => Some(config.vision.merge()),
         }
     }
 

@@ -8,7 +8,7 @@ use bursar_kernels::{
 };
 
 use crate::{
-    Depth, Envelope, Model, RequestCost,
+    Depth, Envelope, MergeSize, Model, RequestCost,
     blocks::decoder::StepCaches,
     flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     registry::PictureBatch,
@@ -65,15 +65,15 @@ pub struct CacheCapacity {
 /// The worst cases of `envelope` for `model`, within `room`.
 pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> Vec<WorstCase> {
     let mut worst_cases = Vec::new();
-    let request = RequestCost::largest(envelope, model.config().merged_patches());
-    if let Some(merged) = model.config().merged_patches() {
-        let launch = envelope.launch_patches.min(room.cache_rows * merged);
+    let request = RequestCost::largest(envelope, model.config().merge());
+    if let Some(merge) = model.config().merge() {
+        let launch = envelope.launch_patches.min(merge.patches(room.cache_rows));
         let largest = request.picture_patches.min(launch);
         // If not even the smallest picture fits, the encoder never runs.
-        if largest >= merged {
+        if largest >= merge.patches_per_token() {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
-            worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest_grid(largest, merged))));
-            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest_grid(merged))));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest_grid(largest, merge))));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest_grid(merge))));
         }
     }
     let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
@@ -251,7 +251,8 @@ fn everything(batch: &StepBatch, vocabulary: usize) -> Vec<u32> {
     for context in batch.context_lengths.iter().take(batch.logit_rows.len()) {
         let (prompt, produced) = past[..*context as usize].split_at(*context as usize / 2);
         let forbidden = &listed[..listed.len() / 2];
-        let wishes = Wishes { allowed: Some(&mask), forbidden, biased: &listed, biases: &biases, prompt, produced };
+        let allowed = Some(&mask[..]);
+        let wishes = Wishes { allowed, forbidden, biased: &listed, biases: &biases, prompt, produced, unseen: None };
         asked.push(&row, &wishes);
     }
     let mut words = Vec::new();
@@ -265,31 +266,30 @@ fn still(rows: usize, columns: usize) -> Grid {
 }
 
 /// A picture that becomes one embedding.
-fn smallest_grid(merged: usize) -> Grid {
-    still(merged.isqrt(), merged.isqrt())
+fn smallest_grid(merge: MergeSize) -> Grid {
+    still(merge.side(), merge.side())
 }
 
 /// The grid, as square as possible, of the largest picture of at most `patches` patches.
-fn largest_grid(patches: usize, merged: usize) -> Grid {
-    let merge = merged.isqrt();
-    let side = (patches / merged).isqrt();
-    let width = patches / merged / side;
-    still(side * merge, width * merge)
+fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
+    let tokens = merge.tokens(patches);
+    let side = tokens.isqrt();
+    still(side * merge.side(), tokens / side * merge.side())
 }
 
 /// As many pictures of `grid` as `launch_patches` hold, and the smallest pictures for the rest. Each has as many frames
 /// as a step of a video, which takes more bytes than a still picture.
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
-    let merged = model.config().merged_patches().expect("only a family with pictures has this worst case");
+    let merge = model.config().merge().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
-    let [large, small] = [grid, smallest_grid(merged)].map(|grid| ResizedImage::blank(grid, patch));
+    let [large, small] = [grid, smallest_grid(merge)].map(|grid| ResizedImage::blank(grid, patch));
     let whole = launch_patches / grid.patches();
     let rest = launch_patches % grid.patches() / small.grid.patches();
     let mut next_row = 0;
     let pictures: Vec<(&ResizedImage, Vec<u32>)> = std::iter::repeat_n(&large, whole)
         .chain(std::iter::repeat_n(&small, rest))
         .map(|patches| {
-            let rows = next_row..next_row + (patches.grid.patches() / merged) as u32;
+            let rows = next_row..next_row + patches.grid.tokens(merge) as u32;
             next_row = rows.end;
             (patches, rows.collect())
         })
@@ -331,6 +331,7 @@ fn step(
         .zip(&pictures)
         .map(|(share, pictures)| SequencePart {
             tokens: &ids[..*share],
+            unseen: None,
             positions: &positions[..*share],
             cached_tokens: request.tokens - share,
             blocks: &blocks,

@@ -2,6 +2,7 @@
 
 mod heap;
 
+use bursar_budgets::Hint;
 use bursar_model::error::TextError;
 use bursar_model::text::{ChatTemplate, Message, Role, TemplateInputs, TemplateLimits, TemplateSources};
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use bursar::Device;
+use bursar::{Bytes, Device};
 use serde::Serialize;
 
 /// A machine, a build and a moment.
@@ -15,7 +15,7 @@ pub struct Machine {
     pub device: String,
     /// The driver's version, for a GPU whose driver reports it.
     pub driver: Option<String>,
-    pub device_bytes: u64,
+    pub device_bytes: Bytes,
     /// CPUs that this process may use.
     pub cpus: usize,
     /// The version of this crate.
@@ -34,7 +34,7 @@ impl Machine {
         Machine {
             device: device.name().to_owned(),
             driver: driver.as_deref().and_then(driver_version).map(str::to_owned),
-            device_bytes: device.memory().map_or(0, |memory| memory.total.0),
+            device_bytes: device.memory().map_or(Bytes::ZERO, |memory| memory.total),
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             version: env!("CARGO_PKG_VERSION"),
             commit,

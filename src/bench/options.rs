@@ -14,26 +14,26 @@ use crate::{failure::Failure, knobs::KnobOptions, model::ModelOptions};
 pub struct Options {
     #[command(flatten)]
     pub model: ModelOptions,
-    /// One JSON object with every figure.
+    /// Prints one JSON object with every figure.
     #[arg(long)]
     pub json: bool,
-    /// Only some kinds of figures.
+    /// Measures only these kinds of figures.
     #[arg(long, value_delimiter = ',', value_name = "KIND,..")]
     only: Vec<Part>,
-    /// Small sizes, in seconds on a CPU.
+    /// Uses small sizes, which take seconds on a CPU.
     #[arg(long)]
     quick: bool,
-    /// What prompts, pictures and random weights are drawn from; by default another every time.
+    /// Seed of prompts, pictures and random weights. By default, another one each time.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// 10^12 floating-point operations that the device does in a second.
+    /// The device's floating-point operations per second, in 10^12.
     #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]
     teraflops: Option<f64>,
-    /// 10^12 bytes that cross its memory in a second.
+    /// The device's memory bandwidth, in 10^12 bytes per second.
     #[arg(long, value_name = "RATE", requires = "teraflops", value_parser = rate, help_heading = "The roofline")]
     terabytes: Option<f64>,
-    /// The commit that the figures are of, where the binary does not know its own.
+    /// The commit that the figures belong to, if the binary does not know its own.
     #[arg(long, value_name = "HASH", default_value = option_env!("BURSAR_COMMIT"))]
     pub commit: Option<String>,
 

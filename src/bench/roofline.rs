@@ -114,6 +114,7 @@ impl Planner {
         let (tokens, positions, blocks) = (vec![0; longest], vec![[0; 3]; longest], vec![0; context]);
         let part = |share: &Share| SequencePart {
             tokens: &tokens[..share.run],
+            unseen: None,
             positions: &positions[..share.run],
             cached_tokens: share.cached,
             blocks: &blocks,

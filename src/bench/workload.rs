@@ -1,18 +1,18 @@
 //! What is measured: the number and size of requests, and the envelope that admits them. Pure.
 
-use bursar::Envelope;
+use bursar::{Envelope, crates::model::MergeSize};
 use clap::ValueEnum;
 
 /// A kind of figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Part {
-    /// A step of decoding, by batch.
+    /// Decode steps, by batch size.
     Decode,
-    /// Prompts of one length, tokens a second.
+    /// Prompts of one length, in tokens per second.
     Prefill,
-    /// Requests with a picture each, requests a second.
+    /// Requests with one picture each, in requests per second.
     Pictures,
-    /// From the process's start to the first request that could be taken, and what memory is kept for.
+    /// From the start of the process to the first request, and what memory is used for.
     Start,
 }
 
@@ -30,9 +30,9 @@ pub struct Prompts {
 pub struct Pictures {
     /// How many run at once.
     pub count: usize,
-    /// In pixels.
+    /// Width in pixels.
     pub width: u32,
-    /// In pixels.
+    /// Height in pixels.
     pub height: u32,
     /// Reply lengths in tokens; one figure for each.
     pub replies: &'static [usize],
@@ -85,10 +85,10 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// Pixels along a patch's side, and patches merged into a token, in every served family. The envelope must be chosen
+/// Pixels along a patch's side, and how patches merge into tokens, in every served family. The envelope must be chosen
 /// before the model is known; for a family that differs it is merely another envelope.
 const PATCH: u32 = 14;
-const MERGED: usize = 4;
+const MERGE: MergeSize = MergeSize::new(2);
 
 /// Tokens around a picture, for the turn's markers and the question, at worst one token a byte.
 const AROUND: usize = 128;
@@ -100,12 +100,12 @@ impl Pictures {
     }
 
     fn tokens(&self) -> usize {
-        self.patches() / MERGED
+        MERGE.tokens(self.patches())
     }
 }
 
 impl Workload {
-    /// The most requests under way at once.
+    /// The most requests that run at once.
     pub fn requests(&self) -> usize {
         let prompts = self.prefill.iter().map(|prompts| prompts.count);
         let pictures = self.pictures.iter().map(|pictures| pictures.count);
@@ -119,7 +119,7 @@ impl Workload {
             .pictures
             .iter()
             .map(|pictures| pictures.tokens() + AROUND + pictures.replies.iter().copied().max().unwrap_or_default());
-        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGED);
+        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGE.patches_per_token());
         Envelope {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),

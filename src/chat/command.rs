@@ -32,21 +32,21 @@ pub enum Line {
 
 /// The list of commands.
 pub const HELP: &str = "\
-/image FILE ...  shows pictures with the next question; a name with spaces stands in quotes, ~ is your home
-/video DIR ...   shows folders of frames
+/image FILE ...  shows pictures with the next question; put names with spaces in quotes; ~ is your home
+/video DIR ...   shows folders of frames with the next question
 /images          lists what the next question shows
-/drop [NAME|N]   shows it no more, or all of it
-/undo            takes the last turn back
-/forget [N]      forgets the oldest turn, or so many of them
-/clear           begins anew
+/drop [NAME|N]   drops one of these, or all
+/undo            removes the last turn
+/forget [N]      forgets the oldest turn, or the N oldest
+/clear           starts the session over
 /quit            ends the session
-Ctrl-C ends a reply, and at the prompt the session. A line that begins with a space is a question, whatever follows.";
+Ctrl-C ends a reply; at the prompt, it ends the session. A line that begins with a space is always a question.";
 
 impl Line {
     /// Parses a typed line, with or without its newline.
     pub fn read(bytes: &[u8]) -> Result<Line, Failure> {
         let text = str::from_utf8(bytes).map_err(|error| Failure {
-            error: format!("the line is not UTF-8: byte {} is none of a character", error.valid_up_to() + 1),
+            error: format!("the line is not UTF-8: byte {} is not part of a character", error.valid_up_to() + 1),
             hint: "type it again; only this line is lost".to_owned(),
         })?;
         let trimmed = text.trim();
@@ -63,7 +63,7 @@ impl Line {
             ("/forget", None) => Ok(Line::Forget(1)),
             ("/forget", Some(turns)) => match turns.parse() {
                 Ok(turns @ 1..) => Ok(Line::Forget(turns)),
-                _ => Err(wrong(format!("{turns} is no number of turns, from 1"))),
+                _ => Err(wrong(format!("{turns} is not a number of turns, from 1"))),
             },
             ("/help", None) => Ok(Line::Help),
             ("/images", None) => Ok(Line::Images),

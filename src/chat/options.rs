@@ -23,117 +23,98 @@ pub struct Options {
     /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
     #[arg(long, default_value = "demo")]
     pub model: String,
-    /// One JSON event a line.
+    /// Prints JSON events, one per line.
     #[arg(long)]
     pub json: bool,
-    /// The question. Without it: a session with history, which reads questions from standard input.
+    /// The question. Without it, starts a session with history that reads questions from standard input.
     pub question: Option<String>,
-    /// In a session whose context is full, the oldest turns are forgotten.
+    /// Forgets the oldest turns of a session when its context is full.
     #[arg(long, conflicts_with = "question")]
     pub forget_oldest: bool,
 
-    /// What the operator says before the user.
-    #[arg(long, value_name = "TEXT", help_heading = "What is asked")]
+    /// The system message, before the user's.
+    #[arg(long, value_name = "TEXT", help_heading = "Question")]
     system: Option<String>,
-    /// A picture (PNG, JPEG, WebP, GIF, BMP, TIFF); may be given several times.
-    #[arg(long, value_name = "FILE", help_heading = "What is asked")]
+    /// A picture (PNG, JPEG, WebP, GIF, BMP, TIFF). May be given several times.
+    #[arg(long, value_name = "FILE", help_heading = "Question")]
     image: Vec<PathBuf>,
-    /// A folder of frames, a video by itself in the order of their names, or a frame; frames together are one video. May
-    /// be given several times.
-    #[arg(long, value_name = "DIR|FILE", help_heading = "What is asked")]
+    /// A folder with the frames of one video, in the order of their names; or one frame: all frames given this way are
+    /// one video. May be given several times.
+    #[arg(long, value_name = "DIR|FILE", help_heading = "Question")]
     video: Vec<PathBuf>,
-    /// Frames of the videos in a second.
-    #[arg(
-        long,
-        value_name = "RATE",
-        default_value_t = 2.0,
-        allow_negative_numbers = true,
-        help_heading = "What is asked"
-    )]
+    /// Frames per second of the videos.
+    #[arg(long, value_name = "RATE", default_value_t = 2.0, allow_negative_numbers = true, help_heading = "Question")]
     fps: f64,
 
-    /// Tokens that a reply may have at most.
-    #[arg(long, value_name = "N", help_heading = "How it ends")]
+    /// Maximum tokens of a reply.
+    #[arg(long, value_name = "N", help_heading = "End of the reply")]
     pub max_tokens: Option<usize>,
-    /// Tokens that a reply has at least.
-    #[arg(long, value_name = "N", help_heading = "How it ends")]
+    /// Minimum tokens of a reply.
+    #[arg(long, value_name = "N", help_heading = "End of the reply")]
     min_tokens: Option<usize>,
-    /// A text before which a reply ends; may be given several times.
-    #[arg(long, value_name = "TEXT", help_heading = "How it ends")]
+    /// A text before which a reply ends. May be given several times.
+    #[arg(long, value_name = "TEXT", help_heading = "End of the reply")]
     stop: Vec<String>,
-    /// Seconds in which a reply must be complete; above 0.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "How it ends")]
+    /// Seconds within which a reply must be complete; above 0.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "End of the reply")]
     deadline: Option<Duration>,
 
-    /// 0 takes the likeliest token; up to 100.
-    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Sampling temperature, up to 100. 0 takes the likeliest token.
+    #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: Option<f64>,
-    /// Only the likeliest tokens that together reach this probability.
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Samples only from the likeliest tokens that together reach this probability.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     top_p: Option<f64>,
-    /// Only so many of the likeliest tokens; 0 for all.
-    #[arg(long, value_name = "N", help_heading = "How tokens are chosen")]
+    /// Samples only from this many of the likeliest tokens; 0 for all.
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
     top_k: Option<usize>,
-    /// Only tokens at least this times as likely as the likeliest.
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Samples only from tokens whose probability is at least this times that of the likeliest.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     min_p: Option<f64>,
-    /// Above 1 makes tokens of the prompt and the reply so far less likely.
-    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Above 1, makes tokens of the prompt and of the reply so far less likely.
+    #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Sampling")]
     repetition_penalty: Option<f64>,
-    /// Taken from the logit of each token that the reply has; -2 to 2.
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Subtracted from the logit of each token that is in the reply; -2 to 2.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     presence_penalty: Option<f64>,
-    /// Taken from the logit of each token as often as the reply has it; -2 to 2.
-    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "How tokens are chosen")]
+    /// Subtracted from the logit of each token once for each time it is in the reply; -2 to 2.
+    #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     frequency_penalty: Option<f64>,
-    /// Equal seeds give equal replies.
-    #[arg(long, value_name = "N", help_heading = "How tokens are chosen")]
+    /// Seed of sampling. Equal seeds give equal replies.
+    #[arg(long, value_name = "N", help_heading = "Sampling")]
     seed: Option<u64>,
 
-    /// The reply is JSON that the schema in this file describes.
-    #[arg(long, value_name = "FILE", help_heading = "What the reply is")]
+    /// Replies with JSON for the schema in this file.
+    #[arg(long, value_name = "FILE", help_heading = "Reply")]
     json_schema: Option<PathBuf>,
-    /// What stands between the parts of that JSON.
-    #[arg(
-        long,
-        value_name = "KIND",
-        default_value = "compact",
-        requires = "json_schema",
-        help_heading = "What the reply is"
-    )]
+    /// Whitespace between the parts of that JSON.
+    #[arg(long, value_name = "KIND", default_value = "compact", requires = "json_schema", help_heading = "Reply")]
     json_whitespace: Whitespace,
-    /// The reply matches this regular expression as a whole.
-    #[arg(long, value_name = "PATTERN", help_heading = "What the reply is")]
+    /// Replies with a text that matches this regular expression as a whole.
+    #[arg(long, value_name = "PATTERN", help_heading = "Reply")]
     regex: Option<String>,
-    /// The reply is one of the texts given so.
-    #[arg(long, value_name = "TEXT", help_heading = "What the reply is")]
+    /// Replies with one of these texts. May be given several times.
+    #[arg(long, value_name = "TEXT", help_heading = "Reply")]
     choice: Vec<String>,
-    /// How likely the model held each token, and so many of the likeliest in its place; at most 20.
-    #[arg(long, value_name = "N", help_heading = "What the reply is")]
+    /// Shows the log-probability of each token, and of this many of the likeliest tokens in its place; at most 20.
+    #[arg(long, value_name = "N", help_heading = "Reply")]
     pub logprobs: Option<usize>,
-    /// Several replies to the question, with seeds one apart.
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        default_value_t = 1,
-        requires = "question",
-        help_heading = "What the reply is"
-    )]
+    /// Number of replies to the question, with consecutive seeds.
+    #[arg(short, long, value_name = "N", default_value_t = 1, requires = "question", help_heading = "Reply")]
     pub n: usize,
 
     #[command(flatten)]
     pub knobs: KnobOptions,
 }
 
-/// As it is typed.
+/// The whitespace, as typed.
 #[derive(Clone, Copy, ValueEnum)]
 enum Whitespace {
-    /// Nothing: the fewest tokens.
+    /// None, for the fewest tokens.
     Compact,
     /// A space after each comma and colon.
     Spaced,
-    /// What the model likes.
+    /// Whatever the model writes.
     Free,
 }
 
@@ -154,7 +135,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let is_in_range = |seconds: &f64| *seconds > 0.0 && *seconds <= DEADLINE_SECONDS_MAX;
     let seconds = text.parse().ok().filter(is_in_range);
     let seconds = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds.ok_or_else(|| format!("a number of seconds is wanted, above 0 and at most {DEADLINE_SECONDS_MAX}"))
+    seconds.ok_or_else(|| format!("expected a number of seconds, above 0 and at most {DEADLINE_SECONDS_MAX}"))
 }
 
 impl Options {

@@ -55,7 +55,7 @@ impl<'s> Session<'s> {
     pub async fn run(mut self, interrupts: &mut Interrupts) -> Result<Over, Failure> {
         let is_terminal = std::io::stdin().is_terminal() && !self.options.json;
         if is_terminal {
-            println!("/help lists what else can be said; /image FILE shows a picture, /quit ends.");
+            println!("/help lists all commands; /image FILE shows a picture, /quit ends.");
         }
         let mut lines = lines();
         loop {
@@ -117,8 +117,8 @@ impl<'s> Session<'s> {
                 }
             },
             Line::Undo => match self.turns.pop() {
-                Some(_) => self.note("the last turn is taken back"),
-                None => self.note("there is no turn to take back"),
+                Some(_) => self.note("the last turn is undone"),
+                None => self.note("there is no turn to undo"),
             },
             Line::Forget(turns) => {
                 let forgotten = self.turns.drain(..turns.min(self.turns.len())).count();
@@ -127,7 +127,7 @@ impl<'s> Session<'s> {
             Line::Clear => {
                 self.turns.clear();
                 self.shown = Shown::default();
-                self.note("the conversation begins anew");
+                self.note("the session starts over");
             }
             Line::Quit => return Ok(Next::End(Over::Well)),
         }
@@ -209,9 +209,10 @@ impl<'s> Session<'s> {
         let failure = Failure::from(error);
         match is_full {
             true => Failure {
-                hint: "/clear begins anew, /undo takes the last turn back, /forget N forgets the oldest turns, \
+                hint:
+                    "/clear starts the session over, /undo removes the last turn, /forget N forgets the oldest turns, \
                        `forget_oldest` always does so; or raise `context_tokens`"
-                    .to_owned(),
+                        .to_owned(),
                 ..failure
             },
             false => failure,

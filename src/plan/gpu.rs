@@ -77,7 +77,7 @@ impl FromStr for Gpu {
         let capability = (number / 10, number % 10);
         if !SERVED.contains(&number) {
             let served = SERVED.map(|number| format!("sm_{number}")).join(", ");
-            return Err(format!("no GPU of sm_{number} is served; the architectures that are: {served}"));
+            return Err(format!("GPUs of sm_{number} are not supported; supported are {served}"));
         }
         let alike = KNOWN.into_iter().find(|(_, of, ..)| *of == capability);
         let processors = match (processors, alike) {
@@ -88,7 +88,7 @@ impl FromStr for Gpu {
                 })?
             }
             (None, Some((_, _, processors, _))) => processors,
-            (None, None) => return Err(format!("say how many multiprocessors it has: {named}:PROCESSORS")),
+            (None, None) => return Err(format!("give the number of multiprocessors: {named}:PROCESSORS")),
         };
         Ok(Gpu { name: named, capability, processors, total: None })
     }

@@ -74,8 +74,8 @@ impl Planned {
 
     fn absent(gpu: &Gpu, name: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
         let total = wish.total.or(gpu.total).ok_or_else(|| Failure {
-            error: format!("how much memory a GPU of {} has is not known", gpu.name),
-            hint: "say --total, such as --total 80GiB, or name a product, such as --gpu h200".to_owned(),
+            error: format!("the memory of a GPU of {} is not known", gpu.name),
+            hint: "give --total, such as --total 80GiB, or a product, such as --gpu h200".to_owned(),
         })?;
         let (overhead, foreign) = (OVERHEAD, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: false };

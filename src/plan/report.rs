@@ -149,12 +149,13 @@ impl Report {
 
 /// The largest picture that the processor produces.
 fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
-    let (merged, patch) = (model.config().merged_patches()?, model.config().patch()?);
+    let (merge, patch) = (model.config().merge()?, model.config().patch()?);
     let limit = inputs.pictures.as_ref()?.config().pixel_bounds.max;
     let (patch_pixels, envelope) = ((patch.side * patch.side) as u64, &inputs.envelope);
-    let tokens = envelope.picture_patches.min((limit / patch_pixels) as usize) / merged;
-    let (patches, pixels) = (tokens * merged, (tokens * merged) as u64 * patch_pixels);
-    let side = (tokens.isqrt() * merged.isqrt() * patch.side) as u64;
+    let tokens = merge.tokens(envelope.picture_patches.min((limit / patch_pixels) as usize));
+    let patches = merge.patches(tokens);
+    let pixels = patches as u64 * patch_pixels;
+    let side = (tokens.isqrt() * merge.side() * patch.side) as u64;
     let fits_context = tokens + 2 <= envelope.context_tokens;
     Some(Picture { pixels, patches, tokens, side, model_pixels: inputs.own_pixels, fits_context })
 }
@@ -179,7 +180,7 @@ impl fmt::Display for Report {
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,
-            "Of {total} {available} can be leased: {overhead} of overhead, {foreign} of others and {canary} of canary are not."
+            "{available} of {total} can be leased: {overhead} of overhead, {foreign} of others and {canary} of canary are not."
         )?;
         match self.fits {
             true => self.tell_what_it_serves(f)?,
@@ -207,7 +208,7 @@ impl Report {
         let (first, rest) = error.split_at(error.len().min(1));
         writeln!(f, "\n{}{rest}.", first.to_uppercase())?;
         if !self.suggestions.is_empty() {
-            writeln!(f, "Each of these alone makes it fit, in the place of what is set:")?;
+            writeln!(f, "Each of these changes alone makes it fit:")?;
         }
         for Told { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
             let quote = if *is_object { "'" } else { "" };

@@ -38,7 +38,8 @@ impl FromStr for Address {
     fn from_str(typed: &str) -> Result<Self, String> {
         let said = typed.strip_prefix("http://").unwrap_or(typed);
         let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
-        let refused = || Err(format!("{typed:?} is no host:port, such as 127.0.0.1:{PORT}, or a port of this machine"));
+        let refused =
+            || Err(format!("{typed:?} is not a host:port, such as 127.0.0.1:{PORT}, or a port of this machine"));
         let (host, port) = match said.rsplit_once(':') {
             // In a version 6 address without brackets the port cannot be told from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {

@@ -10,6 +10,7 @@ pub mod words;
 
 use std::time::Duration;
 
+use bursar::Hint;
 use ratatui::{
     Frame,
     layout::{Constraint, Layout, Rect},
@@ -104,7 +105,7 @@ pub fn header(session: &Session, now: Now, width: u16, colours: Colours) -> Line
         (None, Some(old), _) if session.is_paused => {
             Span::styled(format!("paused, figures {} old ", age(old)), colours.notable())
         }
-        (_, _, Some(ago)) => Span::styled(format!("began anew {} ago ", age(ago)), colours.notable()),
+        (_, _, Some(ago)) => Span::styled(format!("restarted {} ago ", age(ago)), colours.notable()),
         _ => Span::styled(format!("every {} ", words::seconds(session.every.as_secs_f64())), colours.faint()),
     };
     let mut left = vec![Span::styled(format!(" bursar top {} ", session.address), colours.strong())];

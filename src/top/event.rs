@@ -41,7 +41,7 @@ pub enum NoEvents {
         column: usize,
     },
     /// Valid JSON of another kind.
-    #[error("it is no JSON array of objects with a number and an event")]
+    #[error("it is not a JSON array of objects with a number and an event")]
     OtherJson,
 }
 

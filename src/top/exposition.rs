@@ -67,14 +67,14 @@ impl<'a> Cursor<'a> {
         self.skip_blanks();
         let value = self.token().ok_or("the value is missing")?;
         // Rust parses what Go writes: decimals, exponents, NaN and Inf in any case.
-        let value = value.parse().map_err(|_| "the value is no number")?;
+        let value = value.parse().map_err(|_| "the value is not a number")?;
         self.skip_blanks();
         if let Some(timestamp) = self.token() {
-            timestamp.parse::<i64>().map_err(|_| "the timestamp is no whole number")?;
+            timestamp.parse::<i64>().map_err(|_| "the timestamp is not a whole number")?;
         }
         self.skip_blanks();
         if !self.0.is_empty() {
-            return Err("something stands behind the timestamp");
+            return Err("text follows the timestamp");
         }
         Ok(Some((name, Series { labels, value })))
     }
@@ -191,9 +191,9 @@ mod tests {
             ("a{b=\"c\\t\"} 1", "a label's value has an escape that does not exist"),
             ("a{b=\"c\" d=\"e\"} 1", "labels do not end in a brace"),
             ("a{b=\"c\",b=\"d\"} 1", "a label stands there twice"),
-            ("a secret", "the value is no number"),
-            ("a 1 noon", "the timestamp is no whole number"),
-            ("a 1 2 # {} 1", "something stands behind the timestamp"),
+            ("a secret", "the value is not a number"),
+            ("a 1 noon", "the timestamp is not a whole number"),
+            ("a 1 2 # {} 1", "text follows the timestamp"),
         ];
         for (line, why) in lines {
             let malformed = read(&format!("ok 1\n\n{line}\nbad"), "").expect_err(line);

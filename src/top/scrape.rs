@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar::Bytes;
+use bursar::{Bytes, Hint};
 
 use super::{
     address::Address,
@@ -84,9 +84,10 @@ pub enum ScrapeError {
     NotOurs { address: String },
 }
 
-impl ScrapeError {
-    /// What to change.
-    pub fn hint(&self) -> String {
+impl Hint for ScrapeError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ScrapeError::Unreachable { address, .. } => format!(
                 "is it running with `--metrics {address}`, or with `Runtime::serve_metrics` in a program of your own?"
@@ -96,7 +97,7 @@ impl ScrapeError {
                 "a runtime records its first metrics when it starts; if it has, another process listens there"
                     .to_owned()
             }
-            _ => "something else than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
+            _ => "something other than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use bursar::RuntimeError;
+use bursar::{Hint, RuntimeError};
 
 /// A program of two crates with this panic strategy; the lower one contains the very file that the runtime uses to
 /// detect it.

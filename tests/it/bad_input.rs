@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use bursar::{Chat, ChatError, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
+use bursar::{Bytes, Chat, ChatError, Hint, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Folder, Stage, about, answer, ask, picture, png, runtime_on, small, story, text};
@@ -158,7 +158,7 @@ fn a_file_may_be_as_large_as_its_model_takes() {
         let error = ask(&usual.model, text("What?").image(large())).await.expect_err("20 MiB are usual");
         assert!(error.to_string().contains("the limit is 20971520"), "{error}");
         let mut options = small();
-        options.image_limits.bytes_max = 32 << 20;
+        options.image_limits.bytes_max = Bytes::mib(32);
         let raised = Stage::set(options).await;
         ask(&raised.model, text("What?").image(large())).await.expect("32 MiB are allowed");
     });

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, LoadOptions};
+use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, Hint, LoadOptions};
 
 use crate::{
     ears::Ears,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bursar::{
-    ChatError, ModelSource, Runtime, RuntimeError, StartError,
+    ChatError, Hint, ModelSource, Runtime, RuntimeError, StartError,
     crates::model::{
         LoadError,
         error::{CheckpointError, TextError},

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bursar::{Bytes, Chat, ChatError, Gate, ModelHandle, ModelSource, RuntimeError, StartError};
+use bursar::{Bytes, Chat, ChatError, Gate, Hint, ModelHandle, ModelSource, RuntimeError, StartError};
 
 use crate::stage::{about, answer, ask, demo, device, eventually, listen, runtime_on, small, story};
 

@@ -109,7 +109,7 @@ impl Card {
             // First leased, then backed, then used.
             let serving = self.model.serving().await.expect("it serves");
             let (reply, usage) = bursar::crates::actors::responder::Responder::new();
-            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
             is_used && self.ledger().await == self.before
         })
@@ -276,7 +276,7 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
         let blocks = async || {
             let serving = card.model.serving().await.expect("it serves");
             let (reply, usage) = bursar::crates::actors::responder::Responder::new();
-            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             usage.await.expect("it answers").blocks
         };
         let all = blocks().await;

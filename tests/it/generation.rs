@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, LoadOptions, OutputFormat, Role};
+use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, Hint, LoadOptions, OutputFormat, Role};
 use serde_json::{Value, json};
 
 use crate::ears::Ears;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use bursar::{
-    HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
+    Bytes, Hint, HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
     crates::model::{checkpoint::FetchWatch, error::CheckpointError},
 };
 
@@ -114,7 +114,7 @@ fn a_partial_file_of_another_tool_is_not_continued() {
 struct Waiting(AtomicUsize);
 
 impl FetchWatch for Waiting {
-    fn fetched(&self, _: &str, _: u64, _: u64) {}
+    fn fetched(&self, _: &str, _: Bytes, _: Bytes) {}
 
     fn is_cancelled(&self) -> bool {
         self.0.fetch_sub(1, Relaxed) == 1

@@ -117,7 +117,7 @@ fn a_refused_request_is_logged_with_reason_and_id() {
 }
 
 #[test]
-fn kv_and_lanes_log_under_the_requests_id() {
+fn scheduler_and_lanes_log_under_the_requests_id() {
     let picture = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("model/demo/pictures/shapes.png");
     let picture = picture.display().to_string();
     let limits =
@@ -134,7 +134,7 @@ fn kv_and_lanes_log_under_the_requests_id() {
     };
     let ids = [
         found("bursar_actors::scheduler::actor", "waits for blocks"),
-        found("bursar_actors::kv::actor", "has blocks"),
+        found("bursar_actors::scheduler::actor", "begins"),
         found("bursar_actors::compute::lane::pending", "its pictures are encoded"),
         found("bursar_actors::compute::lane::pending", "its step has run"),
     ];

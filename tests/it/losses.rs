@@ -11,8 +11,8 @@ use std::{
 };
 
 use bursar::{
-    Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, HostDevice, LoadOptions, MIB, ModelSource, Progress,
-    Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError, WatchOptions,
+    Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, Hint, HostDevice, LoadOptions, MIB, ModelSource,
+    Progress, Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError, WatchOptions,
 };
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, small, story, text};

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use bursar::{Bytes, Class, GIB, LeaseError, LoadOptions, MIB};
+use bursar::{Bytes, Class, GIB, Hint, LeaseError, LoadOptions, MIB};
 
 use crate::stage::{Stage, about, answer, demo, device, eventually, runtime_on, small, story};
 

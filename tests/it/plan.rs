@@ -5,7 +5,7 @@ mod suggestions;
 use std::process::{Command, Output};
 
 use bursar::{
-    Bytes, DeviceChoice, Envelope, LoadOptions, ModelSource, Runtime, RuntimeConfig, RuntimeError, StartError,
+    Bytes, DeviceChoice, Envelope, Hint, LoadOptions, ModelSource, Runtime, RuntimeConfig, RuntimeError, StartError,
     knobs::Knobs,
 };
 use serde_json::{Value, json};
@@ -178,7 +178,7 @@ fn an_impossible_plan_has_its_own_exit_code() {
         (&["--model", "/no/such/model"], "/no/such/model"),
         (&["--swap-space", "-4"], "--swap-space is -4"),
         (&["--max-num-seqs", "4", "--sequences", "8"], "both set --sequences"),
-        (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "how much memory"),
+        (&["--shape", "qwen2.5-vl-tiny", "--gpu", "sm_120:170"], "is not known"),
         (&["--sequences", "600", "--step-tokens", "500"], "--step-tokens is 500"),
         (&["--max-num-seqs", "600", "--max-num-batched-tokens", "500"], "--max-num-batched-tokens is 500"),
         (&["--min-pixels", "900000", "--max-pixels", "400000"], "--min-pixels is 900000"),

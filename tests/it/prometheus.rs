@@ -18,7 +18,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Class, ModelSource, Refusal, ServeMetricsError,
+    Bytes, Class, Hint, ModelSource, Refusal, ServeMetricsError,
     metric::{Kind, RequestEnd, Row, TABLE},
 };
 use serde_json::{Value, json};
@@ -393,5 +393,8 @@ fn a_command_unable_to_serve_metrics_says_why_with_a_hint() {
     let (code, said) = chat("localhost:9464");
     assert!(code == Some(2) && said.contains("127.0.0.1:9464"), "{said}");
     let (code, said) = chat(&taken.1);
-    assert!(code == Some(1) && said.contains(&taken.1) && said.contains("hint: end who listens there"), "{said}");
+    assert!(
+        code == Some(1) && said.contains(&taken.1) && said.contains("hint: stop the process that listens there"),
+        "{said}"
+    );
 }

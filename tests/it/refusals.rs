@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    AttemptReport, Bytes, ChatError, FaultPlan, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome, Phase,
-    Progress, Runtime, RuntimeError, Script, StartError,
+    AttemptReport, Bytes, ChatError, FaultPlan, Hint, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome,
+    Phase, Progress, Runtime, RuntimeError, Script, StartError,
     crates::actors::engine::{EngineMessage, WhichLane},
 };
 

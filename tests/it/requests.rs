@@ -1,6 +1,6 @@
 //! Requests out of range: every number that a chat may set, every text that is too long. Each fails alone and at once.
 
-use bursar::{Chat, ChatError, LoadOptions, crates::model::error::TextError};
+use bursar::{Chat, ChatError, Hint, LoadOptions, crates::model::error::TextError};
 
 use crate::stage::{Stage, about, answer, ask, eventually, listen, small, story, text};
 

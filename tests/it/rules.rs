@@ -3,13 +3,12 @@
 use std::{collections::BTreeMap, pin::Pin, time::Duration};
 
 use bursar::{
-    Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Image, LoadOptions, MIB, ModelHandle, ModelSource,
+    Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Hint, Image, LoadOptions, MIB, ModelHandle, ModelSource,
     Runtime,
     crates::{
         actors::{
             budget::BudgetMessage,
             compute::lane::Answer,
-            kv::KvMessage,
             responder::Responder,
             runtime::RuntimeMessage,
             scheduler::SchedulerMessage,
@@ -121,19 +120,6 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let embedded = question.ask(&vision, |reply| VisionMessage::Embed { pictures, reply }).await;
             embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
         }),
-        ("allot blocks", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
-            let demands = Vec::new();
-            let allotted =
-                question.ask(&serving.kv, |reply| KvMessage::Allot { demands, spans: Vec::new(), reply }).await;
-            allotted.map(drop).map_err(|error| said(&error))
-        }),
-        ("give up blocks", _) => Box::pin(async move {
-            let serving = world.model.serving().await.map_err(|error| said(&error))?;
-            let to = serving.record.kv_blocks;
-            let shrunk = question.ask(&serving.kv, |reply| KvMessage::Shrink { to, reply }).await;
-            shrunk.map(drop).map_err(|error| said(&error))
-        }),
         ("use another number of blocks", _) => Box::pin(async move {
             let serving = world.model.serving().await.map_err(|error| said(&error))?;
             let blocks = serving.record.kv_blocks;
@@ -191,7 +177,7 @@ fn rule_13_every_question_is_answered_once_even_if_its_answerer_dies() {
                     }
                     _ => return,
                 };
-                drop(serving.kv.send_message(KvMessage::InjectFault(drill)));
+                drop(serving.scheduler.send_message(SchedulerMessage::InjectFault(drill)));
                 drop(serving.vision.map(|vision| vision.send_message(VisionMessage::InjectFault(drill))));
                 if let Ok(supervised) = supervised {
                     drop(supervised.budget.send_message(BudgetMessage::InjectFault(drill)));

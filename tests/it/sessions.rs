@@ -100,7 +100,7 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
         "shows nothing",
         "shapes.png",
         "dropped: ",
-        "taken back",
+        "is undone",
         "no turn",
     ];
     assert_eq!(notes.len(), expected.len(), "{notes:?}");

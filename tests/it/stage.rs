@@ -93,7 +93,7 @@ impl Stage {
         let serving = self.model.serving().await.expect("the model serves");
         eventually("all blocks are home", async || {
             let (reply, count) = bursar::crates::actors::responder::Responder::new();
-            drop(serving.kv.send_message(bursar::crates::actors::kv::KvMessage::Usage(reply)));
+            drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             count.await.is_ok_and(|usage| usage.held == 0)
         })
         .await;

@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    Bytes, Depth, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Script, Snapshot, StartError,
+    Bytes, Depth, Hint, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Script, Snapshot,
+    StartError,
 };
 
 use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};

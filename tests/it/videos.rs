@@ -2,7 +2,7 @@
 
 use std::{path::Path, sync::Arc};
 
-use bursar::{Chat, ChatError, Content, Image, LoadOptions, ModelSource, Role, Video, VideoError};
+use bursar::{Chat, ChatError, Content, Hint, Image, LoadOptions, ModelSource, Role, Video, VideoError};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Stage, about, answer, ask, eventually, listen, picture, png, runtime_on, small, story, text};

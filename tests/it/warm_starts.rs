@@ -413,8 +413,8 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
         };
         let huge = u64::MAX.into();
         for (content, reason) in [
-            (good[..good.len() / 2].to_owned(), "it is broken in line"),
-            (String::new(), "it is broken in line 1, column 0"),
+            (good[..good.len() / 2].to_owned(), "it is broken at line"),
+            (String::new(), "it is broken at line 1, column 0"),
             (written("/format", 7.into()), "format was 7, is 2"),
             (written("/profiles/0/sequences", 800.into()), "sequences was 800, is 8"),
             (written("/profiles/0/kv_blocks", 1.into()), "kv_blocks was 1, is "),

@@ -38,7 +38,7 @@ impl WatchOptions {
 /// What the owner of an elastic lease declares. Until then nothing is expected of the lease.
 #[derive(Clone)]
 pub struct Elastic {
-    /// It keeps this much, whatever is ordered.
+    /// The size that it keeps, whatever is ordered.
     pub floor: Bytes,
     /// Its largest size: what was stressed.
     pub most: Bytes,

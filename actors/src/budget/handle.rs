@@ -18,7 +18,7 @@ use crate::{
 ///
 /// ```
 /// use bursar_actors::runtime::{DeviceChoice, Runtime, RuntimeConfig};
-/// use bursar_budgets::{Bytes, Class, MIB};
+/// use bursar_budgets::{Bytes, Class, Hint, MIB};
 /// # #[tokio::main(flavor = "multi_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let config = RuntimeConfig { device: DeviceChoice::Host(Bytes::mib(512)), ..RuntimeConfig::default() };
@@ -47,7 +47,7 @@ pub enum LeaseError {
     /// The class is reserved for models.
     #[error("leases of class {class} belong to models")]
     NotATenant {
-        /// The class that was asked for.
+        /// The requested class.
         class: Class,
     },
     /// The budget actor did not answer.
@@ -65,14 +65,17 @@ impl LeaseError {
                 | LeaseError::Refused(Refusal::GateClosed { gate: Gate::Teardown, .. } | Refusal::OwnerDead { .. })
         )
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for LeaseError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
-            LeaseError::NotATenant { .. } => "ask for Class::tenant(\"a name of yours\")".to_owned(),
+            LeaseError::NotATenant { .. } => "use Class::tenant(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
-                "nobody gave back enough in time; ask for less, or when others have ended".to_owned()
+                "too little was given back in time; ask for less, or after other leases have ended".to_owned()
             }
             LeaseError::Unanswered(AskError::Gone { .. }) => "the runtime is gone; start another".to_owned(),
         }

@@ -50,8 +50,8 @@ impl PressureBackoff {
         if !goes_on {
             (self.ahead, self.foreign) = (Bytes::ZERO, foreign);
         // A neighbour that needs one large piece may leave some of what was freed, so taking half of it counts.
-        } else if foreign >= self.foreign + Bytes(self.ahead.max(canary).0 / 2) {
-            self.ahead = (self.ahead * 2).max(canary).min(Bytes(total.0 / AHEAD_PARTS));
+        } else if foreign >= self.foreign + self.ahead.max(canary) / 2 {
+            self.ahead = (self.ahead * 2).max(canary).min(total / AHEAD_PARTS);
             self.foreign = foreign;
         }
         self.ahead

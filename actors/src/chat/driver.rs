@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_model::{
-    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, PictureHash, Token},
+    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, Token},
     text::{Detokenizer, StopFilter, Tokenizer},
 };
 use ractor::ActorRef;
@@ -265,7 +265,7 @@ impl Driver {
         let pinned = pins.map_or(&[][..], |pins| &pins.pictures);
         let place = |span: &bursar_model::flow::PictureSpan| {
             let pinned = &pinned[span.picture];
-            let content = PictureContent { tokens: span.tokens.clone(), hash: PictureHash(pinned.key) };
+            let content = PictureContent { tokens: span.tokens.clone(), hash: pinned.key };
             PicturePlace { content, cache_rows: pinned.rows.clone() }
         };
         let mut sequence = NewSequence {

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use bursar_budgets::Hint;
 use bursar_model::{
     error::{GrammarError, ImageError, SamplingError, TextError, VideoError, VisualError},
     flow::{FileName, LayoutError},
@@ -17,10 +18,10 @@ pub enum ChatError {
     #[error("the chat has no turn")]
     Empty,
     /// The chat has tokens, and also turns or tools that only a template could turn into tokens.
-    #[error("the chat is given as tokens, and has turns of text or tools besides")]
+    #[error("the chat is given as tokens, but has turns or tools too")]
     TokensAndTurns,
     /// As many requests are running or waiting as allowed.
-    #[error("{limit} requests are under way or wait already")]
+    #[error("{limit} requests are running or waiting already")]
     Overloaded {
         /// The limit.
         limit: usize,
@@ -64,7 +65,7 @@ pub enum ChatError {
         limit: usize,
     },
     /// The prompt leaves no room for an answer.
-    #[error("the prompt has {tokens} tokens, and {limit} are the most that prompt and answer may have together")]
+    #[error("the prompt has {tokens} tokens, but prompt and reply together may have at most {limit}")]
     TooLong {
         /// Tokens of the prompt.
         tokens: usize,
@@ -83,7 +84,7 @@ pub enum ChatError {
         tokens_max: usize,
     },
     /// The number of samples is 0, or more than may run at once.
-    #[error("{samples} samples were asked for, from 1 to {limit} are possible")]
+    #[error("{samples} samples were requested; from 1 to {limit} are possible")]
     Samples {
         /// Samples asked for.
         samples: usize,
@@ -91,7 +92,7 @@ pub enum ChatError {
         limit: usize,
     },
     /// The chat has a form and `ignore_end`, but a complete form ends the reply.
-    #[error("a reply of a given form ends when the form is complete; it cannot ignore its end")]
+    #[error("a reply with a form ends when the form is complete, so it cannot ignore its end")]
     FormatWithoutEnd,
     /// The form cannot be compiled.
     #[error(transparent)]
@@ -142,7 +143,7 @@ pub enum ChatError {
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
     /// The model's actors died too often under this request.
-    #[error("the model's actors died {deaths} times under this request")]
+    #[error("the model's actors died {deaths} times during this request")]
     GivenUp {
         /// How many deaths there were.
         deaths: u32,
@@ -160,9 +161,12 @@ impl ChatError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ChatError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ChatError::Empty => "add a user turn".to_owned(),
             ChatError::TokensAndTurns => "give all of the prompt as tokens, or all of it as turns".to_owned(),
@@ -170,7 +174,7 @@ impl ChatError {
             ChatError::Picture { source, .. } => source.hint(),
             ChatError::Video { source, .. } => source.hint(),
             ChatError::PictureTooLarge { .. } => {
-                "cut the picture so that it is less thin, or raise `picture_patches`".to_owned()
+                "crop the picture so that it is less narrow, or raise `picture_patches`".to_owned()
             }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
@@ -180,7 +184,7 @@ impl ChatError {
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
             ChatError::TooLate { .. } => {
-                "allow more time, ask for fewer tokens, or ask when less is going on".to_owned()
+                "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
             }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
@@ -204,7 +208,7 @@ impl ChatError {
                 "load the model again; if its device is lost, start the program again".to_owned()
             }
             ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
-            ChatError::ShuttingDown => "load the model again when it has ended, or ask another".to_owned(),
+            ChatError::ShuttingDown => "load the model again once it has stopped, or use another".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
         }
     }

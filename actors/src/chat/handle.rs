@@ -107,18 +107,18 @@ impl ModelHandle {
     /// # Errors
     /// As [`chat`](ModelHandle::chat), and [`ChatError::Samples`] for zero samples or more than may run at once.
     pub async fn samples(&self, chat: Chat, samples: usize) -> Result<Vec<Reply>, ChatError> {
-        let id = self.next_sequence().0;
+        let id = self.next_sequence();
         let span = self.span(id);
         let accepted = self.accept(chat, samples, span.clone()).instrument(span.clone()).await;
         accepted.inspect_err(|error| {
             // With the id, because the span is absent where only warnings are recorded.
-            span.in_scope(|| warn!(id, reason = end_of(error).name(), %error, "refused"));
+            span.in_scope(|| warn!(id = id.0, reason = end_of(error).name(), %error, "refused"));
         })
     }
 
     /// The span of a request, in which every actor records its events.
-    fn span(&self, id: u64) -> Span {
-        info_span!("request", id, model = %self.model, prompt_tokens = Empty, files = Empty)
+    fn span(&self, id: SequenceId) -> Span {
+        info_span!("request", id = id.0, model = %self.model, prompt_tokens = Empty, files = Empty)
     }
 
     /// Starts the drivers of the samples. `first` is the first one's span.
@@ -144,7 +144,7 @@ impl ModelHandle {
         let mut first = Some(first);
         let replies = drivers.map(|((preparation, part), (stopwatch, loss))| {
             let (events, reply) = mpsc::channel(EVENTS_AHEAD);
-            let span = first.take().unwrap_or_else(|| self.span(self.next_sequence().0));
+            let span = first.take().unwrap_or_else(|| self.span(self.next_sequence()));
             span.record("prompt_tokens", preparation.prompt.tokens.len());
             span.record("files", preparation.pictures.len());
             let driver = Driver::new(self.clone(), &context, preparation, (part, group), events, stopwatch);

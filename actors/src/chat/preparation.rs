@@ -65,7 +65,8 @@ impl Preparation {
             None => context.prompts.encode(&messages, &template_inputs(chat))?,
         };
         let prompt = context.family.lay_out(tokens, &grids)?;
-        let largest = RequestCost::largest(&context.envelope, context.family.merged_patches());
+        let merge = context.family.merge();
+        let largest = RequestCost::largest(&context.envelope, merge);
         let limit = largest.tokens.min(kv_tokens);
         let count = prompt.tokens.len();
         if count == 0 || count >= limit {
@@ -75,8 +76,8 @@ impl Preparation {
         if asked.tokens_min > tokens_max {
             return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
         }
-        let merged = context.family.merged_patches().unwrap_or(1);
-        let cost = RequestCost::of(count + tokens_max, grids.iter().flat_map(|grid| grid.costs(merged)));
+        let costs = merge.into_iter().flat_map(|merge| grids.iter().flat_map(move |grid| grid.costs(merge)));
+        let cost = RequestCost::of(count + tokens_max, costs);
         // Rule 3: everything outside was resized or refused above.
         assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
         // All samples read the same prompt tokens.

@@ -2,6 +2,7 @@
 
 use std::{fmt, path::Path, sync::Arc};
 
+use bursar_budgets::Bytes;
 use bursar_model::{
     error::ImageError,
     flow::{self, ImageBytes, ImageLimits, Visual},
@@ -11,7 +12,7 @@ use bursar_model::{
 use super::generation::Generation;
 
 /// The most bytes read from a file before its model is known: a bound against endless files.
-const FILE_BYTES_MAX: u64 = 1 << 30;
+const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
 
 /// A picture for a chat: encoded as PNG, JPEG, WebP, GIF (first frame), BMP or TIFF, or given as pixels.
 #[derive(Clone, Debug)]

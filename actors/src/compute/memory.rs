@@ -159,7 +159,7 @@ pub struct VisionCache {
 impl VisionCache {
     /// All of a backed segment, as rows of `hidden` elements.
     pub fn over(segment: Segment, hidden: usize, dtype: DType) -> Self {
-        let rows = (segment.backed().0 / dtype.bytes(hidden).0) as usize;
+        let rows = (segment.backed() / dtype.bytes(hidden)) as usize;
         VisionCache { segment, rows, hidden, dtype }
     }
 
@@ -198,8 +198,8 @@ impl KvMemory {
 
     /// The most blocks that `bytes` pay for.
     pub fn blocks_in(shape: KvShape, bytes: Bytes, page: Bytes) -> usize {
-        let layer = Bytes(bytes.0 / shape.layers as u64).round_down(page);
-        (layer.0 / shape.block_bytes().0) as usize
+        let layer = (bytes / shape.layers as u64).round_down(page);
+        (layer / shape.block_bytes()) as usize
     }
 
     /// Reserves addresses for `blocks_max` blocks and backs none. `lease` pays for those backed later.
@@ -266,7 +266,7 @@ impl KvMemory {
     /// fault.
     pub fn layers_reserved(&self) -> Vec<KvLayer> {
         let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
-        self.layers_of((reserved.0 / self.shape.block_bytes().0) as usize)
+        self.layers_of((reserved / self.shape.block_bytes()) as usize)
     }
 
     fn layers_of(&self, blocks: usize) -> Vec<KvLayer> {

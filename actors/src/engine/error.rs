@@ -33,7 +33,7 @@ pub enum StartError {
     /// The GPU's kernels could not be loaded.
     #[error("the device's kernels were not loaded: {0}")]
     Backend(#[from] OpenError),
-    /// The device does not compute in the type that was asked for.
+    /// The device does not compute in the requested type.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
     /// A share of memory is not above 0 and up to 1.
@@ -79,9 +79,10 @@ pub enum StartError {
     },
 }
 
-impl StartError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for StartError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let report = || "this is a bug in Bursar; please report it".to_owned();
         match self {
             StartError::Checkpoint(error) => error.hint(),
@@ -91,7 +92,7 @@ impl StartError {
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
-                "0.9 leaves a tenth to others, and without one nearly all of a GPU is taken".to_owned()
+                "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
             }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the `capacity`".to_owned()),

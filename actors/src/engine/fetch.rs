@@ -43,8 +43,8 @@ struct Watch {
 }
 
 impl FetchWatch for Watch {
-    fn fetched(&self, file: &str, bytes: u64, bytes_total: u64) {
-        (self.progress)(Progress::Fetching { file: file.into(), done: Bytes(bytes), total: Bytes(bytes_total) });
+    fn fetched(&self, file: &str, bytes: Bytes, bytes_total: Bytes) {
+        (self.progress)(Progress::Fetching { file: file.into(), done: bytes, total: bytes_total });
     }
 
     fn is_cancelled(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use bursar_budgets::Bytes;
 use bursar_model::{
-    Envelope, LimitError, PATCHES_LEAST,
+    Envelope, LimitError, MergeSize, PATCHES_LEAST,
     error::CheckpointError,
     processor::{ImageProcessor, PixelBounds},
     registry::FamilyConfig,
@@ -28,15 +28,15 @@ pub struct Own<'m> {
 }
 
 impl Own<'_> {
-    /// The processor, the pixels of a patch, and the patches of a token.
-    fn patch(&self) -> Option<(&ImageProcessor, u64, usize)> {
-        let (pictures, merged) = (self.pictures?, self.family.merged_patches()?);
-        Some((pictures, u64::from(pictures.config().patch_size).pow(2), merged))
+    /// The processor, the pixels of a patch, and how patches merge.
+    fn patch(&self) -> Option<(&ImageProcessor, u64, MergeSize)> {
+        let (pictures, merge) = (self.pictures?, self.family.merge()?);
+        Some((pictures, u64::from(pictures.config().patch_size).pow(2), merge))
     }
 
     /// Pixels of a token. None for a model without pictures.
     pub fn token_pixels(&self) -> Option<u64> {
-        self.patch().map(|(_, pixels, merged)| pixels * merged as u64)
+        self.patch().map(|(_, pixels, merge)| pixels * merge.patches_per_token() as u64)
     }
 }
 
@@ -84,7 +84,7 @@ impl LoadOptions {
             video_frames: limits.video_frames.unwrap_or(expected.video_frames),
             ..expected
         };
-        let Some((processor, patch_pixels, merged)) = own.patch() else {
+        let Some((processor, patch_pixels, merge)) = own.patch() else {
             envelope.picture_patches = envelope.picture_patches.min(envelope.launch_patches);
             envelope.check()?;
             return Ok(Lowered { envelope, pictures: None, own_pixels: None });
@@ -94,7 +94,7 @@ impl LoadOptions {
         // An envelope that the user gave is used as it is.
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
-        let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merged) };
+        let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
         let picture = said.unwrap_or(envelope.picture_patches.min(beside_text)).min(launch.unwrap_or(usize::MAX));
         let shared =
             if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };

@@ -6,7 +6,7 @@ use bursar_kernels::Target;
 use ractor::ActorRef;
 
 use super::ModelContext;
-use crate::{kv::KvMessage, profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
+use crate::{profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
 
 /// One generation of a model's actors. After a death there is a new one.
 #[derive(Clone)]
@@ -18,8 +18,6 @@ pub struct Serving {
     pub refusals: u32,
     /// The vision actor. None for a model without pictures.
     pub vision: Option<ActorRef<VisionMessage>>,
-    /// The kv actor.
-    pub kv: ActorRef<KvMessage>,
     /// The scheduler.
     pub scheduler: ActorRef<SchedulerMessage>,
     /// The model's host side.

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use bursar_budgets::Hint;
 use serde::{Serialize, Serializer};
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -116,10 +117,11 @@ pub struct Missed {
     pub events: u64,
 }
 
-impl Missed {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
-        "read events on a task of their own; a snapshot of the budget says what holds now".to_owned()
+impl Hint for Missed {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "read events on a task of their own; a snapshot of the budget shows the current state".to_owned()
     }
 }
 

@@ -1,5 +1,6 @@
 //! Settings that are refused, and why.
 
+use bursar_budgets::Hint;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -41,7 +42,7 @@ pub enum KnobError {
         second_value: String,
     },
     /// Two knobs were set that exclude each other.
-    #[error("`{first}` and `{second}` are both set, and each alone says {what}")]
+    #[error("`{first}` and `{second}` are both set, but each alone sets {what}")]
     Contradiction {
         /// The first knob.
         first: &'static str,
@@ -81,9 +82,12 @@ impl KnobError {
     pub(super) fn value(name: &str, value: &Value, expected: &'static str) -> Self {
         KnobError::Value { name: name.to_owned(), value: told(value), expected }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for KnobError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             KnobError::Unknown { nearest, .. } => format!("set `{nearest}`, or see docs/knobs.md for all names"),
             KnobError::Value { name, expected, .. } => format!("set `{name}` to {expected}"),

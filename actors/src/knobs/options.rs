@@ -59,7 +59,7 @@ pub struct LoadOptions {
     pub full_stress: bool,
     /// Where to find cuBLASLt for a GPU.
     pub blas: BlasSearch,
-    /// How many restarts of vision, kv and scheduler are tolerated, and within what time. More are a crash loop.
+    /// How many restarts of vision and scheduler are tolerated, and within what time. More are a crash loop.
     pub intensity: Intensity,
     /// How many restarts of the engine are tolerated, and within what time. Each of them stresses again.
     pub engine_intensity: Intensity,

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
 use serde::{Serialize, Serializer};
 use thiserror::Error;
@@ -21,11 +22,11 @@ pub enum Precision {
     Float32,
 }
 
-/// The device does not compute in the type that was asked for.
+/// The device does not compute in the requested type.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("dtype is {asked}, but {device} computes in {taken}")]
 pub struct PrecisionError {
-    /// The type that was asked for.
+    /// The requested type.
     pub asked: Precision,
     /// The device's kind, such as `cuda sm_90`.
     pub device: &'static str,
@@ -33,9 +34,10 @@ pub struct PrecisionError {
     pub taken: &'static str,
 }
 
-impl PrecisionError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for PrecisionError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         format!("leave dtype out, or set it to auto or {}", self.taken)
     }
 }

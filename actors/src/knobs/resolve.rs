@@ -184,7 +184,7 @@ impl Knobs {
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;
-        image.bytes_max = self.picture_file_bytes.map_or(image.bytes_max, |bytes| bytes.0);
+        image.bytes_max = self.picture_file_bytes.unwrap_or(image.bytes_max);
         image.pixels_max = self.picture_source_pixels.unwrap_or(image.pixels_max);
         Ok(options)
     }

@@ -1,4 +1,4 @@
-//! The table of knobs: name, meaning, unit, and the names that vLLM, SGLang and LightLLM have for the same.
+//! The table of knobs: their names, meanings and units, and what vLLM, SGLang and LightLLM call them.
 
 use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
@@ -7,31 +7,31 @@ use serde_json::{Map, Value};
 use super::Precision;
 use super::{KnobError, product::product};
 
-/// What a knob's value is.
+/// The kind of value that a knob takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A whole number of so-named things, at least one.
+    /// A whole number of these things, at least 1.
     Count(&'static str),
-    /// A whole number of so-named things, 0 for none.
+    /// A whole number of these things, or 0 for none.
     CountOrNone(&'static str),
-    /// A size: a number of bytes, or a text such as `2GiB`; at least a byte.
+    /// A size of at least 1 byte: a number of bytes, or a text such as `2GiB`.
     Size,
-    /// A size, 0 for none.
+    /// A size, or 0 for none.
     SizeOrNone,
-    /// A share, above 0 and up to 1.
+    /// A share, above 0 and at most 1.
     Share,
-    /// A number of GiB, as vLLM has it.
+    /// A number of GiB, as in vLLM.
     Gibibytes,
     /// A text that is not empty.
     Name,
     /// The name of an element type.
     Type,
-    /// Yes or no; as a flag it is said by its name alone.
+    /// Yes or no. As a flag it takes no value.
     Switch,
 }
 
 impl Kind {
-    /// What is counted, in a word.
+    /// The unit in one word.
     pub fn unit(self) -> &'static str {
         match self {
             Kind::Count(unit) | Kind::CountOrNone(unit) => unit,
@@ -44,7 +44,7 @@ impl Kind {
         }
     }
 
-    /// What a value has to be.
+    /// What a valid value looks like, for error texts.
     pub fn expected(self) -> &'static str {
         match self {
             Kind::Count(_) => "a whole number of at least 1",
@@ -60,7 +60,7 @@ impl Kind {
     }
 }
 
-/// Whose name it is.
+/// The server that a name comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
     /// <https://docs.vllm.ai>
@@ -71,41 +71,41 @@ pub enum Peer {
     LightLlm,
 }
 
-/// Another name.
+/// A name that another server uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alias {
-    /// The name.
+    /// The name, with underscores.
     pub name: &'static str,
-    /// Whose.
+    /// The server that uses it.
     pub of: Peer,
 }
 
 /// One line of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Knob {
-    /// Our name: a field of [`Knobs`], and with hyphens a flag.
+    /// Our name: a field of [`Knobs`] and, with hyphens, a flag.
     pub name: &'static str,
     /// What it does, in sentences.
     pub meaning: &'static str,
-    /// What its value is.
+    /// The kind of its value.
     pub kind: Kind,
-    /// What others call it.
+    /// Its names in other servers.
     pub aliases: &'static [Alias],
 }
 
 impl Knob {
-    /// The meaning as one line.
+    /// The meaning, trimmed.
     pub fn sentence(&self) -> &'static str {
         self.meaning.trim()
     }
 
-    /// The knob that has this name, ours or another's.
+    /// Finds a knob by our name or another server's.
     pub fn named(name: &str) -> Option<&'static Knob> {
         TABLE.iter().find(|knob| knob.name == name || knob.aliases.iter().any(|alias| alias.name == name))
     }
 }
 
-/// A value that a knob's type takes out of JSON, or not.
+/// Reads a knob's value from JSON; `None` if the value has the wrong type.
 trait Set: Sized {
     fn of(value: &Value) -> Option<Self>;
 }
@@ -172,10 +172,10 @@ impl Set for bool {
 
 macro_rules! knobs {
     ($($(#[doc = $meaning:literal])+ $name:ident: $type:ty, $kind:expr, [$($peer:ident $alias:ident),*];)*) => {
-        /// What a user has set; what is not set is as expected of the device.
+        /// What a user has set. Unset knobs follow from the device.
         ///
-        /// Its JSON form is an object of names, ours or another's (see [`TABLE`]); it is written with ours. Two names of
-        /// one knob may both be there if they say the same.
+        /// Its JSON form is an object that accepts our names and those of other servers (see [`TABLE`]), and is written
+        /// with ours. Two names of one knob may both be given with the same value.
         ///
         /// ```
         /// use bursar_actors::knobs::Knobs;
@@ -200,7 +200,7 @@ macro_rules! knobs {
         },)*];
 
         impl Knobs {
-            /// Sets the knob that has this name, ours or another's; whether it was another value before.
+            /// Sets a knob by our name or another server's. Returns whether it had another value before.
             ///
             /// # Errors
             /// [`KnobError::Unknown`] and [`KnobError::Value`].
@@ -234,62 +234,62 @@ fn is_share(value: &Value) -> bool {
 }
 
 knobs! {
-    /// Tokens of a sequence at most, prompt and reply together; the model's own length if that is less.
+    /// Maximum tokens of a sequence, prompt and reply together. The model's own limit applies if it is lower.
     context_tokens: usize, Kind::Count("tokens"), [Vllm max_model_len, Sglang context_length, LightLlm max_req_total_len];
-    /// Sequences in one step at most.
+    /// Maximum sequences in one step.
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
-    /// Tokens in one step at most, over all sequences, those that decode among them. A longer prompt takes several steps.
+    /// Maximum tokens in one step, over all sequences and with those that decode. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
-    /// Pixels of a picture behind resizing, at most, instead of what the model's processor says; larger pictures are resized.
+    /// Maximum pixels of a picture after resizing, instead of the model processor's limit. Larger pictures are scaled down.
     picture_pixels: u64, Kind::Count("pixels"), [Vllm max_pixels];
-    /// Pixels of a picture behind resizing, at least; smaller pictures are enlarged.
+    /// Minimum pixels of a picture after resizing. Smaller pictures are scaled up.
     picture_pixels_min: u64, Kind::Count("pixels"), [Vllm min_pixels];
-    /// The same limit as picture_pixels in patches of the model, 14 x 14 pixels in Qwen2.5-VL.
+    /// The limit of picture_pixels, in patches of the model: 14 x 14 pixels in Qwen2.5-VL.
     picture_patches: usize, Kind::Count("patches"), [];
-    /// Pictures of a request at most, over all turns.
+    /// Maximum pictures in a request, over all turns.
     pictures: usize, Kind::Count("pictures"), [];
-    /// Frames of all videos of a request at most, over all turns; 0 for no videos.
+    /// Maximum video frames in a request, over all videos and turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
-    /// Patches in one launch of the vision encoder at most, over all pictures; by default the largest picture's.
+    /// Maximum patches in one launch of the vision encoder, over all pictures. By default, those of the largest picture.
     launch_patches: usize, Kind::Count("patches"), [];
-    /// The share that keys and values take of what is left after everything else.
+    /// The share of the remaining memory, after everything else, that keys and values take.
     memory_fraction: f64, Kind::Share, [];
-    /// The share of the whole device that everything of ours stays within: weights, workspaces, keys and values, overhead.
+    /// The share of the whole device that Bursar may use: weights, workspaces, keys and values, overhead.
     device_fraction: f64, Kind::Share, [Vllm gpu_memory_utilization, Sglang mem_fraction_static, LightLlm mem_fraction];
-    /// Keys and values take so many bytes, in whole pages a layer; nothing is sized.
+    /// Size of keys and values, in whole pages per layer, instead of a measured one.
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
-    /// Keys and values are of so many tokens, in whole blocks of 16; nothing is sized.
+    /// Tokens that keys and values hold, in whole blocks of 16, instead of a measured number.
     kv_tokens: usize, Kind::Count("tokens"), [Sglang max_total_tokens, LightLlm max_total_token_num];
-    /// Host memory for keys and values of preempted sequences: none is taken, as they are computed again instead.
+    /// Accepted, but takes no memory: keys and values of preempted sequences are computed again, not swapped to the host.
     swap_space: f64, Kind::Gibibytes, [];
-    /// Bytes of the device that are kept free of use, and given up first when another process takes memory.
+    /// Bytes of the device kept free, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];
-    /// Requests that may be under way or wait; one more is refused at once.
+    /// Maximum requests that run or wait. One more is refused at once.
     requests: usize, Kind::Count("requests"), [];
-    /// Threads that compute where the host stands in for a GPU, and as many again that decode pictures.
+    /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
-    /// The type of weights, activations, keys and values: auto (the checkpoint's own, where the device computes in it), bfloat16, float16 or half, float32.
+    /// Type of weights, activations, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// The name that the model goes by in tables and metrics, instead of its checkpoint's.
+    /// The model's name in tables and metrics, instead of its checkpoint's.
     model_name: String, Kind::Name, [Vllm served_model_name];
-    /// Requests are not logged with their text: they never are.
+    /// Accepted, but changes nothing: logs never contain the text of requests.
     disable_log_requests: bool, Kind::Switch, [];
-    /// A start runs its worst cases through all layers, before the cache is sized and again at its size. Otherwise a GPU runs eight layers before and all of them at that size; a host runs, once, as many layers as reach the planned peak.
+    /// Runs the worst cases through all layers, before the cache is sized and again at its final size. Without it, a GPU runs eight layers before and all of them after; a host runs as many layers as reach the planned peak, once.
     full_stress: bool, Kind::Switch, [];
-    /// Bytes of a picture's file at most; larger ones are refused.
+    /// Maximum bytes of a picture's file. Larger files are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
-    /// Pixels of a picture as it is stored, at most; larger ones are refused.
+    /// Maximum pixels of a picture as stored. Larger pictures are refused.
     picture_source_pixels: u64, Kind::Count("pixels"), [];
 }
 
-/// A name whose value is an object of other names.
+/// A name whose value is an object that sets several knobs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nested {
-    /// Its name.
+    /// The name, with underscores.
     pub name: &'static str,
-    /// Whose.
+    /// The servers that use it.
     pub of: &'static [Peer],
-    /// What may be in it.
+    /// What the object may contain.
     pub meaning: &'static str,
 }
 
@@ -298,13 +298,13 @@ pub const NESTED: &[Nested] = &[
     Nested {
         name: "mm_processor_kwargs",
         of: &[Peer::Vllm],
-        meaning: "An object of max_pixels and min_pixels, or of size with longest_edge and shortest_edge, as numbers of \
-                  pixels.",
+        meaning: "An object with max_pixels and min_pixels, or with size, which has longest_edge and \
+                  shortest_edge. All are numbers of pixels.",
     },
     Nested {
         name: "limit_mm_per_prompt",
         of: &[Peer::Vllm],
-        meaning: "An object of image, which sets pictures, and video with count and num_frames, whose product sets \
-                  video_frames, or video 0.",
+        meaning: "An object with image, which sets pictures, and video, which is 0 or has count and num_frames, \
+                  whose product sets video_frames.",
     },
 ];

@@ -60,17 +60,6 @@ pub struct Allotment {
     pub short_by: usize,
 }
 
-/// Blocks of a sequence that have become whole.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Filled {
-    /// The sequence.
-    pub sequence: SequenceId,
-    /// The index of the first of them in its table.
-    pub first: usize,
-    /// Their names.
-    pub keys: Vec<PrefixKey>,
-}
-
 /// How the blocks are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KvUse {
@@ -197,11 +186,11 @@ impl KvCore {
         block
     }
 
-    /// Names blocks that a step has filled, so that others may share them. If another block got the same name first,
-    /// that one stays the shared one. Unknown sequences are ignored.
-    pub fn name(&mut self, filled: &Filled) {
-        let Some(table) = self.tables.get(&filled.sequence) else { return };
-        for (block, key) in table[filled.first..].iter().zip(&filled.keys) {
+    /// Names blocks that a step has filled, from the `first` of the sequence's table on, so that others may share them.
+    /// If another block got the same name first, that one stays the shared one. Unknown sequences are ignored.
+    pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) {
+        let Some(table) = self.tables.get(&sequence) else { return };
+        for (block, key) in table[first..].iter().zip(keys) {
             let entry = &mut self.pool[*block as usize];
             if entry.key.is_none() && !self.named.contains_key(key) {
                 entry.key = Some(*key);

@@ -1,9 +1,5 @@
-//! Blocks of keys and values: which sequence holds which.
+//! Blocks of keys and values: which sequence holds which. A part of the scheduler's decision (ADR 28), so no actor.
 
-mod actor;
 mod core;
-mod message;
 
-pub use actor::{KvActor, KvArguments};
-pub use core::{Allotment, Demand, Filled, KvCore, KvUse, SequenceId, Table};
-pub use message::KvMessage;
+pub use core::{Allotment, Demand, KvCore, KvUse, SequenceId, Table};

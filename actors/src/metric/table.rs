@@ -24,113 +24,114 @@ macro_rules! table {
     };
 }
 
-/// To the first token, as vLLM counts it (`vllm/v1/metrics/loggers.py`), so that dashboards carry over.
+/// Edges for the time to the first token: vLLM's (`vllm/v1/metrics/loggers.py`), so that its dashboards work here.
 const FIRST_TOKEN: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
     160.0, 640.0, 2560.0,
 ];
-/// From token to token: vLLM's, and finer ones below its smallest, where a step of ours takes 4 ms.
+/// Edges for the interval between tokens: vLLM's, and finer ones below them, because our steps may take 4 ms.
 const BETWEEN_TOKENS: &[f64] = &[
     0.001, 0.002, 0.003, 0.004, 0.005, 0.0065, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2,
     0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
 ];
-/// Of whole requests: vLLM's, and finer ones below its smallest, since most requests wait for no more than a step.
+/// Edges for whole requests: vLLM's, and finer ones below them, because most requests wait for one step at most.
 const REQUEST: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
     50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 ];
-/// Tokens of a prompt or a reply: 1, 2 and 5 times each power of ten, as vLLM has them, up to a million.
+/// Edges for the length of a prompt or reply in tokens: 1, 2 and 5 times each power of ten, as in vLLM, up to a
+/// million.
 const LENGTH: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5, 2e5, 5e5, 1e6];
-/// Tokens of a step: vLLM's (`iteration_tokens_total`), and those between which a batch of decoding lies.
+/// Edges for the tokens of a step: vLLM's (`iteration_tokens_total`), and finer ones for batches of decoding.
 const STEP_SIZE: &[f64] =
     &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0, 32768.0];
-/// Of a step: a decode step of a small model takes 1 ms, a full prompt on a CPU some seconds.
+/// Edges for the duration of a step: 1 ms for decoding with a small model, to seconds for a full prompt on a CPU.
 const STEP: &[f64] = &[
     0.0005, 0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.008, 0.01, 0.0125, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2,
     0.5, 1.0, 2.0, 5.0, 10.0, 30.0,
 ];
-/// Of a shrink: from the end of a step to backing a whole card.
+/// Edges for a shrink: from the end of a step to unbacking a whole card.
 const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
-/// Of a lease: granted within the same message, or when somebody else leaves, within the hour.
+/// Edges for the wait for a lease: granted with the next message, or when another lease ends, within the hour.
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
 table! {
-    BUILD_INFO: Gauge<(Version, Build)> = "bursar_build_info", "1: what this process runs stands in the labels.";
-    MODEL_INFO: Gauge<(Label, Architecture, Dtype)> = "bursar_model_info", "1 for a model that has been ready and was not unloaded since, whether or not it serves now.";
-    PROCESS_START_TIME_SECONDS: Gauge<()> = "process_start_time_seconds", "When the process began, in seconds since 1970.";
-    PROCESS_CPU_SECONDS_TOTAL: Counter<()> = "process_cpu_seconds_total", "CPU time that it has taken, in whole seconds.";
-    PROCESS_RESIDENT_MEMORY_BYTES: Gauge<()> = "process_resident_memory_bytes", "Host memory that it has in use.";
-    PROCESS_VIRTUAL_MEMORY_BYTES: Gauge<()> = "process_virtual_memory_bytes", "Addresses that it has taken, most of them without memory.";
-    PROCESS_OPEN_FDS: Gauge<()> = "process_open_fds", "Files and connections that it has open.";
-    PROCESS_MAX_FDS: Gauge<()> = "process_max_fds", "How many of them it may have open.";
+    BUILD_INFO: Gauge<(Version, Build)> = "bursar_build_info", "Always 1. The labels name the version and build.";
+    MODEL_INFO: Gauge<(Label, Architecture, Dtype)> = "bursar_model_info", "1 for a model that has been ready and was not unloaded since, even if it does not serve now.";
+    PROCESS_START_TIME_SECONDS: Gauge<()> = "process_start_time_seconds", "Start time of the process, in seconds since 1970.";
+    PROCESS_CPU_SECONDS_TOTAL: Counter<()> = "process_cpu_seconds_total", "CPU time used, in whole seconds.";
+    PROCESS_RESIDENT_MEMORY_BYTES: Gauge<()> = "process_resident_memory_bytes", "Host memory in use.";
+    PROCESS_VIRTUAL_MEMORY_BYTES: Gauge<()> = "process_virtual_memory_bytes", "Reserved address space, most of it without memory.";
+    PROCESS_OPEN_FDS: Gauge<()> = "process_open_fds", "Open files and connections.";
+    PROCESS_MAX_FDS: Gauge<()> = "process_max_fds", "The limit on open files and connections.";
     DEVICE_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_device_total_bytes", "The device's memory, as its driver reports it.";
-    DEVICE_FREE_BYTES: Gauge<DeviceLabel> = "bursar_device_free_bytes", "What nobody uses of it, as its driver reports it.";
-    OVERHEAD_BYTES: Gauge<DeviceLabel> = "bursar_overhead_bytes", "What this process uses that no lease can hold: context, loaded modules, handles of libraries.";
-    FOREIGN_BYTES: Gauge<DeviceLabel> = "bursar_foreign_bytes", "What other processes hold of the device.";
-    DRIFT_BYTES: Gauge<DeviceLabel> = "bursar_drift_bytes", "What this process holds beside leases and overhead. It has to be 0.";
-    OWED_BYTES: Gauge<DeviceLabel> = "bursar_owed_bytes", "What is still to be given up so that all leases and the canary fit beside other processes.";
-    DEFICIT_BYTES: Gauge<DeviceLabel> = "bursar_deficit_bytes", "By how much leases and what others hold exceed the device: nothing is granted meanwhile.";
-    CANARY_BYTES: Gauge<DeviceLabel> = "bursar_canary_bytes", "What is kept free of use, now.";
-    CANARY_WANTED_BYTES: Gauge<DeviceLabel> = "bursar_canary_wanted_bytes", "What should be kept free of use.";
-    CANARY_GIVEN_TOTAL: Counter<DeviceLabel> = "bursar_canary_given_total", "Times that some of the canary was given up.";
+    DEVICE_FREE_BYTES: Gauge<DeviceLabel> = "bursar_device_free_bytes", "Device memory that no process uses, as its driver reports it.";
+    OVERHEAD_BYTES: Gauge<DeviceLabel> = "bursar_overhead_bytes", "Device memory of this process that no lease can hold: context, loaded modules, library handles.";
+    FOREIGN_BYTES: Gauge<DeviceLabel> = "bursar_foreign_bytes", "Device memory that other processes hold.";
+    DRIFT_BYTES: Gauge<DeviceLabel> = "bursar_drift_bytes", "Device memory that this process holds outside leases and overhead. It must be 0.";
+    OWED_BYTES: Gauge<DeviceLabel> = "bursar_owed_bytes", "Bytes still to be given up before all leases and the canary fit next to other processes.";
+    DEFICIT_BYTES: Gauge<DeviceLabel> = "bursar_deficit_bytes", "Bytes by which leases, overhead and other processes exceed the device. Nothing is granted until it is 0.";
+    CANARY_BYTES: Gauge<DeviceLabel> = "bursar_canary_bytes", "Bytes kept free now.";
+    CANARY_WANTED_BYTES: Gauge<DeviceLabel> = "bursar_canary_wanted_bytes", "Bytes that should be kept free.";
+    CANARY_GIVEN_TOTAL: Counter<DeviceLabel> = "bursar_canary_given_total", "Times that part of the canary was given up.";
     DEVICE_LOSSES_TOTAL: Counter<DeviceLabel> = "bursar_device_losses_total", "Times that the device was lost.";
-    LEASE_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_bytes", "What is leased now; 0 when the lease has ended.";
-    LEASE_PEAK_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_peak_bytes", "The most that was leased at once so far.";
-    LEASE_USED_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_used_bytes", "What of the leases of device memory is in use: backed, or taken by whoever allocates for itself.";
+    LEASE_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_bytes", "Bytes leased now; 0 once the lease has ended.";
+    LEASE_PEAK_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_peak_bytes", "The most bytes leased at once so far.";
+    LEASE_USED_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_used_bytes", "Leased device memory in use: backed, or allocated by the lease's owner itself.";
     LEASES_WAITING: Gauge<DeviceLabel> = "bursar_leases_waiting", "Requests for leases that wait for memory.";
-    LEASE_WAIT_SECONDS: Histogram<(DeviceLabel, Class)> = "bursar_lease_wait_seconds", "How long those waited that got a lease, or a larger one.", LEASE;
-    LEASES_REFUSED_TOTAL: Counter<(DeviceLabel, Class, Refusal)> = "bursar_leases_refused_total", "Requests for leases that were refused, or taken back by who asked (`withdrawn`).";
+    LEASE_WAIT_SECONDS: Histogram<(DeviceLabel, Class)> = "bursar_lease_wait_seconds", "Time that a request for a lease, or for a larger one, waited until it was granted.", LEASE;
+    LEASES_REFUSED_TOTAL: Counter<(DeviceLabel, Class, Refusal)> = "bursar_leases_refused_total", "Requests for leases that were refused, or that the asker withdrew (`withdrawn`).";
     HOST_TOTAL_BYTES: Gauge<DeviceLabel> = "bursar_host_total_bytes", "Host memory that may be leased.";
-    HOST_LEASED_BYTES: Gauge<DeviceLabel> = "bursar_host_leased_bytes", "Host memory that is leased.";
-    PERMITS: Gauge<(Label, Permit)> = "bursar_permits", "What may be under way at once, from the profile: sequences of a step, patches of a launch of pictures.";
-    PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "What is under way: sequences that run, patches of the launch that runs.";
+    HOST_LEASED_BYTES: Gauge<DeviceLabel> = "bursar_host_leased_bytes", "Host memory leased now.";
+    PERMITS: Gauge<(Label, Permit)> = "bursar_permits", "How much may run at once, by the profile: sequences in a step, patches in a launch of pictures.";
+    PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "How much runs now: sequences, and patches of the running launch.";
     KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of keys and values that sequences may use.";
     KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
-    KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that nobody holds and whose content another prompt may find.";
-    KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks that wait in host memory. There is no swap yet, so it is 0.";
-    KV_BLOCK_TOKENS: Gauge<Label> = "bursar_kv_block_tokens", "Tokens of a block.";
-    KV_SHRINKS_TOTAL: Counter<Label> = "bursar_kv_shrinks_total", "Times that keys and values began to become fewer.";
-    KV_GROWTHS_TOTAL: Counter<Label> = "bursar_kv_growths_total", "Times that keys and values became more.";
-    KV_SHRINK_SECONDS: Histogram<Label> = "bursar_kv_shrink_seconds", "From the order to the smaller lease.", SHRINK;
-    PREFIX_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_prefix_cache_queries_total", "Tokens that began and were looked for among the blocks that are there.";
-    PREFIX_CACHE_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_hits_total", "Tokens of those that were found and not computed.";
-    PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Keys and values that nobody holds and that another prompt may find.";
-    ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures that requests wanted the embeddings of.";
-    ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of those whose embeddings were there, or were being computed for another request.";
-    ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Embeddings that are there.";
-    ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are there, or being computed.";
-    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence lost its blocks behind its pictures, and had to wait for these again.";
-    PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It has to be 0.";
-    PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts at starting a model, by how they ended.";
-    PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "How long the last attempt took that got ready, loading included.";
-    PROFILE_TARGET_TOKENS: Gauge<Label> = "bursar_profile_target_tokens", "Tokens of keys and values that it settled on.";
-    OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by the phase in which it was.";
+    KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that no sequence holds and that other prompts can reuse.";
+    KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks in host memory. There is no swapping yet, so this is 0.";
+    KV_BLOCK_TOKENS: Gauge<Label> = "bursar_kv_block_tokens", "Tokens per block.";
+    KV_SHRINKS_TOTAL: Counter<Label> = "bursar_kv_shrinks_total", "Times that keys and values began to shrink.";
+    KV_GROWTHS_TOTAL: Counter<Label> = "bursar_kv_growths_total", "Times that keys and values grew.";
+    KV_SHRINK_SECONDS: Histogram<Label> = "bursar_kv_shrink_seconds", "Time from the order to shrink until the lease is smaller.", SHRINK;
+    PREFIX_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_prefix_cache_queries_total", "Tokens of starting sequences that were looked up in the prefix cache.";
+    PREFIX_CACHE_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_hits_total", "Tokens of these that were found, and so not computed.";
+    PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Bytes of keys and values that no sequence holds and that other prompts can reuse.";
+    ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures whose embeddings a request needed.";
+    ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of these whose embeddings existed, or were being computed for another request.";
+    ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Bytes of embeddings in the cache.";
+    ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
+    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence was preempted after its pictures, and had to wait for them again.";
+    PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
+    PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by how they ended.";
+    PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "Duration of the last attempt that got ready, with loading.";
+    PROFILE_TARGET_TOKENS: Gauge<Label> = "bursar_profile_target_tokens", "Tokens of keys and values that the last attempt settled on.";
+    OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by phase.";
     ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the actor runs, 0 while it does not. The model is empty for budget and runtime.";
-    RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be started again.";
-    SEQUENCES_RUNNING: Gauge<Label> = "bursar_sequences_running", "Sequences that hold blocks and are computed.";
+    RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be restarted.";
+    SEQUENCES_RUNNING: Gauge<Label> = "bursar_sequences_running", "Sequences that hold blocks and are being computed.";
     SEQUENCES_WAITING: Gauge<Label> = "bursar_sequences_waiting", "Sequences that wait to be computed.";
-    STEPS_UNDER_WAY: Gauge<Label> = "bursar_steps_under_way", "Steps that the lane has: two at most.";
-    REQUESTS_TOTAL: Counter<(Label, RequestEnd)> = "bursar_requests_total", "Requests that have ended, by how they did.";
+    STEPS_UNDER_WAY: Gauge<Label> = "bursar_steps_under_way", "Steps given to the step lane, at most two.";
+    REQUESTS_TOTAL: Counter<(Label, RequestEnd)> = "bursar_requests_total", "Requests that ended, by how they ended.";
     REQUESTS_ACTIVE: Gauge<Label> = "bursar_requests_active", "Requests that were accepted and have not ended.";
-    REQUESTS_REDONE_TOTAL: Counter<Label> = "bursar_requests_redone_total", "Times that a request began again since actors died under it.";
-    PREEMPTIONS_TOTAL: Counter<(Label, Preempted)> = "bursar_preemptions_total", "Times that a sequence lost its blocks before its end.";
-    PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Tokens of prompts that were computed or found.";
-    CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Tokens of prompts that were found and not computed.";
+    REQUESTS_REDONE_TOTAL: Counter<Label> = "bursar_requests_redone_total", "Times that a request started again because actors died.";
+    PREEMPTIONS_TOTAL: Counter<(Label, Preempted)> = "bursar_preemptions_total", "Times that a sequence lost its blocks before it ended.";
+    PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Prompt tokens, computed or found in the prefix cache.";
+    CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache, and so not computed.";
     GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
-    TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "From the question to the first token of its reply.", FIRST_TOKEN;
-    TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "From one token of a reply to the next.", BETWEEN_TOKENS;
-    QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "From the scheduler's hearing of a request to its first step.", REQUEST;
-    REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "From the question to the end of its reply, of those that ended by themselves.", REQUEST;
-    PREFILL_SECONDS: Histogram<Label> = "bursar_prefill_seconds", "From the first step of a request to the first token of its reply, of those that ended by themselves.", REQUEST;
-    DECODE_SECONDS: Histogram<Label> = "bursar_decode_seconds", "From the first token of a reply to its last, of those that ended by themselves.", REQUEST;
-    REQUEST_PROMPT_TOKENS: Histogram<Label> = "bursar_request_prompt_tokens", "Tokens of a prompt, of requests that ended by themselves.", LENGTH;
-    REQUEST_GENERATED_TOKENS: Histogram<Label> = "bursar_request_generated_tokens", "Tokens of a reply that ended by itself.", LENGTH;
+    TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
+    TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
+    QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "Time from when the scheduler gets a request to its first step.", REQUEST;
+    REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "Time from the request to the end of its reply, for completed requests.", REQUEST;
+    PREFILL_SECONDS: Histogram<Label> = "bursar_prefill_seconds", "Time from the first step of a request to the first token of its reply, for completed requests.", REQUEST;
+    DECODE_SECONDS: Histogram<Label> = "bursar_decode_seconds", "Time from the first token of a reply to its last, for completed requests.", REQUEST;
+    REQUEST_PROMPT_TOKENS: Histogram<Label> = "bursar_request_prompt_tokens", "Prompt length of completed requests, in tokens.", LENGTH;
+    REQUEST_GENERATED_TOKENS: Histogram<Label> = "bursar_request_generated_tokens", "Reply length of completed requests, in tokens.", LENGTH;
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
-    GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps that are captured as graphs.";
-    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Lanes that took over from one that died and could not capture all sizes again: decode steps of the others run launch by launch.";
-    STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "What a step took, launch and answer included; of one that was launched behind another, from the end of that one.", STEP;
+    GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps captured as graphs.";
+    GRAPHS_NOT_RECAPTURED_TOTAL: Counter<Label> = "bursar_graphs_not_recaptured_total", "Restarted lanes that could not capture all sizes again. Decode steps of the other sizes run launch by launch.";
+    STEP_SECONDS: Histogram<Label> = "bursar_step_seconds", "Duration of a step, with launch and answer. A step launched while another ran counts from the end of that one.", STEP;
     STEP_TOKENS: Histogram<Label> = "bursar_step_tokens", "Tokens that a step computed, of prompts and replies.", STEP_SIZE;
 }
 

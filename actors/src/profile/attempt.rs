@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use bursar_budgets::{Bytes, Class, Device, Label, Lease, Owner, Priority, Request, Segment};
+use bursar_budgets::{
+    Bytes, Class, Device, FaultyDevice, Label, Lease, NextBackRefused, Owner, Priority, Request, Segment,
+};
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
     Depth, Envelope, Model,
@@ -146,7 +148,8 @@ impl Attempt {
 
     async fn run_phases(&self) -> Result<Profiled, ProfileError> {
         self.enter(Phase::Probe);
-        let memory = Arc::new(self.take_memory().await?);
+        let faulty = FaultyDevice::over(self.device.clone());
+        let memory = Arc::new(self.take_memory(&faulty).await?);
         let place = LanesPlace {
             processor: self.processor.clone(),
             device: self.device.clone(),
@@ -160,7 +163,7 @@ impl Attempt {
         self.enter(Phase::Capture);
         self.capture(&lanes, &memory).await?;
         self.enter(Phase::Back);
-        let blocks = self.settle(&memory).await?;
+        let blocks = self.settle(&memory, &faulty).await?;
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         let peaks = self.validate(&lanes).await?;
@@ -194,6 +197,11 @@ impl Attempt {
         (self.progress)(Progress::Phase(phase));
     }
 
+    /// Arms a refusal if one is due in this phase.
+    fn refusal(&self, faulty: &Arc<FaultyDevice>, phase: Phase) -> Option<NextBackRefused> {
+        self.faults.is_due(phase, self.number).then(|| faulty.refuse_next_back())
+    }
+
     fn refuse_a_job_if_due(&self, lane: &Lane, phase: Phase) {
         if self.faults.is_due(phase, self.number) {
             lane.submit(Job::Refuse);
@@ -201,8 +209,7 @@ impl Attempt {
     }
 
     /// Takes the leases first. Then a thread of its own asks the device, which is slow.
-    async fn take_memory(&self) -> Result<EngineMemory, ProfileError> {
-        let is_refused = self.faults.is_due(Phase::Probe, self.number);
+    async fn take_memory(&self, faulty: &Arc<FaultyDevice>) -> Result<EngineMemory, ProfileError> {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
         let sampling = self.lease(Class::StepWorkspace, needs.sampling_bytes(), workspaces).await?;
@@ -217,9 +224,11 @@ impl Attempt {
             vision = Some((workspace, self.lease(Class::VisionCache, needs.vision_cache, workspaces).await?));
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
-        let (device, hidden) = (self.device.clone(), self.model.config().decoder().hidden);
+        let (refusal, hidden) = (self.refusal(faulty, Phase::Probe), self.model.config().decoder().hidden);
+        // Without faults to inject, memory does not know of them.
+        let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
-            let _refusal = is_refused.then(|| Refusal::armed(device.clone()));
+            let _refusal = refusal;
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
             let sampling =
                 SamplingMemory::over(backed_segment(&device, needs.sampling_bytes(), sampling)?, needs.sampling);
@@ -281,7 +290,7 @@ impl Attempt {
     }
 
     /// Measures the remaining memory, leases it and backs it.
-    async fn settle(&self, memory: &Arc<EngineMemory>) -> Result<usize, ProfileError> {
+    async fn settle(&self, memory: &Arc<EngineMemory>, faulty: &Arc<FaultyDevice>) -> Result<usize, ProfileError> {
         let (doing, class) = (SETTLING, Some(Box::new(Class::Kv)));
         self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
@@ -307,10 +316,9 @@ impl Attempt {
         let bytes = KvMemory::bytes(shape, blocks, page);
         let resized = self.budget.resize(tree::LEASE_FOR_PROFILE, memory.kv.lease(), bytes).await;
         resized.map_err(|source| ProfileError::Lease { doing, class: class.clone(), source })?;
-        let (memory, device) = (memory.clone(), self.device.clone());
-        let is_refused = self.faults.is_due(Phase::Back, self.number);
+        let (memory, refusal) = (memory.clone(), self.refusal(faulty, Phase::Back));
         self.on_a_thread(move || {
-            let _refusal = is_refused.then(|| Refusal::armed(device));
+            let _refusal = refusal;
             memory.kv.grow_to(blocks).map_err(|source| ProfileError::Device { doing, class, source })?;
             Ok(blocks)
         })
@@ -424,23 +432,6 @@ const PROBE: &str = "backing the probe";
 
 const SETTLING: &str = "backing the keys and values";
 
-/// While this lives, the device refuses the next request for memory, once. For fault plans.
-pub(crate) struct Refusal(Arc<dyn Device>);
-
-impl Refusal {
-    /// Arms the refusal.
-    pub(crate) fn armed(device: Arc<dyn Device>) -> Self {
-        device.refuse_next_back(true);
-        Refusal(device)
-    }
-}
-
-impl Drop for Refusal {
-    fn drop(&mut self) {
-        self.0.refuse_next_back(false);
-    }
-}
-
 fn backed_segment(device: &Arc<dyn Device>, bytes: Bytes, lease: Lease) -> Result<Segment, ProfileError> {
     let class = Some(Box::new(lease.holding().class));
     let device_error = |source| ProfileError::Device { doing: "backing workspaces", class: class.clone(), source };
@@ -454,7 +445,7 @@ fn backed_probe(device: &Arc<dyn Device>, needs: &Needs, lease: Arc<Lease>) -> R
     let device_error = |source| ProfileError::Device { doing: PROBE, class: Some(Box::new(Class::Kv)), source };
     let shape = needs.kv_shape;
     let total = device.memory().map_err(device_error)?.total;
-    let blocks_max = (total.0 / shape.layers as u64 / shape.block_bytes().0) as usize;
+    let blocks_max = (total / shape.layers as u64 / shape.block_bytes()) as usize;
     let kv = KvMemory::reserve(device, shape, blocks_max.max(needs.probe_blocks), lease).map_err(device_error)?;
     kv.grow_to(needs.probe_blocks).map_err(device_error)?;
     Ok(kv)

@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_size_wins_over_a_share_and_takes_whole_pages() {
         let shared = KvChoice { memory_fraction: Some(0.5), ..KvChoice::default() };
-        assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes(Bytes::mib(8).0 + 70_000)), ..shared }), Bytes::mib(8));
+        assert_eq!(bytes(KvChoice { kv_bytes: Some(Bytes::mib(8) + Bytes(70_000)), ..shared }), Bytes::mib(8));
         let tokens = KvChoice { kv_tokens: Some(1000), ..shared };
         assert_eq!(tokens.sizing(&room(), SHAPE, PAGE).blocks(SHAPE, PAGE), 63);
     }

@@ -82,19 +82,19 @@ impl Share {
     pub fn expected_of(is_host: bool, total: Bytes) -> Self {
         match is_host {
             true => Share::Fraction(0.9),
-            false => Share::AllBut(RESERVE_MAX.min(Bytes(total.0 / 64))),
+            false => Share::AllBut(RESERVE_MAX.min(total / 64)),
         }
     }
 
     /// What a fraction of the whole device leaves for keys and values, if everything of ours must stay within it.
     /// `beside` is what we hold besides keys and values. vLLM calls this `gpu_memory_utilization`.
     pub fn of_whole(fraction: f64, total: Bytes, beside: Bytes) -> Self {
-        Share::UpTo(Bytes((total.0 as f64 * fraction) as u64).saturating_sub(beside))
+        Share::UpTo(total.share(fraction).saturating_sub(beside))
     }
 
     fn of(self, left: Bytes) -> Bytes {
         match self {
-            Share::Fraction(fraction) => Bytes((left.0 as f64 * fraction) as u64),
+            Share::Fraction(fraction) => left.share(fraction),
             Share::AllBut(reserve) => left.saturating_sub(reserve),
             Share::UpTo(bytes) => left.min(bytes),
         }
@@ -135,7 +135,7 @@ impl Sizing {
     }
 }
 
-/// A shorter context than a chat's template, a question and a word of a reply is of no use to anybody.
+/// The shortest useful context: room for a chat's template, a question and a word of a reply.
 pub const CONTEXT_TOKENS_LEAST: usize = 64;
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ pub enum ProfileError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// Rule 5 is broken, which is our bug.
-    #[error("'{worst_case}' took {measured} of workspace, planned were {planned}")]
+    #[error("'{worst_case}' took {measured} of workspace, but {planned} were planned")]
     PlanDiffers {
         /// The name of the worst case.
         worst_case: &'static str,
@@ -63,7 +63,7 @@ pub enum ProfileError {
         context_tokens: usize,
     },
     /// This start would find a size different from the recorded one.
-    #[error("the profile that was written down does not hold: {0}")]
+    #[error("the recorded profile does not hold: {0}")]
     WrittenDiffers(Difference),
     /// The attempt died.
     #[error("the profile actor died: {reason}")]
@@ -92,9 +92,12 @@ impl ProfileError {
     pub fn is_death(&self) -> bool {
         matches!(self, ProfileError::Died { .. } | ProfileError::Stress { source: LaneError::Gone, .. })
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ProfileError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let smaller = || {
             "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned()
         };
@@ -112,7 +115,7 @@ impl ProfileError {
                     "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise the `capacity`"
                 )
             }
-            ProfileError::WrittenDiffers(_) => "remove the profile that was written down".to_owned(),
+            ProfileError::WrittenDiffers(_) => "delete the recorded profile".to_owned(),
             ProfileError::Unanswered(_) | ProfileError::Died { .. } => "start the model again".to_owned(),
             ProfileError::Stress { .. } => smaller(),
         }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{Phase, ProfileError};
 use crate::{budget::LeaseError, compute::lane::LaneError};
 
-/// What was asked for, and what there was.
+/// A refusal of memory: what was requested, and what there was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Evidence {
     /// The phase of the refusal.

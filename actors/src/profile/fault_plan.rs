@@ -64,7 +64,7 @@ pub enum FaultPlanError {
         part: String,
     },
     /// The number of attempts is 0, or more than there are.
-    #[error("{attempts} attempts cannot be refused, there are 1 to {ATTEMPTS_MAX}")]
+    #[error("{attempts} attempts cannot be refused: there are 1 to {ATTEMPTS_MAX}")]
     Attempts {
         /// The number as written.
         attempts: u64,
@@ -72,13 +72,15 @@ pub enum FaultPlanError {
 }
 
 impl Hint for FaultPlanError {
-    fn hint(&self) -> Option<String> {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let phases = Phase::ALL.map(Phase::name).join(", ");
-        Some(match self {
+        match self {
             FaultPlanError::Phase(_) => format!("the phases are {phases}"),
             FaultPlanError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
             FaultPlanError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
-        })
+        }
     }
 }
 
@@ -124,12 +126,12 @@ mod tests {
             ("load:-1", "\"load:-1\" is not PHASE:N"),
             ("load:1,", "\"\" is not PHASE:N"),
             ("warmup:1", "no phase is called \"warmup\""),
-            ("load:0", "0 attempts cannot be refused, there are 1 to 4"),
-            ("load:5", "5 attempts cannot be refused, there are 1 to 4"),
+            ("load:0", "0 attempts cannot be refused: there are 1 to 4"),
+            ("load:5", "5 attempts cannot be refused: there are 1 to 4"),
         ] {
             let error = script.parse::<FaultPlan>().expect_err(script);
             assert_eq!(error.to_string(), said);
-            assert!(error.hint().is_some());
+            assert!(!error.hint().is_empty());
         }
     }
 
@@ -140,7 +142,7 @@ mod tests {
             ("load", "write validate:2, or load:1,validate:2"),
             ("load:5", "write a number from 1 to 4"),
         ] {
-            assert_eq!(script.parse::<FaultPlan>().expect_err(script).hint().as_deref(), Some(hint));
+            assert_eq!(script.parse::<FaultPlan>().expect_err(script).hint(), hint);
         }
     }
 

@@ -23,7 +23,6 @@ mod written;
 
 pub use crate::phase::{Phase, UnknownPhase};
 pub use actor::{ProfileActor, ProfileArguments, ReportAttempt};
-pub(crate) use attempt::Refusal;
 pub use attempt::{Attempt, Course, Passed, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
 pub use basis::{Basis, BasisParts, Difference};

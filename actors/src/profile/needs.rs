@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, Class, MemoryPlan};
 use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
 use bursar_model::{
-    Envelope, Model, RequestCost,
+    Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
     worst_cases::{self, CacheCapacity, Footprint, Pass, WorstCase},
 };
@@ -52,8 +52,8 @@ const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 /// Bytes that the driver takes of a GPU for the streams of two lanes and their first launches. An estimate. Once taken,
 /// they count as overhead, or as foreign if the driver does not attribute them.
 const LANES: Bytes = Bytes(8 << 20);
-/// Rows of the vision cache that keep both lanes busy, if `merged` patches make a row. Rows are held from before their
-/// launch until the last step that reads them, not while the reply is decoded. So there are
+/// Rows of the vision cache that keep both lanes busy. Rows are held from before their launch until the last step that
+/// reads them, not while the reply is decoded. So there are
 ///
 /// - the rows of running launches: [`LAUNCHES`] of them, filled to the last patch;
 /// - the rows of running steps: two of them (ADR 13), whose every token may be a picture's;
@@ -68,9 +68,9 @@ const LANES: Bytes = Bytes(8 << 20);
 ///
 /// More rows would make nothing faster: a lane that runs further ahead only waits later. They would only keep more
 /// pictures of ended requests, which later turns of a conversation show again.
-pub fn rows_on_their_way(envelope: &Envelope, merged: usize) -> usize {
-    let request = RequestCost::largest(envelope, Some(merged)).cache_rows;
-    let launch = envelope.launch_patches / merged;
+pub fn rows_on_their_way(envelope: &Envelope, merge: MergeSize) -> usize {
+    let request = RequestCost::largest(envelope, Some(merge)).cache_rows;
+    let launch = merge.tokens(envelope.launch_patches);
     request + request.max(LAUNCHES * launch + STEPS * envelope.step_tokens)
 }
 
@@ -85,12 +85,12 @@ impl Needs {
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
         // Whole pages are leased, and all of their rows are used.
         let row_bytes = model.embedding_bytes(&target);
-        let rows = model.config().merged_patches().map_or(0, |merged| rows_on_their_way(envelope, merged));
+        let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
-        let cache_rows = (vision_cache.0 / row_bytes.0) as usize;
+        let cache_rows = (vision_cache / row_bytes) as usize;
         let reach = envelope.sequences * envelope.context_tokens;
         let probe_tokens = (envelope.step_tokens + envelope.sequences).max(PROBE_TOKENS.min(reach));
-        let request = RequestCost::largest(envelope, model.config().merged_patches());
+        let request = RequestCost::largest(envelope, model.config().merge());
         let probe_blocks = probe_tokens.div_ceil(BLOCK_TOKENS).max(request.blocks);
         let worst_cases = worst_cases::worst_cases(model, envelope, CacheCapacity { blocks: probe_blocks, cache_rows })
             .into_iter()
@@ -199,6 +199,8 @@ mod tests {
         profile::{Place, Share, Sizing},
     };
 
+    const MERGE: MergeSize = MergeSize::new(2);
+
     /// An envelope of 1,024 rows per picture and launch.
     fn envelope() -> Envelope {
         Envelope { pictures: 2, picture_patches: 4096, launch_patches: 4096, ..Envelope::default() }
@@ -206,12 +208,12 @@ mod tests {
 
     #[test]
     fn the_vision_cache_holds_running_launches_and_steps_plus_one_request() {
-        assert_eq!(rows_on_their_way(&envelope(), 4), 2048 + 2 * 1024 + 2 * 512);
+        assert_eq!(rows_on_their_way(&envelope(), MERGE), 2048 + 2 * 1024 + 2 * 512);
         let many = Envelope { pictures: 100, ..envelope() };
-        assert_eq!(rows_on_their_way(&many, 4), 2 * 4096, "two of the largest, each of which fills its context");
+        assert_eq!(rows_on_their_way(&many, MERGE), 2 * 4096, "two of the largest, each of which fills its context");
         let least =
             Envelope { pictures: 1, picture_patches: 4, launch_patches: 4, step_tokens: 1, sequences: 1, ..many };
-        assert_eq!(rows_on_their_way(&least, 4), 1 + 2 + 2);
+        assert_eq!(rows_on_their_way(&least, MERGE), 1 + 2 + 2);
     }
 
     #[test]
@@ -299,7 +301,7 @@ mod tests {
         let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
         let row = model.embedding_bytes(&target);
         let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
-        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, 4), "all of them: {needs:?}");
+        assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "all of them: {needs:?}");
         assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");
         let (probe, other) = (needs.memory_plan(), needs.memory_plan_with(7));
         let kv = |blocks| KvMemory::bytes(needs.kv_shape, blocks, page);

@@ -49,5 +49,5 @@ impl Place {
 
 /// The default canary of a device with `total` bytes: 256 MiB, or a sixteenth if it is smaller than 4 GiB.
 pub fn default_canary(total: Bytes) -> Bytes {
-    Bytes::mib(256).min(Bytes(total.0 / 16))
+    Bytes::mib(256).min(total / 16)
 }

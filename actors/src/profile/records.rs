@@ -39,7 +39,8 @@ impl Records {
         self.warm.clone()
     }
 
-    /// The attempt that relied on a profile has failed, for whatever reason: the next measures anew. False if none did.
+    /// The attempt that relied on a profile has failed: the next one measures anew. Returns false if none relied on
+    /// one.
     pub(crate) fn drop_warm(&mut self, reason: &str) -> bool {
         let did = self.warm.take().is_some();
         if did {
@@ -50,7 +51,7 @@ impl Records {
         did
     }
 
-    /// Writes down what was measured. If that fails, the start's listener is told. Blocks.
+    /// Records what was measured. If that fails, the start's listener is told. Blocks.
     pub(crate) fn keep(&self, record: &ProfileRecord, shrinks: u32) {
         let written = WrittenProfile::of((*self.basis).clone(), record, shrinks, self.processor.tuning());
         if let Err(error) = self.place.keep(written) {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use bursar_budgets::{Bytes, Device, DeviceError, LedgerConfig};
+use bursar_budgets::{Bytes, Device, DeviceError, Hint, LedgerConfig};
 use bursar_model::checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint};
 #[cfg(feature = "hub")]
 use bursar_model::checkpoint::{HubModel, HubOptions};
@@ -72,19 +72,18 @@ pub enum RuntimeError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// This program is built with `panic = "abort"`: a panic would end the process, so supervision cannot work.
-    #[error("this program is built with panic = \"abort\", which takes supervision away")]
+    #[error("this program is built with panic = \"abort\", which disables supervision")]
     PanicAborts,
 }
 
-impl RuntimeError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for RuntimeError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             RuntimeError::Start(error) => error.hint(),
             RuntimeError::PanicAborts => "set panic = \"unwind\" in the profile of Cargo.toml".to_owned(),
-            RuntimeError::Device(error) => {
-                bursar_budgets::Hint::hint(error).unwrap_or_else(|| "choose another device".to_owned())
-            }
+            RuntimeError::Device(error) => error.hint().unwrap_or_else(|| "choose another device".to_owned()),
             RuntimeError::Spawn(_) | RuntimeError::Unanswered(_) => "start the runtime again".to_owned(),
         }
     }

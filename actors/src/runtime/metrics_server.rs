@@ -14,6 +14,7 @@ use axum::{
     response::{IntoResponse, Response},
     routing::get,
 };
+use bursar_budgets::Hint;
 use metrics_exporter_prometheus::PrometheusHandle;
 use serde_json::{Value, json};
 use thiserror::Error;
@@ -31,38 +32,39 @@ pub enum ServeMetricsError {
     /// The system cannot listen on the address.
     #[error("metrics cannot be served on {address}: {source}")]
     Refused {
-        /// The address that was asked for.
+        /// The requested address.
         address: MetricsAddress,
         /// The system's error.
         source: io::Error,
     },
     /// The process already has a metrics recorder that is not Bursar's.
-    #[error("this process records its metrics elsewhere: a recorder that is not Bursar's is installed already")]
+    #[error("this process already has a metrics recorder that is not Bursar's")]
     AnotherRecorder,
     /// The thread that keeps histograms small could not be spawned.
-    #[error("no thread for the upkeep of histograms: {0}")]
+    #[error("the thread that maintains histograms did not start: {0}")]
     Thread(io::Error),
 }
 
-impl ServeMetricsError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ServeMetricsError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         let hint = match self {
             ServeMetricsError::NoAddress(_) => "give a port, or an address and a port",
             ServeMetricsError::Refused { source, .. } => match source.kind() {
                 io::ErrorKind::AddrInUse => {
-                    "end who listens there, or give another port; port 0 takes any that is free"
+                    "stop the process that listens there, or give another port; port 0 takes any free one"
                 }
                 io::ErrorKind::PermissionDenied => "give a port of 1024 or above",
                 io::ErrorKind::AddrNotAvailable => "give an address of this machine, such as 127.0.0.1",
                 _ => "give another address",
             },
             ServeMetricsError::AnotherRecorder => {
-                "your recorder hears Bursar's metrics as it is; if it is a PrometheusBuilder, give it the edges of \
+                "your recorder receives Bursar's metrics already; if it is a PrometheusBuilder, give it the edges of \
                  bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and serve its \
                  own handle"
             }
-            ServeMetricsError::Thread(_) => "let this process have more threads",
+            ServeMetricsError::Thread(_) => "allow this process more threads",
         };
         hint.to_owned()
     }

@@ -6,20 +6,22 @@ use std::{
     time::Duration,
 };
 
-use bursar_budgets::Label;
-use bursar_kernels::ops::argmax::NO_CHOICE;
+use bursar_budgets::{Bytes, Label};
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::mpsc, time::Instant};
 use tracing::{Level, Span, debug, enabled};
 
-use super::{Admission, ChosenRow, Delivery, Effect, Input, Limits, SchedulerCore, SchedulerMessage, Scored, StepPlan};
+use super::{
+    Admission, ChosenRow, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
+    StepPlan,
+};
 use crate::{
     compute::lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
-    kv::{KvMessage, SequenceId},
+    kv::{KvUse, SequenceId},
     metric::{self, Permit, Preempted},
     responder::Responder,
-    tree,
     vision::PinnedPictures,
 };
 
@@ -34,12 +36,12 @@ pub struct SchedulerActor;
 pub struct SchedulerArguments {
     /// The permits of the profile record.
     pub limits: Limits,
-    /// The actor that gives out blocks.
-    pub kv: ActorRef<KvMessage>,
     /// The lane that runs steps.
     pub lane: Lane,
     /// The model's label in metrics.
     pub model: Label,
+    /// Bytes of a block over all layers, for metrics.
+    pub block_bytes: Bytes,
     /// Called when a step is refused memory. The engine then replaces this actor.
     pub refused: RefusalSink,
 }
@@ -80,8 +82,8 @@ struct Counted {
     /// Tokens of sequences that began (`sought`), and those of them that were cached (`found`).
     sought: usize,
     found: usize,
-    /// The core's count of preemptions when it was last recorded.
-    preempted: usize,
+    /// The core's preemptions when they were last recorded.
+    preempted: Preemptions,
 }
 
 /// The caller of a sequence, and what is held for it.
@@ -151,7 +153,12 @@ impl Actor for SchedulerActor {
                 state.core.step(Input::Resize(blocks))
             }
             SchedulerMessage::Gathered => state.core.step(Input::Gathered),
+            SchedulerMessage::KvUse(reply) => {
+                reply.answer(state.core.kv().usage());
+                Vec::new()
+            }
             SchedulerMessage::Show => {
+                state.show_pool();
                 myself.send_after(metric::SHOWN_EVERY, || SchedulerMessage::Show);
                 Vec::new()
             }
@@ -159,7 +166,7 @@ impl Actor for SchedulerActor {
         };
         let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
-            effects.extend(state.act(&myself, effect).await?);
+            effects.extend(state.act(&myself, effect));
         }
         state.show();
         Ok(())
@@ -181,13 +188,25 @@ impl SchedulerState {
         metric::SEQUENCES_RUNNING.set(model, running);
         metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
         metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
+        let KvUse { held, cached, .. } = self.core.kv().usage();
+        metric::KV_BLOCKS_USED.set(model, held);
+        metric::KV_BLOCKS_CACHED.set(model, cached);
+        metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
         self.count();
+    }
+
+    /// Sets the gauges that change with the pool alone.
+    fn show_pool(&self) {
+        let model = &self.arguments.model;
+        metric::KV_BLOCKS.set(model, self.core.kv().blocks());
+        metric::KV_BLOCKS_SWAPPED.set(model, 0);
+        metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
     }
 
     /// Records what has been counted since the last call.
     fn count(&mut self) {
         let model = &self.arguments.model;
-        let preempted = self.core.preempted();
+        let preempted = self.core.preemptions();
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [
             (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
@@ -198,27 +217,23 @@ impl SchedulerState {
         for (counter, tokens) in tokens.into_iter().filter(|(_, tokens)| *tokens > 0) {
             counter.add(model, tokens);
         }
-        let more = preempted - counted.preempted;
-        if more > 0 {
-            metric::PREEMPTIONS_TOTAL.add(&(model.clone(), Preempted::Blocks), more);
+        let before = counted.preempted;
+        let preempted = [
+            (Preempted::Blocks, preempted.for_blocks - before.for_blocks),
+            (Preempted::Shrink, preempted.by_shrinks - before.by_shrinks),
+        ];
+        for (reason, more) in preempted.into_iter().filter(|(_, more)| *more > 0) {
+            metric::PREEMPTIONS_TOTAL.add(&(model.clone(), reason), more);
         }
     }
 
-    async fn act(
-        &mut self,
-        myself: &ActorRef<SchedulerMessage>,
-        effect: Effect,
-    ) -> Result<Vec<Effect>, ActorProcessingErr> {
+    fn act(&mut self, myself: &ActorRef<SchedulerMessage>, effect: Effect) -> Vec<Effect> {
         match effect {
-            Effect::Allot(demands) => {
-                let begin = demands.iter().filter(|demand| demand.held == 0);
-                let spans = begin.filter_map(|demand| self.told_of(demand.sequence)).collect();
-                let allot = |reply| KvMessage::Allot { demands, spans, reply };
-                let allotment = tree::ALLOT_BLOCKS.ask(&self.arguments.kv, allot).await?;
-                return Ok(self.core.step(Input::Allotted(allotment)));
-            }
             Effect::Run(plan) => self.run(myself.clone(), *plan),
-            Effect::Name(filled) => self.arguments.kv.send_message(KvMessage::Name(filled))?,
+            Effect::Short(sequences, blocks) => {
+                let tell = |id| self.trace(id, || debug!(short_by = blocks, "waits: blocks are short"));
+                sequences.into_iter().for_each(tell);
+            }
             Effect::Found(sequence, tokens) => {
                 self.trace(sequence, || debug!(cached_tokens = tokens, "begins"));
                 self.counted.found += tokens;
@@ -231,7 +246,7 @@ impl SchedulerState {
                     _ => unreachable!("the core passes on what was chosen"),
                 };
                 if !self.deliver(sequence, Delivery::Token(token, self.stepped_at)) {
-                    return Ok(self.cancel(sequence));
+                    return self.cancel(sequence);
                 }
                 self.counted.generated += 1;
             }
@@ -248,23 +263,22 @@ impl SchedulerState {
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
             }
-            Effect::Release(sequences) => {
-                // A preempted sequence still has a caller. Callers of ended ones are dropped.
-                sequences.iter().filter(|id| !self.core.is_known(**id)).for_each(|id| drop(self.callers.remove(id)));
-                self.arguments.kv.send_message(KvMessage::Release(sequences))?;
+            Effect::Released(sequences) => {
+                for id in sequences {
+                    self.trace(id, || debug!("its blocks are free"));
+                    // A preempted sequence still has a caller. Callers of ended ones are dropped.
+                    if !self.core.is_known(id) {
+                        self.callers.remove(&id);
+                    }
+                }
             }
-            Effect::Shrink(to) => {
-                let holders =
-                    tree::SHRINK_BLOCKS.ask(&self.arguments.kv, |reply| KvMessage::Shrink { to, reply }).await?;
-                let labels = (self.arguments.model.clone(), Preempted::Shrink);
-                metric::PREEMPTIONS_TOTAL.add(&labels, holders.len());
-                return Ok(self.core.step(Input::Shrunk(holders)));
-            }
-            Effect::Grow(blocks) => self.arguments.kv.send_message(KvMessage::Grow(blocks))?,
             Effect::Gather => drop(myself.send_after(GATHERING, || SchedulerMessage::Gathered)),
-            Effect::Resized => self.resizing.drain(..).for_each(|reply| reply.answer(())),
+            Effect::Resized => {
+                self.show_pool();
+                self.resizing.drain(..).for_each(|reply| reply.answer(()));
+            }
         }
-        Ok(Vec::new())
+        Vec::new()
     }
 
     /// The caller has gone. Blocks that a running step fills may serve others. The pictures stay until the steps that
@@ -296,7 +310,7 @@ impl SchedulerState {
             let scores = scores.by_ref().take(tokens.len()).collect();
             self.deliver(sequence, Delivery::Scores { first, scores });
         }
-        let tokens = chosen.iter().map(|chosen| chosen.as_ref().map_or(NO_CHOICE, |token| token.id)).collect();
+        let tokens = chosen.iter().map(|chosen| chosen.as_ref().ok().map(|token| token.id)).collect();
         self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
         Input::Stepped(tokens)
     }
@@ -306,11 +320,6 @@ impl SchedulerState {
         if let Some(caller) = self.callers.get(&sequence) {
             caller.span.in_scope(tell);
         }
-    }
-
-    /// A sequence with the span of its request, for another actor's events.
-    fn told_of(&self, sequence: SequenceId) -> Option<(SequenceId, Span)> {
-        self.callers.get(&sequence).map(|caller| (sequence, caller.span.clone()))
     }
 
     /// The spans of requests whose events the lane records for a step: those that begin with it, and those whose
@@ -364,7 +373,8 @@ impl SchedulerState {
         assert_eq!(produced.len() + usize::from(row.unseen.is_some()), row.position, "one token at most is unseen");
         let past = spec.sampler.reads_past().then(|| PastTokens {
             prompt: spec.prompt_read.clone(),
-            produced: produced.iter().copied().chain(row.unseen).collect(),
+            produced: produced.to_vec(),
+            unseen: row.unseen,
         });
         Choice { sampler: spec.sampler.clone(), position: row.position as u64, past }
     }

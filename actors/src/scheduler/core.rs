@@ -10,7 +10,7 @@ mod pool;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use bursar_kernels::{BLOCK_TOKENS, ops::argmax::NO_CHOICE};
+use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
-use crate::kv::{Allotment, Demand, Filled, SequenceId, Table};
+use crate::kv::{Allotment, Demand, KvCore, SequenceId, Table};
 
 /// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
 /// its token first. Such a sequence joins only every other step. In return the others need not wait for the host, which
@@ -32,7 +32,7 @@ pub struct Limits {
     pub sequences: usize,
     /// Tokens in a step.
     pub step_tokens: usize,
-    /// Tokens that all blocks together can hold.
+    /// Tokens that all blocks together can hold at first.
     pub kv_tokens: usize,
 }
 
@@ -43,14 +43,11 @@ pub enum Input {
     Admit(Box<NewSequence>),
     /// A caller has gone.
     Cancel(SequenceId),
-    /// The answer to [`Effect::Allot`].
-    Allotted(Allotment),
-    /// The oldest running step has ended. Holds the token id of each row of logits, in the plan's order.
-    Stepped(Vec<u32>),
+    /// The oldest running step has ended. Holds the token of each row of logits, in the plan's order: none where
+    /// the logits are not numbers.
+    Stepped(Vec<Option<u32>>),
     /// Use this many blocks. A smaller pool takes effect when the running steps have ended.
     Resize(usize),
-    /// The answer to [`Effect::Shrink`]: the sequences that lost their blocks.
-    Shrunk(Vec<SequenceId>),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
 }
@@ -58,12 +55,10 @@ pub enum Input {
 /// What the scheduler must do, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
-    /// Ask the kv actor for blocks. The answer comes as [`Input::Allotted`].
-    Allot(Vec<Demand>),
     /// Run a step after the one that may be running. The answer comes as [`Input::Stepped`].
     Run(Box<StepPlan>),
-    /// Blocks have become whole, and others may share them.
-    Name(Vec<Filled>),
+    /// These sequences have no blocks and wait: the next step lacks this many blocks.
+    Short(Vec<SequenceId>, usize),
     /// A sequence begins, and this many of its tokens need not be computed. Sent once per sequence.
     Found(SequenceId, usize),
     /// A sequence has a new token.
@@ -73,28 +68,32 @@ pub enum Effect {
     /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
     /// again, under the same id, when it holds its pictures again.
     ComeAgain(SequenceId),
-    /// Blocks are no longer needed.
-    Release(Vec<SequenceId>),
-    /// Have the kv actor give up all but this many blocks. The answer comes as [`Input::Shrunk`].
-    Shrink(usize),
-    /// Let the kv actor have this many blocks.
-    Grow(usize),
+    /// These sequences hold no blocks any more.
+    Released(Vec<SequenceId>),
     /// Send [`Input::Gathered`] after a moment: more prompts of the same burst may be on their way.
     Gather,
     /// A [`Input::Resize`] is complete: no running or later step uses other blocks.
     Resized,
 }
 
-/// The scheduler's state.
+/// Preemptions so far, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Preemptions {
+    /// A step lacked blocks.
+    pub for_blocks: usize,
+    /// The pool shrank.
+    pub by_shrinks: usize,
+}
+
+/// The scheduler's state, blocks included.
 #[derive(Debug)]
 pub struct SchedulerCore {
     limits: Limits,
+    kv: KvCore,
     /// In order of age, whether new, preempted or admitted again.
     waiting: VecDeque<Sequence>,
     /// In order of age, because ids are given in order of arrival.
     running: BTreeMap<SequenceId, Sequence>,
-    /// The step for which blocks were asked.
-    asked: Option<Vec<Share>>,
     /// The steps that the lane has, the older first. At most two.
     under_way: VecDeque<StepUnderWay>,
     /// Whether steps are ever planned while others run.
@@ -106,20 +105,11 @@ pub struct SchedulerCore {
     gathers: bool,
     /// A sequence was preempted for lack of blocks. No new one is admitted before a step has run.
     admission_paused: bool,
-    /// The pool must shrink. Nothing is planned until the running steps have ended and the blocks are given up.
-    shrinking: Option<Shrinking>,
+    /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
+    /// use any block.
+    shrinks_to: Option<usize>,
     answers: AnswerLength,
-    /// Preemptions so far.
-    preempted: usize,
-}
-
-/// How far a shrinking pool has got.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Shrinking {
-    /// Running steps may use any block.
-    Waits { to: usize },
-    /// The kv actor was asked.
-    Asked { to: usize },
+    preemptions: Preemptions,
 }
 
 impl SchedulerCore {
@@ -127,18 +117,18 @@ impl SchedulerCore {
     pub fn new(limits: Limits) -> Self {
         assert!(limits.sequences > 0 && limits.step_tokens >= limits.sequences, "each sequence has a token in a step");
         SchedulerCore {
+            kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,
             waiting: VecDeque::new(),
             running: BTreeMap::new(),
-            asked: None,
             under_way: VecDeque::new(),
             looks_ahead: true,
             look_ahead_paused: false,
             gathers: false,
             admission_paused: false,
-            shrinking: None,
+            shrinks_to: None,
             answers: AnswerLength::default(),
-            preempted: 0,
+            preemptions: Preemptions::default(),
         }
     }
 
@@ -155,16 +145,12 @@ impl SchedulerCore {
         match input {
             Input::Admit(spec) => self.wait(Sequence::new(*spec)),
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
-            Input::Allotted(allotment) => self.allotted(allotment, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
-            Input::Shrunk(holders) => self.shrunk(&holders, &mut effects),
             Input::Gathered => self.gathers = false,
         }
         self.shrink_when_idle(&mut effects);
-        if self.asked.is_none() && self.may_plan() {
-            self.start(&mut effects);
-        }
+        while self.may_plan() && self.prepare_step(&mut effects) {}
         effects
     }
 
@@ -174,8 +160,18 @@ impl SchedulerCore {
     }
 
     /// Preemptions so far.
-    pub fn preempted(&self) -> usize {
-        self.preempted
+    pub fn preemptions(&self) -> Preemptions {
+        self.preemptions
+    }
+
+    /// Tokens that the pool can hold now.
+    fn kv_tokens(&self) -> usize {
+        self.kv.blocks() * BLOCK_TOKENS
+    }
+
+    /// The blocks.
+    pub fn kv(&self) -> &KvCore {
+        &self.kv
     }
 
     /// Whether a sequence waits or runs.
@@ -197,9 +193,9 @@ impl SchedulerCore {
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
         self.waiting.retain(|waiting| waiting.id() != sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
-            if self.asked.is_none() && self.under_way.is_empty() {
+            if self.under_way.is_empty() {
                 self.running.remove(&sequence);
-                effects.push(Effect::Release(vec![sequence]));
+                self.release(vec![sequence], effects);
             } else {
                 running.cancelled = true;
             }
@@ -210,7 +206,7 @@ impl SchedulerCore {
     /// sequences first.
     fn may_plan(&self) -> bool {
         match self.under_way.len() {
-            _ if self.shrinking.is_some() => false,
+            _ if self.shrinks_to.is_some() => false,
             0 => true,
             1 => self.looks_ahead && !self.look_ahead_paused && !self.gathers && self.few_wait_to_be_seen(),
             _ => false,
@@ -224,35 +220,64 @@ impl SchedulerCore {
         waiting * LEFT_OUT <= self.running.len()
     }
 
-    /// Admits sequences that the pool has room for, and asks for the next step's blocks.
-    fn start(&mut self, effects: &mut Vec<Effect>) {
+    /// Prepares the next step, or changes something so that another try may succeed. False if nothing can run.
+    fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
+        self.admit_what_fits();
+        let shares = self.shares();
+        if shares.is_empty() {
+            return false;
+        }
+        match self.take_blocks(shares, effects) {
+            Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
+            // Preempt only after the running step, when it is known which sequences have ended.
+            None if !self.under_way.is_empty() => self.look_ahead_paused = true,
+            None => self.preempt_youngest(effects),
+        }
+        true
+    }
+
+    fn admit_what_fits(&mut self) {
         while !self.admission_paused && self.running.len() < self.limits.sequences && self.fits_next() {
             let sequence = self.waiting.pop_front().expect("fits_next has seen it");
             self.running.insert(sequence.id(), sequence);
         }
-        let shares = self.shares();
-        if !shares.is_empty() {
-            self.ask(shares, effects);
+    }
+
+    /// Takes the blocks that the step needs. Returns the shares without their cached tokens and a block table for each,
+    /// or none if blocks are short.
+    fn take_blocks(&mut self, mut shares: Vec<Share>, effects: &mut Vec<Effect>) -> Option<(Vec<Share>, Vec<Table>)> {
+        loop {
+            let demands: Vec<_> = shares.iter().map(|share| self.demand(share)).collect();
+            let Allotment { tables, short_by } = self.kv.allot(&demands);
+            let wanted: usize = shares.iter().map(|share| share.tokens).sum();
+            for (share, table) in shares.iter_mut().zip(&tables) {
+                self.take_found(share, table, effects);
+            }
+            if short_by > 0 {
+                let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
+                effects.push(Effect::Short(unmet.map(|demand| demand.sequence).collect(), short_by));
+                return None;
+            }
+            let left: usize = shares.iter().map(|share| share.tokens).sum();
+            // Cached tokens leave room in the step for more. This repeats a bounded number of times, because each
+            // sequence is looked up once.
+            let more = if left < wanted { self.shares() } else { Vec::new() };
+            if more.iter().map(|share| share.tokens).sum::<usize>() <= left {
+                return Some((shares, tables));
+            }
+            shares = more;
         }
     }
 
-    /// Asks for the blocks of `shares`.
-    fn ask(&mut self, shares: Vec<Share>, effects: &mut Vec<Effect>) {
-        let demands = shares
-            .iter()
-            .map(|share| {
-                let sequence = &self.running[&share.sequence];
-                Demand {
-                    sequence: share.sequence,
-                    held: sequence.cached,
-                    more: share.tokens,
-                    tokens: sequence.tokens(),
-                    prefix: sequence.takeable().to_vec(),
-                }
-            })
-            .collect();
-        self.asked = Some(shares);
-        effects.push(Effect::Allot(demands));
+    fn demand(&self, share: &Share) -> Demand {
+        let sequence = &self.running[&share.sequence];
+        Demand {
+            sequence: share.sequence,
+            held: sequence.cached,
+            more: share.tokens,
+            tokens: sequence.tokens(),
+            prefix: sequence.takeable().to_vec(),
+        }
     }
 
     /// Whether the pool can hold the first waiting sequence beside the running ones. If none runs it always fits: a
@@ -263,7 +288,7 @@ impl SchedulerCore {
             return true;
         }
         let held: usize = self.running.values().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
-        let busy = held * 2 > self.limits.kv_tokens;
+        let busy = held * 2 > self.kv_tokens();
         let mut groups = BTreeSet::new();
         let mut forecasts: Vec<SequenceForecast> = self
             .running
@@ -278,7 +303,7 @@ impl SchedulerCore {
                 }
             })
             .collect();
-        predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.limits.kv_tokens
+        predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.kv_tokens()
     }
 
     /// One token for each decoding sequence, then chunks of prompts, the oldest first, up to the step's limit.
@@ -312,33 +337,10 @@ impl SchedulerCore {
             .any(|(other, end)| sequence.begins_as(other, end))
     }
 
-    fn allotted(&mut self, allotment: Allotment, effects: &mut Vec<Effect>) {
-        let mut shares = self.asked.take().expect("blocks came without being asked for");
-        let asked: usize = shares.iter().map(|share| share.tokens).sum();
-        for (share, table) in shares.iter_mut().zip(&allotment.tables) {
-            self.take_found(share, table, effects);
-        }
-        if allotment.short_by > 0 {
-            if !self.under_way.is_empty() {
-                // Preempt only after the step, when it is known which sequences have ended.
-                self.look_ahead_paused = true;
-            } else if !self.drop_cancelled(effects) {
-                self.preempt_youngest(effects);
-            }
-            return;
-        }
-        let left: usize = shares.iter().map(|share| share.tokens).sum();
-        if left < asked {
-            // Cached tokens leave room in the step. This repeats a bounded number of times, because each sequence is
-            // looked up once.
-            let more = self.shares();
-            if more.iter().map(|share| share.tokens).sum::<usize>() > left {
-                return self.ask(more, effects);
-            }
-        }
-        let plan = self.plan(&shares, &allotment.tables);
+    fn launch_step(&mut self, shares: &[Share], tables: &[Table], effects: &mut Vec<Effect>) {
+        let plan = self.plan(shares, tables);
         self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
-        self.launch(&shares, &plan);
+        self.launch(shares, &plan);
         effects.push(Effect::Run(Box::new(plan)));
         effects.extend(self.gathers.then_some(Effect::Gather));
     }
@@ -366,8 +368,9 @@ impl SchedulerCore {
             shown.read.extend((!pictures[place].is_empty()).then(|| sequence.id()));
             shown.past.extend(sequence.is_past_pictures_after(count).then(|| sequence.id()));
             packed.push(SequencePart {
-                tokens: &next[place].0,
-                positions: &next[place].1,
+                tokens: next[place].tokens,
+                unseen: next[place].unseen,
+                positions: &next[place].positions,
                 cached_tokens: sequence.cached,
                 blocks: &tables[place].blocks,
                 pictures: &pictures[place],
@@ -385,7 +388,7 @@ impl SchedulerCore {
         let mut step = StepUnderWay { parts: Vec::with_capacity(shares.len()), released_behind: Vec::new() };
         let mut next_row = 0;
         for Share { sequence: id, tokens } in shares {
-            let sequence = self.running.get_mut(id).expect("a sequence stays while its blocks are asked for");
+            let sequence = self.running.get_mut(id).expect("it has a share");
             let chooses = rows.get(next_row).is_some_and(|row| row.sequence == *id);
             sequence.launch(*tokens, chooses.then_some(next_row as u32));
             step.parts.push(PartUnderWay { sequence: *id, end: sequence.cached, chooses });
@@ -400,7 +403,7 @@ impl SchedulerCore {
     /// Skips the part of a sequence's beginning that others have computed.
     fn take_found(&mut self, share: &mut Share, table: &Table, effects: &mut Vec<Effect>) {
         assert_eq!(table.sequence, share.sequence, "the allotment answers the demands in order");
-        let sequence = self.running.get_mut(&share.sequence).expect("a sequence stays while its blocks are asked for");
+        let sequence = self.running.get_mut(&share.sequence).expect("it has a share");
         if table.held > sequence.cached {
             sequence.cached = table.held;
             sequence.named = table.held;
@@ -412,26 +415,15 @@ impl SchedulerCore {
         }
     }
 
-    /// Releases cancelled sequences before any is preempted. Returns whether there was one.
-    fn drop_cancelled(&mut self, effects: &mut Vec<Effect>) -> bool {
-        let cancelled: Vec<_> = self.running.values().filter(|s| s.cancelled).map(Sequence::id).collect();
-        cancelled.iter().for_each(|id| drop(self.running.remove(id)));
-        let any = !cancelled.is_empty();
-        if any {
-            effects.push(Effect::Release(cancelled));
-        }
-        any
-    }
-
     /// Preempts the youngest sequence, to be recomputed later, so that the oldest always makes progress. Its pictures
     /// may have left the vision cache since it read them. Only its driver can get them back.
     fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
-        let (id, youngest) = self.running.pop_last().expect("blocks were asked for somebody");
+        let (id, youngest) = self.running.pop_last().expect("a sequence lacks blocks");
         assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
         self.admission_paused = true;
-        self.preempted += 1;
+        self.preemptions.for_blocks += 1;
         self.begin_again(youngest, effects);
-        effects.push(Effect::Release(vec![id]));
+        self.release(vec![id], effects);
     }
 
     /// Queues a sequence that has lost its blocks, or sends it back to its driver for its pictures.
@@ -444,33 +436,36 @@ impl SchedulerCore {
         }
     }
 
-    fn stepped(&mut self, tokens: &[u32], effects: &mut Vec<Effect>) {
-        assert!(self.asked.is_none(), "a step came back while blocks are asked for");
+    fn stepped(&mut self, tokens: &[Option<u32>], effects: &mut Vec<Effect>) {
         let step = self.under_way.pop_front().expect("a step came back that was not under way");
         (self.admission_paused, self.look_ahead_paused) = (false, false);
         let mut tokens = tokens.iter();
-        let (mut ended, mut filled) = (Vec::new(), Vec::new());
+        let mut ended = Vec::new();
         for PartUnderWay { sequence: id, end, chooses } in step.parts {
             let chosen = chooses.then(|| *tokens.next().expect("a token for each row of logits"));
             // A sequence that has ended in the meantime: its share was wasted.
             let Some(sequence) = self.running.get_mut(&id) else { continue };
             sequence.to_come -= usize::from(chooses);
-            if chosen.is_some_and(|token| token != NO_CHOICE) {
+            if let Some(Some(_)) = chosen {
                 let (first, keys) = sequence.filled(end);
-                if !keys.is_empty() {
-                    filled.push(Filled { sequence: id, first, keys: keys.to_vec() });
-                }
+                self.kv.name(id, first, keys);
                 sequence.named = end;
             }
             if sequence.cancelled {
                 ended.push(id);
                 continue;
             }
-            let Some(token) = chosen else { continue };
-            let finish = sequence.push(token);
-            if matches!(finish, None | Some(Finish::Length)) {
-                effects.push(Effect::Token(id, token));
-            }
+            let finish = match chosen {
+                None => continue,
+                Some(None) => Some(Finish::Broken),
+                Some(Some(token)) => {
+                    let finish = sequence.push(token);
+                    if finish != Some(Finish::Stop) {
+                        effects.push(Effect::Token(id, token));
+                    }
+                    finish
+                }
+            };
             if let Some(finish) = finish {
                 self.answers.record(sequence.spec.produced);
                 effects.push(Effect::Finished(id, finish));
@@ -481,9 +476,6 @@ impl SchedulerCore {
         let cancelled = self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id);
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);
-        if !filled.is_empty() {
-            effects.push(Effect::Name(filled));
-        }
         ended.iter().for_each(|id| drop(self.running.remove(id)));
         let mut released = step.released_behind;
         for id in ended {
@@ -492,9 +484,12 @@ impl SchedulerCore {
                 None => released.push(id),
             }
         }
-        if !released.is_empty() {
-            effects.push(Effect::Release(released));
-        }
+        self.release(released, effects);
+    }
+
+    fn release(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
+        sequences.iter().for_each(|id| self.kv.release(*id));
+        effects.extend((!sequences.is_empty()).then_some(Effect::Released(sequences)));
     }
 }
 

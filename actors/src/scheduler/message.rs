@@ -12,7 +12,7 @@ use tracing::Span;
 use super::{Finish, NewSequence};
 use crate::{
     compute::lane::{LaneError, Stepped},
-    kv::SequenceId,
+    kv::{KvUse, SequenceId},
     responder::Responder,
     supervise::FaultInjection,
     vision::PinnedPictures,
@@ -36,6 +36,8 @@ pub enum SchedulerMessage {
     },
     /// A burst has had time to arrive. The actor sends this to itself, once per step that began on an idle device.
     Gathered,
+    /// How the blocks of keys and values are used. Anyone may ask.
+    KvUse(Responder<KvUse>),
     /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
     Show,
     /// Fails the actor on purpose.

@@ -9,7 +9,7 @@ mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
-pub use core::{Effect, Input, Limits, SchedulerCore};
+pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};
 pub use step::{ChosenRow, Scored, Shown, StepPlan};

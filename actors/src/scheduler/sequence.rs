@@ -2,10 +2,7 @@
 
 use std::{borrow::Cow, fmt, ops::Range, sync::Arc};
 
-use bursar_kernels::{
-    BLOCK_TOKENS,
-    ops::{argmax::NO_CHOICE, embed::PREVIOUS},
-};
+use bursar_kernels::{BLOCK_TOKENS, UnseenToken};
 use bursar_model::{
     flow::{POSITION_AXES, PictureContent, PictureRows, PrefixKey, PrefixKeys},
     sampling::Sampler,
@@ -116,6 +113,14 @@ pub(super) struct Sequence {
     pub(super) holds_pictures: bool,
 }
 
+/// The tokens that a step runs of a sequence.
+pub(super) struct NextTokens<'a> {
+    pub(super) tokens: &'a [u32],
+    /// One more after them.
+    pub(super) unseen: Option<UnseenToken>,
+    pub(super) positions: Cow<'a, [[u32; POSITION_AXES]]>,
+}
+
 impl Sequence {
     pub(super) fn new(mut spec: NewSequence) -> Self {
         assert_eq!(spec.tokens.len(), spec.positions.len(), "each token has a position");
@@ -174,25 +179,23 @@ impl Sequence {
         self.to_come > 0 && self.spec.must_be_seen()
     }
 
-    /// Its last token as a step is fed it, if that is not chosen yet.
-    pub(super) fn unseen(&self) -> Option<u32> {
-        (self.to_come > 0).then_some(PREVIOUS | self.chosen_at)
+    /// Its last token, if the running step has yet to choose it.
+    pub(super) fn unseen(&self) -> Option<UnseenToken> {
+        (self.to_come > 0).then_some(UnseenToken { row: self.chosen_at })
     }
 
-    /// Its next `count` tokens with their positions, as a step is fed them. A token not chosen yet comes last, as the
-    /// row of the previous step that will choose it.
-    pub(super) fn next(&self, count: usize) -> (Cow<'_, [u32]>, Cow<'_, [[u32; POSITION_AXES]]>) {
+    /// Its next `count` tokens, with the positions of all of them. A token not chosen yet comes last.
+    pub(super) fn next(&self, count: usize) -> NextTokens<'_> {
         assert!(self.to_come <= 1, "{} is planned two steps ahead", self.id());
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
-        match self.unseen().filter(|_| end > known) {
-            None => (tokens.into(), positions.into()),
-            Some(unseen) => (
-                [tokens, &[unseen]].concat().into(),
-                [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),
-            ),
-        }
+        let unseen = self.unseen().filter(|_| end > known);
+        let positions = match unseen {
+            None => positions.into(),
+            Some(_) => [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),
+        };
+        NextTokens { tokens, unseen, positions }
     }
 
     /// Records a planned step that runs its next `count` tokens and, if `chosen_at` is given, chooses the following
@@ -266,9 +269,6 @@ impl Sequence {
 
     /// Adds the next token. Returns whether and how the sequence has ended.
     pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
-        if token == NO_CHOICE {
-            return Some(Finish::Broken);
-        }
         let spec = &mut self.spec;
         spec.tokens.push(token);
         spec.positions.push([spec.next_position; POSITION_AXES]);

@@ -1,5 +1,6 @@
 //! A step, as it is planned and while it runs.
 
+use bursar_kernels::UnseenToken;
 use bursar_model::flow::StepBatch;
 
 use crate::kv::SequenceId;
@@ -35,8 +36,8 @@ pub struct ChosenRow {
     pub sequence: SequenceId,
     /// How many tokens the sequence will have produced before this one.
     pub position: usize,
-    /// The last of those as a step is fed it, if the previous step has yet to choose it.
-    pub unseen: Option<u32>,
+    /// The last of those, if the previous step has yet to choose it.
+    pub unseen: Option<UnseenToken>,
 }
 
 /// Prompt tokens whose log-probabilities a step computes.

@@ -23,7 +23,7 @@ pub struct Intensity {
 }
 
 impl Intensity {
-    /// For a model's vision, kv and scheduler together. A restart costs each running request a prefill.
+    /// For a model's vision and scheduler together. A restart costs each running request a prefill.
     pub const SERVING: Intensity =
         Intensity { restarts_max: 5, within: Duration::from_secs(60), back_off: Duration::from_millis(10) };
 

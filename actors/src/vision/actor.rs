@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use bursar_budgets::{Bytes, Class, Label, Lease, Owner, Request};
 use bursar_model::{
     Model, PictureCost,
-    flow::{Grid, ImageLimits, ResizedImage},
+    flow::{Grid, ImageLimits, PictureHash, ResizedImage},
     processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
@@ -13,8 +13,8 @@ use tokio::sync::Semaphore;
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    Effect, Input, PictureKey, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
-    VisionMessage, known::KnownFiles,
+    Effect, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage,
+    known::KnownFiles,
 };
 use crate::{
     budget::Budget,
@@ -59,11 +59,11 @@ pub struct VisionArguments {
 pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
-    pixels: BTreeMap<PictureKey, Pixels>,
+    pixels: BTreeMap<PictureHash, Pixels>,
     /// The pictures that cached files were decoded to: the next turn of a conversation shows them again.
     known: KnownFiles<VisualKey>,
     pending: BTreeMap<Ticket, Pending>,
-    next_ticket: u64,
+    last_ticket: Ticket,
     decoding: Arc<Semaphore>,
     /// A launch was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,
@@ -77,7 +77,7 @@ struct Pixels {
 
 struct Pending {
     grids: Vec<Grid>,
-    keys: Vec<PictureKey>,
+    keys: Vec<PictureHash>,
     reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
@@ -99,7 +99,7 @@ impl Actor for VisionActor {
             // Each cached picture has at least one row.
             known: KnownFiles::new(arguments.cache_rows),
             pending: BTreeMap::new(),
-            next_ticket: 0,
+            last_ticket: Ticket::default(),
             is_refused: false,
             arguments,
         })
@@ -166,7 +166,7 @@ impl VisionState {
     /// A request's pictures, if all are still in the cache. Then nothing is decoded.
     fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
         let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.pictures(&plan.key())).collect();
-        let known: Vec<(PictureKey, Grid)> = known?.into_iter().flatten().copied().collect();
+        let known: Vec<(PictureHash, Grid)> = known?.into_iter().flatten().copied().collect();
         let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
         let rows = self.core.recall(&keys)?;
         let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
@@ -228,18 +228,18 @@ impl VisionState {
         host: Arc<Lease>,
         reply: Responder<Result<PinnedPictures, VisionError>>,
     ) -> Vec<Effect> {
-        self.next_ticket += 1;
-        let ticket = Ticket(self.next_ticket);
+        self.last_ticket = self.last_ticket.next();
+        let ticket = self.last_ticket;
         let mut wanted = Vec::new();
         let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
-        let merged = (self.arguments.processors.pictures.config().merge_size as usize).pow(2);
+        let merge = self.arguments.processors.pictures.config().merge();
         for ProcessedPicture { image, hash } in pictures {
             let grid = image.grid;
-            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merged);
-            wanted.push(PictureRequest { key: hash.0, rows, patches: launched });
+            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merge);
+            wanted.push(PictureRequest { key: hash, rows, patches: launched });
             pending.grids.push(grid);
-            pending.keys.push(hash.0);
-            self.pixels.entry(hash.0).or_insert_with(|| Pixels { image, host: host.clone() });
+            pending.keys.push(hash);
+            self.pixels.entry(hash).or_insert_with(|| Pixels { image, host: host.clone() });
         }
         let mut became = pending.keys.iter().copied().zip(pending.grids.iter().copied());
         for (key, pictures) in keys {
@@ -280,7 +280,7 @@ impl VisionState {
         }
     }
 
-    fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureKey, Arc<[u32]>)]) {
+    fn launch(&mut self, myself: ActorRef<VisionMessage>, pictures: &[(PictureHash, Arc<[u32]>)]) {
         let pixels: Vec<_> = pictures
             .iter()
             .map(|(key, rows)| (self.pixels.get(key).expect("a launch comes before its pixels go"), rows))
@@ -297,7 +297,7 @@ impl VisionState {
     }
 
     /// The spans of requests that wait for any of these pictures.
-    fn wanting(&self, pictures: &[(PictureKey, Arc<[u32]>)]) -> Vec<Span> {
+    fn wanting(&self, pictures: &[(PictureHash, Arc<[u32]>)]) -> Vec<Span> {
         let wants = |pending: &&Pending| pictures.iter().any(|(key, _)| pending.keys.contains(key));
         self.pending.values().filter(wants).map(|pending| pending.reply.span().clone()).collect()
     }
@@ -314,7 +314,7 @@ struct HostBytes {
 impl HostBytes {
     fn of(plans: &[VisualPlan]) -> Self {
         let pixels = plans.iter().map(VisualPlan::patches_bytes).sum();
-        let decoding = plans.iter().map(VisualPlan::decoding_bytes).max().unwrap_or(0);
-        HostBytes { pixels: Bytes(pixels), decoding: Bytes(decoding) }
+        let decoding = plans.iter().map(VisualPlan::decoding_bytes).max().unwrap_or_default();
+        HostBytes { pixels, decoding }
     }
 }

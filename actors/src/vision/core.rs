@@ -5,21 +5,26 @@ use std::{
     sync::Arc,
 };
 
+use bursar_model::flow::PictureHash;
+
 use crate::compute::LAUNCHES;
 
-/// A hash of everything that determines a picture's embedding: pixels and processor settings. Equal pictures share a
-/// key.
-pub type PictureKey = [u8; 32];
-
 /// The number of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
+
+impl Ticket {
+    /// The number after this one.
+    pub fn next(self) -> Ticket {
+        Ticket(self.0 + 1)
+    }
+}
 
 /// A picture that a request needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureRequest {
     /// The picture's key.
-    pub key: PictureKey,
+    pub key: PictureHash,
     /// Rows of the cache that it takes.
     pub rows: usize,
     /// Patches of a launch that it takes.
@@ -34,7 +39,7 @@ pub enum Input {
     /// The oldest running launch has ended.
     Encoded,
     /// One holder has released these pictures.
-    Unpin(Vec<PictureKey>),
+    Unpin(Vec<PictureHash>),
     /// The request's caller has gone. A request already answered is unknown here.
     Withdraw(Ticket),
 }
@@ -43,7 +48,7 @@ pub enum Input {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Encode these pictures into these rows. The end comes as [`Input::Encoded`].
-    Launch(Vec<(PictureKey, Arc<[u32]>)>),
+    Launch(Vec<(PictureHash, Arc<[u32]>)>),
     /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
     /// order.
     Ready(Ticket, Vec<Arc<[u32]>>),
@@ -74,16 +79,16 @@ pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
     free: Vec<u32>,
-    entries: BTreeMap<PictureKey, Entry>,
+    entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
     /// that each held some and waited for the rest would wait forever.
     waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
     /// Requests whose pictures have rows but are not all encoded.
-    pending: VecDeque<(Ticket, Vec<PictureKey>)>,
+    pending: VecDeque<(Ticket, Vec<PictureHash>)>,
     /// Pictures with rows that are in no launch yet.
-    queue: VecDeque<PictureKey>,
+    queue: VecDeque<PictureHash>,
     /// The launches that the lane has, the oldest first.
-    under_way: VecDeque<Vec<PictureKey>>,
+    under_way: VecDeque<Vec<PictureHash>>,
     clock: u64,
 }
 
@@ -129,7 +134,7 @@ impl VisionCore {
     }
 
     /// Whether a picture has rows, encoded or about to be.
-    pub fn holds(&self, key: &PictureKey) -> bool {
+    pub fn holds(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key)
     }
 
@@ -140,15 +145,15 @@ impl VisionCore {
 
     /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not encoded
     /// yet. None also while a request waits for rows: pictures recalled again and again would never make room for it.
-    pub fn recall(&mut self, keys: &[PictureKey]) -> Option<Vec<Arc<[u32]>>> {
+    pub fn recall(&mut self, keys: &[PictureHash]) -> Option<Vec<Arc<[u32]>>> {
         if !self.waiting.is_empty() {
             return None;
         }
-        let is_there = |key: &PictureKey| self.entries.get(key).is_some_and(|entry| entry.encoded);
+        let is_there = |key: &PictureHash| self.entries.get(key).is_some_and(|entry| entry.encoded);
         if !keys.iter().all(is_there) {
             return None;
         }
-        let recall = |key: &PictureKey| {
+        let recall = |key: &PictureHash| {
             let entry = self.entries.get_mut(key).expect("looked up above");
             entry.pins += 1;
             entry.rows.clone()
@@ -157,13 +162,13 @@ impl VisionCore {
     }
 
     /// Whether a picture has rows or a request waits for it.
-    pub fn knows(&self, key: &PictureKey) -> bool {
+    pub fn knows(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key) || self.needs_pixels(key)
     }
 
     /// Whether a later launch may need this picture's pixels. A picture cached now may be evicted before a waiting
     /// request gets its turn.
-    pub fn needs_pixels(&self, key: &PictureKey) -> bool {
+    pub fn needs_pixels(&self, key: &PictureHash) -> bool {
         let is_launched = self.under_way.iter().flatten().any(|launched| launched == key);
         let is_queued = !is_launched && self.entries.get(key).is_some_and(|entry| !entry.encoded);
         is_queued || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key)
@@ -187,7 +192,7 @@ impl VisionCore {
         }
     }
 
-    fn unpin(&mut self, key: &PictureKey) {
+    fn unpin(&mut self, key: &PictureHash) {
         self.clock += 1;
         let entry = self.entries.get_mut(key).expect("a pinned picture keeps its rows");
         entry.pins -= 1;
@@ -210,7 +215,7 @@ impl VisionCore {
     fn make_room(&mut self, pictures: &[PictureRequest]) -> bool {
         let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
         let needed: usize = missing.map(|picture| picture.rows).sum();
-        let wanted = |key: &PictureKey| pictures.iter().any(|picture| picture.key == *key);
+        let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
         let mut idle: Vec<_> = self
             .entries
             .iter()

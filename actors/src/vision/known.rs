@@ -3,9 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use bursar_model::flow::Grid;
-
-use super::PictureKey;
+use bursar_model::flow::{Grid, PictureHash};
 
 /// A bounded map of files by their keys. It is bounded because many files can decode to one picture, which may stay
 /// cached for long.
@@ -16,7 +14,7 @@ pub(super) struct KnownFiles<K> {
 }
 
 struct Known {
-    pictures: Vec<(PictureKey, Grid)>,
+    pictures: Vec<(PictureHash, Grid)>,
     learned: u64,
 }
 
@@ -27,12 +25,12 @@ impl<K: Ord + Copy> KnownFiles<K> {
     }
 
     /// The pictures that a file was decoded to.
-    pub(super) fn pictures(&self, file: &K) -> Option<&[(PictureKey, Grid)]> {
+    pub(super) fn pictures(&self, file: &K) -> Option<&[(PictureHash, Grid)]> {
         self.files.get(file).map(|known| &known.pictures[..])
     }
 
     /// Remembers a file. If there is no room, the file learned first is forgotten.
-    pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureKey, Grid)>) {
+    pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureHash, Grid)>) {
         self.clock += 1;
         self.files.insert(file, Known { pictures, learned: self.clock });
         if self.files.len() > self.limit {
@@ -42,7 +40,7 @@ impl<K: Ord + Copy> KnownFiles<K> {
     }
 
     /// Forgets files with a picture that is no longer cached.
-    pub(super) fn forget(&mut self, is_there: impl Fn(&PictureKey) -> bool) {
+    pub(super) fn forget(&mut self, is_there: impl Fn(&PictureHash) -> bool) {
         self.files.retain(|_, known| known.pictures.iter().all(|(picture, _)| is_there(picture)));
     }
 }
@@ -57,12 +55,12 @@ mod tests {
     fn files_of_a_cached_picture_are_remembered_up_to_a_limit() {
         let mut known = KnownFiles::new(3);
         for file in [5, 1, 4, 2, 2, 9] {
-            known.learn(file, vec![([7; 32], GRID)]);
+            known.learn(file, vec![(PictureHash([7; 32]), GRID)]);
         }
-        known.learn(9, vec![([8; 32], GRID), ([7; 32], GRID)]);
+        known.learn(9, vec![(PictureHash([8; 32]), GRID), (PictureHash([7; 32]), GRID)]);
         assert_eq!(known.files.keys().copied().collect::<Vec<_>>(), [2, 4, 9], "those learned last");
         assert_eq!(known.pictures(&9).map(<[_]>::len), Some(2));
-        known.forget(|picture| *picture == [7; 32]);
+        known.forget(|picture| *picture == PictureHash([7; 32]));
         assert!(known.pictures(&9).is_none() && known.pictures(&2).is_some());
     }
 }

@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use bursar_budgets::Lease;
+use bursar_budgets::{Hint, Lease};
 use bursar_model::{
     error::VisualError,
+    flow::PictureHash,
     processor::{ProcessedPicture, VisualKey, VisualPlan},
 };
 use thiserror::Error;
 
-use super::{PictureKey, PinnedPictures};
+use super::PinnedPictures;
 use crate::{budget::LeaseError, compute::lane::LaneError, responder::Responder, supervise::FaultInjection};
 
 /// Messages from chat drivers (credit: one per accepted request), from its own CPU threads and from the vision lane.
@@ -35,7 +36,7 @@ pub enum VisionMessage {
     /// The lane's answer to the oldest launch. At most two run.
     Encoded(Result<(), LaneError>),
     /// A request no longer needs these pictures. One entry per pin.
-    Unpin(Vec<PictureKey>),
+    Unpin(Vec<PictureHash>),
     /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
     Show,
     /// Fails the actor on purpose.
@@ -60,19 +61,20 @@ pub enum VisionError {
     #[error(transparent)]
     Host(#[from] LeaseError),
     /// The thread that decoded the pictures panicked.
-    #[error("the decoder died of a picture")]
+    #[error("the decoder died on a picture")]
     DecoderDied,
 }
 
-impl VisionError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VisionError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VisionError::Visual(error) => error.hint(),
             VisionError::TooLarge { .. } => "send fewer or smaller pictures, or enlarge the vision cache".to_owned(),
             VisionError::Host(error) => error.hint(),
             VisionError::DecoderDied => {
-                "this is a bug in Bursar; please report it, if you can with the picture".to_owned()
+                "this is a bug in Bursar; please report it, with the picture if you can".to_owned()
             }
         }
     }

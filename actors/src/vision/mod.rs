@@ -7,6 +7,6 @@ mod message;
 mod pins;
 
 pub use actor::{VisionActor, VisionArguments};
-pub use core::{Effect, Input, PictureKey, PictureRequest, Ticket, VisionCore};
+pub use core::{Effect, Input, PictureRequest, Ticket, VisionCore};
 pub use message::{VisionError, VisionMessage};
 pub use pins::{PinnedPicture, PinnedPictures};

@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use bursar_model::flow::Grid;
+use bursar_model::flow::{Grid, PictureHash};
 use ractor::ActorRef;
 
-use super::{PictureKey, VisionMessage};
+use super::VisionMessage;
 
 /// The place of a picture in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinnedPicture {
     /// The picture's key.
-    pub key: PictureKey,
+    pub key: PictureHash,
     /// The layout of its patches.
     pub grid: Grid,
     /// The rows of its embeddings.

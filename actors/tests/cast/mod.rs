@@ -1,4 +1,4 @@
-//! Who plays in the simulation: requests, what their model says, and the chance that a seed gives them.
+//! The cast of the simulation: requests, what their model generates, and a seeded source of chance.
 
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
@@ -12,6 +12,7 @@ use bursar_actors::{
 };
 use bursar_model::{
     demo,
+    flow::PictureHash,
     sampling::{GrammarCompiler, OutputFormat, Sampler, SamplingParams},
     text::Tokenizer,
 };
@@ -41,7 +42,8 @@ impl Chance {
     }
 }
 
-/// The three kinds of samplers: the likeliest token, a draw, and a form for which the host must see each token.
+/// Cycles through three kinds of samplers: the likeliest token, a draw, and a form for which the host must see each
+/// token.
 pub fn sampler(number: u64) -> Arc<Sampler> {
     static SAMPLERS: OnceLock<[Arc<Sampler>; 3]> = OnceLock::new();
     let samplers = SAMPLERS.get_or_init(|| {
@@ -61,11 +63,11 @@ pub fn sampler(number: u64) -> Arc<Sampler> {
 pub const STOP: u32 = 0;
 pub const PATCHES_A_ROW: usize = 4;
 
-/// The token that a sequence's model chooses after so many tokens: a function of the request alone, so that a reply can
-/// be compared with what it would have been without neighbours, preemption or deaths.
+/// The token that the model chooses at this position. It depends only on the request, so that a reply can be compared
+/// with one computed without neighbours, preemption or deaths.
 pub fn chosen(request: u64, position: usize) -> u32 {
     let mut chance = Chance(request.wrapping_mul(7919) ^ position as u64);
-    // Most answers are short; now and then one is as long as it may be, and no average foresees it.
+    // Most replies are short. Now and then one is as long as allowed, which no average predicts.
     let ends = if request.is_multiple_of(4) { 1000 } else { 4 };
     if chance.one_in(ends) { STOP } else { 1 + chance.below(500) as u32 }
 }
@@ -73,7 +75,7 @@ pub fn chosen(request: u64, position: usize) -> u32 {
 /// One caller, and the driver of its request.
 pub struct Request {
     pub number: u64,
-    /// What its text says; few topics, so that prompts begin alike.
+    /// The topic of its text. There are few, so that prompts begin alike.
     pub topic: u32,
     pub text_tokens: usize,
     pub pictures: Vec<PictureRequest>,
@@ -81,25 +83,25 @@ pub struct Request {
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
     pub cancelled: bool,
-    /// In the scheduler under this identity.
+    /// Its identity in the scheduler.
     pub sequence: Option<SequenceId>,
-    /// The identity that it keeps when it comes again.
+    /// The identity that it keeps when it returns.
     pub returns_as: Option<SequenceId>,
-    /// Asked of the vision core.
+    /// Its question to the vision core.
     pub ticket: Option<Ticket>,
 }
 
 impl Request {
-    /// The so-maniest of a seed, or none that a pool of `kv_tokens` could hold. Whatever else happened by then: a request
-    /// is the same in every run of the seed.
+    /// Request `number` of a seed; `None` if a pool of `kv_tokens` could not hold it. It is the same in every run of
+    /// the seed, whatever happened before.
     pub fn drawn(seed: u64, number: u64, kv_tokens: usize) -> Option<Request> {
         let mut chance = Chance(seed ^ number.wrapping_mul(0x2545_F491_4F6C_DD1D));
         let pictures = (0..chance.below(4))
             .map(|_| {
-                // Few names, so that pictures repeat; a name decides the size.
+                // Few names, so that pictures repeat. The name decides the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
-                PictureRequest { key: [name; 32], rows, patches: rows * PATCHES_A_ROW }
+                PictureRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW }
             })
             .collect();
         let mut request = Request {
@@ -128,7 +130,7 @@ impl Request {
         self.cancelled || self.end.is_some()
     }
 
-    /// What it must be at its end.
+    /// The tokens and the finish that it must end with.
     pub fn expected(&self) -> (Vec<u32>, Finish) {
         let mut tokens = Vec::new();
         loop {
@@ -143,7 +145,7 @@ impl Request {
     }
 }
 
-/// What each token of a sequence puts into the cache: a function of all tokens, positions and pictures up to there.
+/// What each token of a sequence writes to the cache: a function of all tokens, positions and pictures up to it.
 pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
     let mut hasher = DefaultHasher::new();
     let of_token = |(token, id): (usize, &u32)| {

@@ -1,4 +1,4 @@
-//! What befalls the simulated world: callers that go, actors that die, a pool that becomes smaller and larger.
+//! What happens to the simulated world: callers leave, actors die, and the pool shrinks and grows.
 
 use super::*;
 
@@ -12,13 +12,13 @@ impl World {
         self.note(format_args!("request {number} is cancelled"));
         let request = self.requests.get_mut(&number).expect("it lives");
         request.cancelled = true;
-        // The vision actor notices sooner or later that nobody waits: before the answer, or by it.
+        // The vision actor notices the cancellation before its answer, or by it.
         if let Some(ticket) = request.ticket.take_if(|_| number.is_multiple_of(2)) {
             return self.vision_step(vision::Input::Withdraw(ticket));
         }
         if let Some(id) = request.sequence {
             self.scheduler_step(Input::Cancel(id));
-            // A cancelled sequence keeps its pictures until it is out of the step, as the actor does: what that computes
+            // As in the actor, a cancelled sequence keeps its pictures until it is out of the step: their embeddings
             // may serve others.
             if !self.scheduler.is_known(id)
                 && let Some((keys, _)) = self.pins.remove(&id)
@@ -28,7 +28,7 @@ impl World {
         }
     }
 
-    /// A neighbour comes or goes: the pool keeps between what the largest request wants and what was stressed.
+    /// A neighbour comes or goes. The pool stays between what the largest request needs and what was stressed.
     pub(super) fn resize(&mut self) {
         let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
         let blocks = self.chance.between(floor, most);
@@ -37,12 +37,11 @@ impl World {
         self.scheduler_step(Input::Resize(blocks));
     }
 
-    /// The scheduler and kv actors die, and with `all` the vision actor before them; what was on the lanes ends first.
+    /// The scheduler dies; with `all` the vision actor dies before it. What is on the lanes ends first.
     pub(super) fn die(&mut self, all: bool) {
-        self.note(if all { "all die" } else { "scheduler and kv die" });
+        self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
         self.scheduler = scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead);
-        self.kv = KvCore::new(self.blocks);
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self
@@ -62,7 +61,8 @@ impl World {
         }
         let pins = std::mem::take(&mut self.pins).into_values();
         let pins: Vec<Pins> = pins.chain(std::mem::take(&mut self.pins_of_steps).into_iter().flatten()).collect();
-        // Behind the list of the lost: room for one picture lets another request in, to the actors that come.
+        // After the list of lost requests is made: room for one picture admits another request, which belongs to the
+        // new actors.
         if all {
             self.launches.clear();
             self.vision = VisionCore::new(self.cache_rows, self.launch_patches);

@@ -1,4 +1,5 @@
-//! What stories of an engine on a GPU share: the turn, a runtime, questions with pictures, and waiting for a condition.
+//! What stories of an engine on a GPU share: taking turns, a runtime, questions with pictures, and waiting for a
+//! condition.
 
 #![allow(dead_code, reason = "each program of stories uses a part of it")]
 
@@ -14,10 +15,10 @@ use bursar_actors::{
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::BlasSearch;
 
-/// No story takes as long; one that does hangs.
+/// A story that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// Nothing that is waited for takes as long.
+/// A condition that takes longer than this never comes true.
 const A_WHILE: Duration = Duration::from_secs(30);
 
 /// A runtime on the first GPU, for one story.
@@ -26,9 +27,9 @@ pub struct Stage {
     pub device: Arc<CudaDevice>,
 }
 
-/// Runs a story on the first GPU, if there is one; else says so in one line.
+/// Runs a story on the first GPU. If there is none, says so in one line.
 pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
-    // Tests of one program take turns, each to its runtime's end.
+    // Tests of one program take turns. A turn lasts until its runtime has ended.
     static TURN: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
     let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
     threads.block_on(async {
@@ -46,7 +47,7 @@ pub fn story<F: Future<Output = ()>>(story: impl FnOnce(Stage) -> F) {
         tokio::time::timeout(PATIENCE, story(stage)).await.expect("the story hangs");
         runtime.shutdown().await;
     });
-    // What is still being let go of needs the driver, which goes with the process.
+    // What is still being freed needs the driver, which goes when the process exits.
     threads.shutdown_timeout(A_WHILE);
 }
 
@@ -55,19 +56,19 @@ impl Stage {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
 
-    /// Whether all that others have taken was made room for, and the canary is whole.
+    /// Whether our model has made room for what other processes took, so that the canary is whole.
     pub async fn is_quiet(&self) -> bool {
         let now = self.measured().await;
         now.canary == now.canary_wanted && now.deficit.is_zero()
     }
 
-    /// What the ledger says when it has looked at what others hold.
+    /// The ledger, after it has measured what other processes hold.
     pub async fn measured(&self) -> Snapshot {
         self.runtime.budget().measure().await.expect("the budget answers")
     }
 }
 
-/// As the defaults, with cuBLASLt where the tests' machine says that it is.
+/// The default options, with cuBLASLt from where the test machine says.
 pub fn options() -> LoadOptions {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
@@ -75,7 +76,7 @@ pub fn options() -> LoadOptions {
     LoadOptions { blas: folder.map_or(usual.clone(), |folder| usual.first_in(folder)), ..LoadOptions::small() }
 }
 
-/// A picture of its own for each number, as bytes of a PNG's like would be decoded to.
+/// A different picture for each number, as pixels.
 pub fn picture(number: u32) -> Image {
     let (wide, high) = (140 + 28 * (number % 5), 112);
     let pixels: Vec<u8> = (0..wide * high)
@@ -90,7 +91,7 @@ pub fn picture(number: u32) -> Image {
     Image::from_rgb(wide, high, pixels).expect("as many bytes as pixels")
 }
 
-/// A greedy question whose answer has exactly so many tokens.
+/// A greedy question whose reply has exactly this many tokens.
 pub fn question(text: &str, tokens: usize) -> Chat {
     Chat::new().user(text).temperature(0.0).max_tokens(tokens).ignore_end()
 }
@@ -99,12 +100,12 @@ pub async fn answer(model: &ModelHandle, chat: Chat) -> Result<String, ChatError
     model.chat(chat).await?.text().await
 }
 
-/// What comes of `work`. If that takes a while it hangs, which is the story's end.
+/// The result of `work`. Fails the story if it takes too long.
 pub async fn soon<T>(what: &str, work: impl Future<Output = T>) -> T {
     tokio::time::timeout(A_WHILE, work).await.unwrap_or_else(|_| panic!("it hangs: {what}"))
 }
 
-/// Waits for a condition. The story's patience is its end.
+/// Waits for a condition. Fails the story if it takes too long.
 pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let mut looks = tokio::time::interval(Duration::from_millis(2));
     let deadline = tokio::time::Instant::now() + A_WHILE;
@@ -113,7 +114,7 @@ pub async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Nothing is leased or backed, and what the process holds beside is what it held before.
+/// Checks that nothing is leased or backed, and that nothing else is held that was not held before.
 pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     eventually("all is home", async || {
         let now = stage.measured().await;
@@ -125,7 +126,7 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     assert!(now.deficit.is_zero(), "{now}");
 }
 
-/// A model that was loaded, or the start's own error. Any other is the story's end.
+/// A model that was loaded, or the error of its start. Any other error fails the story.
 pub fn started(outcome: Result<ModelHandle, RuntimeError>) -> Result<ModelHandle, Arc<StartError>> {
     match outcome {
         Ok(model) => Ok(model),

@@ -1,4 +1,4 @@
-//! Another process on the card: the test's own program once more, which takes memory as it is told to.
+//! Another process on the card: a second run of the test's program, which takes memory as told.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -7,16 +7,16 @@ use std::{
 
 use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 
-/// Set for the program that is the neighbour.
+/// Set in the neighbour's process.
 const ROLE: &str = "BURSAR_TEST_NEIGHBOUR";
 
-/// Before each of its answers: what else it prints is the test harness's.
+/// Precedes each of its answers. Other output is the test harness's.
 const ANSWER: &str = "neighbour: ";
 
-/// What it leaves where it takes all that it finds.
+/// What it leaves when it takes all.
 const ROOM: Bytes = Bytes::mib(16);
 
-/// It takes memory in pieces of this size: whoever else wants some meanwhile has a chance.
+/// It takes memory in pieces of this size, so that others have a chance in between.
 const PIECE: Bytes = Bytes::gib(1);
 
 /// Another process, which holds memory until it is dropped.
@@ -27,7 +27,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// One that holds a context and nothing else yet. `test` is the test of this program that calls [`live`].
+    /// Starts one that holds only a context. `test` is the test of this program that calls [`live`].
     pub fn moves_in(test: &str) -> Neighbour {
         let program = std::env::current_exe().expect("a program knows where it is");
         let mut child = Command::new(program)
@@ -44,21 +44,21 @@ impl Neighbour {
         neighbour
     }
 
-    /// It takes or gives so much that the card has `bytes` free, to a few MiB; gives what the card then has.
+    /// Lets it take or give until the card has `bytes` free, to a few MiB. Returns what is free then.
     pub fn leave(&mut self, bytes: Bytes) -> Bytes {
         self.tell("leave", bytes);
         let [_, free] = self.hear();
         free
     }
 
-    /// It takes or gives until it holds `bytes`, or all that it finds; gives what it then holds.
+    /// Lets it take or give until it holds `bytes`, or all it can get. Returns what it holds then.
     pub fn hold(&mut self, bytes: Bytes) -> Bytes {
         self.tell("hold", bytes);
         let [held, _] = self.hear();
         held
     }
 
-    /// It gives back what it holds; gives what the card then has free, as another process sees it.
+    /// Lets it give back all. Returns what the card has free then, as another process sees it.
     pub fn sees(&mut self) -> Bytes {
         self.leave(Bytes::MAX)
     }
@@ -68,7 +68,7 @@ impl Neighbour {
         writeln!(told, "{what} {}", bytes.0).expect("it listens");
     }
 
-    /// What it holds and what is free.
+    /// Reads how much it holds, and how much is free.
     fn hear(&mut self) -> [Bytes; 2] {
         let mut line = String::new();
         loop {
@@ -84,7 +84,7 @@ impl Neighbour {
 
 impl Drop for Neighbour {
     fn drop(&mut self) {
-        // Nothing more to hear is its end.
+        // It ends when its input ends.
         drop(self.told.take());
         let ended = self.child.wait();
         if !std::thread::panicking() {
@@ -93,8 +93,8 @@ impl Drop for Neighbour {
     }
 }
 
-/// The neighbour's life, in its own process: holds or leaves as many bytes as each line says, until there are no more lines.
-/// In any other process it is nothing.
+/// The neighbour's main loop, in its own process: for each line it holds or leaves that many bytes, until there are no
+/// more lines. In any other process it does nothing.
 pub fn live() {
     if std::env::var_os(ROLE).is_none() {
         return println!("skipped, this is the neighbour of other stories");
@@ -122,7 +122,7 @@ pub fn live() {
             let more = PIECE.min(wanted - held);
             match device.back(address.offset(held), more) {
                 Ok(()) => held += more,
-                // Others take what they find too.
+                // Others take memory too.
                 Err(DeviceError::Refused { .. }) => break,
                 Err(error) => panic!("{error}"),
             }

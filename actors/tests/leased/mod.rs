@@ -13,7 +13,7 @@ impl ReleaseNotes for Nobody {
     fn post(&self, _: ReleaseNote) {}
 }
 
-/// So much of a device, and the ledger of its bytes.
+/// A device of some size, and the ledger of its bytes.
 pub struct Leased {
     device: Arc<dyn Device>,
     ledger: Mutex<Ledger>,
@@ -34,7 +34,7 @@ impl Leased {
         Lease::issue(grant, Arc::new(Nobody))
     }
 
-    /// Whole pages, backed.
+    /// Leases whole pages and backs them.
     pub fn segment(&self, class: Class, bytes: Bytes) -> Segment {
         let bytes = bytes.round_up(self.device.page());
         let segment =

@@ -1,4 +1,4 @@
-//! The host standing in for a GPU: real memory, a fixed capacity, and faults by script.
+//! Host memory that stands in for a GPU: real memory, a fixed capacity, and scripted faults.
 
 use std::{
     collections::BTreeMap,
@@ -10,18 +10,18 @@ use serde::Serialize;
 use super::{Address, Device, DeviceError, DeviceMemory, pages};
 use crate::{Bytes, Fence, Timeline, Timelines};
 
-/// How large the host's stand-in for a GPU is.
+/// Settings of a host device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// What a person calls it.
+    /// The name that users see.
     pub name: String,
     /// Its total memory.
     pub capacity: Bytes,
-    /// Its page; 2 MiB like CUDA's unless a test wants many small ones.
+    /// Page size: 2 MiB as on CUDA, unless a test wants many small pages.
     pub page: Bytes,
-    /// What its context would take: a stand-in, counted but not allocated.
+    /// Stands in for what a context takes. Counted, but not allocated.
     pub overhead: Bytes,
-    /// What would be its driver with its version: the system that memory is taken from, unless a test wants another.
+    /// Stands in for the driver's name and version: the operating system's, unless a test sets it.
     pub driver: String,
 }
 
@@ -32,7 +32,7 @@ impl HostConfig {
         HostConfig { name: "host".into(), capacity, page: Bytes::mib(2), overhead: Bytes::ZERO, driver }
     }
 
-    /// Whether the machine has the memory that this device would have.
+    /// Checks that the machine has as much memory as this device is to have.
     ///
     /// # Errors
     /// [`DeviceError::Capacity`].
@@ -44,14 +44,14 @@ impl HostConfig {
         }
     }
 
-    /// A device with pages of 64 KiB: for demos and tests of a few MiB.
+    /// A device with 64 KiB pages, for demos and tests of a few MiB.
     pub fn small(capacity: Bytes) -> Self {
         HostConfig { page: Bytes::kib(64), ..HostConfig::new(capacity) }
     }
 }
 
-/// FaultPlan to come, by the number of a call to `back`, or of one that takes anything, counted from 1 since the device
-/// was made.
+/// Faults to come, by the number of the call. Calls to `back`, or all calls that take something, are counted from 1
+/// since the device was made.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -76,53 +76,53 @@ impl Script {
         Self::default()
     }
 
-    /// The `nth` back is refused, however much is free.
+    /// Refuses the `nth` back, however much is free.
     pub fn refuse_back(mut self, nth: u64) -> Self {
         self.refused_backs.push(nth);
         self
     }
 
-    /// The `nth` call that takes anything is refused: addresses (`reserve`) or memory (`back`).
+    /// Refuses the `nth` call that takes addresses (`reserve`) or memory (`back`).
     pub fn refuse_call(mut self, nth: u64) -> Self {
         self.refused_calls.push(nth);
         self
     }
 
-    /// Just before the `nth` back another process takes up to this much.
+    /// Another process takes up to this much just before the `nth` back.
     pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
         self.foreign_takes.push((nth, bytes));
         self
     }
 
-    /// The device is lost at the `nth` back, and stays so.
+    /// Loses the device at the `nth` back, for good.
     pub fn lose_at_back(mut self, nth: u64) -> Self {
         self.lost_at = Some(nth);
         self
     }
 }
 
-/// What the device was asked to do, for tests and metrics.
+/// What the device did so far, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct HostCounts {
-    /// Calls to `reserve` and `back`, refused ones too.
+    /// Calls to `reserve` and `back`, with refused ones.
     pub calls: u64,
-    /// Calls to `back`, refused ones too.
+    /// Calls to `back`, with refused ones.
     pub backs: u64,
     /// Calls to `unback`.
     pub unbacks: u64,
-    /// Reservations that live.
+    /// Reservations not yet released.
     pub reservations: u64,
-    /// Backed now.
+    /// Bytes backed now.
     pub backed: Bytes,
-    /// The most that was ever backed at once.
+    /// The most bytes ever backed at once.
     pub high_water: Bytes,
     /// What other processes hold.
     pub foreign: Bytes,
-    /// Calls that are under way and held, as by [`HostDevice::hold_calls`].
+    /// Calls blocked now by [`HostDevice::hold_calls`].
     pub held_calls: u64,
 }
 
-/// Host memory behind reserved addresses, with a fixed capacity: every rule can be tried without a GPU.
+/// Host memory at reserved addresses, with a fixed capacity, to try every rule without a GPU.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -147,20 +147,19 @@ struct State {
     counts: HostCounts,
     script: Script,
     lost: Option<String>,
-    refuses_next_back: bool,
     holds_calls: bool,
-    /// Calls that may pass though calls are held.
+    /// How many calls may pass while calls are held.
     passes: u64,
-    /// Beyond that of the configuration.
+    /// Overhead beyond the configured one.
     overhead: Bytes,
-    /// Ours, and nobody counts it.
+    /// Bytes that our process holds and no count includes.
     drift: Bytes,
 }
 
 #[derive(Debug)]
 struct Reservation {
     bytes: Bytes,
-    /// One entry a page, up to the last one that was ever backed: reservations are far larger than what they back.
+    /// One entry for each page, up to the last one ever backed: reservations are far larger than what they back.
     backed: Vec<bool>,
 }
 
@@ -168,41 +167,41 @@ impl HostDevice {
     /// A device with all of its memory free.
     ///
     /// # Errors
-    /// [`DeviceError::BadPage`] when the page is no power of two or smaller than the system's, and
-    /// [`DeviceError::Capacity`] when the machine has less memory.
+    /// [`DeviceError::BadPage`] if the page is not a power of two or is smaller than the system's.
+    /// [`DeviceError::Capacity`] if the machine has less memory.
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
-        if !config.page.0.is_power_of_two() || config.page.0 < system {
-            let reason = format!("it must be a power of two of at least {system} bytes, the system's page");
+        if !config.page.0.is_power_of_two() || config.page < system {
+            let reason = format!("it must be a power of two of at least {} bytes, the system's page", system.0);
             return Err(DeviceError::BadPage { page: config.page, reason });
         }
         config.check_capacity()?;
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
     }
 
-    /// Replaces the faults to come.
+    /// Replaces the scripted faults.
     pub fn play(&self, script: Script) {
         self.lock().script = script;
     }
 
-    /// What it was asked to do so far.
+    /// What the device did so far.
     pub fn counts(&self) -> HostCounts {
         let state = self.lock();
         HostCounts { reservations: state.reservations.len() as u64, ..state.counts }
     }
 
-    /// Starts the high-water mark again from what is backed now.
+    /// Sets the high-water mark to what is backed now.
     pub fn reset_high_water(&self) {
         let counts = &mut self.lock().counts;
         counts.high_water = counts.backed;
     }
 
-    /// Another process takes up to this much, now. Returns what it got: it too can only take what is free.
+    /// Another process takes up to this much now. Returns what it got, since it can only take what is free.
     pub fn foreign_takes(&self, bytes: Bytes) -> Bytes {
         self.lock().foreign_takes(&self.config, bytes)
     }
 
-    /// Another process gives up to this much back, now. Returns how much.
+    /// Another process gives back up to this much now. Returns how much.
     pub fn foreign_gives_back(&self, bytes: Bytes) -> Bytes {
         let counts = &mut self.lock().counts;
         let given = bytes.min(counts.foreign);
@@ -210,7 +209,7 @@ impl HostDevice {
         given
     }
 
-    /// Our process takes up to this much that no lease can hold, as loading a module would, now. Returns how much.
+    /// Our process now takes up to this much that no lease can hold, as loading a module would. Returns how much.
     pub fn overhead_grows(&self, bytes: Bytes) -> Bytes {
         let mut state = self.lock();
         let taken = bytes.min(state.free(&self.config));
@@ -218,8 +217,8 @@ impl HostDevice {
         taken
     }
 
-    /// Our process takes up to this much beside every lease, and nobody counts it: a bug that shows as drift. Returns how
-    /// much.
+    /// Our process now takes up to this much that neither leases nor overhead count: a bug that shows as drift. Returns
+    /// how much.
     pub fn drifts(&self, bytes: Bytes) -> Bytes {
         let mut state = self.lock();
         let taken = bytes.min(state.free(&self.config));
@@ -227,7 +226,7 @@ impl HostDevice {
         taken
     }
 
-    /// From now on fences are late.
+    /// From now on, no fence passes.
     pub fn hold_fences(&self) {
         self.timelines.hold();
     }
@@ -237,31 +236,31 @@ impl HostDevice {
         self.timelines.let_pass();
     }
 
-    /// From now on each call that backs or unbacks takes until [`let_calls_pass`](HostDevice::let_calls_pass), as it
-    /// takes a third of a second for a whole card. All other calls are as quick as ever.
+    /// From now on, calls that back or unback block until [`let_calls_pass`](HostDevice::let_calls_pass), like the
+    /// third of a second that a whole card takes. Other calls do not.
     pub fn hold_calls(&self) {
         self.lock().holds_calls = true;
     }
 
-    /// One call that is held ends, or the next one does; those behind it are held.
+    /// Lets one blocked call end, or the next one if none is blocked. Later calls block.
     pub fn let_one_call_pass(&self) {
         self.lock().passes += 1;
         self.let_pass.notify_one();
     }
 
-    /// Calls that are held end, and later ones take no time.
+    /// Lets all blocked calls end, and blocks no more.
     pub fn let_calls_pass(&self) {
         let mut state = self.lock();
         (state.holds_calls, state.passes) = (false, 0);
         self.let_pass.notify_all();
     }
 
-    /// The device is lost from now on.
+    /// Loses the device from now on.
     pub fn lose(&self, reason: &str) {
         self.lock().lost = Some(reason.into());
     }
 
-    /// The state, when calls are no longer held.
+    /// The state, once calls are no longer blocked.
     fn lock_at_length(&self) -> MutexGuard<'_, State> {
         let mut state = self.lock();
         state.counts.held_calls += 1;
@@ -275,7 +274,7 @@ impl HostDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // Every change below is complete before anything can panic.
+        // Each change below is complete before anything can panic, so a poisoned lock guards a valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -299,7 +298,7 @@ impl State {
         }
     }
 
-    /// Whole pages of one reservation that are all backed, or all not, as `backed` says.
+    /// Finds whole pages of one reservation that are all backed, or all not, as `backed` says.
     fn stretch(
         &mut self,
         page: Bytes,
@@ -329,7 +328,7 @@ impl State {
         Ok(stretch)
     }
 
-    /// The faults that are due at this back, and whether it is refused.
+    /// Applies the faults due at this back. Returns whether it is refused.
     fn run_script(&mut self, config: &HostConfig) -> bool {
         let nth = self.counts.backs;
         let taken: Bytes = self.script.foreign_takes.iter().filter(|(at, _)| *at == nth).map(|(_, bytes)| bytes).sum();
@@ -337,10 +336,10 @@ impl State {
         if self.script.lost_at == Some(nth) {
             self.lost = Some("the script says so".into());
         }
-        self.script.refused_backs.contains(&nth) | std::mem::take(&mut self.refuses_next_back)
+        self.script.refused_backs.contains(&nth)
     }
 
-    /// Counts a call that takes something, and says whether the script refuses it.
+    /// Counts a call that takes something. Returns whether the script refuses it.
     fn refuses_call(&mut self) -> bool {
         self.counts.calls += 1;
         self.script.refused_calls.contains(&self.counts.calls)
@@ -388,15 +387,15 @@ impl Device for HostDevice {
         state.check_lost()?;
         let page = self.config.page;
         let none = |reason: String| DeviceError::NoAddresses { bytes, reason };
-        // 2^47: what a 64-bit process can address on the machines of today.
-        if bytes.is_zero() || bytes.0 > 1 << 47 {
+        // 2^47: the most that a 64-bit process can address on today's machines.
+        if bytes.is_zero() || bytes > Bytes(1 << 47) {
             return Err(none("a reservation has between one byte and 128 TiB".into()));
         }
         if state.refuses_call() {
             return Err(none("a script refused it".into()));
         }
         let bytes = bytes.round_up(page);
-        let address = Address(pages::reserve(bytes.0, page.0).map_err(|error| none(error.to_string()))?);
+        let address = pages::reserve(bytes, page).map_err(|error| none(error.to_string()))?;
         state.reservations.insert(address, Reservation { bytes, backed: Vec::new() });
         Ok(address)
     }
@@ -411,9 +410,9 @@ impl Device for HostDevice {
         })?;
         let backed = reservation.backed.iter().filter(|backed| **backed).count() as u64;
         state.counts.backed -= self.config.page * backed;
-        // SAFETY: the stretch was reserved by this device and is in no list any more; whoever releases addresses has
-        // given up using them.
-        unsafe { pages::release(address.0, reservation.bytes.0, self.config.page.0) };
+        // SAFETY: this device reserved the stretch, which is in no list any more. A caller that releases addresses no
+        // longer uses them.
+        unsafe { pages::release(address, reservation.bytes, self.config.page) };
         Ok(())
     }
 
@@ -432,8 +431,8 @@ impl Device for HostDevice {
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
-        // SAFETY: `stretch` found whole pages of one reservation of ours.
-        unsafe { pages::open(address.0, bytes.0) }.map_err(|error| DeviceError::Refused {
+        // SAFETY: `stretch` found whole pages of one of our reservations.
+        unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
             hint: format!("the host itself is out of memory ({error}); lower the `capacity`"),
@@ -447,17 +446,14 @@ impl Device for HostDevice {
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let mut state = self.lock_at_length();
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
-        // SAFETY: the stretch is backed pages of ours, and the caller says that the device is past their last use.
-        unsafe { pages::close(address.0, bytes.0) }
+        // SAFETY: the stretch is backed pages of ours, and the caller guarantees that the device is past their last
+        // use.
+        unsafe { pages::close(address, bytes) }
             .map_err(|error| DeviceError::Lost { reason: format!("the host took no memory back: {error}") })?;
         state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
         Ok(())
-    }
-
-    fn refuse_next_back(&self, is_refused: bool) {
-        self.lock().refuses_next_back = is_refused;
     }
 
     fn timeline(&self) -> Timeline {
@@ -473,8 +469,8 @@ impl Drop for HostDevice {
     fn drop(&mut self) {
         let page = self.config.page;
         for (address, reservation) in std::mem::take(&mut self.lock().reservations) {
-            // SAFETY: segments hold the device alive, so nobody is left to use these addresses.
-            unsafe { pages::release(address.0, reservation.bytes.0, page.0) };
+            // SAFETY: segments keep the device alive, so none uses these addresses any more.
+            unsafe { pages::release(address, reservation.bytes, page) };
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Pages of host memory: addresses without memory, and memory behind them.
+//! Pages of host memory: addresses without memory, and the memory at them.
 
 #[cfg(unix)]
 pub(super) use unix::{close, open, release, reserve, system_memory, system_page};
@@ -10,28 +10,28 @@ pub(super) use other::{close, open, release, reserve, system_memory, system_page
 mod unix {
     use std::io;
 
-    use crate::Bytes;
+    use crate::{Address, Bytes};
     use libc::{
         MADV_DONTNEED, MAP_ANONYMOUS, MAP_FAILED, MAP_NORESERVE, MAP_PRIVATE, PROT_NONE, PROT_READ, PROT_WRITE,
     };
 
-    pub fn system_page() -> u64 {
-        // SAFETY: asks for a constant of the system.
-        unsafe { libc::sysconf(libc::_SC_PAGESIZE) as u64 }
+    pub fn system_page() -> Bytes {
+        // SAFETY: queries a constant of the system.
+        Bytes(unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as u64)
     }
 
     /// The memory of the machine.
     pub fn system_memory() -> Bytes {
-        // SAFETY: asks for a constant of the system.
+        // SAFETY: queries a constant of the system.
         let pages = unsafe { libc::sysconf(libc::_SC_PHYS_PAGES) };
-        // A system that does not say has as much as it likes.
-        u64::try_from(pages).map_or(Bytes::MAX, |pages| Bytes(pages.saturating_mul(system_page())))
+        // A system that does not report its memory is treated as unlimited.
+        u64::try_from(pages).ok().and_then(|pages| system_page().checked_mul(pages)).unwrap_or(Bytes::MAX)
     }
 
-    /// Addresses, aligned to `align`, that fault on any use.
-    pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
+    /// Reserves addresses, aligned to `align`. Any use of them faults.
+    pub fn reserve(bytes: Bytes, align: Bytes) -> io::Result<Address> {
         let padded = bytes.checked_add(align).ok_or(io::ErrorKind::OutOfMemory)?;
-        let length = usize::try_from(padded).map_err(|_| io::ErrorKind::OutOfMemory)?;
+        let length = usize::try_from(padded.0).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: a fresh private mapping at an address of the system's choice touches nothing of ours.
         let start = unsafe {
             libc::mmap(std::ptr::null_mut(), length, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
@@ -39,30 +39,30 @@ mod unix {
         if start == MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let start = start as u64;
-        let aligned = start.next_multiple_of(align);
-        // The ends beyond the aligned stretch go back, so that exactly `bytes` stay reserved.
-        for (from, to) in [(start, aligned), (aligned + bytes, start + padded)] {
-            // SAFETY: both ends are within the mapping made above and not given out yet. An end of no length is refused.
-            unsafe { libc::munmap(from as *mut _, (to - from) as usize) };
+        let start = Address(start as u64);
+        let aligned = start.round_up(align);
+        // The ends outside the aligned stretch are released, so that exactly `bytes` stay reserved.
+        for (from, to) in [(start, aligned), (aligned.offset(bytes), start.offset(padded))] {
+            // SAFETY: both ends are in the mapping made above, and not in use yet. The system rejects an empty end.
+            unsafe { libc::munmap(from.0 as *mut _, to.distance_from(from).as_usize()) };
         }
         Ok(aligned)
     }
 
     /// # Safety
-    /// The stretch was reserved here, and nobody uses it any more.
-    pub unsafe fn release(address: u64, bytes: u64, _align: u64) {
+    /// The stretch was reserved here, and is no longer used.
+    pub unsafe fn release(address: Address, bytes: Bytes, _align: Bytes) {
         // SAFETY: by contract.
-        unsafe { libc::munmap(address as *mut _, bytes as usize) };
+        unsafe { libc::munmap(address.0 as *mut _, bytes.as_usize()) };
     }
 
     /// Makes the stretch readable and writable; it reads as zeroes.
     ///
     /// # Safety
     /// The stretch is whole pages of a reservation made here.
-    pub unsafe fn open(address: u64, bytes: u64) -> io::Result<()> {
+    pub unsafe fn open(address: Address, bytes: Bytes) -> io::Result<()> {
         // SAFETY: by contract.
-        match unsafe { libc::mprotect(address as *mut _, bytes as usize, PROT_READ | PROT_WRITE) } {
+        match unsafe { libc::mprotect(address.0 as *mut _, bytes.as_usize(), PROT_READ | PROT_WRITE) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),
         }
@@ -71,22 +71,22 @@ mod unix {
     /// Gives the memory back and makes any use of the stretch a fault.
     ///
     /// # Safety
-    /// The stretch was opened, and nobody uses it any more.
-    pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
-        // Not every unix empties private pages on MADV_DONTNEED, so the stretch is mapped afresh where it must be empty.
+    /// The stretch was opened, and is no longer used.
+    pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
+        // Some Unixes do not empty private pages on MADV_DONTNEED, so there the stretch is mapped anew.
         #[cfg(not(target_os = "linux"))]
         {
             // SAFETY: by contract; MAP_FIXED replaces exactly the stretch.
             let flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | libc::MAP_FIXED;
             let _ = MADV_DONTNEED;
-            let mapped = unsafe { libc::mmap(address as *mut _, bytes as usize, PROT_NONE, flags, -1, 0) };
+            let mapped = unsafe { libc::mmap(address.0 as *mut _, bytes.as_usize(), PROT_NONE, flags, -1, 0) };
             return if mapped == MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) };
         }
         #[cfg(target_os = "linux")]
         // SAFETY: by contract.
         unsafe {
-            if libc::madvise(address as *mut _, bytes as usize, MADV_DONTNEED) != 0
-                || libc::mprotect(address as *mut _, bytes as usize, PROT_NONE) != 0
+            if libc::madvise(address.0 as *mut _, bytes.as_usize(), MADV_DONTNEED) != 0
+                || libc::mprotect(address.0 as *mut _, bytes.as_usize(), PROT_NONE) != 0
             {
                 return Err(io::Error::last_os_error());
             }
@@ -95,43 +95,44 @@ mod unix {
     }
 }
 
-/// Without `mmap` the whole reservation is allocated, and a use after `close` is not caught. Enough to run the demo.
+/// Without `mmap`, the whole reservation is allocated, and use after `close` is not caught. Enough to run the demo.
 #[cfg(not(unix))]
 mod other {
     use std::{alloc, io};
 
-    use crate::Bytes;
+    use crate::{Address, Bytes};
 
-    pub fn system_page() -> u64 {
-        4096
+    pub fn system_page() -> Bytes {
+        Bytes::kib(4)
     }
 
     pub fn system_memory() -> Bytes {
         Bytes::MAX
     }
 
-    fn layout(bytes: u64, align: u64) -> io::Result<alloc::Layout> {
-        alloc::Layout::from_size_align(bytes as usize, align as usize).map_err(|_| io::ErrorKind::OutOfMemory.into())
+    fn layout(bytes: Bytes, align: Bytes) -> io::Result<alloc::Layout> {
+        alloc::Layout::from_size_align(bytes.as_usize(), align.as_usize())
+            .map_err(|_| io::ErrorKind::OutOfMemory.into())
     }
 
-    pub fn reserve(bytes: u64, align: u64) -> io::Result<u64> {
-        // SAFETY: the layout is not empty; the device reserves at least one page.
+    pub fn reserve(bytes: Bytes, align: Bytes) -> io::Result<Address> {
+        // SAFETY: the layout is not empty: the device reserves at least one page.
         let start = unsafe { alloc::alloc_zeroed(layout(bytes, align)?) };
-        if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(start as u64) }
+        if start.is_null() { Err(io::ErrorKind::OutOfMemory.into()) } else { Ok(Address(start as u64)) }
     }
 
-    pub unsafe fn release(address: u64, bytes: u64, align: u64) {
-        // SAFETY: by contract it was reserved above with this layout.
-        unsafe { alloc::dealloc(address as *mut u8, layout(bytes, align).expect("the layout it was reserved with")) }
+    pub unsafe fn release(address: Address, bytes: Bytes, align: Bytes) {
+        // SAFETY: by contract, it was reserved above with this layout.
+        unsafe { alloc::dealloc(address.0 as *mut u8, layout(bytes, align).expect("the layout it was reserved with")) }
     }
 
-    pub unsafe fn open(_address: u64, _bytes: u64) -> io::Result<()> {
+    pub unsafe fn open(_address: Address, _bytes: Bytes) -> io::Result<()> {
         Ok(())
     }
 
-    pub unsafe fn close(address: u64, bytes: u64) -> io::Result<()> {
-        // SAFETY: by contract the stretch is ours alone. It reads as zeroes when it is opened again.
-        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes as usize) };
+    pub unsafe fn close(address: Address, bytes: Bytes) -> io::Result<()> {
+        // SAFETY: by contract, no other code uses the stretch. It reads as zeroes when it is opened again.
+        unsafe { std::ptr::write_bytes(address.0 as *mut u8, 0, bytes.as_usize()) };
         Ok(())
     }
 }
@@ -140,8 +141,9 @@ mod other {
 #[cfg(target_os = "linux")]
 mod tests {
     use super::{release, reserve};
+    use crate::Bytes;
 
-    /// The addresses that this process has.
+    /// The size of this process's address space.
     fn addresses() -> u64 {
         let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
         4096 * statm.split(' ').next().unwrap().parse::<u64>().unwrap()
@@ -149,17 +151,18 @@ mod tests {
 
     #[test]
     fn a_reservation_keeps_no_addresses_before_or_after_it() {
-        // Far more than all other tests have. Of each mapping half of `align` lies before the aligned half, or after it.
-        let align = 1 << 40;
+        // Far more than all other tests reserve. In each mapping, a stretch of half of `align` lies before or after the
+        // aligned half.
+        let align = Bytes(1 << 40);
         let before = addresses();
         let starts = [(); 4].map(|()| reserve(align / 2, align).unwrap());
         let kept = addresses() - before;
-        assert!(kept.abs_diff(2 * align) < align / 8, "{kept}");
+        assert!(kept.abs_diff(2 * align.0) < align.0 / 8, "{kept}");
         for start in starts {
             assert!(start.is_multiple_of(align));
-            // SAFETY: it was reserved above, and nobody uses it.
+            // SAFETY: it was reserved above, and is no longer used.
             unsafe { release(start, align / 2, align) };
         }
-        assert!(addresses() < before + align / 8);
+        assert!(addresses() < before + align.0 / 8);
     }
 }

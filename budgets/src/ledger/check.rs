@@ -1,10 +1,10 @@
-//! What must be true of a ledger before and after every step.
+//! Assertions that hold before and after every step of a ledger.
 
 use super::{Ledger, Memory, State, Wish};
 use crate::Bytes;
 
 impl Ledger {
-    /// Asserts rule 1 and what else takes constant time: in every build, before and after every step.
+    /// Asserts rule 1 and whatever else takes constant time, in every build, before and after every step.
     pub(super) fn check_accounts(&self) {
         for memory in [Memory::Device, Memory::Host] {
             let account = self.account(memory);
@@ -13,19 +13,19 @@ impl Ledger {
                 assert!(head.bytes > account.available(), "{} waits for what is there", head.id);
             }
         }
-        // Rule 1, or the alarm has been raised.
+        // Rule 1 holds, or the deficit was announced.
         assert_eq!(self.device.deficit(), self.announced_deficit, "rule 1 is true, or was said not to be");
         assert!(self.host.deficit().is_zero(), "no more host memory is leased than there is");
     }
 
-    /// Audits all books, which takes time for each lease: in debug builds after every step, otherwise once in as many
-    /// steps as there are leases, so that a step takes the same time on average however many there are.
+    /// Audits all books, in time proportional to the leases. Debug builds do so after every step. Others do so once in
+    /// as many steps as there are leases, so that the average cost of a step is constant.
     pub(super) fn audit_in_turn(&mut self) {
         let between = if cfg!(debug_assertions) { 0 } else { self.leases.len() };
         self.audit_after(between);
     }
 
-    /// Audits all books if more than so many steps went by since they were last audited.
+    /// Audits all books if more than this many steps have passed since the last audit.
     fn audit_after(&mut self, steps: usize) {
         self.unaudited_steps += 1;
         if self.unaudited_steps > steps {
@@ -74,7 +74,7 @@ mod tests {
     const KV: LeaseId = LeaseId(1);
     const HOST: LeaseId = LeaseId(2);
 
-    /// 600 of 1000 bytes for keys and values, 40 of host memory for pictures.
+    /// Keys and values hold 600 of 1000 bytes; pictures hold 40 of host memory.
     fn ledger() -> Ledger {
         let mut ledger = Ledger::new(LedgerConfig { host_total: Bytes(100), ..LedgerConfig::new(Bytes(1000)) });
         ask(&mut ledger, 1, Class::Kv, 600);
@@ -217,7 +217,7 @@ mod tests {
         ledger.audit_after(2);
         ledger.audit_after(2);
         ledger.host.granted = Bytes(40);
-        ledger.audit_after(2); // Here it looks.
+        ledger.audit_after(2); // This one audits.
         ledger.host.granted = Bytes(41);
         ledger.audit_after(2);
         ledger.audit_after(2);

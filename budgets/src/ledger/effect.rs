@@ -2,175 +2,177 @@
 
 use crate::{Bytes, Class, Gate, GateError, Grant, Hint, Label, LeaseId, Overloaded, Owner, RequestId, Resized};
 
-/// What the ledger decides, in the order in which it must be carried out: memory that `Freed` speaks of may be granted by
-/// a later effect of the same step.
+/// What the ledger decides. Carry out effects in order: a later effect of the same step may grant the memory that an
+/// earlier `Freed` returned.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Yes. Make the [`crate::Lease`] and hand it over; if nobody takes it, dropping it gives it back.
+    /// The request is granted. Make the [`crate::Lease`] and hand it over; if nothing takes it, dropping it gives it
+    /// back.
     Granted(Grant),
-    /// No, or no longer.
+    /// The request is refused, perhaps after it waited.
     Refused(Refused),
-    /// Not yet; the answer comes in a later step.
+    /// The request waits. The answer comes in a later step.
     Waiting {
-        /// The question.
+        /// The request's number.
         request: RequestId,
-        /// How many are served before it.
+        /// How many requests are served before it.
         ahead: usize,
     },
-    /// A lease has a new size. Tell its handle ([`crate::Lease::resize`]).
+    /// A lease has a new size. Tell its handle, with [`crate::Lease::resize`].
     Resized(Resized),
-    /// A dead owner's lease: wait for a fence behind all that the device was given, unback, then say `FencePassed`
-    /// ([`crate::FenceWatch::revoke`]).
+    /// A dead owner's lease is taken back. Wait for a fence made after everything issued so far, unback the memory,
+    /// then send `FencePassed` ([`crate::FenceWatch::revoke`]).
     Revoking {
-        /// Which.
+        /// The dead owner's lease.
         lease: LeaseId,
     },
     /// A lease has ended and its bytes are free.
     Freed {
-        /// Which.
+        /// The lease that ended.
         lease: LeaseId,
-        /// How much.
+        /// Its size.
         bytes: Bytes,
     },
-    /// Nothing of a dead owner is out any more: its successor may start.
+    /// All leases of a dead owner are freed, so its successor may start.
     OwnerCleared {
-        /// Who.
+        /// The dead owner.
         owner: Owner,
     },
-    /// Growth from outside made rule 1 untrue: nothing is granted until it is true again. `GiveUp`s follow.
+    /// Growth of foreign or overhead has broken rule 1. Nothing is granted until it holds again. `GiveUp`s follow.
     Deficit {
         /// By how much.
         short_by: Bytes,
-        /// What is left of it when all orders are followed and all fences passed: nothing elastic covers it.
+        /// The part that remains once all orders are followed and all fences have passed: no elastic lease can cover
+        /// it.
         uncovered: Bytes,
     },
-    /// Rule 1 is true again.
+    /// Rule 1 holds again.
     DeficitOver,
-    /// An elastic lease is ordered to shrink. Its owner frees what it can and answers with `Resize`.
+    /// An elastic lease must shrink. Its owner frees what it can and answers with `Resize`.
     GiveUp {
-        /// Which.
+        /// The lease that must shrink.
         lease: LeaseId,
-        /// Whose.
+        /// Its owner.
         owner: Owner,
-        /// What for.
+        /// Its class.
         class: Class,
-        /// To at most this.
+        /// The most that it may keep.
         to: Bytes,
     },
-    /// So much of the canary was given up: an alarm, unless its wanted size was lowered.
+    /// Part of the canary was given up. This is an alarm, unless its wanted size was lowered.
     CanaryGiven {
         /// How much.
         bytes: Bytes,
     },
-    /// The canary is whole.
+    /// The canary is whole again.
     CanaryTaken {
-        /// How much was added.
+        /// How much was added to it.
         bytes: Bytes,
     },
     /// A model's gate has moved.
     GateMoved {
-        /// Which model.
+        /// The model.
         model: Label,
-        /// What its gate is now.
+        /// The gate's new state.
         to: Gate,
     },
-    /// A model's gate has not moved.
+    /// A model's gate could not move.
     GateStuck(GateError),
 }
 
-/// A no, and to what.
+/// A refused request, and the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refused {
-    /// The question.
+    /// The request's number.
     pub request: RequestId,
-    /// Why not.
+    /// Why it was refused.
     pub reason: Refusal,
 }
 
-/// Why a question was refused.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// There is not enough now.
+    /// Too little is available now.
     #[error("{} asked, {} available, {} short", asked.exact(), available.exact(), short_by.exact())]
     Short {
-        /// How much more was wanted.
+        /// How many more bytes were wanted.
         asked: Bytes,
-        /// How much there is.
+        /// How many are available.
         available: Bytes,
         /// The difference.
         short_by: Bytes,
     },
-    /// There never will be enough, whoever leaves.
+    /// The request could not be met even with all other leases and processes gone.
     #[error("{} asked, but {} is all that a lease could ever get: {} short", asked.exact(), attainable.exact(), short_by.exact())]
     TooLarge {
-        /// How large the lease should have been.
+        /// The size of the lease that was wanted.
         asked: Bytes,
-        /// How large it could get.
+        /// The largest size possible.
         attainable: Bytes,
         /// The difference.
         short_by: Bytes,
     },
-    /// Others of the same or a higher priority wait, and nobody overtakes.
-    #[error("{} asked while {ahead} others wait for memory", asked.exact())]
+    /// Requests of the same or a higher priority wait, and none is overtaken.
+    #[error("{} asked, but {ahead} other requests wait for memory", asked.exact())]
     Behind {
-        /// How much more was wanted.
+        /// How many more bytes were wanted.
         asked: Bytes,
-        /// How many are served first.
+        /// How many requests are served first.
         ahead: usize,
     },
     /// The queue is full.
     #[error(transparent)]
     Overloaded(Overloaded),
-    /// The model's gate does not let this claimant in.
+    /// The model's gate does not admit this claimant.
     #[error("{model} is {gate}: {owner} may hold {} of {class} there, not {}", seat.exact(), asked.exact())]
     GateClosed {
         /// The model.
         model: Label,
         /// Its gate.
         gate: Gate,
-        /// Who asked.
+        /// The owner that asked.
         owner: Owner,
-        /// What for.
+        /// The class that it asked for.
         class: Class,
-        /// How much it may hold.
+        /// The most that it may hold.
         seat: Bytes,
-        /// How much it would hold.
+        /// How much it would have held.
         asked: Bytes,
     },
-    /// The asker is dead: a late message.
+    /// The owner is dead, and this message came late.
     #[error("{owner} is dead")]
     OwnerDead {
-        /// Who.
+        /// The dead owner.
         owner: Owner,
     },
-    /// The asker's predecessor still holds memory.
-    #[error("{owner} cannot start: {} of an earlier generation are not back yet", held.exact())]
+    /// The owner's predecessor still holds memory.
+    #[error("{owner} cannot start: its earlier generations still hold {}", held.exact())]
     PredecessorHolds {
-        /// Who asked.
+        /// The owner that asked.
         owner: Owner,
-        /// How much is still out.
+        /// How much its predecessors hold.
         held: Bytes,
     },
-    /// The lease has ended, is being revoked, or gives up its tail already.
-    #[error("{lease} is not held any more, or shrinks already")]
+    /// The lease has ended, is being revoked, or is already shrinking.
+    #[error("{lease} is no longer held, or is already shrinking")]
     NotHeld {
-        /// Which.
+        /// The lease's number.
         lease: LeaseId,
     },
-    /// Nothing was asked for.
-    #[error("a lease of nothing was asked for")]
+    /// The request was for 0 bytes.
+    #[error("a lease cannot have 0 bytes")]
     Nothing,
-    /// The canary is the ledger's own.
-    #[error("the canary is nobody's to lease")]
+    /// The request was for class canary, which only the ledger itself holds.
+    #[error("the canary cannot be leased")]
     CanaryAsked,
-    /// The asker took the question back, or replaced it.
+    /// The owner withdrew the request, or replaced it.
     #[error("the request was withdrawn")]
     Withdrawn,
 }
 
 impl Refusal {
-    /// What [`name`](Refusal::name) may be.
+    /// All values of [`name`](Refusal::name).
     pub const NAMES: [&'static str; 11] = [
         "short",
         "too_large",
@@ -204,6 +206,8 @@ impl Refusal {
 }
 
 impl Hint for Refusal {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         Some(match self {
             Refusal::Short { short_by, .. } => {
@@ -213,7 +217,7 @@ impl Hint for Refusal {
                 format!("ask for {} less, keep a smaller canary, or use a larger device", short_by.exact())
             }
             Refusal::Behind { .. } => "wait in the queue, or raise the request's priority".into(),
-            Refusal::Overloaded(overloaded) => return overloaded.hint(),
+            Refusal::Overloaded(overloaded) => overloaded.hint(),
             Refusal::GateClosed { gate: Gate::Teardown, .. } => "wait until the model has stopped, then load it".into(),
             Refusal::GateClosed { .. } => "claim it before READY, or as a tenant".into(),
             Refusal::PredecessorHolds { .. } => "start the successor after OwnerCleared".into(),
@@ -224,6 +228,8 @@ impl Hint for Refusal {
 }
 
 impl Hint for Refused {
+    type Text = Option<String>;
+
     fn hint(&self) -> Option<String> {
         self.reason.hint()
     }

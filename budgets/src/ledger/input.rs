@@ -2,82 +2,82 @@
 
 use crate::{Bytes, Gate, Label, LeaseId, Owner, Request, RequestId};
 
-/// What the ledger is told. Fences and the driver are looked at outside; here stands what was seen.
+/// What the ledger is told. Its caller watches fences and the driver, and reports them here.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Input {
-    /// An owner wants a lease. Answered once, now or later: `Granted` or `Refused`.
+    /// An owner wants a lease. Answered once, now or later, by `Granted` or `Refused`.
     Ask {
-        /// The question's number; not one that waits.
+        /// The request's number. It must not be that of a request that waits.
         id: RequestId,
-        /// What is wanted.
+        /// The lease that is wanted.
         request: Request,
-        /// Whether to wait for bytes that are not there; otherwise it is refused at once.
+        /// Whether to wait for bytes. If false, a request that cannot be met now is refused.
         wait: bool,
     },
-    /// A lease should have another size. Answered once, now or later: `Resized` or `Refused`.
+    /// A lease should change size. Answered once, now or later, by `Resized` or `Refused`.
     ///
-    /// A newer wish for the same lease takes the place of one that waits.
+    /// It replaces an earlier `Resize` of the same lease that still waits.
     Resize {
-        /// The question's number; not one that waits.
+        /// The request's number. It must not be that of a request that waits.
         id: RequestId,
-        /// Which lease.
+        /// The lease to resize.
         lease: LeaseId,
         /// Its new size.
         to: Bytes,
-        /// To grow: whether to wait for bytes that are not there.
+        /// Only to grow: whether to wait for bytes.
         wait: bool,
-        /// To shrink: whether the device is past the last use of the tail and it is unbacked. If not, `FencePassed` must
-        /// follow, and the bytes are free after it.
+        /// Only to shrink: whether the device is past the last use of the tail and the tail is unbacked. If not,
+        /// `FencePassed` must follow, and frees the bytes.
         passed: bool,
     },
     /// A lease was dropped.
     Release {
-        /// Which.
+        /// The lease that was dropped.
         lease: LeaseId,
-        /// Whether the device is past its last use and it is unbacked. If not, `FencePassed` must follow.
+        /// Whether the device is past its last use and its memory is unbacked. If not, `FencePassed` must follow.
         passed: bool,
     },
-    /// The device is past the last use of this lease, or of the tail that it gives up, and it is unbacked.
+    /// The device is past the last use of this lease, or of its tail if it shrinks, and the memory is unbacked.
     FencePassed {
-        /// Which.
+        /// The lease whose fence has passed.
         lease: LeaseId,
     },
-    /// An actor is dead, in this generation and all before it. Everything it held is revoked, everything it waited for is
-    /// refused. Bytes come back behind fences; when all are home, `OwnerCleared` says so, once.
+    /// An actor is dead, in this generation and all earlier ones. What it held is revoked, and its waiting requests are
+    /// refused. Each lease comes back after its fence; once all have, `OwnerCleared` says so.
     OwnerDied {
-        /// Who.
+        /// The dead actor.
         owner: Owner,
     },
-    /// Nobody waits for this answer any more. A question that still waits is refused; any other is left as it is.
+    /// The asker no longer wants the answer. Refuses the request if it still waits.
     Withdraw {
-        /// Which question.
+        /// The request's number.
         id: RequestId,
     },
-    /// What other processes hold now. While any gate is open (a model is being profiled) less than before is ignored.
+    /// What other processes hold now. While a gate is open (a model is being profiled), a decrease is ignored.
     Foreign(Bytes),
-    /// The owner of an elastic lease has said how far it can give it up; without a word it is all of it. Orders count on
-    /// no more. Unknown leases are nobody's loss.
+    /// The owner of an elastic lease says how far it can shrink. Orders to shrink respect this; the default is 0.
+    /// Unknown leases are ignored.
     Floor {
-        /// Which lease.
+        /// The elastic lease.
         lease: LeaseId,
-        /// It keeps this much, whatever is ordered.
+        /// The size that it keeps.
         to: Bytes,
     },
-    /// While rule 1 is untrue or the canary is owed, says who gives up what until it is whole again; what was said before
-    /// too, for owners that have come since, or that have lost an order with an actor that died.
+    /// While rule 1 is broken or part of the canary is missing, repeats which leases must shrink. This reaches owners
+    /// that started later, or lost an order with an actor that died.
     Remind {
-        /// So much more than is owed is to be given up, for a neighbour that goes on taking.
+        /// How much more than is owed must be given up, because a neighbour keeps taking.
         ahead: Bytes,
     },
     /// What our process uses outside leases now.
     Overhead(Bytes),
     /// How much to keep free of use.
     Canary(Bytes),
-    /// A model is READY, or stops.
+    /// Moves a model's gate, when the model becomes READY or stops.
     Gate {
-        /// Which model.
+        /// The model.
         model: Label,
-        /// What its gate becomes.
+        /// The gate's new state.
         to: Gate,
     },
 }

@@ -23,36 +23,36 @@ use crate::{
 pub struct LedgerConfig {
     /// The device's memory.
     pub total: Bytes,
-    /// What our process uses of it outside leases.
+    /// What our process holds of it outside leases.
     pub overhead: Bytes,
-    /// What leases of host memory may sum up to.
+    /// The most that leases of host memory may add up to.
     pub host_total: Bytes,
-    /// How many requests may wait, for each of the two memories.
+    /// How many requests may wait for each kind of memory.
     pub waiting_max: usize,
 }
 
 impl LedgerConfig {
-    /// A device of this size without overhead, 1 GiB of host memory to lease, 256 requests that may wait.
+    /// A device of this size with no overhead, 1 GiB of host memory to lease, and room for 256 waiting requests.
     pub fn new(total: Bytes) -> Self {
         LedgerConfig { total, overhead: Bytes::ZERO, host_total: Bytes::gib(1), waiting_max: 256 }
     }
 
-    /// What this device reports; nothing if it is lost.
+    /// What this device reports; 0 bytes if it is lost.
     pub fn of(device: &dyn Device) -> Self {
         let total = device.memory().map_or(Bytes::ZERO, |memory| memory.total);
         LedgerConfig { overhead: device.overhead(), ..LedgerConfig::new(total) }
     }
 }
 
-/// The books of one device, and of the host memory leased beside it.
+/// The leases of one device, and of the host memory leased with it.
 ///
-/// Pure: no I/O, no clock, no threads; the same inputs give the same effects. Rule 1 (`granted + overhead + foreign +
-/// canary <= total`) is checked on entry and exit of every step, in release builds too; the sums behind it are added up anew once in
-/// as many steps as there are leases, and in debug builds in each. It can be untrue only between an
-/// announced `Deficit` and its `DeficitOver`, since other processes do not ask us.
+/// Pure: no I/O, clock or threads. The same inputs give the same effects. Every step checks rule 1
+/// (`granted + overhead + foreign + canary <= total`) on entry and exit, in release builds too. The sums themselves are
+/// recomputed once in as many steps as there are leases, and on every step in debug builds. Rule 1 can be broken only
+/// between an announced `Deficit` and its `DeficitOver`, because other processes take memory without asking us.
 ///
-/// The canary is an account, not a lease: it has no owner that could die or hold on to it, and it is given up inside the
-/// step that needs it. While it is owed, nothing is granted out of what it needs, so it comes back first.
+/// The canary is an account, not a lease. It has no owner that could die or hold on to it, and the step that needs it
+/// takes it. While part of it is missing, nothing that it needs is granted, so it is restored first.
 ///
 /// ```
 /// use bursar_budgets::*;
@@ -68,19 +68,19 @@ pub struct Ledger {
     device: Account,
     host: Account,
     leases: BTreeMap<LeaseId, Entry>,
-    /// The same by who holds them, so that a claim looks at its own name's leases and at nobody else's.
+    /// Leases by owner, so that a claim looks only at leases of its own name.
     owners: BTreeMap<Owner, BTreeSet<LeaseId>>,
     next_lease: LeaseId,
     device_queue: Admission<Wish>,
     host_queue: Admission<Wish>,
     gates: BTreeMap<Label, Post>,
-    /// The last generation of each name that is known to be dead.
+    /// The last generation of each name known to be dead.
     dead: BTreeMap<Label, u64>,
-    /// Dead owners of whom something is still out.
+    /// Dead owners that still hold leases.
     clearing: BTreeSet<Owner>,
-    /// The deficit that was last spoken of.
+    /// The deficit in the last `Deficit` effect.
     announced_deficit: Bytes,
-    /// Steps since all books were last audited.
+    /// Steps since the last full audit.
     unaudited_steps: usize,
 }
 
@@ -88,38 +88,38 @@ pub struct Ledger {
 pub(crate) struct Entry {
     pub(crate) holding: Holding,
     pub(crate) state: State,
-    /// What its owner keeps, whatever it is ordered.
+    /// The size that its owner keeps, whatever it is ordered.
     floor: Bytes,
 }
 
-/// Where a lease is on its way from granted to freed.
+/// How far a lease is on its way from granted to freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     Held,
-    /// Held, but its tail waits for a fence.
+    /// Held; its tail waits for a fence.
     Shrinking {
         to: Bytes,
         request: RequestId,
     },
-    /// Ended, and all of it waits for a fence.
+    /// Ended; all of it waits for a fence.
     Revoking,
 }
 
-/// What somebody waits for.
+/// What a waiting request will get.
 #[derive(Clone, Debug)]
 pub(crate) enum Wish {
     New(Request),
     Grow { lease: LeaseId, to: Bytes },
 }
 
-/// A model's gate and what was held when it froze.
+/// A model's gate, and what each claimant held when it froze.
 #[derive(Clone, Debug, Default)]
 struct Post {
     gate: Gate,
     seats: Seats,
 }
 
-/// One who wants more: what the gate looks at.
+/// A request for more, as the gate sees it.
 struct Claim<'a> {
     owner: &'a Owner,
     class: &'a Class,
@@ -128,7 +128,7 @@ struct Claim<'a> {
 }
 
 impl Ledger {
-    /// A ledger with nothing granted.
+    /// A ledger without leases.
     pub fn new(config: LedgerConfig) -> Ledger {
         let LedgerConfig { total, overhead, host_total, waiting_max } = config;
         Ledger {
@@ -147,12 +147,12 @@ impl Ledger {
         }
     }
 
-    /// The ledger as it must be, given the leases that live: for a budget actor that was restarted. All gates are open;
-    /// whoever froze them does so again. If more is held than fits, the next step says `Deficit`.
+    /// Rebuilds the ledger of a restarted budget actor from the live leases. All gates are open: freeze them again. If
+    /// more is held than fits, the next step says `Deficit`.
     pub fn rebuild(config: LedgerConfig, live: impl IntoIterator<Item = Holding>) -> Ledger {
         let mut ledger = Ledger::new(config);
         for holding in live {
-            ledger.next_lease = ledger.next_lease.max(LeaseId(holding.id.0 + 1));
+            ledger.next_lease = ledger.next_lease.max(holding.id.next());
             if !holding.class.is_guest() {
                 ledger.gates.entry(holding.model.clone()).or_default();
             }
@@ -161,13 +161,13 @@ impl Ledger {
         ledger
     }
 
-    /// No lease granted from now on has a number up to `last`: notes about leases that a predecessor of this ledger freed
-    /// may still come, and must hit nobody.
+    /// Starts the numbers of new leases after `last`. Late notes about leases that a predecessor freed then match no
+    /// new lease.
     pub fn number_leases_after(&mut self, last: LeaseId) {
-        self.next_lease = self.next_lease.max(LeaseId(last.0 + 1));
+        self.next_lease = self.next_lease.max(last.next());
     }
 
-    /// Takes one input and says what follows from it.
+    /// Takes one input and returns what follows from it.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         self.check_accounts();
         let mut effects = Vec::new();
@@ -188,8 +188,7 @@ impl Ledger {
                 self.withdraw(|waiting| waiting.id == id, |_| Refusal::Withdrawn, &mut effects);
             }
             Input::Foreign(bytes) => {
-                // What another process frees now it may take again a moment later: a size that was settled on while it
-                // was gone would not hold.
+                // A neighbour may take back what it frees. A size chosen while it was gone would not hold.
                 self.device.foreign = if self.is_profiling() { self.device.foreign.max(bytes) } else { bytes };
             }
             Input::Floor { lease, to } => {
@@ -216,17 +215,17 @@ impl Ledger {
         }
     }
 
-    /// How much an ask could get now, were nobody waiting.
+    /// The most that a request could get now, if none waited.
     pub fn available(&self, memory: Memory) -> Bytes {
         self.account(memory).available()
     }
 
-    /// A model's gate; open for a model never heard of.
+    /// A model's gate: open if the model is unknown.
     pub fn gate(&self, model: &str) -> Gate {
         self.gates.get(model).map_or(Gate::Open, |post| post.gate)
     }
 
-    /// Whether a model is being sized: a gate is open.
+    /// Whether a model is being sized, so that its gate is open.
     pub fn is_profiling(&self) -> bool {
         self.profiling() > 0
     }
@@ -241,18 +240,18 @@ impl Ledger {
         self.queue(memory).iter().count()
     }
 
-    /// What a lease holds, until it is freed.
+    /// What a lease holds, until the lease is freed.
     pub fn holding(&self, lease: LeaseId) -> Option<&Holding> {
         self.leases.get(&lease).map(|entry| &entry.holding)
     }
 
-    /// Whether all that this owner and its predecessors held is home, and nothing more can be granted to them: true from
+    /// Whether this owner and its predecessors hold nothing, and can be granted nothing more: true from
     /// [`Effect::OwnerCleared`] on.
     pub fn is_cleared(&self, owner: &Owner) -> bool {
         self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) && self.is_home(owner)
     }
 
-    /// What a name holds, in all generations, with what is on its way home.
+    /// The sum of a name's leases in all generations, with those that wait for a fence.
     pub fn held_by(&self, name: &str) -> Bytes {
         let all = Owner::new(name, 0)..=Owner::new(name, u64::MAX);
         self.holdings_of(all).map(|holding| holding.bytes).sum()
@@ -274,17 +273,17 @@ impl Ledger {
         self.entries().map(|entry| &entry.holding)
     }
 
-    /// What these owners hold.
+    /// The leases of these owners.
     fn holdings_of(&self, owners: impl RangeBounds<Owner>) -> impl Iterator<Item = &Holding> {
         self.owners.range(owners).flat_map(|(_, leases)| leases).map(|lease| &self.leases[lease].holding)
     }
 
-    /// Whether neither this owner nor a predecessor of it holds anything.
+    /// Whether this owner and its predecessors hold no lease.
     fn is_home(&self, owner: &Owner) -> bool {
         self.owners.range(owner.first()..=owner.clone()).next().is_none()
     }
 
-    /// Writes a new lease into all books.
+    /// Adds a new lease to all books.
     fn enter(&mut self, holding: Holding) {
         let id = holding.id;
         self.account_mut(holding.class.memory()).granted += holding.bytes;
@@ -293,7 +292,7 @@ impl Ledger {
         assert!(twice.is_none(), "{id} lives twice");
     }
 
-    /// Strikes a lease from all books.
+    /// Removes a lease from all books.
     fn strike(&mut self, lease: LeaseId) -> Holding {
         let holding = self.leases.remove(&lease).expect("looked up by the caller").holding;
         self.account_mut(holding.class.memory()).granted -= holding.bytes;
@@ -331,7 +330,7 @@ impl Ledger {
             return refuse(id, reason, effects);
         }
         if !request.class.is_guest() {
-            // From its first claim on a model is starting, and so its gate is open.
+            // A model's first claim opens its gate.
             self.gates.entry(request.model.clone()).or_default();
         }
         let (memory, priority, bytes) = (request.class.memory(), request.priority, request.bytes);
@@ -339,7 +338,7 @@ impl Ledger {
         self.fulfil_or_queue(memory, wish, wait, effects);
     }
 
-    /// What stands against a new lease besides the bytes.
+    /// Why a new lease would be refused, apart from its size.
     fn check_claimant(&self, request: &Request) -> Result<(), Refusal> {
         let Request { owner, class, model, bytes, .. } = request;
         if *class == Class::Canary {
@@ -412,12 +411,12 @@ impl Ledger {
         });
     }
 
-    /// Grants what was found to fit.
+    /// Grants a request that fits.
     fn fulfil(&mut self, wish: Waiting<Wish>, effects: &mut Vec<Effect>) {
         match wish.wish {
             Wish::New(request) => {
                 let id = self.next_lease;
-                self.next_lease = LeaseId(id.0 + 1);
+                self.next_lease = id.next();
                 let holding = Holding::of(id, request);
                 self.enter(holding.clone());
                 effects.push(Effect::Granted(Grant { request: wish.id, holding }));
@@ -455,7 +454,7 @@ impl Ledger {
             return effects.push(Effect::GateStuck(error));
         }
         if post.gate == Gate::Teardown {
-            // The model is gone with its last byte; an open gate that nobody starts behind would count as profiling.
+            // The model's last byte is back. An open gate that no start uses would count as profiling.
             self.gates.remove(&model);
             return effects.push(Effect::GateMoved { model, to });
         }
@@ -470,7 +469,7 @@ impl Ledger {
 }
 
 impl Wish {
-    /// How large the lease would be.
+    /// The size that the lease would have.
     fn size(&self) -> Bytes {
         match self {
             Wish::New(request) => request.bytes,

@@ -1,4 +1,4 @@
-//! How bytes come home, and what follows from a change: the canary, orders to shrink, the next who wait.
+//! How leases end, and what follows from any change: the canary, orders to shrink, and requests that can now be served.
 
 use super::{Claim, Effect, Entry, Ledger, Memory, Refusal, State, Wish, refuse};
 use crate::{Bytes, LeaseId, Owner, Waiting};
@@ -6,7 +6,7 @@ use crate::{Bytes, LeaseId, Owner, Waiting};
 impl Ledger {
     pub(super) fn release(&mut self, lease: LeaseId, passed: bool, effects: &mut Vec<Effect>) {
         assert!(lease < self.next_lease, "{lease} was never granted");
-        // A dead owner's handle may drop long after its lease was revoked and freed; that is no news.
+        // A dead owner's handle may drop long after its lease was revoked and freed. Ignore it.
         let Some(entry) = self.leases.get_mut(&lease).filter(|entry| entry.state != State::Revoking) else { return };
         let before = std::mem::replace(&mut entry.state, State::Revoking);
         self.end_growth_and_shrink(lease, before, effects);
@@ -25,7 +25,7 @@ impl Ledger {
 
     pub(super) fn owner_died(&mut self, owner: Owner, effects: &mut Vec<Effect>) {
         if self.dead.get(&owner.name).is_some_and(|dead| owner.generation <= *dead) {
-            return; // Its supervisor and its link may both say so.
+            return; // Its supervisor and its link may both report it.
         }
         self.dead.insert(owner.name.clone(), owner.generation);
         let reason = || Refusal::OwnerDead { owner: owner.clone() };
@@ -46,7 +46,7 @@ impl Ledger {
         self.clearing.insert(owner);
     }
 
-    /// Answers what was still open about a lease that ends.
+    /// Answers the requests that were still open on a lease that ends.
     fn end_growth_and_shrink(&mut self, lease: LeaseId, before: State, effects: &mut Vec<Effect>) {
         if let State::Shrinking { request, .. } = before {
             refuse(request, Refusal::NotHeld { lease }, effects);
@@ -77,8 +77,8 @@ impl Ledger {
         effects.push(Effect::Freed { lease, bytes: holding.bytes });
     }
 
-    /// Brings everything else in line with a change. The order is the rule: the dead first, then the canary, then those
-    /// who must shrink, and only then those who wait.
+    /// Brings everything else in line with a change, in this order: dead owners, the canary, orders to shrink, waiting
+    /// requests.
     pub(super) fn settle(&mut self, effects: &mut Vec<Effect>) {
         self.clear_owners(effects);
         self.settle_canary(effects);
@@ -127,8 +127,8 @@ impl Ledger {
         effects.append(&mut orders);
     }
 
-    /// Says who gives up what until rule 1 is true, the canary is whole and `ahead` is free, and the deficit if there is
-    /// one.
+    /// Says which leases must shrink before rule 1 holds, the canary is whole and `ahead` is free; first the deficit,
+    /// if there is one.
     pub(super) fn remind(&self, ahead: Bytes, effects: &mut Vec<Effect>) {
         let (short_by, owed) = (self.device.deficit(), self.device.owed());
         if owed.is_zero() {
@@ -137,13 +137,13 @@ impl Ledger {
         let wanted = owed.saturating_add(ahead);
         let (uncovered, mut orders) = self.orders(wanted);
         if !short_by.is_zero() {
-            // What is given up makes rule 1 true first, and then the canary whole.
+            // What leases give up covers the deficit first, and then the canary.
             effects.push(Effect::Deficit { short_by, uncovered: uncovered.saturating_sub(wanted - short_by) });
         }
         effects.append(&mut orders);
     }
 
-    /// Who gives up what so that so much becomes free, and what nobody can give up.
+    /// Which leases must shrink to free `short_by`, and how many bytes of it no lease can give up.
     fn orders(&self, short_by: Bytes) -> (Bytes, Vec<Effect>) {
         let on_its_way: Bytes = self
             .entries()
@@ -155,7 +155,7 @@ impl Ledger {
             })
             .sum();
         let mut uncovered = short_by.saturating_sub(on_its_way);
-        // Cheap things first, and of equals the youngest: it has the least to lose.
+        // Cheap classes first; within a class the youngest lease, which has the least to lose.
         let mut elastic: Vec<_> = self
             .entries()
             .filter(|entry| entry.state == State::Held)
@@ -175,8 +175,8 @@ impl Ledger {
         (uncovered, orders)
     }
 
-    /// Refuses those who wait for what can no longer come: their gate has closed, or overhead and the canary have grown so
-    /// much that their wish would block the queue for ever.
+    /// Refuses requests that can never be met: their gate has closed, or overhead and the canary have grown so much
+    /// that the request would block the queue for ever.
     fn refuse_hopeless(&mut self, memory: Memory, effects: &mut Vec<Effect>) {
         let attainable = self.account(memory).attainable();
         let hopeless: Vec<_> = self
@@ -211,7 +211,7 @@ impl Ledger {
         loop {
             let available = self.account(memory).available();
             let Some(waiting) = self.queue_mut(memory).pop_fitting(available) else { return };
-            // An earlier grant of this very loop may have filled the claimant's seat.
+            // A grant made earlier in this loop may have filled the claimant's seat.
             match self.check_wish(&waiting) {
                 Ok(()) => self.fulfil(waiting, effects),
                 Err(reason) => refuse(waiting.id, reason, effects),
@@ -220,7 +220,7 @@ impl Ledger {
     }
 }
 
-/// Whether this owner is dead if that one is: the same name, no later generation.
+/// Whether `dead` means that `owner` is dead too: the same name, the same or an earlier generation.
 fn is_gone(owner: &Owner, dead: &Owner) -> bool {
     owner.name == dead.name && owner.generation <= dead.generation
 }

@@ -1,10 +1,10 @@
-//! What leases say when they end, for tests without a budget actor.
+//! Keeps the release notes of leases, for tests without a budget actor.
 
 use std::sync::Mutex;
 
 use bursar_budgets::{LeaseId, ReleaseNote, ReleaseNotes, Revoker};
 
-/// Keeps what leases post, where a budget actor would read it.
+/// Collects notes, as a budget actor would.
 #[derive(Default)]
 pub struct Notes {
     pub posted: Mutex<Vec<ReleaseNote>>,

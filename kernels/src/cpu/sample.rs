@@ -7,7 +7,8 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::Call},
+    InputToken,
+    ops::{argmax::NO_CHOICE, sample::Call},
     sampling::{
         Candidate, ChoiceScratch, Distribution, Fault, NO_MASK, NO_REPORT, ROW_WORDS, SampleLayout, SampleList,
         SampleRow, TOP_MAX, Wishes, choose, fault_of,
@@ -99,6 +100,7 @@ impl Asked<'_> {
             biases: &biases,
             prompt: self.listed(SampleList::Prompt, at),
             produced: &produced,
+            unseen: None,
         };
         let chosen = match choose(logits, &row, &wishes, room) {
             Ok(chosen) => chosen,
@@ -124,13 +126,10 @@ impl Asked<'_> {
 
     /// Replaces tokens that the host did not know yet by what the previous step chose.
     fn seen<'t>(&self, tokens: &'t [u32]) -> Cow<'t, [u32]> {
-        if tokens.iter().all(|token| token & PREVIOUS == 0) {
+        let token = |code: &u32| InputToken::of_code(*code);
+        if tokens.iter().all(|code| matches!(token(code), InputToken::Known(_))) {
             return Cow::Borrowed(tokens);
         }
-        let seen = |&token: &u32| match token & PREVIOUS {
-            0 => token,
-            _ => self.previous.get((token & !PREVIOUS) as usize).copied().unwrap_or(NO_CHOICE),
-        };
-        Cow::Owned(tokens.iter().map(seen).collect())
+        Cow::Owned(tokens.iter().map(|code| token(code).id(self.previous).unwrap_or(NO_CHOICE)).collect())
     }
 }

@@ -5,6 +5,7 @@ mod arrivals;
 mod attention;
 mod autotune;
 mod blas;
+mod contract;
 mod decode_launch;
 mod elementwise;
 mod error;
@@ -33,18 +34,20 @@ use std::{
 use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
+pub(crate) use contract::HeadDim as CudaHeadDim;
 pub use error::OpenError;
 pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
-pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub(crate) use target::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH};
 pub use tuning::Tuning;
 
-use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
+use crate::{Backend, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
 use autotune::Autotuner;
 use blas::{Blas, Products};
-use launch::Functions;
+use contract::EntryPoints;
+use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
 use stage::Stage;
 use stream::{Clock, Stream};
@@ -75,7 +78,7 @@ impl CudaKernels {
         }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead("kernels", || Functions::load(device, &images));
+            functions = device.with_overhead("kernels", || Functions::load(device, &images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
@@ -114,8 +117,6 @@ pub struct Cuda {
     /// True while launches are recorded into a graph. A copy would be recorded too, together with the host memory's
     /// contents at that moment.
     captures: Cell<bool>,
-    /// Launches that still succeed, and launches that then fail.
-    drill: Cell<(usize, usize)>,
     /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
     /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
@@ -144,7 +145,6 @@ impl Cuda {
             autotuner: RefCell::default(),
             clock: Clock::new(device)?,
             captures: Cell::new(false),
-            drill: Cell::default(),
             entered: Cell::new(None),
         })
     }
@@ -179,21 +179,6 @@ impl Cuda {
         Ok(())
     }
 
-    /// Whether fault injection refuses the next launch.
-    fn is_drilled(&self) -> bool {
-        match self.drill.get() {
-            (_, 0) => false,
-            (0, count) => {
-                self.drill.set((0, count - 1));
-                true
-            }
-            (after, count) => {
-                self.drill.set((after - 1, count));
-                false
-            }
-        }
-    }
-
     /// As `enter`, for a copy between host and device, which a graph must not contain.
     fn enter_to_copy(&self) -> Result<(), KernelError> {
         if self.captures.get() {
@@ -203,16 +188,9 @@ impl Cuda {
         self.enter()
     }
 
-    /// The name of an operation's kernel for this target's activation type.
-    fn kernel(&self, op: &str) -> String {
-        format!("{op}_{}", self.activation_name())
-    }
-
-    fn activation_name(&self) -> &'static str {
-        match self.kernels.target.activation {
-            DType::BF16 => "bf16",
-            _ => "f16",
-        }
+    /// The kernels to launch, those of this target's activation type.
+    fn entry_points(&self) -> &EntryPoints<Function> {
+        self.kernels.functions.entry_points()
     }
 }
 
@@ -225,10 +203,6 @@ impl Backend for Cuda {
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.wait()
-    }
-
-    fn fail_launches(&self, after: usize, count: usize) {
-        self.drill.set((after, count));
     }
 
     fn upload(&self, call: ops::transfer::Upload<'_>) -> Result<(), KernelError> {

@@ -2,12 +2,10 @@
 
 use super::{
     Cuda,
+    contract::rotary::{AXES_MAX, THREADS_MAX},
     launch::{Extent, arguments, count},
 };
 use crate::{KernelError, ops};
-
-/// Most position axes that a kernel supports.
-const AXES_MAX: usize = 4;
 
 /// Pairs per axis, as the kernel takes them by value.
 #[repr(C)]
@@ -26,7 +24,7 @@ impl Sections {
 
 /// One block per token and one thread per sixteen elements.
 fn extent(tokens: usize, elements: usize) -> Extent {
-    Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, 320))
+    Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }
 
 pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
@@ -42,7 +40,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
         Sections::of(call.sections),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("rotary"), extent(call.x.rows(), call.heads * head_dim), arguments) }
+    unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
@@ -63,5 +61,5 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>)
         count(call.layer.blocks),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("rotary_kv_write"), extent(call.qkv.rows(), elements), arguments) }
+    unsafe { cuda.launch(cuda.entry_points().rotary_kv_write, extent(call.qkv.rows(), elements), arguments) }
 }

@@ -1,21 +1,17 @@
 //! Embedding: one row of a table per id.
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Work, input_token::PREVIOUS};
 
 use super::check;
 
-/// Bit of an id that the host does not know yet. The other bits are an index into the list of tokens that the previous
-/// step chose, where the id is read on the device.
-pub const PREVIOUS: u32 = 1 << 31;
-
-/// Computes `out[i] = table[ids[i]]`, converted to activations. An id of [`PREVIOUS`]` | row` stands for
-/// `previous[row]`; if that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was chosen and the output row is all
+/// Computes `out[i] = table[ids[i]]`, converted to activations. An id is the [code](crate::InputToken::code) of a
+/// token; one that the host has not seen is `previous[row]`. If that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was chosen and the output row is all
 /// zeros.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[vocabulary, hidden]`, floating point.
     pub table: Tensor<'a>,
-    /// `[tokens]` u32, each below the vocabulary, or [`PREVIOUS`] with an index into `previous`.
+    /// `[tokens]` u32: codes of tokens, known ones below the vocabulary, unseen ones with a row of `previous`.
     pub ids: Tensor<'a>,
     /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE); empty if no id refers to it.
     pub previous: Tensor<'a>,
@@ -24,8 +20,8 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. Ids with the bit
-    /// [`PREVIOUS`] are first read from `previous` `[rows]`.
+    /// Looks up `ids` `[tokens]` in `table` `[vocabulary, hidden]`; returns `[tokens, hidden]`. Codes of
+    /// unseen tokens are read from `previous` `[rows]`.
     pub fn embed(
         &self,
         table: &Tensor<'_>,

@@ -1,5 +1,7 @@
 //! A token for each row of logits, chosen on the device with every option of [`crate::sampling`].
 
+use bursar_budgets::Bytes;
+
 use crate::{
     Backend, DType, KernelError, Scope, Tensor, Work,
     sampling::{Fault, SampleLayout, TOP_MAX},
@@ -93,7 +95,7 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(fits, OP, "logits", logits, "1 to 524,288 columns")?;
         check::index_list(OP, "asked", asked)?;
         check::holds(asked.rows() >= layout.lists(), OP, "asked", asked, "words for each row of logits")?;
-        check::holds(asked.address().0.is_multiple_of(8), OP, "asked", asked, "an address of whole 8 bytes")?;
+        check::holds(asked.address().is_multiple_of(Bytes(8)), OP, "asked", asked, "an address of whole 8 bytes")?;
         check::index_list(OP, "chosen", chosen)?;
         check::holds(chosen.rows() >= rows, OP, "chosen", chosen, "a place for each row of logits")?;
         check::writable(OP, "chosen", chosen);

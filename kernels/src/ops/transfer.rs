@@ -2,6 +2,8 @@
 
 use std::{fmt, marker::PhantomData};
 
+use bursar_budgets::Bytes;
+
 use crate::{Backend, DType, Element, KernelError, Scope, Shape, Tensor, Work};
 
 use super::check;
@@ -145,7 +147,7 @@ pub fn fill<B: Backend>(backend: &B, source: &[u8], out: &mut Tensor<'_>) -> Res
     const OP: &str = "fill";
     check::writable(OP, "out", out);
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
-    check::holds(out.bytes().0 == source.len() as u64, OP, "out", out, "as many bytes as the source")?;
+    check::holds(out.bytes() == Bytes::of_slice(source), OP, "out", out, "as many bytes as the source")?;
     backend.upload(Upload { source, out: out.view() })
 }
 

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::UnseenToken;
+
 use super::{
     layout::{LISTED_MAX, SampleLayout, SampleList},
     row::{NO_REPORT, SampleRow, TOP_MAX, Wishes},
@@ -49,8 +51,7 @@ impl SampleBatch {
         self.rows.iter().any(|(row, _)| row.top != NO_REPORT && row.top > 0)
     }
 
-    /// Adds the next row. Lists that its penalties do not read are left out. A produced token of
-    /// [`PREVIOUS`](crate::ops::embed::PREVIOUS)` | row` is one that the host does not know yet.
+    /// Adds the next row. Lists that its penalties do not read are left out.
     ///
     /// # Panics
     /// If the mask is too short for the vocabulary, biases and biased tokens differ in number, a list is longer than
@@ -73,7 +74,8 @@ impl SampleBatch {
         biased.push(wishes.biased.iter().copied());
         biases.push(wishes.biases.iter().map(|bias| bias.to_bits()));
         prompt.push(wishes.prompt.iter().copied().filter(|_| row.repetition != 1.0));
-        produced.push(wishes.produced.iter().copied().filter(|_| row.penalises()));
+        let unseen = wishes.unseen.map(UnseenToken::code);
+        produced.push(wishes.produced.iter().copied().chain(unseen).filter(|_| row.penalises()));
     }
 
     /// Adds a row that reports the probability of `token` and the `top` likeliest tokens.
@@ -177,7 +179,10 @@ mod tests {
         let row = SampleRow { repetition: 2.0, ..SampleRow::default() };
         for _ in 0..3 {
             let (allowed, prompt, produced) = (Some(&[u32::MAX; 3][..]), &many[..30], &many[..12]);
-            batch.push(&row, &Wishes { allowed, forbidden: &many, biased: &many, biases: &biases, prompt, produced });
+            batch.push(
+                &row,
+                &Wishes { allowed, forbidden: &many, biased: &many, biases: &biases, prompt, produced, unseen: None },
+            );
         }
         let mut words = Vec::new();
         let layout = batch.pack(3, &mut words);

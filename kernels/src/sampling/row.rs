@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use crate::UnseenToken;
+
 /// Most likeliest tokens that a row may request, the limit of OpenAI's API and vLLM.
 pub const TOP_MAX: usize = 20;
 
@@ -9,7 +11,7 @@ pub const TOP_MAX: usize = 20;
 pub const NO_REPORT: u32 = u32::MAX;
 
 /// Word for a row without a given token.
-const NONE_GIVEN: u32 = u32::MAX;
+pub(crate) const NONE_GIVEN: u32 = u32::MAX;
 
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;
@@ -123,8 +125,10 @@ pub struct Wishes<'a> {
     pub biases: &'a [f32],
     /// The prompt's tokens, read only for a repetition penalty.
     pub prompt: &'a [u32],
-    /// The tokens produced so far; read only for penalties.
+    /// The tokens produced so far, as far as the host has seen them; read only for penalties.
     pub produced: &'a [u32],
+    /// One more, which the previous step chooses.
+    pub unseen: Option<UnseenToken>,
 }
 
 impl Wishes<'_> {

@@ -1,7 +1,7 @@
 //! Rows to choose from, and the expected choices: found by sorting everything and examining each token on its own.
 
 use bursar_kernels::{
-    ops::{argmax::NO_CHOICE, embed::PREVIOUS, sample::outcomes},
+    ops::{argmax::NO_CHOICE, sample::outcomes},
     sampling::{LISTED_MAX, NO_REPORT, SampleBatch, SampleRow, Wishes, philox},
     *,
 };
@@ -77,6 +77,7 @@ struct Asked {
     biases: Vec<f32>,
     prompt: Vec<u32>,
     produced: Vec<u32>,
+    unseen: Option<UnseenToken>,
 }
 
 /// The expected result of a row: token, fault, log-probability, and the likeliest tokens with theirs.
@@ -138,8 +139,8 @@ impl Asked {
         };
         let biases = random.floats(biased.len());
         // Some ids are beyond the vocabulary, as pictures' placeholders may be.
-        let mut produced = random.indices(23, vocabulary + 3);
-        produced.extend((0..rows as u32).step_by(2).take(9).map(|place| PREVIOUS | place));
+        let produced = random.indices(23, vocabulary + 3);
+        let unseen = (at % 3 > 0).then(|| UnseenToken { row: random.below(rows) as u32 });
         let forbidden = if on(random) { random.indices(3, vocabulary + 3) } else { Vec::new() };
         Asked {
             logits,
@@ -151,6 +152,7 @@ impl Asked {
             biases,
             prompt: random.indices(31, vocabulary + 3),
             produced,
+            unseen,
         }
     }
 
@@ -163,6 +165,7 @@ impl Asked {
             biases: &self.biases,
             prompt: &self.prompt,
             produced: &self.produced,
+            unseen: self.unseen,
         };
         batch.push(&self.row, &wishes);
     }
@@ -199,7 +202,7 @@ impl Asked {
     }
 
     fn changed(&self, id: usize, previous: &[u32]) -> f32 {
-        let seen = |token: &u32| if token & PREVIOUS == 0 { *token } else { previous[(token & !PREVIOUS) as usize] };
+        let unseen = self.unseen.map(|unseen| previous[unseen.row as usize]);
         let is = |token: &u32| *token == id as u32;
         let masked = self.mask.as_ref().is_some_and(|mask| mask[id / 32] >> (id % 32) & 1 == 0);
         if masked || self.forbidden.iter().any(is) || self.logits[id] == f32::NEG_INFINITY {
@@ -210,7 +213,7 @@ impl Asked {
         if !self.row.penalises() {
             return logit;
         }
-        let times = self.produced.iter().map(seen).filter(is).count();
+        let times = self.produced.iter().chain(&unseen).filter(|token| is(token)).count();
         if times > 0 || (self.row.repetition != 1.0 && self.prompt.iter().any(is)) {
             logit = if logit < 0.0 { logit * self.row.repetition } else { logit / self.row.repetition };
         }

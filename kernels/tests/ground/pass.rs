@@ -4,7 +4,6 @@ use bursar_kernels::{
     ops::{
         argmax::NO_CHOICE,
         attention_packed::Stretches,
-        embed::PREVIOUS,
         patchify::{PatchSize, Pixels},
         rotary::Rope,
     },
@@ -292,7 +291,7 @@ impl Pass {
                     NO_CHOICE => vec![0.0; hidden],
                     id => table[id as usize * hidden..][..hidden].to_vec(),
                 };
-                let known = |id: &u32| if id & PREVIOUS == 0 { *id } else { previous[(id & !PREVIOUS) as usize] };
+                let known = |id: &u32| InputToken::of_code(*id).id(&previous).expect("a row of the step before");
                 ids.iter().map(known).flat_map(row).collect()
             }
             Pass::RmsNorm { rows, hidden, dtype } => {
@@ -433,7 +432,10 @@ impl Pass {
 fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<u32>) {
     let (mut ids, mut previous) = (random.indices(tokens, vocabulary), random.indices(11, vocabulary));
     previous[3] = NO_CHOICE;
-    ids.iter_mut().step_by(3).enumerate().for_each(|(place, id)| *id = PREVIOUS | (place * 5 % 11) as u32);
+    ids.iter_mut()
+        .step_by(3)
+        .enumerate()
+        .for_each(|(place, id)| *id = UnseenToken { row: (place * 5 % 11) as u32 }.code());
     (ids, previous)
 }
 

@@ -1,8 +1,8 @@
 //! Each operation computes its definition.
 
 use bursar_kernels::{
-    Cpu, DType, KernelError,
-    ops::{argmax::NO_CHOICE, attention_packed::Stretches, embed::PREVIOUS, transfer},
+    Cpu, DType, KernelError, UnseenToken,
+    ops::{argmax::NO_CHOICE, attention_packed::Stretches, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
 
@@ -127,7 +127,7 @@ fn a_pass_embeds_what_the_pass_before_has_chosen_without_the_host_having_seen_it
         let mut previous = scope.upload([4], &[9u32; 4])?;
         let logits = scope.upload([2, 3], &[0.0f32, 1.0, 5.0, 0.0, 7.0, 5.0])?;
         scope.argmax_into(&logits, &mut previous.row_range_mut(0..2))?;
-        let ids = scope.upload([3], &[PREVIOUS | 1, 0, PREVIOUS])?;
+        let ids = scope.upload([3], &[UnseenToken { row: 1 }.code(), 0, UnseenToken { row: 0 }.code()])?;
         let embedded = scope.embed(&table, &ids, &previous)?;
         Ok((scope.download(&previous)?, scope.download(&embedded)?))
     });

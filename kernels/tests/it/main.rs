@@ -5,6 +5,7 @@
 mod ground;
 
 mod arithmetic;
+mod faults;
 mod independence;
 mod planning;
 mod random_weights;

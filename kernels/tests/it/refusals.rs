@@ -8,7 +8,6 @@ use bursar_kernels::{
         argmax::NO_CHOICE,
         attention_packed::Stretches,
         attention_paged::PagedSequences,
-        embed::PREVIOUS,
         patchify::{PatchSize, Pixels},
         rotary::Rope,
         transfer,
@@ -242,8 +241,8 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
         })
     };
     assert_eq!(embed(3, [0, 0]), "row 3 of 3");
-    assert_eq!(embed(PREVIOUS | 1, [0, 3]), "row 3 of 3", "what was chosen is looked at as closely");
-    assert_eq!(embed(PREVIOUS | 2, [0, 0]), "row 2 of 2 choices of the step before");
+    assert_eq!(embed(UnseenToken { row: 1 }.code(), [0, 3]), "row 3 of 3", "what was chosen is looked at as closely");
+    assert_eq!(embed(UnseenToken { row: 2 }.code(), [0, 0]), "row 2 of 2 choices of the step before");
     assert_eq!(embed(NO_CHOICE, [0, 0]), "row 2147483647 of 2 choices of the step before", "it is no id itself");
     let gather =
         panics(|scope| scope.gather_rows(&scope.upload([3, 4], &table)?, &scope.upload([1], &[u32::MAX])?).map(drop));

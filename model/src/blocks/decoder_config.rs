@@ -23,7 +23,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// A field changes what a model computes, and this crate does not follow it.
-    #[error("config.json: {field} is {value}, which changes what the model computes and is not followed here")]
+    #[error("config.json: {field} is {value}, which changes what the model computes and is not supported")]
     Unknown {
         /// The field's name, with its place in the file.
         field: String,

@@ -1,5 +1,6 @@
 //! Errors of opening and reading a checkpoint.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use crate::processor::error::ProcessorError;
@@ -85,7 +86,7 @@ pub enum CheckpointError {
     /// No tensor of this name.
     #[error("there is no tensor {tensor}")]
     MissingTensor {
-        /// The name asked for.
+        /// The requested name.
         tensor: String,
         /// The names nearest to it.
         nearest: Vec<String>,
@@ -113,9 +114,10 @@ pub enum CheckpointError {
     Sampling(#[from] SamplingError),
 }
 
-impl CheckpointError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for CheckpointError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             CheckpointError::MissingFolder { .. } => {
                 "check the path; a model of the hub is named org/name, and the embedded one demo".into()
@@ -124,8 +126,8 @@ impl CheckpointError {
                 "point at the folder that holds config.json, tokenizer.json and model.safetensors".into()
             }
             CheckpointError::MissingShard { shard, .. } => format!("download {shard} into the same folder"),
-            CheckpointError::Unreadable { .. } => "check that the file may be read".into(),
-            CheckpointError::TooLarge { .. } => "this is no such file as a checkpoint holds; download it again".into(),
+            CheckpointError::Unreadable { .. } => "check that the file is readable".into(),
+            CheckpointError::TooLarge { .. } => "it is too large to be a checkpoint's; download it again".into(),
             CheckpointError::Malformed { file, .. } | CheckpointError::Header { file, .. } => {
                 format!("download {file} again; a partial download looks like this")
             }

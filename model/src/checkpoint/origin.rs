@@ -1,5 +1,7 @@
 //! The origin of a checkpoint whose files may not be on this machine yet.
 
+use bursar_budgets::Bytes;
+
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
 #[cfg(feature = "hub")]
@@ -9,14 +11,14 @@ use super::hub::HubModel;
 pub trait FetchWatch {
     /// `bytes` of the `bytes_total` bytes of `file` are here. Called every 4 MiB, and at the start and the end of a
     /// file.
-    fn fetched(&self, file: &str, bytes: u64, bytes_total: u64);
+    fn fetched(&self, file: &str, bytes: Bytes, bytes_total: Bytes);
     /// Whether to stop the fetch; called between pieces of 256 KiB.
     fn is_cancelled(&self) -> bool;
 }
 
 /// Ignores progress and never cancels.
 impl FetchWatch for () {
-    fn fetched(&self, _: &str, _: u64, _: u64) {}
+    fn fetched(&self, _: &str, _: Bytes, _: Bytes) {}
 
     fn is_cancelled(&self) -> bool {
         false

@@ -5,6 +5,8 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
+use bursar_budgets::Bytes;
+
 use super::ImageError;
 
 /// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
@@ -75,11 +77,11 @@ impl ImageBytes {
         let unreadable = |error: std::io::Error| ImageError::Unreadable { name: name.clone(), kind: error.kind() };
         let file = std::fs::File::open(path).map_err(unreadable)?;
         let announced = file.metadata().map_err(unreadable)?.len();
-        limits.check_bytes(announced)?;
+        limits.check_bytes(Bytes(announced))?;
         // A pipe or a growing file yields more than its size says. One byte beyond the limit is enough to detect that.
         let mut encoded = Vec::new();
-        file.take(limits.bytes_max.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
-        limits.check_bytes(encoded.len() as u64)?;
+        file.take(limits.bytes_max.0.saturating_add(1)).read_to_end(&mut encoded).map_err(unreadable)?;
+        limits.check_bytes(Bytes::of_slice(&encoded))?;
         Ok(ImageBytes::named(encoded, name))
     }
 
@@ -115,25 +117,25 @@ impl fmt::Debug for ImageBytes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageLimits {
     /// Largest number of encoded bytes.
-    pub bytes_max: u64,
+    pub bytes_max: Bytes,
     /// Largest number of pixels, as stored.
     pub pixels_max: u64,
     /// Largest number of host bytes that decoding may take at its peak.
-    pub decode_bytes_max: u64,
+    pub decode_bytes_max: Bytes,
 }
 
 /// 20 MiB encoded and 64 megapixels admit a phone's photograph. 768 MiB are enough to decode 64 megapixels of 16-bit
 /// RGBA.
 impl Default for ImageLimits {
     fn default() -> Self {
-        ImageLimits { bytes_max: 20 << 20, pixels_max: 64_000_000, decode_bytes_max: 768 << 20 }
+        ImageLimits { bytes_max: Bytes::mib(20), pixels_max: 64_000_000, decode_bytes_max: Bytes::mib(768) }
     }
 }
 
 impl ImageLimits {
     /// # Errors
     /// [`ImageError::TooManyBytes`].
-    pub fn check_bytes(&self, bytes: u64) -> Result<(), ImageError> {
+    pub fn check_bytes(&self, bytes: Bytes) -> Result<(), ImageError> {
         if bytes > self.bytes_max {
             return Err(ImageError::TooManyBytes { bytes, bytes_max: self.bytes_max });
         }
@@ -171,8 +173,9 @@ mod tests {
 
     #[test]
     fn a_picture_may_have_as_many_bytes_as_the_limit_says() {
-        let limits = ImageLimits { bytes_max: 20, ..ImageLimits::default() };
-        assert_eq!((limits.check_bytes(19), limits.check_bytes(20)), (Ok(()), Ok(())));
-        assert_eq!(limits.check_bytes(21), Err(ImageError::TooManyBytes { bytes: 21, bytes_max: 20 }));
+        let limits = ImageLimits { bytes_max: Bytes(20), ..ImageLimits::default() };
+        assert_eq!((limits.check_bytes(Bytes(19)), limits.check_bytes(Bytes(20))), (Ok(()), Ok(())));
+        let too_many = ImageError::TooManyBytes { bytes: Bytes(21), bytes_max: Bytes(20) };
+        assert_eq!(limits.check_bytes(Bytes(21)), Err(too_many));
     }
 }

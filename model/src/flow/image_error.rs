@@ -1,5 +1,6 @@
 //! The reasons to refuse a picture.
 
+use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
 
 /// A picture that was refused, before or while decoding it.
@@ -15,12 +16,12 @@ pub enum ImageError {
         kind: std::io::ErrorKind,
     },
     /// The encoded bytes exceed the limit.
-    #[error("the encoded picture has {bytes} bytes, the limit is {bytes_max}")]
+    #[error("the encoded picture has {} bytes, the limit is {}", .bytes.0, .bytes_max.0)]
     TooManyBytes {
         /// Encoded bytes.
-        bytes: u64,
+        bytes: Bytes,
         /// Their limit.
-        bytes_max: u64,
+        bytes_max: Bytes,
     },
     /// The header announces more pixels than the limit; nothing was decoded.
     #[error("the picture is {width} x {height} = {pixels} pixels, the limit is {pixels_max}")]
@@ -35,15 +36,15 @@ pub enum ImageError {
         pixels_max: u64,
     },
     /// Decoding would take more host memory than the limit; nothing was decoded.
-    #[error("decoding the picture takes {bytes} bytes of host memory, the limit is {bytes_max}")]
+    #[error("decoding the picture takes {} bytes of host memory, the limit is {}", .bytes.0, .bytes_max.0)]
     TooMuchDecodeMemory {
         /// Host bytes at the peak.
-        bytes: u64,
+        bytes: Bytes,
         /// Their limit.
-        bytes_max: u64,
+        bytes_max: Bytes,
     },
     /// It is in none of the formats that are read.
-    #[error("the picture is none of PNG, JPEG, WebP, GIF, BMP and TIFF")]
+    #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
     UnknownFormat,
     /// A side is zero.
     #[error("the picture is {width} x {height} pixels: a side is empty")]
@@ -54,7 +55,7 @@ pub enum ImageError {
         height: u32,
     },
     /// The number of bytes does not match the width and height that were given.
-    #[error("{found} bytes are no {width} x {height} pixels of three bytes, which are {expected}")]
+    #[error("{width} x {height} pixels of three bytes are {expected} bytes, but {found} were given")]
     PixelBytes {
         /// Pixels in a row.
         width: u32,
@@ -66,7 +67,7 @@ pub enum ImageError {
         found: u64,
     },
     /// The bytes do not follow their format.
-    #[error("the {format} picture is damaged or uses what is not supported, found while {stage}")]
+    #[error("the {format} picture is damaged or uses an unsupported feature, found while {stage}")]
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
@@ -88,7 +89,7 @@ pub enum ImageError {
     },
     /// The processor may not resize, and the picture does not divide into whole patches.
     #[error(
-        "the picture is {width} x {height} pixels and must be a multiple of {multiple} a side, as `do_resize` is off"
+        "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` is off"
     )]
     NotAMultiple {
         /// Pixels in a row.
@@ -108,11 +109,12 @@ pub enum ImageError {
     },
 }
 
-impl ImageError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ImageError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
-            ImageError::Unreadable { .. } => "check the path and that the file may be read".into(),
+            ImageError::Unreadable { .. } => "check the path, and that the file is readable".into(),
             ImageError::TooManyBytes { .. } => "compress the picture more, or raise `ImageLimits::bytes_max`".into(),
             ImageError::TooManyPixels { .. } => "scale the picture down, or raise `ImageLimits::pixels_max`".into(),
             ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),
@@ -141,9 +143,9 @@ mod tests {
         let (width, height) = (30, 10);
         let refusals = [
             (ImageError::Unreadable { name: "a.png".into(), kind: std::io::ErrorKind::NotFound }, "check the path"),
-            (ImageError::TooManyBytes { bytes: 3, bytes_max: 2 }, "`ImageLimits::bytes_max`"),
+            (ImageError::TooManyBytes { bytes: Bytes(3), bytes_max: Bytes(2) }, "`ImageLimits::bytes_max`"),
             (ImageError::TooManyPixels { width, height, pixels: 300, pixels_max: 2 }, "`ImageLimits::pixels_max`"),
-            (ImageError::TooMuchDecodeMemory { bytes: 3, bytes_max: 2 }, "8 bits a channel"),
+            (ImageError::TooMuchDecodeMemory { bytes: Bytes(3), bytes_max: Bytes(2) }, "8 bits a channel"),
             (ImageError::UnknownFormat, "convert the picture to PNG"),
             (ImageError::Empty { width, height: 0 }, "save the picture again"),
             (ImageError::PixelBytes { width, height, expected: 900, found: 1200 }, "no alpha"),

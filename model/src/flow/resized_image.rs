@@ -2,9 +2,11 @@
 
 use std::{fmt, sync::Arc};
 
+use bursar_budgets::Bytes;
 use bursar_kernels::ops::patchify::{CHANNELS, LEVEL_NUMBERS, PatchSize};
 
 use super::RgbImage;
+use crate::MergeSize;
 
 /// Patches along time, height and width. A still picture has one step of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -23,9 +25,14 @@ impl Grid {
         self.t as usize * self.h as usize * self.w as usize
     }
 
-    /// Tokens in the prompt: `merge_size x merge_size` patches make one.
-    pub fn tokens(&self, merge_size: u32) -> usize {
-        self.patches() / (merge_size as usize * merge_size as usize)
+    /// Tokens in the prompt.
+    pub fn tokens(&self, merge: MergeSize) -> usize {
+        merge.tokens(self.patches())
+    }
+
+    /// Rows and columns of tokens in each step of time.
+    pub fn merged(&self, merge: MergeSize) -> (usize, usize) {
+        (self.h as usize / merge.side(), self.w as usize / merge.side())
     }
 }
 
@@ -75,8 +82,8 @@ impl ResizedImage {
     }
 
     /// Host bytes of the frames.
-    pub fn bytes(&self) -> usize {
-        self.frames.iter().map(|frame| frame.data().len()).sum()
+    pub fn bytes(&self) -> Bytes {
+        self.frames.iter().map(|frame| Bytes::of_slice(frame.data())).sum()
     }
 }
 
@@ -108,7 +115,8 @@ mod tests {
     #[test]
     fn a_grid_counts_its_patches_and_the_tokens_they_merge_into() {
         let grid = Grid { t: 3, h: 4, w: 10 };
-        assert_eq!((grid.patches(), grid.tokens(2), grid.tokens(1)), (120, 30, 120));
+        let tokens = |side| grid.tokens(MergeSize::new(side));
+        assert_eq!((grid.patches(), tokens(2), tokens(1)), (120, 30, 120));
     }
 
     #[test]
@@ -121,7 +129,7 @@ mod tests {
     fn a_blank_picture_covers_its_grid_in_every_frame() {
         let blank = ResizedImage::blank(Grid { t: 1, h: 2, w: 3 }, PatchSize { side: 14, frames: 2 });
         let sides: Vec<_> = blank.frames.iter().map(|frame| (frame.width(), frame.height())).collect();
-        assert_eq!((sides, blank.bytes()), (vec![(42, 28); 2], 2 * 42 * 28 * 3));
+        assert_eq!((sides, blank.bytes()), (vec![(42, 28); 2], Bytes(2 * 42 * 28 * 3)));
         assert_eq!(format!("{blank:?}"), "ResizedImage { grid: Grid { t: 1, h: 2, w: 3 }, frames: 2 }", "no pixels");
     }
 

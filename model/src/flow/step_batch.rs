@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 
 /// Rows of a prompt whose logits are scored at a time: as many as a GPU's sampler works on at once. With 32, a prompt
 /// of 8,000 tokens of 7B's shape took 34 ms more of 227 on an H200, because the weights' traffic bounds the projection.
@@ -13,15 +13,17 @@ pub const SCORE_ROWS: usize = 64;
 pub const POSITION_AXES: usize = 3;
 
 /// One sequence's share of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SequencePart<'a> {
-    /// Tokens to run, at least one; see [`StepBatch::tokens`].
+    /// Tokens to run. With `unseen` at least one.
     pub tokens: &'a [u32],
-    /// `[tokens]`: time, height and width of each.
+    /// One more token after them.
+    pub unseen: Option<UnseenToken>,
+    /// Time, height and width of each token.
     pub positions: &'a [[u32; POSITION_AXES]],
     /// Tokens of this sequence that are in the cache already.
     pub cached_tokens: usize,
-    /// Blocks of the sequence in order, enough for the cached tokens and `tokens`.
+    /// Blocks of the sequence in order, enough for the cached tokens and those to run.
     pub blocks: &'a [u32],
     /// Picture embeddings that replace the embeddings of some of `tokens`.
     pub pictures: &'a [PictureRows<'a>],
@@ -43,9 +45,8 @@ pub struct PictureRows<'a> {
 /// The arrays of one step, before they are packed for upload.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StepBatch {
-    /// `[tokens]`. A token that the previous step has yet to choose is
-    /// [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, with the row of that step's logits.
-    pub tokens: Vec<u32>,
+    /// `[tokens]`
+    pub tokens: Vec<InputToken>,
     /// `[3, tokens]`
     pub positions: Vec<u32>,
     /// `[tokens]`: where each token's keys and values go.
@@ -82,12 +83,13 @@ impl StepBatch {
     }
 
     fn push(&mut self, part: &SequencePart<'_>, blocks_max: usize) {
-        let (first_row, count, cached) = (self.tokens.len(), part.tokens.len(), part.cached_tokens);
+        let (first_row, count, cached) = (self.tokens.len(), part.token_count(), part.cached_tokens);
         assert!(count > 0, "a part has at least one token");
         assert_eq!(count, part.positions.len(), "each token has a position");
         let needed = part.blocks_needed();
         assert!(needed <= part.blocks.len(), "{} blocks for {} tokens", part.blocks.len(), cached + count);
-        self.tokens.extend_from_slice(part.tokens);
+        self.tokens.extend(part.tokens.iter().copied().map(InputToken::Known));
+        self.tokens.extend(part.unseen.map(InputToken::Unseen));
         self.slots.extend(
             (cached..cached + count)
                 .map(|token| part.blocks[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32),
@@ -139,8 +141,13 @@ impl StepBatch {
 }
 
 impl SequencePart<'_> {
+    /// Tokens to run.
+    fn token_count(&self) -> usize {
+        self.tokens.len() + usize::from(self.unseen.is_some())
+    }
+
     fn blocks_needed(&self) -> usize {
-        (self.cached_tokens + self.tokens.len()).div_ceil(BLOCK_TOKENS)
+        (self.cached_tokens + self.token_count()).div_ceil(BLOCK_TOKENS)
     }
 }
 
@@ -159,6 +166,7 @@ mod tests {
         let batch = StepBatch::pack(&[
             SequencePart {
                 tokens: &[1, 2, 3, 4, 5],
+                unseen: None,
                 positions: &chunk,
                 cached_tokens: 14,
                 blocks: &[9, 4, 8],
@@ -168,6 +176,7 @@ mod tests {
             },
             SequencePart {
                 tokens: &[6],
+                unseen: None,
                 positions: &one,
                 cached_tokens: 7,
                 blocks: &[2],
@@ -192,6 +201,7 @@ mod tests {
         let positions = positions(16..17);
         StepBatch::pack(&[SequencePart {
             tokens: &[1],
+            unseen: None,
             positions: &positions,
             cached_tokens: 16,
             blocks: &[0],
@@ -205,6 +215,7 @@ mod tests {
     fn decoding() -> SequencePart<'static> {
         SequencePart {
             tokens: &[5],
+            unseen: None,
             positions: &[[7; 3]],
             cached_tokens: 7,
             blocks: &[2],

@@ -155,7 +155,8 @@ impl StepLayout {
         words.clear();
         words.resize(self.place(StepArray::BlockTables).start, 0);
         let mut put = |array, with: &[u32]| words[self.place(array)][..with.len()].copy_from_slice(with);
-        put(StepArray::Tokens, &batch.tokens);
+        let tokens: Vec<u32> = batch.tokens.iter().map(|token| token.code()).collect();
+        put(StepArray::Tokens, &tokens);
         put(StepArray::Slots, &batch.slots);
         put(StepArray::QueryStarts, &batch.query_starts);
         put(StepArray::ContextLengths, &batch.context_lengths);
@@ -191,6 +192,7 @@ mod tests {
         let positions: Vec<_> = contexts.iter().map(|context| [[*context as u32, 70, 80]]).collect();
         let parts = contexts.iter().zip(&positions).map(|(context, position)| SequencePart {
             tokens: &[7],
+            unseen: None,
             positions: position,
             cached_tokens: *context,
             blocks: &blocks,
@@ -217,6 +219,7 @@ mod tests {
         let positions: Vec<_> = (14..19).map(|p| [p, p + 100, p + 200]).collect();
         let batch = StepBatch::pack(&[SequencePart {
             tokens: &[1, 2, 3, 4, 5],
+            unseen: None,
             positions: &positions,
             cached_tokens: 14,
             blocks: &[9, 4],
@@ -228,7 +231,7 @@ mod tests {
         layout.pack(&batch, &mut words);
         assert_eq!(words.len(), layout.words());
         let found = |array| &words[layout.place(array)];
-        assert_eq!(found(StepArray::Tokens), batch.tokens);
+        assert_eq!(found(StepArray::Tokens), batch.tokens.iter().map(|token| token.code()).collect::<Vec<_>>());
         assert_eq!(found(StepArray::Positions), batch.positions);
         assert_eq!(found(StepArray::Slots), batch.slots);
         assert_eq!(found(StepArray::QueryStarts), batch.query_starts);

@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use super::{Grid, ImageBytes};
-use crate::PictureCost;
+use crate::{MergeSize, PictureCost};
 
 /// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares the frames. Nothing is
 /// checked before a request is planned.
@@ -73,12 +73,12 @@ impl VisualGrid {
         }
     }
 
-    /// The cost of each of its pictures, where `merged` patches make an embedding.
-    pub fn costs(&self, merged: usize) -> impl Iterator<Item = PictureCost> + use<> {
+    /// The cost of each of its pictures.
+    pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = PictureCost> + use<> {
         let picture = match self {
             VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
         };
-        std::iter::repeat_n(PictureCost::of(picture.patches(), merged), self.pictures())
+        std::iter::repeat_n(PictureCost::of(picture.patches(), merge), self.pictures())
     }
 
     /// Patches over all steps.
@@ -113,9 +113,9 @@ mod tests {
         let picture = PictureCost { patches: 24, rows: 6 };
         let image = VisualGrid::Image(step);
         assert_eq!((image.pictures(), image.patches()), (1, 24));
-        assert_eq!(image.costs(4).collect::<Vec<_>>(), [picture]);
+        assert_eq!(image.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture]);
         let video = VisualGrid::Video { step, steps: 3, frames_per_second: 2.0 };
         assert_eq!((video.pictures(), video.patches()), (3, 72));
-        assert_eq!(video.costs(4).collect::<Vec<_>>(), [picture; 3]);
+        assert_eq!(video.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture; 3]);
     }
 }

@@ -5,7 +5,7 @@ use serde::Deserialize;
 
 use super::error::ProcessorError;
 use super::smart_resize::PixelBounds;
-use crate::flow::Levels;
+use crate::{MergeSize, flow::Levels};
 
 /// The `image_processor_type`s with the arithmetic implemented here.
 const KNOWN_PROCESSORS: [&str; 5] = [
@@ -248,6 +248,11 @@ impl ImageProcessorConfig {
     /// Pixels along a side of a merge group. Every resized side is a multiple of it.
     pub fn factor(&self) -> u32 {
         self.patch_size * self.merge_size
+    }
+
+    /// How its patches merge into tokens.
+    pub fn merge(&self) -> MergeSize {
+        MergeSize::new(self.merge_size as usize)
     }
 
     /// Checks that each setting is in its range.

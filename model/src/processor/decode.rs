@@ -33,7 +33,7 @@ impl ImageBytes {
         let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding the pixels" };
         let (width, height) = decoder.dimensions();
         let color = decoder.color_type();
-        let mut raw = vec![0; usize::try_from(header.cost.raw_bytes).map_err(|_| damaged())?];
+        let mut raw = vec![0; usize::try_from(header.cost.raw_bytes.0).map_err(|_| damaged())?];
         // A decoder that panics on a hostile picture must not take down the actor, which holds other users' pictures.
         let decoded = catch_unwind(AssertUnwindSafe(|| match header.format {
             ImageFormat::Jpeg => decode_jpeg(self.bytes(), width, height, &mut raw).is_some(),

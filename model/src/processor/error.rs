@@ -1,5 +1,6 @@
 //! Errors of pictures, videos and processor settings.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use crate::flow::{FileName, ImageError};
@@ -50,7 +51,7 @@ pub enum VideoError {
         first_height: u32,
     },
     /// The request's pictures leave fewer patches for a step of the video than its smallest size takes.
-    #[error("a step of the video takes {patches} patches after resizing, of which {limit} are left for it")]
+    #[error("a step of the video takes {patches} patches after resizing, but only {limit} are left for it")]
     TooLarge {
         /// Patches of a step at its smallest size.
         patches: usize,
@@ -59,17 +60,20 @@ pub enum VideoError {
     },
 }
 
-impl VideoError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VideoError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VideoError::NoFrames => "give the video at least one frame".into(),
-            VideoError::FrameRate { .. } => "say how many of these frames make a second, 2.0 for example".into(),
+            VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),
             VideoError::TooManyFrames { limit, .. } => {
                 format!("pick at most {limit} frames, at a lower rate, or raise `video_frames`")
             }
             VideoError::Frame { source, .. } => source.hint(),
-            VideoError::FrameSize { .. } => "cut the video where its size changes, or scale its frames alike".into(),
+            VideoError::FrameSize { .. } => {
+                "cut the video where its size changes, or scale its frames to one size".into()
+            }
             VideoError::TooLarge { .. } => {
                 "send fewer frames or pictures, crop thin frames, or raise `pictures` or `picture_patches`".into()
             }
@@ -120,14 +124,15 @@ pub enum VisualError {
     },
 }
 
-impl VisualError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for VisualError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             VisualError::Picture { source, .. } => source.hint(),
             VisualError::PictureTooLarge { .. } => {
-                "cut the picture so that it is less thin, or raise `picture_patches`".into()
+                "crop the picture so that it is less narrow, or raise `picture_patches`".into()
             }
             VisualError::Video { source, .. } => source.hint(),
         }
@@ -147,7 +152,7 @@ pub enum ProcessorError {
         column: usize,
     },
     /// The processor is another model family's.
-    #[error("the processor {found} is not known, known are {known}")]
+    #[error("the processor {found} is unknown; known are {known}")]
     UnknownProcessor {
         /// The type in the file.
         found: String,
@@ -155,7 +160,7 @@ pub enum ProcessorError {
         known: String,
     },
     /// The resampling filter is not implemented.
-    #[error("`resample` is {resample}, known are 2 (bilinear) and 3 (bicubic)")]
+    #[error("`resample` is {resample}, but only 2 (bilinear) and 3 (bicubic) are known")]
     UnknownResample {
         /// PIL's number of the filter.
         resample: i64,
@@ -172,9 +177,10 @@ pub enum ProcessorError {
     },
 }
 
-impl ProcessorError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for ProcessorError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             ProcessorError::Malformed { .. } => {
                 "download preprocessor_config.json (and video_preprocessor_config.json) again".into()

@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 
+use bursar_budgets::Bytes;
 use image::codecs::{
     bmp::BmpDecoder, gif::GifDecoder, jpeg::JpegDecoder, png::PngDecoder, tiff::TiffDecoder, webp::WebPDecoder,
 };
@@ -63,21 +64,21 @@ impl ImageFormat {
 }
 
 /// Host bytes that decoding takes: an upper bound, computed from the header alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecodeCost {
     /// Pixels as the decoder yields them.
-    pub raw_bytes: u64,
+    pub raw_bytes: Bytes,
     /// Memory that the decoder holds besides.
-    pub scratch_bytes: u64,
+    pub scratch_bytes: Bytes,
     /// The RGB picture, which stays after decoding.
-    pub rgb_bytes: u64,
+    pub rgb_bytes: Bytes,
     /// A second RGB picture, if converting grey or applying the EXIF orientation needs one.
-    pub second_rgb_bytes: u64,
+    pub second_rgb_bytes: Bytes,
 }
 
 impl DecodeCost {
     /// Peak bytes: the greater of decoding and converting, which do not overlap.
-    pub fn peak_bytes(&self) -> u64 {
+    pub fn peak_bytes(&self) -> Bytes {
         let decoding = self.raw_bytes.saturating_add(self.scratch_bytes);
         let converting = self.raw_bytes.max(self.rgb_bytes).saturating_add(self.second_rgb_bytes);
         decoding.max(converting)
@@ -124,7 +125,7 @@ impl ImageHeader {
         if pixels > limits.pixels_max {
             return Err(ImageError::TooManyPixels { width, height, pixels, pixels_max: limits.pixels_max });
         }
-        let cost = DecodeCost { raw_bytes: 0, scratch_bytes: 0, rgb_bytes: pixels * 3, second_rgb_bytes: 0 };
+        let cost = DecodeCost { rgb_bytes: Bytes(pixels * 3), ..DecodeCost::default() };
         Ok(ImageHeader { format: ImageFormat::Pixels, width, height, cost })
     }
 }
@@ -138,7 +139,7 @@ pub(crate) struct OpenImage<'a> {
 
 impl<'a> OpenImage<'a> {
     pub fn open(encoded: &'a [u8], limits: &ImageLimits) -> Result<Self, ImageError> {
-        limits.check_bytes(encoded.len() as u64)?;
+        limits.check_bytes(Bytes::of_slice(encoded))?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
         let unreadable = || ImageError::Damaged { format: format.name(), stage: "reading the header" };
         let damaged = |_| unreadable();
@@ -179,10 +180,10 @@ impl<'a> OpenImage<'a> {
         let is_printed = format == ImageFormat::Jpeg && jpeg_frame(encoded).is_some_and(|frame| frame.components == 4);
         let second = color.channel_count() < 3 || !matches!(orientation, Orientation::NoTransforms);
         let cost = DecodeCost {
-            raw_bytes: if is_printed { pixels * 4 } else { decoder.total_bytes() },
-            scratch_bytes: scratch_bytes(format, encoded, width, height, color),
-            rgb_bytes: pixels * 3,
-            second_rgb_bytes: if second { pixels * 3 } else { 0 },
+            raw_bytes: Bytes(if is_printed { pixels * 4 } else { decoder.total_bytes() }),
+            scratch_bytes: Bytes(scratch_bytes(format, encoded, width, height, color)),
+            rgb_bytes: Bytes(pixels * 3),
+            second_rgb_bytes: if second { Bytes(pixels * 3) } else { Bytes::ZERO },
         };
         if cost.peak_bytes() > limits.decode_bytes_max {
             return Err(ImageError::TooMuchDecodeMemory {
@@ -225,7 +226,7 @@ fn png_limits(encoded: &[u8], limits: &ImageLimits) -> Limits {
     let width = encoded.get(16..20).and_then(|width| width.try_into().ok()).map_or(0, u32::from_be_bytes);
     let mut allocation = Limits::no_limits();
     allocation.max_alloc =
-        Some((u64::from(width) * 16 + UNPACKED_BYTES + 3 * side_bytes(encoded)).min(limits.decode_bytes_max));
+        Some((u64::from(width) * 16 + UNPACKED_BYTES + 3 * side_bytes(encoded)).min(limits.decode_bytes_max.0));
     allocation
 }
 
@@ -240,7 +241,8 @@ fn tiff_decoder<'a>(encoded: &'a [u8], limits: &ImageLimits) -> Option<TiffDecod
         return None;
     }
     let mut allocation = Limits::no_limits();
-    allocation.max_alloc = Some(decoder.total_bytes().saturating_add(tiff_bytes(encoded)).min(limits.decode_bytes_max));
+    allocation.max_alloc =
+        Some(decoder.total_bytes().saturating_add(tiff_bytes(encoded)).min(limits.decode_bytes_max.0));
     decoder.set_limits(allocation).ok()?;
     Some(decoder)
 }

@@ -1,5 +1,7 @@
 //! The image processor: it plans sizes first, then processes pixels.
 
+use bursar_budgets::Bytes;
+
 use super::config::ImageProcessorConfig;
 use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
@@ -29,12 +31,12 @@ pub struct PicturePlan {
     /// Tokens that it takes in the prompt.
     pub tokens: usize,
     /// Host bytes that processing takes beside the decoded picture: the one between the passes, and the resized one.
-    pub host_bytes: u64,
+    pub host_bytes: Bytes,
 }
 
 impl PicturePlan {
     /// Bytes of one resized frame, which is what remains of a still picture after processing.
-    pub fn patches_bytes(&self) -> u64 {
+    pub fn patches_bytes(&self) -> Bytes {
         self.resized.rgb_bytes()
     }
 }
@@ -103,7 +105,7 @@ impl ImageProcessor {
             source
         };
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
-        let (patches, tokens) = (grid.patches(), grid.tokens(config.merge_size));
+        let (patches, tokens) = (grid.patches(), grid.tokens(config.merge()));
         Ok(PicturePlan { source, resized, grid, patches, tokens, host_bytes: resize_bytes(source, resized) })
     }
 

@@ -6,6 +6,7 @@
 //! Its i16 weights have the largest precision that fits. Pillow itself differs by a level or two, as its weights are
 //! wider.
 
+use bursar_budgets::Bytes;
 use rayon::prelude::*;
 
 use super::config::Resample;
@@ -36,7 +37,7 @@ pub fn resize(picture: &RgbImage, size: Size, filter: Resample) -> RgbImage {
 }
 
 /// Host bytes that [`resize`] takes besides its input: the picture between the passes, and the result.
-pub fn resize_bytes(source: Size, target: Size) -> u64 {
+pub fn resize_bytes(source: Size, target: Size) -> Bytes {
     let between = Size { width: target.width, height: source.height };
     between.rgb_bytes() + target.rgb_bytes()
 }

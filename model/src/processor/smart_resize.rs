@@ -1,6 +1,7 @@
 //! Smart resize: the size nearest to a picture's own whose sides are multiples of a factor and whose pixels are within
 //! bounds.
 
+use bursar_budgets::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::flow::ImageError;
@@ -24,8 +25,8 @@ impl Size {
     }
 
     /// Bytes of the picture as RGB, 3 per pixel.
-    pub fn rgb_bytes(self) -> u64 {
-        3 * self.pixels()
+    pub fn rgb_bytes(self) -> Bytes {
+        Bytes(3 * self.pixels())
     }
 }
 

@@ -4,6 +4,8 @@
 //! never attends from one step to another. So a step is a picture whose frames differ, for the tower and everything
 //! after it.
 
+use bursar_budgets::Bytes;
+
 use super::config::ImageProcessorConfig;
 use super::error::{ProcessorError, VideoError};
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
@@ -30,7 +32,7 @@ pub struct VideoPlan {
     /// The rate of the frames, per second.
     pub frames_per_second: f64,
     /// Maximum host bytes that decoding and resizing one frame takes.
-    pub decoding_bytes: u64,
+    pub decoding_bytes: Bytes,
 }
 
 impl VideoPlan {
@@ -41,7 +43,7 @@ impl VideoPlan {
     }
 
     /// Bytes of all resized frames, which stay after processing.
-    pub fn patches_bytes(&self) -> u64 {
+    pub fn patches_bytes(&self) -> Bytes {
         self.step.patches_bytes() * self.frames as u64
     }
 }
@@ -93,7 +95,7 @@ impl VideoProcessor {
         }
         let resizing = resize_bytes(source, step.resized);
         let decoding = costs.iter().map(|cost| cost.peak_bytes().max(cost.rgb_bytes + resizing));
-        let decoding_bytes = decoding.max().unwrap_or(0);
+        let decoding_bytes = decoding.max().unwrap_or_default();
         let frames = video.frames().len();
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
     }

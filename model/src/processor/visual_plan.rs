@@ -1,5 +1,7 @@
 //! Plans a request's pictures and videos together: pictures first, videos within the patches that remain.
 
+use bursar_budgets::Bytes;
+
 use super::error::{VideoError, VisualError};
 use super::header::DecodeCost;
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
@@ -97,7 +99,7 @@ impl VisualPlan {
     }
 
     /// Host bytes of its resized frames, which stay until they are encoded.
-    pub fn patches_bytes(&self) -> u64 {
+    pub fn patches_bytes(&self) -> Bytes {
         match self {
             VisualPlan::Image { plan, .. } => plan.patches_bytes(),
             VisualPlan::Video { plan, .. } => plan.patches_bytes(),
@@ -105,7 +107,7 @@ impl VisualPlan {
     }
 
     /// Peak host bytes of processing. For a picture they include its resized pixels.
-    pub fn decoding_bytes(&self) -> u64 {
+    pub fn decoding_bytes(&self) -> Bytes {
         match self {
             VisualPlan::Image { plan, cost, .. } => cost.peak_bytes().max(cost.rgb_bytes + plan.host_bytes),
             VisualPlan::Video { plan, .. } => plan.decoding_bytes,
@@ -147,8 +149,7 @@ impl VisualProcessors {
 
     /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
-        let merged = (self.pictures.config().merge_size as usize).pow(2);
-        let left = envelope.video_patches(merged).saturating_sub(taken);
+        let left = envelope.video_patches(self.pictures.config().merge()).saturating_sub(taken);
         let steps: usize = frames_of_videos(visuals).map(|frames| self.videos.steps(frames)).sum();
         (left / steps.max(1)).min(envelope.picture_patches)
     }

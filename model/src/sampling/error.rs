@@ -1,5 +1,6 @@
 //! Errors of sampling.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::grammar::GrammarError;
@@ -27,15 +28,15 @@ pub enum SamplingError {
         vocabulary: usize,
     },
     /// The request asks for the log-probabilities of too many tokens.
-    #[error("{asked} log-probabilities are asked for, of at most {limit}")]
+    #[error("{asked} log-probabilities are asked for, the limit is {limit}")]
     TooManyLogProbabilities {
-        /// The number that was asked for.
+        /// The requested number.
         asked: usize,
         /// The greatest number.
         limit: usize,
     },
     /// A list of the request is too long: biases or end tokens.
-    #[error("`{parameter}` names {asked} tokens, of at most {limit}")]
+    #[error("`{parameter}` names {asked} tokens, the limit is {limit}")]
     TooManyTokens {
         /// The parameter's name.
         parameter: &'static str,
@@ -65,7 +66,7 @@ pub enum SamplingError {
         vocabulary: usize,
     },
     /// The sampler reads the tokens so far, but was given only their number.
-    #[error("the tokens so far are needed to choose the next one, and were not given")]
+    #[error("the tokens so far are needed to choose the next one, but were not given")]
     PastMissing,
     /// The grammar failed to compute the tokens that may follow.
     #[error(transparent)]
@@ -92,9 +93,12 @@ impl SamplingError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for SamplingError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),
             SamplingError::UnknownToken { vocabulary, .. } => format!("use token ids below {vocabulary}"),

@@ -191,9 +191,9 @@ impl Sampler {
 
     /// Calls `done` with the request for the token after `past`.
     fn wish<T>(&self, past: Past<'_>, done: impl FnOnce(&SampleRow, &Wishes<'_>) -> T) -> Result<T, SamplingError> {
-        let Tokens { prompt, produced } = match past.tokens() {
+        let Tokens { prompt, produced, unseen } = match past.tokens() {
             None if self.reads_past() => return Err(SamplingError::PastMissing),
-            tokens => tokens.unwrap_or(Tokens { prompt: &[], produced: &[] }),
+            tokens => tokens.unwrap_or(Tokens { prompt: &[], produced: &[], unseen: None }),
         };
         let allowed = self.grammar.as_ref().map(|grammar| grammar.allowed(produced)).transpose()?;
         let must_end = allowed.as_ref().is_some_and(|allowed| allowed.only_ends());
@@ -205,6 +205,7 @@ impl Sampler {
             biases: &self.biases,
             prompt,
             produced,
+            unseen,
         };
         Ok(done(&self.row(past.position()), &wishes))
     }

@@ -1,5 +1,6 @@
 //! Errors of tokenizers, chat templates and stop strings.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 /// Text that could not be turned into tokens, or back.
@@ -13,7 +14,7 @@ pub enum TextError {
         reason: String,
     },
     /// The tokenizer spells text in an unknown way.
-    #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
+    #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The library failed on a text, which is not quoted here.
     #[error("the tokenizer failed on a text of {bytes} bytes")]
@@ -36,9 +37,9 @@ pub enum TextError {
         kind: String,
     },
     /// The checkpoint has no template with this name, or none at all.
-    #[error("there is no chat template named {name}, known are {known}")]
+    #[error("there is no chat template named {name}; known are {known}")]
     UnknownTemplate {
-        /// The name asked for.
+        /// The requested name.
         name: String,
         /// The checkpoint's template names, separated by commas, or "none".
         known: String,
@@ -122,9 +123,12 @@ impl TextError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for TextError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             TextError::Tokenizer { .. } => "download tokenizer.json again".into(),
             TextError::Spelling => {
@@ -137,15 +141,17 @@ impl TextError {
                 "check the chat template of the checkpoint against its source".into()
             }
             TextError::UnknownTemplate { known, .. } => format!("choose one of {known}"),
-            TextError::Template { .. } => "the template may want other roles or fields than these messages have".into(),
+            TextError::Template { .. } => {
+                "the template may expect other roles or fields than these messages have".into()
+            }
             TextError::TemplateRefused { .. } => {
                 "usually roles must alternate between user and assistant, with at most one system message first".into()
             }
             TextError::TemplateSourceBytes { .. } => {
-                "this is no chat template; check it against the checkpoint's source".into()
+                "this is not a chat template; check it against the checkpoint's source".into()
             }
             TextError::TemplateSteps { .. } | TextError::TemplateBytes { .. } | TextError::TemplateMemory { .. } => {
-                "shorten the conversation, or raise `TemplateLimits` if the template is to be trusted".into()
+                "shorten the conversation, or raise `TemplateLimits` if you trust the template".into()
             }
             TextError::StopStrings { count_max, bytes_max, .. } => {
                 format!("give at most {count_max} stop strings, none empty, none over {bytes_max} bytes")

@@ -10,7 +10,7 @@ use super::Linear;
 use crate::checkpoint::{Checkpoint, RandomTensor, TensorType, error::CheckpointError};
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
-const ALIGNMENT: u64 = 256;
+const ALIGNMENT: Bytes = Bytes(256);
 
 /// The base address of a map that only measures. It is never read or written.
 const NOWHERE: Address = Address(1 << 40);
@@ -326,7 +326,7 @@ impl<'c> WeightMap<'c> {
     }
 
     fn align(&mut self) {
-        self.used = Bytes(self.used.0.next_multiple_of(ALIGNMENT));
+        self.used = self.used.round_up(ALIGNMENT);
     }
 
     fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {

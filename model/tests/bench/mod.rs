@@ -167,12 +167,12 @@ impl<B: Backend> Bench<B> {
 
     /// Encodes pictures in one launch. Returns the rows of the cache that each picture's embeddings took.
     pub fn encode(&self, pictures: &[&ResizedImage]) -> Vec<Vec<u32>> {
-        let merged = self.model.config().merged_patches().expect("a family with pictures");
+        let merge = self.model.config().merge().expect("a family with pictures");
         let mut free = self.free_rows.borrow_mut();
         let rows: Vec<Vec<u32>> = pictures
             .iter()
             .map(|patches| {
-                let kept = free.len() - patches.grid.patches() / merged;
+                let kept = free.len() - patches.grid.tokens(merge);
                 free.split_off(kept)
             })
             .collect();

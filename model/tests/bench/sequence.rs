@@ -101,6 +101,7 @@ impl Share<'_> {
     pub(super) fn part<'s>(&'s self, pictures: &'s [PictureRows<'s>]) -> SequencePart<'s> {
         SequencePart {
             tokens: &self.sequence.tokens[self.chunk()],
+            unseen: None,
             positions: &self.sequence.positions[self.chunk()],
             cached_tokens: self.sequence.cached,
             blocks: &self.sequence.blocks,

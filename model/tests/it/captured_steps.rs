@@ -27,6 +27,7 @@ fn batch(tokens: &[Vec<u32>], cached: &[usize]) -> StepBatch {
         .collect();
     let part = |sequence: usize| SequencePart {
         tokens: &tokens[sequence],
+        unseen: None,
         positions: &positions[sequence],
         cached_tokens: cached[sequence],
         blocks: &blocks[sequence],

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use bursar_budgets::Hint;
 use bursar_model::checkpoint::{Checkpoint, CheckpointSource, TensorType};
 use bursar_model::error::CheckpointError;
 

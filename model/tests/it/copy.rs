@@ -6,6 +6,7 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
+use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,

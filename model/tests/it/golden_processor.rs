@@ -215,7 +215,7 @@ fn the_plan_tells_the_sizes_of_what_processing_yields() {
         let processed = processor.process(&picture).expect("patches");
         assert_eq!(plan.grid, processed.image.grid);
         assert_eq!(plan.tokens * 4, plan.patches);
-        assert_eq!(plan.patches_bytes(), processed.image.bytes() as u64);
+        assert_eq!(plan.patches_bytes(), processed.image.bytes());
         let frame = &processed.image.frames[0];
         assert_eq!((plan.resized.width, plan.resized.height), (frame.width(), frame.height()));
     }

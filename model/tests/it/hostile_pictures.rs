@@ -1,5 +1,6 @@
 //! Pictures that are too large, broken, or not pictures at all.
 
+use bursar_budgets::{Bytes, Hint};
 use bursar_model::error::{ImageError, ProcessorError};
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::processor::{ImageFormat, ImageProcessor, ImageProcessorConfig};
@@ -52,10 +53,10 @@ fn a_bomb_is_refused_by_its_header() {
     let pixels = 3_600_000_000;
     let expected = ImageError::TooManyPixels { width: 60_000, height: 60_000, pixels, pixels_max: 64_000_000 };
     assert_eq!(expected, error);
-    let narrow = ImageLimits { decode_bytes_max: 1 << 20, ..limits.clone() };
+    let narrow = ImageLimits { decode_bytes_max: Bytes::mib(1), ..limits.clone() };
     assert!(matches!(
         bomb(1000, 1000).probe(&narrow),
-        Err(ImageError::TooMuchDecodeMemory { bytes_max: 1_048_576, .. })
+        Err(ImageError::TooMuchDecodeMemory { bytes_max: Bytes(1_048_576), .. })
     ));
     assert!(bomb(1000, 1000).probe(&limits).is_ok(), "the header itself is fine");
     assert_eq!(
@@ -156,13 +157,13 @@ fn a_jpeg_that_begins_with_one_colour_is_leased_for_all_coefficients() {
     let lone = [&good[..scan], &segment(0xda, &[1, 1, 0, 0, 63, 0]), b"\x7f\xff\xd9"].concat();
     let lone = ImageBytes::new(lone).probe(&limits).expect("a good header");
     let pixels = u64::from(lone.width) * u64::from(lone.height);
-    assert!(lone.cost.scratch_bytes >= 2 * 3 * pixels, "{:?}", lone.cost);
-    assert!(whole.cost.scratch_bytes < (1 << 20) + 2 * pixels, "{:?}", whole.cost);
+    assert!(lone.cost.scratch_bytes >= Bytes(2 * 3 * pixels), "{:?}", lone.cost);
+    assert!(whole.cost.scratch_bytes < Bytes::mib(1) + Bytes(2 * pixels), "{:?}", whole.cost);
 }
 
 #[test]
 fn every_limit_is_named_with_its_value() {
-    let few = ImageLimits { bytes_max: 10, ..ImageLimits::default() };
+    let few = ImageLimits { bytes_max: Bytes(10), ..ImageLimits::default() };
     let bytes = ImageBytes::new(golden_bytes("pictures/scene_84x56.png"));
     let error = bytes.probe(&few).expect_err("too long");
     assert_eq!(format!("the encoded picture has {} bytes, the limit is 10", bytes.bytes().len()), error.to_string());
@@ -191,7 +192,7 @@ fn a_files_name_does_not_decide_its_format() {
 #[test]
 fn damaged_pictures_end_in_an_error_or_a_picture_of_the_announced_size() {
     // Small limits, so that a header changed to a large size costs nothing.
-    let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: 16 << 20, ..ImageLimits::default() };
+    let limits = ImageLimits { pixels_max: 1 << 18, decode_bytes_max: Bytes::mib(16), ..ImageLimits::default() };
     let mut random = 1u64;
     let mut refused = 0;
     for file in FILES {
@@ -258,7 +259,7 @@ fn processor_settings_are_followed_or_refused_by_name() {
     }
     assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
     let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
-    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is not known"));
+    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is unknown"));
     assert_eq!(Err(ProcessorError::Malformed { line: 2, column: 0 }), parse("{\n"));
 }
 

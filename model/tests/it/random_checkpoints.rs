@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     Model,

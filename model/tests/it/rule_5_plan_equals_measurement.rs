@@ -228,6 +228,7 @@ impl Within<'_> {
         let scored = [100, 0, self.random.below(101)][self.random.below(3)];
         let parts = shares.iter().zip(&pictures).map(|((count, cached, _, wants_logits), pictures)| SequencePart {
             tokens: &tokens[..*count],
+            unseen: None,
             positions: &positions[..*count],
             cached_tokens: *cached,
             blocks: &blocks,
@@ -239,10 +240,10 @@ impl Within<'_> {
     }
 
     fn launch(&mut self) -> Option<Pass> {
-        let (merged, patch) = (self.model.config().merged_patches()?, self.model.config().patch()?);
-        let launch = self.envelope.launch_patches.min(self.room.cache_rows * merged);
-        let most = launch.min(self.envelope.picture_patches) / merged;
-        let mut left = launch / merged;
+        let (merge, patch) = (self.model.config().merge()?, self.model.config().patch()?);
+        let launch = self.envelope.launch_patches.min(merge.patches(self.room.cache_rows));
+        let most = merge.tokens(launch.min(self.envelope.picture_patches));
+        let mut left = merge.tokens(launch);
         // Many small pictures or a few large ones, in a full launch or not.
         let most = if self.random.below(2) == 0 { 1 } else { most };
         let full = self.random.below(2) == 0;
@@ -252,7 +253,7 @@ impl Within<'_> {
             let rows = self.up_to(most.min(left));
             let columns = self.up_to(most.min(left) / rows);
             left -= rows * columns;
-            let side = merged.isqrt();
+            let side = merge.side();
             let grid = Grid { t: 1, h: (rows * side) as u32, w: (columns * side) as u32 };
             let first = next.replace(next.get() + (rows * columns) as u32);
             // A still picture, or a step of a video with fewer frames than it could have.

@@ -2,9 +2,7 @@
 
 use bursar_budgets::{Bytes, Class, Workspace};
 use bursar_kernels::{
-    Cpu, DType, Scope, Tensor, WorkCounter,
-    ops::{embed::PREVIOUS, sample::outcomes},
-    sampling::SampleBatch,
+    Cpu, DType, Scope, Tensor, UnseenToken, WorkCounter, ops::sample::outcomes, sampling::SampleBatch,
 };
 use bursar_model::{
     error::SamplingError,
@@ -48,7 +46,7 @@ fn samplers() -> Vec<Sampler> {
 fn chosen(
     samplers: &[Sampler],
     rows: &[Vec<f32>],
-    pasts: &[(Vec<u32>, Vec<u32>)],
+    pasts: &[Past<'_>],
     before: &[u32],
 ) -> Vec<Result<Token, SamplingError>> {
     let memory = Memory::new(Bytes::mib(4));
@@ -56,8 +54,8 @@ fn chosen(
     let workspace = Workspace::over(memory.poisoned(&cpu, Class::StepWorkspace, Bytes::mib(2)));
     let scope = Scope::new(&cpu, &workspace, &counter);
     let mut batch = SampleBatch::new(VOCABULARY);
-    for (sampler, (prompt, produced)) in samplers.iter().zip(pasts) {
-        sampler.ask(Past::new(prompt, produced), &mut batch).expect("the past is given");
+    for (sampler, past) in samplers.iter().zip(pasts) {
+        sampler.ask(*past, &mut batch).expect("the past is given");
     }
     let shape = SamplingShape { sequences: before.len(), context_tokens: 64, vocabulary: VOCABULARY };
     let buffers = memory.poisoned(&cpu, Class::StepWorkspace, DType::U32.bytes(shape.words()));
@@ -79,7 +77,7 @@ fn chosen(
     };
     let outcomes = run().expect("it is computed");
     let answers = outcomes.iter().zip(samplers).zip(pasts);
-    answers.map(|((outcome, sampler), (_, produced))| sampler.answer(outcome, produced.len() as u64)).collect()
+    answers.map(|((outcome, sampler), past)| sampler.answer(outcome, past.position())).collect()
 }
 
 #[test]
@@ -91,7 +89,8 @@ fn a_token_is_the_same_on_the_host_and_where_the_logits_are() {
             ((0..9).map(|at| at * 31 % 300).collect(), (0..position).map(|at| (at + row) * 17 % 60).collect())
         };
         let pasts: Vec<(Vec<u32>, Vec<u32>)> = (0..samplers.len() as u32).map(past).collect();
-        let found = chosen(&samplers, &rows, &pasts, &[0; 7]);
+        let asked: Vec<_> = pasts.iter().map(|(prompt, produced)| Past::new(prompt, produced)).collect();
+        let found = chosen(&samplers, &rows, &asked, &[0; 7]);
         let mut scratch = SamplerScratch::default();
         for ((sampler, row), ((prompt, produced), found)) in samplers.iter().zip(&rows).zip(pasts.iter().zip(found)) {
             let expected = sampler.sample(row, Past::new(prompt, produced), &mut scratch);
@@ -105,14 +104,14 @@ fn a_token_that_the_host_has_not_seen_counts_as_produced() {
     let wanted = SamplingParams { presence_penalty: 2.0, ..Default::default() };
     let mut row = vec![0.0; VOCABULARY];
     (row[4], row[9]) = (2.0, 1.0);
-    let pick = |produced: u32| {
-        let past = (Vec::new(), vec![produced]);
+    let pick = |row_before: u32| {
+        let past = Past::new(&[], &[]).then(UnseenToken { row: row_before });
         let found = chosen(&[sampler(wanted.clone())], &[row.clone()], &[past], &[8, 4, 8]);
         found[0].as_ref().expect("a token").id
     };
-    assert_eq!(9, pick(PREVIOUS | 1), "token 4 stands there");
-    assert_eq!(4, pick(PREVIOUS | 2), "token 8 stands there");
-    assert_eq!(4, pick(PREVIOUS | 3), "nothing stands there");
+    assert_eq!(9, pick(1), "token 4 stands there");
+    assert_eq!(4, pick(2), "token 8 stands there");
+    assert_eq!(4, pick(3), "nothing stands there");
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn a_row_that_allows_nothing_is_its_own_misfortune() {
     rows[1].fill(f32::NEG_INFINITY);
     let mut samplers = samplers.to_vec();
     samplers[2] = samplers[2].clone().with_tokens_min(1, (0..300).collect()).expect("few enough");
-    let pasts = vec![(Vec::new(), Vec::new()); 4];
+    let pasts = [Past::new(&[], &[]); 4];
     let found = chosen(&samplers, &rows, &pasts, &[0; 4]);
     let nothing = || Err(SamplingError::NothingAllowed { logits: VOCABULARY });
     assert_eq!(found[..3], [Err(SamplingError::NotNumbers), nothing(), nothing()]);

@@ -1,5 +1,6 @@
 //! JSON schemas that are refused, with keyword and place, and never followed with a rounded number.
 
+use bursar_budgets::Hint;
 use bursar_model::error::GrammarError;
 use bursar_model::sampling::{GrammarCompiler, OutputFormat};
 use bursar_model::text::Tokenizer;

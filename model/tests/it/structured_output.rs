@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use bursar_budgets::Hint;
 use bursar_model::error::{GrammarError, SamplingError};
 use bursar_model::sampling::{
     Grammar, GrammarCompiler, JsonWhitespace, OutputFormat, Past, Sampler, SamplerScratch, SamplingParams, philox,

@@ -5,6 +5,7 @@
 
 use std::io::Read;
 
+use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,

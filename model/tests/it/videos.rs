@@ -1,5 +1,6 @@
 //! Videos on the host side: plans, refusals, and the key that a step is cached by.
 
+use bursar_budgets::{Bytes, Hint};
 use bursar_model::{
     Envelope,
     error::{ImageError, ProcessorError, VideoError, VisualError},
@@ -64,8 +65,8 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         let processed = processor().process(&video, &plan, &limits()).expect("it is processed");
         assert_eq!(processed.len(), steps);
         assert!(processed.iter().all(|step| step.image.grid == plan.step.grid));
-        let bytes: usize = processed.iter().map(|step| step.image.bytes()).sum();
-        assert_eq!(plan.patches_bytes(), bytes as u64);
+        let bytes: Bytes = processed.iter().map(|step| step.image.bytes()).sum();
+        assert_eq!(plan.patches_bytes(), bytes);
         let VisualGrid::Video { step, steps: counted, frames_per_second } = plan.grid() else {
             panic!("a video's grid is one");
         };
@@ -97,7 +98,7 @@ fn a_step_takes_frames_in_their_order_and_repeats_the_last() {
     let twice = steps(vec![a.clone(), a.clone()]);
     let cut = |step: &ResizedImage| bench::cut(step, &config());
     assert_eq!(cut(&odd[1].image), cut(&twice[0].image), "a lone frame is shown twice");
-    assert_eq!(2 * odd[1].image.bytes(), twice[0].image.bytes(), "and kept once");
+    assert_eq!(odd[1].image.bytes() * 2, twice[0].image.bytes(), "and kept once");
     // A lone frame equals the same picture, and shares its place in the cache.
     let decoded = a.decode(&limits()).expect("a PNG");
     let picture = ImageProcessor::new(config()).expect("valid settings").process(&decoded).expect("a picture");
@@ -213,6 +214,6 @@ fn host_memory_grows_with_the_patches_and_not_with_the_decoded_frames() {
         (plan.decoding_bytes, plan.patches_bytes())
     };
     let ((two, step), (twelve, steps)) = (bytes(2), bytes(12));
-    assert_eq!((two, 6 * step), (twelve, steps));
-    assert!(two >= 1200 * 900 * 3, "a decoded frame is counted");
+    assert_eq!((two, step * 6), (twelve, steps));
+    assert!(two >= Bytes(1200 * 900 * 3), "a decoded frame is counted");
 }

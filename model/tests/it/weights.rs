@@ -2,7 +2,7 @@
 
 use std::{fs, ops::ControlFlow};
 
-use bursar_budgets::{Bytes, Class};
+use bursar_budgets::{Bytes, Class, Hint};
 use bursar_kernels::{Cpu, Target};
 use bursar_model::{
     LoadError, Model,

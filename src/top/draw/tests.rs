@@ -135,7 +135,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
         Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),
         Duration::from_secs(30),
     );
-    assert!(text(&session, at(33)).contains("began anew 3 s ago"));
+    assert!(text(&session, at(33)).contains("restarted 3 s ago"));
 
     let mut stranger = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
     assert!(text(&stranger, at(0)).contains("nothing has been heard yet"));

@@ -240,7 +240,7 @@ fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
 fn kv_shares(now: &Samples, model: &str, pool: Bytes) -> (Bytes, Bytes) {
     let blocks = |metric: &str| now.value(metric, &[("model", model)]).unwrap_or(0.0);
     let all = blocks("bursar_kv_blocks");
-    let share = |blocks: f64| Bytes((pool.0 as f64 * (blocks / all).clamp(0.0, 1.0)) as u64);
+    let share = |blocks: f64| pool.share((blocks / all).clamp(0.0, 1.0));
     if all <= 0.0 {
         return (Bytes::ZERO, Bytes::ZERO);
     }

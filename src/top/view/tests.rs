@@ -65,7 +65,8 @@ fn a_device_short_of_memory_shows_nothing_free() {
 #[test]
 fn a_text_model_shows_no_missing_vision_actor() {
     let up = |actor: &str| format!("bursar_actor_up{{model=\"a\",actor=\"{actor}\"}} 1\n");
-    let actors = ["engine", "kv", "scheduler"].map(up).concat() + "bursar_actor_up{model=\"a\",actor=\"vision\"} 0\n";
+    let actors =
+        ["engine", "profile", "scheduler"].map(up).concat() + "bursar_actor_up{model=\"a\",actor=\"vision\"} 0\n";
     let patches = |all| format!("{actors}bursar_permits{{model=\"a\",permit=\"patches\"}} {all}\n");
     assert_eq!(view(&patches(0)).models[0].state, ModelState::Up);
     assert_eq!(view(&patches(0)).models[0].actors.len(), 3);

@@ -5,7 +5,6 @@ use bursar::{
     crates::actors::{
         budget::BudgetMessage,
         engine::{EngineMessage, WhichLane},
-        kv::KvMessage,
         profile::ProfileMessage,
         responder::Responder,
         runtime::RuntimeMessage,
@@ -25,7 +24,6 @@ pub enum Victim {
     Budget,
     Profile,
     Vision,
-    Kv,
     Scheduler,
     StepLane,
     VisionLane,
@@ -89,7 +87,6 @@ async fn cell_of(world: &World, name: &str, victim: Victim) -> ActorCell {
         Victim::Engine => world.engine(name).await,
         Victim::Profile => child::<ProfileMessage>(&world.engine(name).await),
         Victim::Vision => child::<VisionMessage>(&world.engine(name).await),
-        Victim::Kv => child::<KvMessage>(&world.engine(name).await),
         Victim::Scheduler => child::<SchedulerMessage>(&world.engine(name).await),
         Victim::StepLane | Victim::VisionLane => panic!("a lane is no actor"),
     }
@@ -107,7 +104,6 @@ fn drill(cell: &ActorCell, victim: Victim, drill: FaultInjection) {
         Victim::Engine => cell.send_message(EngineMessage::InjectFault(drill)).is_ok(),
         Victim::Profile => cell.send_message(ProfileMessage::InjectFault(drill)).is_ok(),
         Victim::Vision => cell.send_message(VisionMessage::InjectFault(drill)).is_ok(),
-        Victim::Kv => cell.send_message(KvMessage::InjectFault(drill)).is_ok(),
         Victim::Scheduler => cell.send_message(SchedulerMessage::InjectFault(drill)).is_ok(),
         Victim::StepLane | Victim::VisionLane => false,
     };

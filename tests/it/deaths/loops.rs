@@ -7,8 +7,8 @@ use bursar::{
     Chat, ChatError, DeviceChoice, FaultInjection, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
     RuntimeConfig, RuntimeError, StartError,
     crates::actors::{
-        budget::BudgetMessage, engine::EngineMessage, kv::KvMessage, profile::ProfileMessage,
-        scheduler::SchedulerMessage, vision::VisionMessage,
+        budget::BudgetMessage, engine::EngineMessage, profile::ProfileMessage, scheduler::SchedulerMessage,
+        vision::VisionMessage,
     },
 };
 
@@ -49,7 +49,7 @@ async fn replaced(model: &ModelHandle, generation: u64) {
 #[test]
 fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
     story(async {
-        for victim in ["vision", "kv", "scheduler"] {
+        for victim in ["vision", "scheduler"] {
             let device = device();
             let runtime = crate::stage::runtime_on(&device).await;
             // Engines may die as often as they like: the serving actors have their own intensity.
@@ -63,7 +63,6 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
                         .expect("it takes pictures")
                         .send_message(VisionMessage::InjectFault(FaultInjection::Fail))
                         .is_ok(),
-                    "kv" => serving.kv.send_message(KvMessage::InjectFault(FaultInjection::Fail)).is_ok(),
                     _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Fail)).is_ok(),
                 };
                 assert!(injected, "{victim} lives");
@@ -193,7 +192,7 @@ fn each_supervised_actor_has_its_own_intensity() {
         supervised.budget.kill();
         supervised.budget.wait(None).await.expect("no time limit");
         let serving = model.serving().await.expect("it serves");
-        serving.kv.kill();
+        serving.scheduler.kill();
         replaced(&model, serving.generation).await;
         let serving = model.serving().await.expect("it serves");
         supervised.engines["demo"].kill();

@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use bursar::{
     Bytes, ChatError, LoadOptions, ModelHandle, Runtime, RuntimeError,
-    crates::actors::{
-        engine::Serving, kv::KvMessage, responder::Responder, scheduler::SchedulerMessage, supervise::Intensity,
-    },
+    crates::actors::{engine::Serving, responder::Responder, scheduler::SchedulerMessage, supervise::Intensity},
 };
 use tokio::task::JoinHandle;
 
@@ -18,7 +16,6 @@ const MOMENTS: [&str; 3] = ["idle", "prefilling", "decoding"];
 fn kill(serving: &Serving, victim: &str) {
     match victim {
         "scheduler" => serving.scheduler.kill(),
-        "kv" => serving.kv.kill(),
         "vision" => serving.vision.as_ref().expect("the demo model takes pictures").kill(),
         other => panic!("nobody is called {other}"),
     }
@@ -46,7 +43,7 @@ fn simultaneous_deaths_leave_one_actor_of_each_kind() {
         let stage = Stage::set(LoadOptions { intensity, ..small() }).await;
         let before = stage.snapshot().await;
         let expected = answer(&stage.model, long(1)).await;
-        for order in [["scheduler", "kv", "vision"], ["vision", "kv", "scheduler"], ["kv", "scheduler", "vision"]] {
+        for order in [["scheduler", "vision"], ["vision", "scheduler"]] {
             let serving = stage.model.serving().await.expect("it serves");
             let reply = stage.model.chat(long(1)).await.expect("accepted");
             order.iter().for_each(|victim| kill(&serving, victim));
@@ -180,9 +177,9 @@ fn a_request_that_keeps_killing_actors_is_given_up_alone() {
             let serving = stage.model.serving().await.expect("it serves");
             // A visibly serving actor has the request, or gets it before it dies.
             let (reply, count) = Responder::new();
-            drop(serving.kv.send_message(KvMessage::Usage(reply)));
+            drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
             drop(count.await);
-            kill(&serving, "kv");
+            kill(&serving, "scheduler");
             replaced(&stage.model, serving.generation).await;
             if listening.is_finished() {
                 break;

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use bursar::{
-    Bytes, DeviceChoice, HostDevice, ModelHandle, Runtime, RuntimeConfig,
+    Bytes, DeviceChoice, Hint, HostDevice, ModelHandle, Runtime, RuntimeConfig,
     crates::actors::responder::Responder,
     ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
 };

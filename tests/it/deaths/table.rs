@@ -18,7 +18,7 @@ const ON: Outcome = Outcome::GoesOn;
 const OVER: Outcome = Outcome::Over;
 /// Profiles live while a model is sized.
 const NO_PROFILE: Outcome = Outcome::Cannot("a profile lives only while a model is sized");
-const NOT_YET: Outcome = Outcome::Cannot("vision, kv and scheduler start when the model is sized");
+const NOT_YET: Outcome = Outcome::Cannot("vision and scheduler start when the model is sized");
 const NO_LANE: Outcome = Outcome::Cannot("lanes start with the first attempt at sizing, behind the weights");
 const NO_ERR: Outcome = Outcome::Cannot("a job that fails is an answer of a living lane; whoever asked dies of it");
 const NO_KILL: Outcome = Outcome::Cannot("a thread cannot be killed");
@@ -54,11 +54,6 @@ const TABLE: [Row; VICTIMS.len() * WAYS.len()] = [
     (Vision,     Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
     (Vision,     Stop,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
     (Vision,     Supervisor, [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
-    (Kv,         Panic,      [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
-    (Kv,         Fail,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
-    (Kv,         Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
-    (Kv,         Stop,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
-    (Kv,         Supervisor, [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
     (Scheduler,  Panic,      [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
     (Scheduler,  Fail,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
     (Scheduler,  Kill,       [ON,         NOT_YET,    NOT_YET,    ON,         ON]),
@@ -125,7 +120,6 @@ each_victim! {
     rule_7_any_budget_death_leaves_each_requests_end_unchanged: Budget;
     rule_11_any_dead_profiles_bytes_return_before_the_next: Profile;
     rule_7_any_vision_death_leaves_each_requests_end_unchanged: Vision;
-    rule_7_any_kv_death_leaves_each_requests_end_unchanged: Kv;
     rule_7_any_scheduler_death_leaves_each_requests_end_unchanged: Scheduler;
     rule_7_any_step_lane_death_leaves_each_requests_end_unchanged: StepLane;
     rule_7_any_vision_lane_death_leaves_each_requests_end_unchanged: VisionLane;

@@ -6,7 +6,7 @@ use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};
 
 /// The victim.
-const VICTIMS: [&str; 5] = ["scheduler", "kv", "vision", "budget", "engine"];
+const VICTIMS: [&str; 4] = ["scheduler", "vision", "budget", "engine"];
 
 impl Card {
     async fn kill(&self, victim: &str) {
@@ -14,7 +14,6 @@ impl Card {
         let supervised = self.runtime.supervised().await.expect("the runtime answers");
         let cell = match victim {
             "scheduler" => serving.scheduler.get_cell(),
-            "kv" => serving.kv.get_cell(),
             "vision" => serving.vision.expect("the demo takes pictures").get_cell(),
             "budget" => supervised.budget,
             "engine" => supervised.engines["demo"].clone(),
@@ -127,7 +126,7 @@ fn answers_never_differ_under_random_neighbours_and_deaths() {
             // story.
             match round {
                 10 => card.kill("scheduler").await,
-                25 => card.kill("kv").await,
+                25 => card.kill("vision").await,
                 _ => {}
             }
             if round % 8 == 7 {

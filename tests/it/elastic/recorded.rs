@@ -106,7 +106,7 @@ fn request_metrics_match_what_callers_saw() {
         assert_eq!(count("requests_redone_total"), 1.0);
         assert_eq!(ears.now("bursar_restarts_total{model=demo,actor=scheduler}"), 1.0);
         let up = |actor: &str| ears.now(&format!("bursar_actor_up{{model=demo,actor={actor}}}"));
-        assert!(["engine", "vision", "kv", "scheduler"].iter().all(|actor| up(actor) == 1.0));
+        assert!(["engine", "vision", "scheduler"].iter().all(|actor| up(actor) == 1.0));
         assert_eq!(up("profile"), 0.0);
         stage.runtime.unload("demo").await.expect("it unloads");
         assert!(ask(&stage.model, chat()).await.is_err());

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bursar::{
     Bytes, Class, Event, Events, FaultInjection, LeaseId,
-    messages::{BudgetMessage, KvMessage},
+    messages::{BudgetMessage, SchedulerMessage},
 };
 
 use super::{Card, filling, watchful};
@@ -79,9 +79,9 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
 
         // An actor dies.
         let serving = card.model.serving().await.expect("it serves");
-        serving.kv.send_message(KvMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
-        let is_of_kv = |event: &Event| matches!(event, Event::Restart { actor: "kv", model: Some(_), .. });
-        books.until(&mut events, is_of_kv).await;
+        serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)).expect("it lives");
+        let is_its = |event: &Event| matches!(event, Event::Restart { actor: "scheduler", model: Some(_), .. });
+        books.until(&mut events, is_its).await;
         books.until(&mut events, |event| matches!(event, Event::Ready { .. })).await;
         answer(&card.model, text("Are you there?")).await;
 

@@ -5,12 +5,14 @@ import functools
 import torch
 from torch.nn import functional
 
+from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, Sections, divide_up, error, processors, unsigned
 from table import Case
 
 EPSILON = 1e-6
-NONE, PREVIOUS = 0xFFFFFFFF, 1 << 31
-BLOCK_TOKENS = 16
+NONE, PREVIOUS = contract("common").NO_CHOICE, contract("common").PREVIOUS
+BLOCK_TOKENS = contract("common").BLOCK_TOKENS
+COPY_THREADS = contract("copy_rows").THREADS
 NAN = float("nan")
 
 
@@ -20,7 +22,7 @@ def random_rows(rows, columns, gap, kind):
 
 
 def norm_shape(rows, hidden):
-    return (min(rows, 8 * processors()),), (min(512, divide_up(divide_up(hidden, 16), 32) * 32),)
+    return (min(rows, 8 * processors()),), (min(contract("norm").THREADS_MAX, divide_up(divide_up(hidden, 16), 32) * 32),)
 
 
 def normed(x, weight):
@@ -95,7 +97,7 @@ def add_layer_norm(rows, hidden, kind, gap=0):
 
 
 def gate_shape(rows, features):
-    return (rows, divide_up(features, 2048 if rows < 128 else 4096)), (256,)
+    return (rows, divide_up(features, 2048 if rows < 128 else 4096)), (contract("gate").THREADS,)
 
 
 def silu_mul(rows, features, kind, gap=0):
@@ -143,7 +145,7 @@ class Positions:
 
 
 def rotary_block(elements):
-    return (min(max(divide_up(divide_up(elements, 16), 32) * 32, 64), 320),)
+    return (min(max(divide_up(divide_up(elements, 16), 32) * 32, 64), contract("rotary").THREADS_MAX),)
 
 
 def rotary(tokens, heads, head_dim, sections, kind, behind=0):
@@ -233,7 +235,7 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
         return out.error(wanted[~nothing], rows=~nothing) if is_fine else float("inf")
 
     return Case(
-        run=lambda: kernel((tokens,), (128,), table, vocabulary, hidden, sent, chosen, 9, out.tensor),
+        run=lambda: kernel((tokens,), (COPY_THREADS,), table, vocabulary, hidden, sent, chosen, 9, out.tensor),
         error=wrong,
         limit=0.0,
         bytes=2 * kind.itemsize * tokens * hidden,
@@ -253,7 +255,7 @@ def gather_rows(chosen, columns, kind, gap=0, is_odd=False):
         return out.error(x[rows[nowhere:]], rows=slice(nowhere, None)) if is_fine else float("inf")
 
     return Case(
-        run=lambda: kernel((chosen,), (128,), x, 2 * chosen, x.stride(0), sent, columns, kind.itemsize, out.tensor,
+        run=lambda: kernel((chosen,), (COPY_THREADS,), x, 2 * chosen, x.stride(0), sent, columns, kind.itemsize, out.tensor,
                            columns),
         error=wrong,
         limit=0.0,
@@ -270,7 +272,7 @@ def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
     sent, untouched = unsigned(sent), torch.ones(2 * chosen, dtype=torch.bool, device="cuda")
     untouched[rows[nowhere:]] = False
     return Case(
-        run=lambda: kernel((chosen,), (128,), x, x.stride(0), sent, columns, kind.itemsize, out.tensor, 2 * chosen,
+        run=lambda: kernel((chosen,), (COPY_THREADS,), x, x.stride(0), sent, columns, kind.itemsize, out.tensor, 2 * chosen,
                            columns + gap),
         error=lambda: out.error(x[nowhere:], rows=rows[nowhere:], untouched=untouched),
         limit=0.0,

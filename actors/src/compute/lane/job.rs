@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Lease};
-use bursar_kernels::KernelError;
+use bursar_kernels::{KernelError, UnseenToken};
 use bursar_model::{
     Depth,
     error::SamplingError,
@@ -77,9 +77,10 @@ pub struct Choice {
 pub struct PastTokens {
     /// The prompt tokens that the sampler [reads](Sampler::read_of).
     pub prompt: Arc<[u32]>,
-    /// The tokens produced so far. The last may be [`PREVIOUS`](bursar_kernels::ops::embed::PREVIOUS)` | row`, not
-    /// chosen yet by the previous step, if the sampler need not [see](Sampler::must_see) it.
+    /// The tokens produced so far, as far as the host has seen them.
     pub produced: Vec<u32>,
+    /// One more, if the sampler need not [see](Sampler::must_see) it.
+    pub unseen: Option<UnseenToken>,
 }
 
 /// Shows counts, never the tokens, because they are the user's text.
@@ -93,7 +94,10 @@ impl Choice {
     /// The form that the sampler takes.
     pub(super) fn past(&self) -> Past<'_> {
         match &self.past {
-            Some(PastTokens { prompt, produced }) => Past::new(prompt, produced),
+            Some(PastTokens { prompt, produced, unseen }) => {
+                let seen = Past::new(prompt, produced);
+                unseen.map_or(seen, |unseen| seen.then(unseen))
+            }
             None => Past::at(self.position),
         }
     }
@@ -177,7 +181,7 @@ pub enum Job {
     /// Does nothing. It wakes the lane, so that it sees that it is being shut down.
     Wake,
     /// Makes the device refuse launches: of those after this job, `after` succeed, and then `count` fail; see
-    /// [`Backend::fail_launches`](bursar_kernels::Backend::fail_launches).
+    /// [`FaultyBackend::fail_launches`](bursar_kernels::FaultyBackend::fail_launches).
     FailLaunches {
         /// Launches that still succeed.
         after: usize,

@@ -3,7 +3,7 @@
 use std::{cell::Cell, mem, sync::Arc};
 
 use bursar_budgets::{DeviceError, Segment, Workspace};
-use bursar_kernels::{Backend, KernelError, Scope, Tensor, WorkCounter, sampling::SampleBatch};
+use bursar_kernels::{Backend, FaultyBackend, KernelError, Scope, Tensor, WorkCounter, sampling::SampleBatch};
 use bursar_model::{
     Depth, Model,
     blocks::decoder::StepCaches,
@@ -23,7 +23,7 @@ use crate::{compute::memory::EngineMemory, supervise::InjectedFault};
 pub struct ModelRunner<B> {
     /// Dropped first, because graphs use everything below.
     pub(super) graphs: Graphs,
-    pub(super) backend: B,
+    pub(super) backend: FaultyBackend<B>,
     pub(super) workspace: Workspace,
     pub(super) model: Arc<Model>,
     pub(super) memory: Arc<EngineMemory>,
@@ -38,6 +38,7 @@ impl<B: Backend> ModelRunner<B> {
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
         let workspace = Workspace::over(workspace);
         let (question, refuses) = (Cell::default(), Cell::default());
+        let backend = FaultyBackend::over(backend);
         ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
     }
 
@@ -144,7 +145,7 @@ impl<B: Backend> ModelRunner<B> {
     /// Writes the parameters of a launch that chooses from `rows` rows to the sampling buffers.
     pub(super) fn ask(
         &self,
-        scope: &Scope<'_, B>,
+        scope: &Scope<'_, FaultyBackend<B>>,
         buffers: &mut SamplingBuffers<'_>,
         asked: &SampleBatch,
         rows: usize,
@@ -185,7 +186,7 @@ impl<B: Backend> ModelRunner<B> {
 
     pub(super) fn pass<T>(
         &self,
-        run: impl FnOnce(&Scope<'_, B>, &mut Tensor<'_>) -> Result<T, LaneError>,
+        run: impl FnOnce(&Scope<'_, FaultyBackend<B>>, &mut Tensor<'_>) -> Result<T, LaneError>,
     ) -> Result<T, LaneError> {
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.backend, &self.workspace, &counter);

@@ -1,5 +1,6 @@
 //! A limit that is set is kept or refused. A limit that is not set makes room for it.
 
+use bursar_budgets::Hint;
 use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
     demo,

@@ -23,7 +23,7 @@ pub(crate) fn advice(
     let Ok((inputs, needs)) = question.needs() else { return Vec::new() };
     let (kv, page) = (question.options.kv(), question.place.page);
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
-    let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes(u64::MAX)));
+    let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
     // A share that the user set applied to the memory then available. Now the minimum is enough.
     let options = LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..question.options.clone() };
     let place = Place { is_host: question.place.is_host, ..Place::of_available(available, page) };
@@ -35,7 +35,7 @@ pub(crate) fn advice(
     // In whole blocks, and at least five per cent less: the refused bytes may be only the first of several requests.
     let blocks = target_tokens / BLOCK_TOKENS;
     let block = needs.kv_shape.block_bytes() * needs.kv_shape.layers as u64;
-    let by_bytes = blocks.saturating_sub(missing.0.div_ceil(block.0.max(1)) as usize);
+    let by_bytes = blocks.saturating_sub(missing.div_ceil(block.max(Bytes(1))) as usize);
     let by_room = room.map_or(usize::MAX, |room| match (room + needs.probe()).checked_sub(least) {
         Some(left) if left >= needs.probe() => KvMemory::blocks_in(needs.kv_shape, left, page),
         _ => 0,

@@ -35,7 +35,7 @@ impl fmt::Display for Change {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Change::Count(count) => write!(f, "{count}"),
-            Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => write!(f, "{}MiB", bytes.0 / Bytes::mib(1).0),
+            Change::Size(bytes) if bytes.is_multiple_of(Bytes::mib(1)) => write!(f, "{}MiB", *bytes / Bytes::mib(1)),
             Change::Size(bytes) => write!(f, "{}", bytes.0),
             Change::Share(share) => write!(f, "{share}"),
         }
@@ -187,7 +187,7 @@ impl Search<'_> {
     fn total(&self) -> Suggestion {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let fits = |mib| self.settles(&kv, &Place { total: Bytes::mib(mib), ..place });
-        let to = least(place.total.0 / Bytes::mib(1).0 + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
+        let to = least(place.total / Bytes::mib(1) + 1, TOTAL_MIB_MOST, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| to.saturating_sub(place.total));
         let total = self.suggestion(TOTAL, Change::Size(place.total), to.map(Change::Size), frees);
         // The user chooses the capacity of a host device.
@@ -198,7 +198,7 @@ impl Search<'_> {
     fn canary(&self) -> Option<Suggestion> {
         let (place, kv) = (self.question.place, self.question.options.kv());
         let now = place.canary();
-        let smaller = now.0.checked_sub(1)? / Bytes::mib(1).0;
+        let smaller = now.checked_sub(Bytes(1))? / Bytes::mib(1);
         let fits = |mib| self.settles(&kv, &Place { canary: Some(Bytes::mib(mib)), ..place });
         let to = most(0, smaller, fits).map(Bytes::mib);
         let frees = to.map_or(Bytes::ZERO, |to| now.saturating_sub(to));
@@ -217,10 +217,10 @@ impl Search<'_> {
             limit("context_tokens", context_tokens, CONTEXT_TOKENS_LEAST),
         ];
         let (own, said) = (self.question.own(), &self.question.options.limits);
-        let (Some(step), Some(merged)) = (own.token_pixels(), own.family.merged_patches()) else { return limits };
+        let (Some(step), Some(merge)) = (own.token_pixels(), own.family.merge()) else { return limits };
         let pixels = self.inputs.pictures.as_ref().map_or(0, |pictures| pictures.config().pixel_bounds.max);
         let tokens = said.picture_pixels_min.map_or(0, |min| min.div_ceil(step)).max(PICTURE_TOKENS_LEAST);
-        let patches = tokens as usize * merged;
+        let patches = merge.patches(tokens as usize);
         limits.push(match said.picture_patches {
             Some(_) => limit("picture_patches", picture_patches, patches),
             None => Limit { knob: "picture_pixels", now: pixels, step, least: tokens * step },

@@ -1,6 +1,6 @@
 //! Why a start is refused by plan, and what would make it fit.
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Hint};
 use thiserror::Error;
 
 use super::Suggestion;
@@ -51,9 +51,12 @@ impl Unfit {
             Lack::Tokens { .. } => Bytes::ZERO,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for Unfit {
+    type Text = String;
+
+    fn hint(&self) -> String {
         Suggestion::advice(&self.suggestions).unwrap_or_else(|| "use a larger device".to_owned())
     }
 }

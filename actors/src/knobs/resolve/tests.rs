@@ -1,6 +1,6 @@
 //! Every known name is understood, contradictions are never silent, and unknown names are refused.
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Hint};
 use serde_json::json;
 
 use super::*;
@@ -195,7 +195,7 @@ fn set_knobs_are_applied_and_the_rest_stay() {
     assert_eq!((options.memory_fraction, options.device_fraction), (None, Some(0.8)), "instead of the base's share");
     assert_eq!((options.kv_tokens, options.kv_bytes), (None, Some(Bytes::mib(64))), "instead of the base's size");
     assert_eq!((options.requests, options.threads), (7, 2));
-    assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (1 << 20, 5_000_000));
+    assert_eq!((options.image_limits.bytes_max, options.image_limits.pixels_max), (Bytes::mib(1), 5_000_000));
     let untouched = Knobs::default().over(base).expect("nothing is set");
     assert_eq!((untouched.memory_fraction, untouched.kv_tokens, untouched.requests), (Some(0.5), Some(64), 16));
 }

@@ -24,8 +24,9 @@ fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> Demand 
     Demand { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
-fn filled(sequence: SequenceId, name: u32, tokens: usize) -> Filled {
-    Filled { sequence, first: 0, keys: keys(name, tokens) }
+/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`.
+fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
+    kv.name(sequence, 0, &keys(name, tokens));
 }
 
 fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
@@ -52,7 +53,7 @@ fn an_unmet_demand_takes_nothing_and_is_not_overtaken() {
 fn a_sequence_with_a_known_prefix_takes_its_blocks() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 40)]);
-    kv.name(&filled(A, 7, 40));
+    fill(&mut kv, A, 7, 40);
     let table = &kv.allot(&[alike(B, 7, 40, 40)]).tables[0];
     assert_eq!((table.held, &table.blocks), (32, &vec![0, 1, 3]), "the begun block of A is not shared");
     assert_eq!(kv.free_blocks(), 4);
@@ -66,7 +67,7 @@ fn a_sequence_with_a_known_prefix_takes_its_blocks() {
 fn released_blocks_stay_cached_until_their_place_is_needed() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 33)]);
-    kv.name(&filled(A, 7, 33));
+    fill(&mut kv, A, 7, 33);
     kv.release(A);
     assert_eq!(kv.usage().cached, 2);
     let again = kv.allot(&[alike(A, 7, 33, 33)]);
@@ -82,7 +83,7 @@ fn released_blocks_stay_cached_until_their_place_is_needed() {
 fn a_fully_cached_sequence_still_has_a_token_to_compute() {
     let mut kv = KvCore::new(4);
     kv.allot(&[demand(A, 0, 32)]);
-    kv.name(&filled(A, 7, 32));
+    fill(&mut kv, A, 7, 32);
     let table = &kv.allot(&[alike(B, 7, 32, 32)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (16, 2));
     assert_ne!(table.blocks[1], 1, "the last block is written again, so it must be one of its own");
@@ -92,7 +93,7 @@ fn a_fully_cached_sequence_still_has_a_token_to_compute() {
 fn shared_blocks_do_not_count_as_room() {
     let mut kv = KvCore::new(3);
     kv.allot(&[demand(A, 0, 32)]);
-    kv.name(&filled(A, 7, 32));
+    fill(&mut kv, A, 7, 32);
     kv.release(A);
     // Two of three free blocks are those it shares. It would need two more.
     let allotment = kv.allot(&[alike(B, 7, 64, 64)]);
@@ -104,8 +105,8 @@ fn shared_blocks_do_not_count_as_room() {
 fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(A, 0, 17), demand(B, 0, 17)]);
-    kv.name(&filled(A, 7, 17));
-    kv.name(&filled(B, 7, 17));
+    fill(&mut kv, A, 7, 17);
+    fill(&mut kv, B, 7, 17);
     assert_eq!(kv.allot(&[alike(SequenceId(3), 7, 17, 17)]).tables[0].blocks[0], 0);
     kv.release(B);
     assert_eq!(kv.usage().cached, 0, "what B computed is there twice, and its own is blank again");
@@ -115,7 +116,7 @@ fn duplicate_blocks_stay_separate_and_only_one_is_shared() {
 fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 48)]);
-    kv.name(&filled(A, 7, 48));
+    fill(&mut kv, A, 7, 48);
     // It has 50 tokens, 48 of them are cached, and the step has room for 20.
     let table = &kv.allot(&[alike(B, 7, 50, 20)]).tables[0];
     assert_eq!((table.held, table.blocks.len()), (48, 4));
@@ -125,8 +126,8 @@ fn a_step_partly_served_by_shared_blocks_asks_for_the_rest() {
 fn a_shrink_drops_the_tail_and_its_holders() {
     let mut kv = KvCore::new(8);
     kv.allot(&[demand(A, 0, 32), demand(B, 0, 48), demand(SequenceId(3), 0, 16)]);
-    kv.name(&filled(SequenceId(3), 9, 16));
-    kv.name(&filled(B, 7, 48));
+    fill(&mut kv, SequenceId(3), 9, 16);
+    fill(&mut kv, B, 7, 48);
     kv.release(SequenceId(3));
     assert_eq!(kv.usage(), KvUse { blocks: 8, held: 5, cached: 1 });
     assert_eq!(kv.shrink(4), [B], "A holds 0 and 1");
@@ -141,7 +142,7 @@ fn a_shrink_drops_the_tail_and_its_holders() {
 fn a_shrink_over_a_shared_block_drops_both_holders() {
     let mut kv = KvCore::new(6);
     kv.allot(&[demand(SequenceId(9), 0, 32), demand(A, 0, 33)]);
-    kv.name(&filled(A, 7, 33));
+    fill(&mut kv, A, 7, 33);
     kv.allot(&[alike(B, 7, 33, 33)]);
     assert_eq!(kv.shrink(3), [SequenceId(9), B, A].into_iter().filter(|id| id.0 != 9).collect::<Vec<_>>());
     assert_eq!(kv.usage(), KvUse { blocks: 3, held: 2, cached: 1 });
@@ -228,7 +229,7 @@ proptest! {
                 content[table.blocks[place] as usize] = Some((name, place));
             }
             alive.insert(number, (name, tokens));
-            kv.name(&Filled { sequence, first: 0, keys: keys(name, tokens) });
+            fill(&mut kv, sequence, name, tokens);
             let held: BTreeSet<u32> = alive
                 .keys()
                 .flat_map(|number| kv.tables[&SequenceId(*number)].clone())

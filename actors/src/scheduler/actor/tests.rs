@@ -3,7 +3,7 @@
 use std::sync::mpsc::Receiver;
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{BLOCK_TOKENS, ops::embed::PREVIOUS};
+use bursar_kernels::{BLOCK_TOKENS, InputToken, UnseenToken};
 use bursar_model::{
     flow::{Grid, PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
@@ -11,7 +11,6 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    kv::{KvActor, KvArguments},
     scheduler::{NewSequence, PicturePlace},
     vision::{PinnedPicture, VisionMessage},
 };
@@ -21,7 +20,7 @@ struct Gallery;
 
 impl Actor for Gallery {
     type Msg = VisionMessage;
-    type State = mpsc::Sender<Vec<[u8; 32]>>;
+    type State = mpsc::Sender<Vec<PictureHash>>;
     type Arguments = Self::State;
 
     async fn pre_start(
@@ -45,11 +44,11 @@ impl Actor for Gallery {
     }
 }
 
-const PICTURE: [u8; 32] = [7; 32];
+const PICTURE: PictureHash = PictureHash([7; 32]);
 
 /// A prompt of four tokens, two of them a picture's.
 fn sequence(id: u64) -> NewSequence {
-    let content = PictureContent { tokens: 1..3, hash: PictureHash(PICTURE) };
+    let content = PictureContent { tokens: 1..3, hash: PICTURE };
     NewSequence {
         id: SequenceId(id),
         tokens: vec![5; 4],
@@ -82,7 +81,7 @@ async fn next_step(jobs: &Receiver<Job>) -> Box<StepJob> {
 struct Bed {
     scheduler: ActorRef<SchedulerMessage>,
     jobs: Receiver<Job>,
-    unpinned: mpsc::Receiver<Vec<[u8; 32]>>,
+    unpinned: mpsc::Receiver<Vec<PictureHash>>,
     vision: ActorRef<VisionMessage>,
 }
 
@@ -92,10 +91,9 @@ impl Bed {
         let (unpins, unpinned) = mpsc::channel(8);
         let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
         let model = Label::from("demo");
-        let arguments = KvArguments { blocks, model: model.clone(), block_bytes: Bytes::kib(4) };
-        let (kv, _) = KvActor::spawn(None, KvActor, arguments).await.expect("it starts");
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
-        let arguments = SchedulerArguments { limits, kv, lane, model, refused: Arc::new(|_| {}) };
+        let arguments =
+            SchedulerArguments { limits, lane, model, block_bytes: Bytes::kib(4), refused: Arc::new(|_| {}) };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }
     }
@@ -134,7 +132,11 @@ async fn a_picture_is_released_after_the_last_step_that_reads_it() {
     let step = next_step(&bed.jobs).await;
     assert_eq!(step.batch.picture_cache_rows, [0, 1], "the step reads the picture");
     let next = next_step(&bed.jobs).await;
-    assert_eq!((&next.batch.tokens[..], next.pins.len()), (&[PREVIOUS][..], 0), "the next is prepared while it runs");
+    assert_eq!(
+        (&next.batch.tokens[..], next.pins.len()),
+        (&[InputToken::Unseen(UnseenToken { row: 0 })][..], 0),
+        "the next is prepared while it runs"
+    );
     assert!(bed.holds_the_picture().await, "the step reads it still");
     end(step);
     assert_eq!(bed.unpinned.recv().await, Some(vec![PICTURE]), "others may have its rows while this one decodes");
@@ -253,7 +255,7 @@ async fn a_scheduler_dying_with_a_shrink_question_is_noticed_at_once() {
     let bed = Bed::new(8).await;
     let _delivered = bed.admit(sequence(1));
     let _under_way = next_step(&bed.jobs).await;
-    let asked = tree::RESIZE_POOL.ask(&bed.scheduler, |reply| SchedulerMessage::Resize { blocks: 4, reply });
+    let asked = crate::tree::RESIZE_POOL.ask(&bed.scheduler, |reply| SchedulerMessage::Resize { blocks: 4, reply });
     let dies = async {
         for _ in 0..100 {
             tokio::task::yield_now().await;

@@ -3,13 +3,14 @@
 
 use std::sync::Arc;
 
+use bursar_kernels::InputToken;
 use bursar_model::{
     flow::{PictureContent, PictureHash, PrefixKeys},
     sampling::{Sampler, SamplingParams},
 };
 
 use super::*;
-use crate::{kv::KvCore, scheduler::PicturePlace};
+use crate::scheduler::PicturePlace;
 
 mod ahead;
 mod pictures;
@@ -44,7 +45,6 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
 /// The scheduler, its blocks, and everything that it reported.
 struct Bed {
     scheduler: SchedulerCore,
-    kv: KvCore,
     heard: Vec<Effect>,
     /// The running steps, the oldest first.
     running: VecDeque<StepPlan>,
@@ -66,38 +66,33 @@ impl Bed {
     }
 
     fn of(scheduler: SchedulerCore, running_max: usize) -> Bed {
-        let kv = KvCore::new(scheduler.limits.kv_tokens / BLOCK_TOKENS);
-        Bed { scheduler, kv, heard: Vec::new(), running: VecDeque::new(), running_max, is_hasty: true }
+        Bed { scheduler, heard: Vec::new(), running: VecDeque::new(), running_max, is_hasty: true }
     }
 
     fn give(&mut self, input: Input) -> &mut Bed {
-        let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
+        let blocks = self.scheduler.kv.blocks();
+        let is_idle = self.running.is_empty();
+        let effects = self.scheduler.step(input);
+        assert!(self.scheduler.kv.blocks() >= blocks || is_idle, "blocks go that a step under way may name");
+        self.hear(effects)
+    }
+
+    fn hear(&mut self, effects: Vec<Effect>) -> &mut Bed {
+        let mut effects = VecDeque::from(effects);
         while let Some(effect) = effects.pop_front() {
             match effect {
-                Effect::Allot(demands) => {
-                    let allotment = self.kv.allot(&demands);
-                    effects.extend(self.scheduler.step(Input::Allotted(allotment)));
-                }
                 Effect::Run(plan) => {
                     self.running.push_back(*plan);
                     assert!(self.running.len() <= self.running_max, "{} steps at a time", self.running.len());
                 }
-                Effect::Release(sequences) => {
+                Effect::Released(sequences) => {
                     let is_used = |id| self.running.iter().any(|plan| plan.parts.contains(id));
                     assert!(!sequences.iter().any(is_used), "blocks are given back that a step under way uses");
-                    sequences.iter().for_each(|id| self.kv.release(*id));
-                    self.heard.push(Effect::Release(sequences));
+                    self.heard.push(Effect::Released(sequences));
                 }
-                Effect::Name(filled) => filled.iter().for_each(|filled| self.kv.name(filled)),
-                Effect::Shrink(to) => {
-                    assert!(self.running.is_empty(), "blocks go that a step under way may name");
-                    let holders = self.kv.shrink(to);
-                    effects.extend(self.scheduler.step(Input::Shrunk(holders)));
-                }
-                Effect::Grow(to) => self.kv.grow(to),
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
-                // Finding nothing is not reported.
-                Effect::Found(_, 0) => {}
+                // Finding nothing, and how often a sequence waits, is not reported.
+                Effect::Found(_, 0) | Effect::Short(..) => {}
                 effect => self.heard.push(effect),
             }
         }
@@ -112,10 +107,16 @@ impl Bed {
         self.give(Input::Cancel(SequenceId(id)))
     }
 
+    /// Ends the running step with logits that are not numbers.
+    fn broke(&mut self) -> &mut Bed {
+        let plan = self.running.pop_front().expect("a step is under way");
+        self.give(Input::Stepped(vec![None; plan.rows.len()]))
+    }
+
     /// Ends the running step. Every row gets this token.
     fn stepped(&mut self, token: u32) -> &mut Bed {
         let plan = self.running.pop_front().expect("a step is under way");
-        self.give(Input::Stepped(vec![token; plan.rows.len()]))
+        self.give(Input::Stepped(vec![Some(token); plan.rows.len()]))
     }
 
     /// The sequence and token count of each part of the running step.
@@ -134,9 +135,13 @@ impl Bed {
 
     fn assert_all_home(&self) {
         assert_eq!(self.scheduler.counts(), (0, 0));
-        assert_eq!(self.kv.free_blocks(), self.kv.blocks());
+        assert_eq!(self.scheduler.kv.free_blocks(), self.scheduler.kv.blocks());
         assert!(self.running.is_empty());
     }
+}
+
+fn known(ids: &[u32]) -> Vec<InputToken> {
+    ids.iter().copied().map(InputToken::Known).collect()
 }
 
 fn token(id: u64, token: u32) -> Effect {
@@ -148,7 +153,7 @@ fn finished(id: u64, finish: Finish) -> Effect {
 }
 
 fn released(ids: &[u64]) -> Effect {
-    Effect::Release(ids.iter().map(|id| SequenceId(*id)).collect())
+    Effect::Released(ids.iter().map(|id| SequenceId(*id)).collect())
 }
 
 #[test]
@@ -156,10 +161,10 @@ fn a_long_prompt_runs_in_chunks_and_only_the_last_samples() {
     let mut bed = Bed::new(limits(2, 10, 8));
     bed.admit(sequence(1, 25, 2));
     assert_eq!((bed.parts(), bed.wanted()), (vec![10], vec![]));
-    assert_eq!(bed.running.front().expect("a step").batch.tokens[..2], [1000, 1001]);
+    assert_eq!(bed.running.front().expect("a step").batch.tokens[..2], known(&[1000, 1001]));
     bed.stepped(5);
     let second = &bed.running.front().expect("a step").batch;
-    assert_eq!((second.tokens[0], second.context_lengths[0]), (1010, 20));
+    assert_eq!((second.tokens[0], second.context_lengths[0]), (InputToken::Known(1010), 20));
     assert_eq!(second.slots[..7], [10, 11, 12, 13, 14, 15, 16], "over the border of a block");
     bed.stepped(5);
     assert_eq!((bed.parts(), bed.wanted()), (vec![5], vec![1]));
@@ -216,7 +221,7 @@ fn a_row_of_nans_ends_only_its_own_sequence() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 1)).admit(sequence(2, 3, 9)).stepped(7);
     bed.heard();
-    bed.stepped(bursar_kernels::ops::argmax::NO_CHOICE);
+    bed.broke();
     assert_eq!(bed.heard(), [finished(2, Finish::Broken), released(&[2])]);
     bed.assert_all_home();
 }
@@ -256,21 +261,14 @@ fn a_running_sequence_outside_the_step_is_cancelled_after_it() {
 
 #[test]
 fn a_caller_leaving_during_its_token_is_harmless() {
-    // The actor hears of it between the effects of a step, when the next step's blocks are asked for already.
+    // The actor hears of it between the effects of a step, when the next step is planned already.
     let mut scheduler = SchedulerCore::new(limits(2, 64, 8)).without_look_ahead();
-    let mut kv = KvCore::new(8);
-    let mut allot = |effects: &[Effect]| {
-        let Some(Effect::Allot(demands)) = effects.last() else { panic!("{effects:?}") };
-        kv.allot(demands)
-    };
-    let effects = scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
-    scheduler.step(Input::Allotted(allot(&effects)));
-    let effects = scheduler.step(Input::Stepped(vec![5]));
+    scheduler.step(Input::Admit(Box::new(sequence(1, 3, 9))));
+    let effects = scheduler.step(Input::Stepped(vec![Some(5)]));
     assert_eq!(effects[0], token(1, 5));
+    assert!(matches!(effects[1..], [Effect::Run(_)]));
     assert_eq!(scheduler.step(Input::Cancel(SequenceId(1))), []);
-    let allotment = allot(&effects);
-    assert!(matches!(scheduler.step(Input::Allotted(allotment))[..], [Effect::Run(_)]));
-    assert_eq!(scheduler.step(Input::Stepped(vec![6])), [released(&[1])]);
+    assert_eq!(scheduler.step(Input::Stepped(vec![Some(6)])), [released(&[1])]);
 }
 
 #[test]
@@ -318,27 +316,31 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
 
 #[test]
 fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
-    let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
-    scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
-    let short =
-        |scheduler: &mut SchedulerCore| scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
-    scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
-    let effects = short(&mut scheduler);
-    assert_eq!(effects[0], released(&[2]));
-    let Effect::Allot(demands) = &effects[1] else { panic!("{effects:?}") };
-    assert_eq!(demands.len(), 1, "the preempted one would fit by the prediction, and is not taken in again at once");
-    assert_eq!(scheduler.counts(), (1, 1));
+    // Samples of one prompt are expected to share its blocks. These begin in one step and cannot.
+    let mut bed = Bed::new(limits(4, 200, 8));
+    let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
+    bed.scheduler.waiting.extend([1, 2].map(|id| Sequence::new(sample(id))));
+    let effects = bed.scheduler.step(Input::Admit(Box::new(sample(3))));
+    assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
+    bed.hear(effects);
+    assert_eq!(bed.heard(), [released(&[3])]);
+    assert_eq!(bed.parts(), [40, 40], "the preempted one would fit by the prediction, and is not taken in at once");
+    assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((1, 2), 1));
+    bed.stepped(5);
+    assert_eq!(bed.parts(), [1, 1, 8], "after that step it finds what the others have computed");
 }
 
 #[test]
-fn no_sequence_is_preempted_while_a_cancelled_one_holds_blocks() {
-    let mut scheduler = SchedulerCore::new(limits(4, 64, 4));
-    scheduler.step(Input::Admit(Box::new(sequence(1, 8, 8))));
-    scheduler.running.insert(SequenceId(2), Sequence::new(sequence(2, 8, 8)));
-    scheduler.step(Input::Cancel(SequenceId(1)));
-    let effects = scheduler.step(Input::Allotted(Allotment { tables: Vec::new(), short_by: 1 }));
-    assert_eq!(effects[0], released(&[1]));
-    assert_eq!(scheduler.counts(), (0, 1), "the second was spared");
+fn no_sequence_is_preempted_for_blocks_that_a_cancelled_one_returns() {
+    let mut bed = two_that_outgrow_the_pool();
+    while bed.running[0].batch.context_lengths != [32, 31] {
+        bed.stepped(6);
+    }
+    bed.heard();
+    bed.cancel(2).stepped(6);
+    assert_eq!(bed.heard(), [token(3, 6), released(&[2])]);
+    assert_eq!((bed.scheduler.counts(), bed.wanted()), ((0, 1), vec![3]), "the third was spared");
+    assert_eq!(bed.scheduler.preemptions(), Preemptions::default());
 }
 
 #[test]
@@ -413,7 +415,10 @@ fn a_sequence_with_a_known_prefix_computes_only_the_rest() {
     bed.stepped(5);
     assert_eq!(bed.parts(), [8], "32 of 40 tokens are there");
     let batch = &bed.running.front().expect("a step").batch;
-    assert_eq!((batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()), (7032, 40, vec![0, 1]));
+    assert_eq!(
+        (batch.tokens[0], batch.context_lengths[0], batch.block_tables[..2].to_vec()),
+        (InputToken::Known(7032), 40, vec![0, 1])
+    );
     bed.stepped(5).stepped(5);
     assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
     bed.admit(alike(3, 40, 1));
@@ -492,7 +497,7 @@ fn a_prefix_without_a_valid_next_token_is_never_reused() {
     let mut bed = Bed::new(limits(2, 32, 16));
     // Two steps: the first chunk runs before it can be known that its values are not numbers.
     bed.admit(alike(1, 60, 4)).stepped(5);
-    bed.stepped(NO_CHOICE);
+    bed.broke();
     assert!(bed.heard().contains(&finished(1, Finish::Broken)));
     bed.admit(alike(2, 60, 4));
     assert_eq!(bed.parts(), [32]);

@@ -2,8 +2,12 @@
 
 use super::*;
 
+fn hash(name: u8) -> PictureHash {
+    PictureHash([name; 32])
+}
+
 fn picture(name: u8, rows: usize) -> PictureRequest {
-    PictureRequest { key: [name; 32], rows, patches: rows * 4 }
+    PictureRequest { key: hash(name), rows, patches: rows * 4 }
 }
 
 fn rows(rows: &[u32]) -> Arc<[u32]> {
@@ -14,9 +18,9 @@ fn rows(rows: &[u32]) -> Arc<[u32]> {
 fn the_same_picture_twice_in_one_request_is_encoded_once() {
     let mut vision = VisionCore::new(10, 100);
     let effects = vision.step(Input::Want(Ticket(1), vec![picture(1, 3), picture(1, 3)]));
-    assert_eq!(effects, [Effect::Launch(vec![([1; 32], rows(&[0, 1, 2]))])]);
+    assert_eq!(effects, [Effect::Launch(vec![(hash(1), rows(&[0, 1, 2]))])]);
     assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
-    vision.step(Input::Unpin(vec![[1; 32], [1; 32]]));
+    vision.step(Input::Unpin(vec![hash(1), hash(1)]));
     assert_eq!(vision.counts(), (7, 1), "it stays cached though nobody holds it");
 }
 
@@ -24,19 +28,19 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
 fn only_fully_cached_pictures_are_recalled_and_pinned() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 3)]));
-    assert_eq!(vision.recall(&[[1; 32]]), None, "it is not encoded yet");
+    assert_eq!(vision.recall(&[hash(1)]), None, "it is not encoded yet");
     vision.step(Input::Encoded);
-    vision.step(Input::Unpin(vec![[1; 32], [2; 32]]));
-    assert_eq!(vision.recall(&[[1; 32], [3; 32]]), None);
-    assert_eq!(vision.recall(&[[1; 32], [1; 32]]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
+    vision.step(Input::Unpin(vec![hash(1), hash(2)]));
+    assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
+    assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
     // The second makes room for the new one. The recalled one does not, although it was needed first.
     vision.step(Input::Want(Ticket(2), vec![picture(4, 6)]));
-    assert!(vision.knows(&[1; 32]) && !vision.knows(&[2; 32]));
+    assert!(vision.knows(&hash(1)) && !vision.knows(&hash(2)));
     vision.step(Input::Encoded);
-    vision.step(Input::Unpin(vec![[1; 32]]));
+    vision.step(Input::Unpin(vec![hash(1)]));
     assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(5, 4)])), [], "one of its two pins is left");
-    vision.step(Input::Unpin(vec![[1; 32]]));
-    assert!(!vision.knows(&[1; 32]));
+    vision.step(Input::Unpin(vec![hash(1)]));
+    assert!(!vision.knows(&hash(1)));
 }
 
 #[test]
@@ -46,10 +50,10 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     vision.step(Input::Encoded);
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 8)])), [], "the first is held");
     // Another recall would keep it pinned.
-    assert_eq!(vision.recall(&[[1; 32]]), None, "whoever comes now waits behind the second");
+    assert_eq!(vision.recall(&[hash(1)]), None, "whoever comes now waits behind the second");
     vision.step(Input::Want(Ticket(3), vec![picture(1, 4)]));
-    let effects = vision.step(Input::Unpin(vec![[1; 32]]));
-    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == [2; 32]), "{effects:?}");
+    let effects = vision.step(Input::Unpin(vec![hash(1)]));
+    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(2)), "{effects:?}");
 }
 
 #[test]
@@ -57,7 +61,7 @@ fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(1, 3)])), []);
-    assert!(!vision.needs_pixels(&[1; 32]), "the launch under way has them");
+    assert!(!vision.needs_pixels(&hash(1)), "the launch under way has them");
     let effects = vision.step(Input::Encoded);
     assert_eq!(
         effects,
@@ -73,7 +77,7 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
     vision.step(Input::Want(Ticket(2), vec![picture(2, 4)]));
     vision.step(Input::Encoded);
     assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 5)])), [], "both are still pinned");
-    vision.step(Input::Unpin(vec![[2; 32]]));
+    vision.step(Input::Unpin(vec![hash(2)]));
     assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
     vision.step(Input::Encoded);
     assert_eq!(
@@ -89,10 +93,10 @@ fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
     assert_eq!(vision.patches_under_way(), 32);
     vision.step(Input::Encoded);
     assert_eq!(vision.patches_under_way(), 0);
-    vision.step(Input::Unpin(vec![[2; 32]]));
-    vision.step(Input::Unpin(vec![[1; 32]]));
+    vision.step(Input::Unpin(vec![hash(2)]));
+    vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(Input::Want(Ticket(2), vec![picture(3, 6)]));
-    let held = [1, 2, 3].map(|name| vision.holds(&[name; 32]));
+    let held = [1, 2, 3].map(|name| vision.holds(&hash(name)));
     assert_eq!(held, [true, false, true], "two free rows and four of the one released first are enough");
 }
 
@@ -103,7 +107,7 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
     vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
     let effects = vision.step(Input::Want(Ticket(3), vec![picture(3, 5)]));
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
-    let keys: Vec<u8> = pictures.iter().map(|(key, _)| key[0]).collect();
+    let keys: Vec<u8> = pictures.iter().map(|(key, _)| key.0[0]).collect();
     assert_eq!(keys, [2], "24 + 20 patches are more than a launch takes: the third waits");
     vision.step(Input::Want(Ticket(4), vec![picture(4, 6)]));
     let effects = vision.step(Input::Encoded);
@@ -117,13 +121,13 @@ fn only_a_full_launch_is_begun_behind_a_running_one() {
     vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
     assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 6)])), [], "what comes next may fill it");
     let names = |effects: &[Effect]| match effects {
-        [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key[0]).collect(),
+        [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key.0[0]).collect(),
         effects => panic!("{effects:?}"),
     };
     let begun: Vec<u8> = names(&vision.step(Input::Want(Ticket(3), vec![picture(3, 4)])));
     assert_eq!(begun, [2, 3], "24 + 16 patches are a whole launch");
     assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 10)])), [], "two are under way");
-    assert!(!vision.needs_pixels(&[3; 32]) && vision.needs_pixels(&[4; 32]), "only the fourth waits");
+    assert!(!vision.needs_pixels(&hash(3)) && vision.needs_pixels(&hash(4)), "only the fourth waits");
     let effects = vision.step(Input::Encoded);
     assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in their order");
     assert_eq!(names(&effects), [4]);
@@ -139,10 +143,10 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     vision.step(Input::Want(Ticket(3), vec![picture(3, 2)]));
     // It waits for rows. The request after it gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
-    assert!(!vision.needs_pixels(&[2; 32]) && vision.counts() == (0, 2));
+    assert!(!vision.needs_pixels(&hash(2)) && vision.counts() == (0, 2));
     // It waits for its launch, which continues. Its rows are free for others afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
-    assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![([3; 32], rows(&[8, 9]))])]);
+    assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
     assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 7)])), [], "the launch is under way");
     assert_eq!(vision.counts(), (1, 2), "the first made room for the fourth");
     assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "a stranger is nobody's loss");
@@ -166,17 +170,17 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     // The third needs all rows, so the fourth waits, although its picture is cached.
     vision.step(Input::Want(Ticket(3), vec![picture(3, 10)]));
     vision.step(Input::Want(Ticket(4), vec![picture(1, 4)]));
-    assert!(vision.needs_pixels(&[1; 32]), "it will have made room by then");
-    vision.step(Input::Unpin(vec![[1; 32]]));
-    vision.step(Input::Unpin(vec![[2; 32]]));
+    assert!(vision.needs_pixels(&hash(1)), "it will have made room by then");
+    vision.step(Input::Unpin(vec![hash(1)]));
+    vision.step(Input::Unpin(vec![hash(2)]));
     vision.step(Input::Encoded);
-    assert!(vision.needs_pixels(&[1; 32]));
-    let effects = vision.step(Input::Unpin(vec![[3; 32]]));
-    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == [1; 32]), "{effects:?}");
+    assert!(vision.needs_pixels(&hash(1)));
+    let effects = vision.step(Input::Unpin(vec![hash(3)]));
+    assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(1)), "{effects:?}");
 }
 
 /// Pictures of a request, and their rows.
-type Held = (Vec<PictureKey>, Vec<Arc<[u32]>>);
+type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
@@ -210,9 +214,9 @@ proptest::proptest! {
         let mut vision = VisionCore::new(cache_rows, permits * 4);
         let mut open: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
-        let mut launched: VecDeque<Vec<(PictureKey, Arc<[u32]>)>> = VecDeque::new();
-        let mut contents: Vec<Option<PictureKey>> = vec![None; cache_rows];
-        let mut pixels: Vec<PictureKey> = Vec::new();
+        let mut launched: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
+        let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];
+        let mut pixels: Vec<PictureHash> = Vec::new();
         let mut next = 0;
         // At the end all holders release and every launch ends.
         let ending = (0..400).map(|index| if index % 2 == 0 { Event::Encoded } else { Event::Unpin(0) });
@@ -263,10 +267,10 @@ proptest::proptest! {
                         let names = open.remove(&ticket.0).expect("answered once");
                         for (name, rows) in names.iter().zip(&rows) {
                             proptest::prop_assert_eq!(rows.len(), usize::from(*name));
-                            let holds = rows.iter().all(|row| contents[*row as usize] == Some([*name; 32]));
+                            let holds = rows.iter().all(|row| contents[*row as usize] == Some(hash(*name)));
                             proptest::prop_assert!(holds, "the rows hold the picture");
                         }
-                        held.push((names.iter().map(|name| [*name; 32]).collect(), rows));
+                        held.push((names.iter().map(|name| hash(*name)).collect(), rows));
                     }
                     Effect::Refused { ticket, rows, limit } => {
                         let names = open.remove(&ticket.0).expect("answered once");

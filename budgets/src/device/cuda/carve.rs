@@ -1,4 +1,4 @@
-//! Cutting a piece of memory that is in use: what stays of it is copied to smaller pieces, which take its place.
+//! Cuts a piece of memory that is in use: what remains is copied to smaller pieces, which replace it.
 
 use std::sync::PoisonError;
 
@@ -11,24 +11,24 @@ use super::{
 };
 use crate::{Address, Bytes, DeviceError};
 
-/// Kept aside, in pages and counted as overhead: what stays of a piece has to be somewhere before the piece can go, also
-/// on a card that is filled to the last byte. Both ends of a hole may lie in one piece, so it is a whole one.
+/// Pages kept aside and counted as overhead. What remains of a piece must be copied before the piece can go, even on a
+/// full card. Both ends of a hole may lie in one piece, so this is the size of a whole one.
 pub(super) const SPARE: Bytes = pieces::LARGE;
 
 impl CudaDevice {
-    /// Puts back what is missing of the spare, as far as the device has it.
+    /// Refills the spare pages, as far as the device has memory.
     pub(super) fn replenish(&self) {
         let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
         while self.page * (spare.len() as u64) < SPARE {
             match self.create(self.page) {
                 Ok(page) => spare.push(page),
-                // Somebody else was faster; the next time may be a better one.
+                // The memory is taken. The next carve tries again.
                 Err(_) => return,
             }
         }
     }
 
-    /// A page of the device's or, where it has none left, of the spare.
+    /// A new page or, if the device has none left, a spare one.
     fn page_for_a_copy(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
         assert_eq!(bytes, self.page, "a copy is made of pages");
         self.create(bytes).or_else(|error| {
@@ -40,8 +40,8 @@ impl CudaDevice {
         })
     }
 
-    /// Replaces a piece by pages that keep the first `kept` bytes of its content. Until the piece is gone that takes as
-    /// much memory beside it.
+    /// Replaces a piece by pages that hold the first `kept` bytes of its content. Until the piece is gone, this takes
+    /// that much more memory.
     pub(super) fn carve(
         &self,
         start: Address,
@@ -53,7 +53,7 @@ impl CudaDevice {
         let there = start.offset(offset);
         let carved = self.copy_aside(aside, there, kept).and_then(|copies| {
             match self.unmap(there, piece) {
-                // From here on a failure leaves a hole in what others use.
+                // From here on, a failure leaves a hole in memory that is in use.
                 Ok(()) => self.move_home(aside, there, &copies, kept).map(|()| copies),
                 Err(error) => {
                     self.unmap_all(aside, &copies);
@@ -67,11 +67,11 @@ impl CudaDevice {
         Ok(carved?.into_iter().map(|(place, copy)| (offset + place, copy)).collect())
     }
 
-    /// The content of a stretch once more, in pages elsewhere.
+    /// Copies the content of a stretch to pages elsewhere.
     fn copy_aside(&self, aside: Address, from: Address, bytes: Bytes) -> Result<Vec<(Bytes, Piece)>, DeviceError> {
         let pages: Vec<_> = (0..bytes.pages(self.page).0).map(|page| (self.page * page, self.page)).collect();
         let copies = self.fill(aside, &pages, |bytes| self.page_for_a_copy(bytes))?;
-        // SAFETY: both stretches are mapped and open, and as long; the stream is ours.
+        // SAFETY: both stretches are mapped, accessible and equally long; the stream is ours.
         let copied = unsafe {
             check("cuMemcpyDtoDAsync", sys::cuMemcpyDtoDAsync_v2(aside.0, from.0, bytes.as_usize(), self.stream.raw()))
                 .and_then(|()| check("cuStreamSynchronize", sys::cuStreamSynchronize(self.stream.raw())))
@@ -80,7 +80,7 @@ impl CudaDevice {
         Ok(copies)
     }
 
-    /// Maps pages from where they were filled to where they belong.
+    /// Moves the mappings of pages from where they were filled to their final addresses.
     fn move_home(
         &self,
         aside: Address,
@@ -90,7 +90,7 @@ impl CudaDevice {
     ) -> Result<(), DeviceError> {
         let moved = copies.iter().try_for_each(|(place, copy)| {
             let (from, to, bytes) = (aside.offset(*place), there.offset(*place), copy.bytes.as_usize());
-            // SAFETY: the handle stays ours while its mapping moves, and nothing is mapped where it goes.
+            // SAFETY: we keep the handle while its mapping moves, and nothing is mapped at the new address.
             unsafe {
                 check("cuMemUnmap", sys::cuMemUnmap(from.0, bytes))?;
                 check("cuMemMap", sys::cuMemMap(to.0, bytes, 0, copy.handle, 0))

@@ -1,30 +1,30 @@
-//! A device's context and a stream of it, each given back when it drops, however far its making came.
+//! A device's context and a stream in it. Each is released on drop, even if a later step of opening fails.
 
 use cudarc::driver::sys;
 
 use super::driver::{self, check};
 use crate::DeviceError;
 
-/// The primary context of a device, retained: our process has one, however many share it.
+/// The retained primary context of a device. A process has only one, which all users share.
 pub(super) struct Context {
     context: sys::CUcontext,
     device: sys::CUdevice,
 }
 
-/// A stream that does not wait for others.
+/// A stream that does not wait for other streams.
 pub(super) struct Stream {
     stream: sys::CUstream,
-    /// Kept by whoever keeps the stream.
+    /// Kept alive by the stream's owner.
     context: sys::CUcontext,
 }
 
 // SAFETY: a context may be made current on any thread, and is before each call that needs it.
 unsafe impl Send for Context {}
-// SAFETY: as above; the driver locks what it has to.
+// SAFETY: as above; the driver takes its own locks.
 unsafe impl Sync for Context {}
 // SAFETY: a stream may be used from any thread.
 unsafe impl Send for Stream {}
-// SAFETY: as above; the driver locks what it has to.
+// SAFETY: as above; the driver takes its own locks.
 unsafe impl Sync for Stream {}
 
 impl Context {
@@ -34,7 +34,7 @@ impl Context {
         Ok(Context { context, device })
     }
 
-    /// Makes it that of the calling thread.
+    /// Makes it the calling thread's context.
     pub(super) fn enter(&self) -> Result<(), DeviceError> {
         enter(self.context)
     }
@@ -48,7 +48,7 @@ impl Drop for Context {
 }
 
 impl Stream {
-    /// A stream of this context, which has to outlive it.
+    /// A stream in this context, which must outlive the stream.
     pub(super) fn new(context: &Context) -> Result<Stream, DeviceError> {
         context.enter()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -63,7 +63,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // A context that is lost takes its streams with it.
+        // A lost context takes its streams with it.
         if enter(self.context).is_ok() {
             // SAFETY: the stream is ours, and this is its last use.
             drop(check("cuStreamDestroy", unsafe { sys::cuStreamDestroy_v2(self.stream) }));
@@ -72,6 +72,6 @@ impl Drop for Stream {
 }
 
 fn enter(context: sys::CUcontext) -> Result<(), DeviceError> {
-    // SAFETY: the context is retained by whoever calls this.
+    // SAFETY: the caller keeps the context retained.
     check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
 }

@@ -1,4 +1,4 @@
-//! The driver's calls and what it says no with.
+//! The driver's calls, and what their results mean.
 
 use std::{ffi::CStr, mem::MaybeUninit};
 
@@ -6,17 +6,17 @@ use cudarc::driver::sys::{self, CUresult};
 
 use crate::{Address, Bytes, DeviceError, DeviceMemory};
 
-/// The oldest driver that is served: CUDA 12.4.
+/// The oldest supported driver: CUDA 12.4.
 const VERSION_MIN: i32 = 12_040;
 
-/// Loads the driver and looks for a device.
+/// Loads the driver and finds a device.
 pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     // SAFETY: it only tries to open libraries by name.
     if !unsafe { sys::is_culib_present() } {
         let hint = "install the NVIDIA driver (it brings libcuda.so.1), or use the host device";
         return Err(missing("there is no CUDA driver: libcuda was not found".to_owned(), hint));
     }
-    // SAFETY: the library is there, and this is its first call.
+    // SAFETY: the library is present, and this is the first call to it.
     let initialised = unsafe { sys::cuInit(0) };
     started(initialised, || describe(initialised))?;
     served(version()?)?;
@@ -28,7 +28,7 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     value("cuDeviceGet", |out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
 }
 
-/// The CUDA that the driver was made for, 12.4 as 12040.
+/// The CUDA version of the driver; 12.4 is 12040.
 pub(super) fn version() -> Result<i32, DeviceError> {
     value("cuDriverGetVersion", |out| unsafe { sys::cuDriverGetVersion(out) })
 }
@@ -41,35 +41,35 @@ fn unusable(reason: String, hint: &str) -> DeviceError {
     DeviceError::Unusable { reason, hint: hint.to_owned() }
 }
 
-/// What the driver's first call came to. A driver without a GPU, and the stand-in that toolkits bring for linking, are
-/// found on machines that have none.
+/// The result of the driver's first call. Machines without a GPU may have a driver, or the stub that toolkits install
+/// for linking.
 fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            let hint = "see whether nvidia-smi finds a device here, or use the host device";
+            let hint = "check whether nvidia-smi finds a device here, or use the host device";
             Err(missing(format!("the CUDA driver has no device: {}", words()), hint))
         }
         _ => {
-            let hint = "see what nvidia-smi says, and whether driver and kernel module match, or use the host device";
+            let hint = "check what nvidia-smi says, and whether driver and kernel module match, or use the host device";
             Err(unusable(format!("the CUDA driver does not start: {}", words()), hint))
         }
     }
 }
 
-/// Why a device gave no context, where that was not for want of memory and broke nothing of ours.
+/// Why a device gave no context, if neither lack of memory nor a loss was the reason.
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Driver { said, .. } => unusable(
-            format!("the device gives no context: {said}"),
-            "end what else uses it (nvidia-smi shows it), or see whether its compute mode serves one process alone \
+            format!("the device provides no context: {said}"),
+            "stop other users of it (nvidia-smi lists them), or check whether its compute mode allows only one process \
              (nvidia-smi -q -d COMPUTE)",
         ),
         error => error,
     }
 }
 
-/// Whether a driver of this version is new enough. It numbers CUDA 12.4 as 12040.
+/// Checks that a driver of this version is new enough. 12.4 is 12040.
 fn served(version: i32) -> Result<(), DeviceError> {
     if version >= VERSION_MIN {
         return Ok(());
@@ -82,14 +82,14 @@ fn served(version: i32) -> Result<(), DeviceError> {
 /// Free and total bytes of the current context's device.
 pub(super) fn memory() -> Result<DeviceMemory, DeviceError> {
     let (mut free, mut total) = (0, 0);
-    // SAFETY: both are there for the driver to write to.
+    // SAFETY: both output pointers are valid.
     check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
     Ok(DeviceMemory { total: Bytes(total as u64), free: Bytes(free as u64) })
 }
 
-/// What a piece on this device is made of.
+/// How a piece on this device is allocated.
 pub(super) fn properties(device: sys::CUdevice) -> sys::CUmemAllocationProp {
-    // SAFETY: all of it is numbers and pointers, for which zero is a value.
+    // SAFETY: it holds only numbers and pointers, for which zero is valid.
     let mut properties: sys::CUmemAllocationProp = unsafe { MaybeUninit::zeroed().assume_init() };
     properties.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
     properties.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
@@ -103,7 +103,7 @@ pub(super) fn open(device: sys::CUdevice, address: Address, bytes: Bytes) -> Res
         location: properties(device).location,
         flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
     };
-    // SAFETY: the caller has mapped all of the stretch; one description is given.
+    // SAFETY: the caller has mapped the whole stretch, and the count matches the one description.
     check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address.0, bytes.as_usize(), &access, 1) })
 }
 
@@ -111,7 +111,7 @@ pub(super) fn open(device: sys::CUdevice, address: Address, bytes: Bytes) -> Res
 pub(super) fn describe(result: CUresult) -> String {
     let text = |get: unsafe extern "C" fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = std::ptr::null();
-        // SAFETY: the driver gives a string that lives as long as it does, or null.
+        // SAFETY: the driver returns null, or a string that lives as long as the driver.
         unsafe {
             get(result, &mut text);
             if text.is_null() { None } else { Some(CStr::from_ptr(text).to_string_lossy().into_owned()) }
@@ -142,7 +142,7 @@ pub(super) fn value<T>(name: &'static str, call: impl FnOnce(*mut T) -> CUresult
     Ok(unsafe { value.assume_init() })
 }
 
-/// What a result means. Who was refused memory knows how much it asked for: that is nothing here.
+/// The meaning of a result. The size of a refused request is unknown here, so it is 0: the caller fills it in.
 pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceError> {
     if result == CUresult::CUDA_SUCCESS {
         return Ok(());
@@ -154,16 +154,16 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), DeviceEr
     meaning(call, result, || describe(result), free)
 }
 
-/// What a result means, with the driver's words for it and what was free.
+/// The meaning of a result, given the driver's words and the free bytes.
 fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, free: Bytes) -> Result<(), DeviceError> {
     use CUresult::*;
     match result {
         CUDA_SUCCESS => Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => {
-            let hint = "lease less, or end what else uses the device (nvidia-smi shows it)".to_owned();
+            let hint = "lease less, or stop other users of the device (nvidia-smi lists them)".to_owned();
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
-        // Sticky: the context is broken, and every call after it says so.
+        // Sticky: the context is broken, and every later call reports it.
         CUDA_ERROR_ILLEGAL_ADDRESS
         | CUDA_ERROR_LAUNCH_FAILED
         | CUDA_ERROR_LAUNCH_TIMEOUT

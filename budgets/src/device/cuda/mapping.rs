@@ -1,4 +1,4 @@
-//! Pieces of memory behind reserved addresses: created, mapped, opened, cleared, and taken away.
+//! Pieces of memory at reserved addresses: created, mapped, made accessible, cleared and taken away.
 
 use cudarc::driver::sys;
 
@@ -9,35 +9,36 @@ use super::{
 use crate::{Address, Bytes, DeviceError};
 
 impl CudaDevice {
-    /// Memory that is nowhere yet.
+    /// Allocates memory that is not mapped yet.
     pub(super) fn create(&self, bytes: Bytes) -> Result<Piece, DeviceError> {
         let properties = driver::properties(self.device);
         let mut handle = 0;
         self.count_allocation();
-        // SAFETY: the handle is there to write to.
+        // SAFETY: the output pointer is valid.
         check("cuMemCreate", unsafe { sys::cuMemCreate(&mut handle, bytes.as_usize(), &properties, 0) })?;
         Ok(Piece { handle, bytes })
     }
 
-    /// Gives back memory that is nowhere any more.
+    /// Frees memory that is no longer mapped.
     pub(super) fn release(&self, piece: Piece) -> Result<(), DeviceError> {
         // SAFETY: each handle is released once.
         check("cuMemRelease", unsafe { sys::cuMemRelease(piece.handle) })
     }
 
-    /// Puts a piece behind addresses; it is not open yet.
+    /// Maps a piece at an address. It is not accessible yet.
     pub(super) fn map(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
         // SAFETY: the stretch is reserved by us, and nothing is mapped there.
         check("cuMemMap", unsafe { sys::cuMemMap(address.0, piece.bytes.as_usize(), 0, piece.handle, 0) })
     }
 
     pub(super) fn unmap(&self, address: Address, piece: Piece) -> Result<(), DeviceError> {
-        // SAFETY: the piece is mapped there, and whoever gives it up has said that the device is past its last use.
+        // SAFETY: the piece is mapped there, and the caller guarantees that the device is past its last use.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address.0, piece.bytes.as_usize()) })?;
         self.release(piece)
     }
 
-    /// Maps and opens memory behind pieces that follow each other, each as `create` makes it. On refusal nothing is mapped.
+    /// Maps consecutive pieces, each made by `create`, and makes them accessible. If one is refused, nothing stays
+    /// mapped.
     pub(super) fn fill(
         &self,
         start: Address,
@@ -69,19 +70,19 @@ impl CudaDevice {
 
     /// Writes zeros and waits for them.
     pub(super) fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        // SAFETY: the stretch is mapped and open, and nobody uses it yet.
+        // SAFETY: the stretch is mapped and accessible, and not in use yet.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
         // SAFETY: the stream is ours.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.raw()) })
     }
 
-    /// Takes back what was mapped for nothing. Whoever calls this has an error to tell already.
+    /// Unmaps what was mapped before an error. The caller reports that error, so others are ignored.
     pub(super) fn unmap_all(&self, start: Address, pieces: &[(Bytes, Piece)]) {
         pieces.iter().for_each(|(offset, piece)| drop(self.unmap(start.offset(*offset), *piece)));
     }
 }
 
-/// The same refusal, of so many bytes.
+/// The same refusal, with the size that was wanted.
 fn asked_for(bytes: Bytes, error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Refused { free, hint, .. } => DeviceError::Refused { asked: bytes, free, hint },

@@ -1,4 +1,4 @@
-//! A GPU behind the CUDA driver: virtual addresses reserved, memory mapped behind them piece by piece.
+//! A GPU, through the CUDA driver: virtual addresses are reserved, and memory is mapped to them piece by piece.
 
 mod carve;
 mod context;
@@ -21,7 +21,7 @@ use std::{
 use cudarc::driver::sys;
 
 use super::{Address, Device, DeviceError, DeviceMemory};
-use crate::{Bytes, Fence, Timeline, Timelines};
+use crate::{AtomicBytes, Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
 use nvml::Nvml;
@@ -29,72 +29,71 @@ pub use overhead::Overhead;
 use overhead::{Left, Meter};
 pub use pinned::Pinned;
 
-/// What a context takes, about: 526 MiB on an H200 with driver 580.
+/// Roughly what a context takes: 526 MiB on an H200 with driver 580.
 const CONTEXT: Bytes = Bytes(526 << 20);
 
-/// The least that opening a device takes by NVML's count: half of the spare, for one that had a context before.
+/// The least that opening a device takes by NVML's count: half of the spare, if the process had a context before.
 const SPARE_AT_LEAST: Bytes = Bytes(carve::SPARE.0 / 2);
 
-/// The most that NVML's count leaves out of a context: 6 MiB were seen.
+/// The most of a context that NVML's count may leave out: 6 MiB were seen.
 const UNCOUNTED_MOST: Bytes = Bytes::mib(32);
 
 /// How many devices of each ordinal this process has open.
 fn open_devices() -> MutexGuard<'static, BTreeMap<usize, usize>> {
     static OPEN: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
-    // A number is changed in one step.
+    // A count changes in one step, so a poisoned lock guards valid counts.
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What a device was asked to do, for tests and metrics.
+/// What a device did so far, for tests and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CudaCounts {
-    /// Calls to `back`, refused ones too.
+    /// Calls to `back`, with refused ones.
     pub backs: u64,
     /// Calls to `unback`.
     pub unbacks: u64,
-    /// Backed now.
+    /// Bytes backed now.
     pub backed: Bytes,
-    /// The most that was ever backed at once.
+    /// The most bytes ever backed at once.
     pub high_water: Bytes,
-    /// Page-locked host memory that is held now.
+    /// Page-locked host memory held now.
     pub pinned: Bytes,
-    /// Calls that took memory from the driver, of the device or page-locked, refused ones too: each piece that was
-    /// created, each [`Pinned`], and each
-    /// [`CudaDevice::with_overhead`] and [`CudaDevice::taken_by`]. After READY it stands still.
+    /// Calls that took memory from the driver, on the device or page-locked, with refused ones: each piece, each
+    /// [`Pinned`], and each [`CudaDevice::with_overhead`] and [`CudaDevice::taken_by`]. It must not rise after READY.
     pub allocations: u64,
 }
 
-/// One NVIDIA GPU through the driver's virtual-memory calls. The driver is found when this is made: a program that
-/// never makes one needs none.
+/// One NVIDIA GPU, through the driver's virtual-memory calls. The driver is loaded when this is made, so a program that
+/// makes none needs no driver.
 ///
-/// Memory that is backed reads as zero, and was written once: what a virtual GPU promises and does not have shows here
-/// and not later.
+/// Backed memory reads as zero, and has been written once. If a virtual GPU promised memory that it does not have, this
+/// is where it shows.
 pub struct CudaDevice {
-    /// The first to go: it may want the context.
+    /// Dropped first, since its contents may need the context.
     kept: Mutex<BTreeMap<String, Arc<dyn Any + Send + Sync>>>,
     name: String,
     ordinal: usize,
     device: sys::CUdevice,
-    /// Clears what is backed, beside whatever else the device does. It goes before the context that it is of.
+    /// Clears backed memory, in parallel with other work. Dropped before its context.
     stream: Stream,
     context: Context,
-    /// What knows what the driver does not say.
+    /// Tells what the driver cannot.
     nvml: Option<Nvml>,
     page: Bytes,
-    /// The context and the spare, which are there as long as this is.
+    /// The context and the spare pages, which live as long as this.
     context_bytes: Bytes,
-    /// What the driver's count of this process leaves out: what it holds of the context for itself. Below zero where the
-    /// process had something of the device before. None where it does not know the process.
+    /// The part of `context_bytes` that NVML's count of this process leaves out. Negative if the process held memory of
+    /// the device before. `None` if NVML does not know the process.
     uncounted: Option<i64>,
-    /// What was made beside leases since.
+    /// Counts what was made outside leases since then.
     meter: Meter,
     allocations: AtomicU64,
-    pinned: AtomicU64,
+    pinned: AtomicBytes,
     timelines: Timelines,
     state: Mutex<State>,
-    /// Pages that are nowhere, for [`carve`] on a full card.
+    /// Unmapped pages, for [`carve`] on a full card.
     spare: Mutex<Vec<Piece>>,
-    /// What was said when it was lost.
+    /// The reason of the loss, once lost.
     lost: OnceLock<String>,
 }
 
@@ -106,7 +105,7 @@ struct State {
 
 struct Reservation {
     bytes: Bytes,
-    /// By offset.
+    /// Pieces by offset.
     pieces: BTreeMap<Bytes, Piece>,
 }
 
@@ -117,24 +116,23 @@ struct Piece {
 }
 
 impl CudaDevice {
-    /// The device of this number, as `CUDA_VISIBLE_DEVICES` numbers them.
+    /// Opens the device with this number, in the order of `CUDA_VISIBLE_DEVICES`.
     ///
     /// # Errors
-    /// [`DeviceError::NoDevice`] without a driver or without such a device; [`DeviceError::Unusable`] with a driver that does
-    /// not start or is older than CUDA 12.4, and where another process has the device alone.
-    /// [`DeviceError::Lost`] in a process that has lost this device before: its driver (580) makes no other context there,
-    /// whatever becomes of the first.
+    /// [`DeviceError::NoDevice`] without a driver or such a device. [`DeviceError::Unusable`] if the driver does not
+    /// start or is older than CUDA 12.4, or if another process uses the device exclusively. [`DeviceError::Lost`] if
+    /// this process has lost the device before: its driver (580) makes no second context after that.
     pub fn open(ordinal: usize) -> Result<CudaDevice, DeviceError> {
         let device = driver::load(ordinal)?;
         let name = device_name(device)?;
         let uuid = driver::value("cuDeviceGetUuid", |out| unsafe { sys::cuDeviceGetUuid_v2(out, device) })?;
-        // Before there is a context of ours, all that is used is foreign.
+        // Until we have a context, everything in use is foreign.
         let nvml = Nvml::of(&uuid.bytes);
         let before = nvml.as_ref().and_then(Nvml::free_bytes);
         let counted_before = nvml.as_ref().and_then(Nvml::process_bytes).unwrap_or_default();
         let context = Context::retain(device).map_err(|error| match error {
             DeviceError::Refused { free, .. } => {
-                let hint = "end what else uses the device (nvidia-smi shows it): a context alone takes some 0.5 GiB";
+                let hint = "stop other users of the device (nvidia-smi lists them): a context alone takes some 0.5 GiB";
                 DeviceError::Refused { asked: CONTEXT, free: before.unwrap_or(free), hint: hint.to_owned() }
             }
             error => driver::gives_no_context(error),
@@ -158,7 +156,7 @@ impl CudaDevice {
             uncounted: None,
             meter: Meter::default(),
             allocations: AtomicU64::default(),
-            pinned: AtomicU64::default(),
+            pinned: AtomicBytes::default(),
             timelines: Timelines::default(),
             state: Mutex::default(),
             spare: Mutex::default(),
@@ -166,13 +164,13 @@ impl CudaDevice {
         };
         opened.replenish();
         let after = driver::memory()?.free;
-        // Without that library the context counts as foreign.
+        // Without NVML, the context counts as foreign.
         let fell = before.map_or(carve::SPARE, |before| before.saturating_sub(after));
         let counted = opened.nvml.as_ref().and_then(Nvml::process_bytes);
-        // By our number it may know another process: one that has not taken this just now.
+        // In a container, our process id may belong to another process. Ignore it unless it has just taken this much.
         let counted =
             counted.filter(|counted| (SPARE_AT_LEAST..=fell).contains(&counted.saturating_sub(counted_before)));
-        // What others took meanwhile is not ours.
+        // Not what other processes took meanwhile.
         let most = counted.map_or(fell, |counted| counted - counted_before + UNCOUNTED_MOST);
         opened.context_bytes = fell.min(most);
         opened.uncounted = counted.map(|counted| opened.context_bytes.0 as i64 - counted.0 as i64);
@@ -180,12 +178,12 @@ impl CudaDevice {
         Ok(opened)
     }
 
-    /// What `make` gives under this name: made once, and kept as long as the context is there.
+    /// What `make` made under this name. Made once, and kept as long as the context.
     ///
     /// # Errors
-    /// What `make` says. Nothing is kept then, and the next to ask has it made again.
+    /// Any error of `make`. Nothing is kept then, and the next call tries again.
     pub fn kept<T: Any + Send + Sync, E>(&self, name: &str, make: impl FnOnce() -> Result<T, E>) -> Result<Arc<T>, E> {
-        // An entry is made in one assignment.
+        // An entry is made in one assignment, so a poisoned lock guards a valid map.
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(Ok(known)) = kept.get(name).map(|known| known.clone().downcast::<T>()) {
             return Ok(known);
@@ -195,23 +193,19 @@ impl CudaDevice {
         Ok(made)
     }
 
-    /// What it was asked to do so far.
+    /// What the device did so far.
     pub fn counts(&self) -> CudaCounts {
         let counts = self.lock().counts;
-        CudaCounts {
-            pinned: Bytes(self.pinned.load(Ordering::Relaxed)),
-            allocations: self.allocations.load(Ordering::Relaxed),
-            ..counts
-        }
+        CudaCounts { pinned: self.pinned.load(), allocations: self.allocations.load(Ordering::Relaxed), ..counts }
     }
 
-    /// Makes what takes memory that no lease can hold (loaded modules, library handles, streams), and counts as overhead
-    /// of `source` what is free no longer until it goes: a ledger that looks at [`Device::overhead`] before each grant
-    /// knows it. Where the driver does not tell processes apart, what another one takes at that moment is counted too. One
-    /// thread at a time does this.
+    /// Makes something that takes memory which no lease can hold (loaded modules, library handles, streams), and counts
+    /// that memory as overhead of `source` until it drops. A ledger that reads [`Device::overhead`] before each grant
+    /// then knows of it. If the driver does not tell processes apart, what others take meanwhile is counted too. Only
+    /// one thread at a time measures.
     ///
     /// # Errors
-    /// What `make` says, or that the driver does not say how much is free. What the driver keeps of an attempt that failed
+    /// Any error of `make`, or the driver does not say how much is free. What the driver keeps of a failed attempt
     /// stays counted.
     pub fn with_overhead<T, E: From<DeviceError>>(
         self: &Arc<Self>,
@@ -222,9 +216,8 @@ impl CudaDevice {
         Ok(Overhead::of(self.meter.count(source, || self.left(), make)??, source, self))
     }
 
-    /// Does the same and says what is free no longer, but counts it nowhere: for what is then paid for by a lease of that
-    /// size, as instantiated graphs are. Other threads may back and unback meanwhile. What was made so goes
-    /// [in turn](Self::in_turn).
+    /// Measures in the same way, but only returns the bytes, for what a lease of that size then pays for, such as
+    /// instantiated graphs. Other threads may back and unback meanwhile. Drop what was made [in turn](Self::in_turn).
     ///
     /// # Errors
     /// The driver does not say how much is free.
@@ -233,20 +226,20 @@ impl CudaDevice {
         self.meter.taken_by(|| self.left(), work)
     }
 
-    /// Does `work` while nobody measures: for what gives memory back that [`taken_by`](Self::taken_by) has measured. It
-    /// must not measure itself.
+    /// Does `work` while no other thread measures, to free what [`taken_by`](Self::taken_by) has measured. `work` must
+    /// not measure.
     pub fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
         self.meter.in_turn(work)
     }
 
-    /// What is neither overhead nor foreign. Nothing is backed or unbacked while it is looked at.
+    /// What is neither overhead nor foreign. Nothing is backed or unbacked during the measurement.
     fn left(&self) -> Result<Left, DeviceError> {
         let state = self.lock();
         let (free, backed) = (self.memory()?.free, state.counts.backed);
         Ok(Left { free: free + backed, ours: self.process_bytes().map(|ours| ours.saturating_sub(backed)) })
     }
 
-    /// Makes the device's context that of the calling thread, for code that calls the driver itself.
+    /// Makes the device's context the calling thread's, for code that calls the driver itself.
     ///
     /// # Errors
     /// The device is lost.
@@ -255,7 +248,8 @@ impl CudaDevice {
         self.heed(self.context.enter())
     }
 
-    /// As `enter`, but nothing stands against giving back what a lost device holds: the driver (580) takes all of it.
+    /// As `enter`, but succeeds on a lost device, so that its memory can be given back: the driver (580) accepts all of
+    /// it.
     fn enter_if_there(&self) -> Result<(), DeviceError> {
         match self.enter() {
             Err(error) if !error.is_lost() => Err(error),
@@ -263,14 +257,14 @@ impl CudaDevice {
         }
     }
 
-    /// The device is lost: for code that calls the driver itself and was told so. The first reason stands; from now on
-    /// every call here fails with it.
+    /// Marks the device as lost, for code that calls the driver itself. All calls then fail with the first reason
+    /// given.
     pub fn lose(&self, reason: &str) {
-        // One that was lost before stays so.
+        // The first reason stays.
         drop(self.lost.set(reason.to_owned()));
     }
 
-    /// The same outcome; a loss is remembered.
+    /// Passes the outcome on, and remembers a loss.
     fn heed<T>(&self, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
         outcome.inspect_err(|error| {
             if let DeviceError::Lost { reason } = error {
@@ -279,19 +273,19 @@ impl CudaDevice {
         })
     }
 
-    /// A number that the driver knows about the device, such as how many multiprocessors it has.
+    /// An attribute of the device, such as the number of multiprocessors.
     ///
     /// # Errors
-    /// The driver does not know it.
+    /// The driver does not know the attribute.
     pub fn attribute(&self, attribute: sys::CUdevice_attribute) -> Result<i32, DeviceError> {
         let get = |out| unsafe { sys::cuDeviceGetAttribute(out, attribute, self.device) };
         driver::value("cuDeviceGetAttribute", get)
     }
 
-    /// What a driver's result means, for code that calls the driver itself: refused, lost, or a bug.
+    /// The meaning of a driver's result, for code that calls the driver itself: refused, lost, or our bug.
     ///
     /// # Errors
-    /// Whatever is not success.
+    /// Any result but success.
     pub fn said(call: &'static str, result: sys::CUresult) -> Result<(), DeviceError> {
         check(call, result)
     }
@@ -301,7 +295,7 @@ impl CudaDevice {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A piece is listed when it is mapped, in one assignment after the driver has done its part.
+        // A piece is listed in one assignment after the driver has mapped it, so a poisoned lock guards a valid state.
         self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -314,7 +308,7 @@ fn device_name(device: sys::CUdevice) -> Result<String, DeviceError> {
 }
 
 impl State {
-    /// The reservation that holds a stretch of whole pages, with the stretch's place in it.
+    /// The reservation that holds a stretch of whole pages, and the stretch's place in it.
     fn find(
         &mut self,
         page: Bytes,
@@ -337,7 +331,7 @@ impl State {
 }
 
 impl Reservation {
-    /// Bytes that are backed between two offsets.
+    /// How many bytes are backed between two offsets.
     fn backed(&self, from: Bytes, to: Bytes) -> Bytes {
         let reach = |(offset, piece): (&Bytes, &Piece)| {
             let (start, end) = ((*offset).max(from), (*offset + piece.bytes).min(to));
@@ -348,12 +342,12 @@ impl Reservation {
 }
 
 impl CudaDevice {
-    /// Addresses for so many bytes.
+    /// Reserves addresses for this many bytes.
     fn take_addresses(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         self.enter()?;
         let bytes = bytes.round_up(self.page);
         let mut address = 0;
-        // SAFETY: the address is there to write to; nothing is taken but addresses.
+        // SAFETY: the output pointer is valid. Only addresses are taken.
         let reserved =
             unsafe { sys::cuMemAddressReserve(&mut address, bytes.as_usize(), pieces::LARGE.as_usize(), 0, 0) };
         match check("cuMemAddressReserve", reserved) {
@@ -369,7 +363,7 @@ impl CudaDevice {
         Ok(Address(address))
     }
 
-    /// Gives addresses back, with the memory behind them.
+    /// Releases addresses, with their memory.
     fn give_addresses(&self, address: Address) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
@@ -387,7 +381,7 @@ impl CudaDevice {
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address.0, reservation.bytes.as_usize()) })
     }
 
-    /// Puts cleared memory behind addresses.
+    /// Backs addresses with zeroed memory.
     fn fill_in(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter()?;
         let mut state = self.lock();
@@ -413,7 +407,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Takes the memory behind addresses away.
+    /// Takes the memory of these addresses away.
     fn clear_out(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.enter_if_there()?;
         let mut state = self.lock();
@@ -422,11 +416,11 @@ impl CudaDevice {
             let reason = "not all of it is backed";
             return Err(DeviceError::BadRange { address, bytes, verb: "unbacked", reason });
         }
-        // A piece that lies over an end of the stretch is carved there first.
+        // First carve a piece that extends past an end of the stretch.
         for end in [from, to] {
             let over = reservation.pieces.range(..end).next_back().map(|(offset, piece)| (*offset, *piece));
             if let Some((offset, piece)) = over.filter(|(offset, piece)| *offset + piece.bytes > end) {
-                // What of it goes away need not be copied, unless it stays beyond the stretch too.
+                // Copy only what remains before the stretch, unless the piece also extends past its end.
                 let kept = if offset + piece.bytes <= to { end - offset } else { piece.bytes };
                 let carved = self.carve(start, (offset, piece), kept)?;
                 reservation.pieces.remove(&offset);
@@ -494,7 +488,7 @@ impl Device for CudaDevice {
 
     fn process_bytes(&self) -> Option<Bytes> {
         let uncounted = self.uncounted?;
-        // Of two that share a device nobody knows which of them holds what.
+        // If two open devices share one GPU, the count does not say which holds what.
         let is_alone = open_devices().get(&self.ordinal) == Some(&1);
         let counted = self.nvml.as_ref().filter(|_| is_alone)?.process_bytes()?.0 as i64;
         Some(Bytes((counted + uncounted).max(0) as u64))
@@ -530,7 +524,7 @@ impl Drop for CudaDevice {
         if let Some(open) = open_devices().get_mut(&self.ordinal) {
             *open -= 1;
         }
-        // The stream and the context follow as they drop.
+        // The stream and the context drop after this.
         let addresses: Vec<Address> = self.lock().reservations.keys().copied().collect();
         for address in addresses {
             drop(self.give_addresses(address));

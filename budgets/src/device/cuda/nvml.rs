@@ -1,5 +1,5 @@
-//! What the driver itself does not say: how much of a device is free before this process has a context on it, how much of
-//! it each process holds, and the driver's release. From NVIDIA's management library (NVML), where it is installed.
+//! What only NVIDIA's management library (NVML) can tell, where it is installed: how much of a device is free before
+//! this process has a context, how much each process holds, and the driver's release.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 
@@ -9,13 +9,13 @@ use crate::Bytes;
 
 const NAMES: [&str; 3] = ["libnvidia-ml.so.1", "libnvidia-ml.so", "nvml.dll"];
 
-/// Bytes that the driver's release takes at most, with its zero: `NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE`.
+/// The longest driver release, with its zero: `NVML_SYSTEM_DRIVER_VERSION_BUFFER_SIZE`.
 const RELEASE_BYTES: usize = 80;
 
-/// What a call says when more processes are there than it was given room for: `NVML_ERROR_INSUFFICIENT_SIZE`.
+/// The result of a call when there are more processes than its buffer holds: `NVML_ERROR_INSUFFICIENT_SIZE`.
 const TOO_LITTLE_ROOM: c_int = 7;
 
-/// What stands for the bytes of a process that the library may not know: `NVML_VALUE_NOT_AVAILABLE`.
+/// Bytes of a process that the library may not know: `NVML_VALUE_NOT_AVAILABLE`.
 const UNKNOWN: u64 = u64::MAX;
 
 #[repr(C)]
@@ -26,7 +26,7 @@ struct Memory {
     used: u64,
 }
 
-/// `nvmlProcessInfo_t`, as it is since the second version of the call.
+/// `nvmlProcessInfo_t`, as in version 2 of the call and later.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Process {
@@ -42,31 +42,32 @@ type MemoryInfo = unsafe extern "C" fn(*mut c_void, *mut Memory) -> c_int;
 type Processes = unsafe extern "C" fn(*mut c_void, *mut c_uint, *mut Process) -> c_int;
 type DriverVersion = unsafe extern "C" fn(*mut c_char, c_uint) -> c_int;
 
-/// The library, with a device that it knows. To start it takes longer than to ask it, so it is kept.
+/// The library and one device. Starting it takes longer than a query, so it is kept.
 pub(super) struct Nvml {
-    /// The device's, which is good until the library is shut down.
+    /// The device's handle, valid until the library is shut down.
     handle: *mut c_void,
-    /// Started, and shut down when this drops.
+    /// Started. Dropping this `Nvml` shuts it down.
     library: Library,
 }
 
-// SAFETY: its functions may be called from any thread (NVML's manual: "thread-safe"), and a handle is but a name for them.
+// SAFETY: its functions may be called from any thread (NVML's manual: "thread-safe"), and a handle is only a name.
 unsafe impl Send for Nvml {}
 // SAFETY: as above.
 unsafe impl Sync for Nvml {}
 
 impl Nvml {
-    /// None where the library is missing, or does not know the device by this name (as with a part of one).
+    /// `None` if the library is missing, or does not know a device by this UUID (as for a part of one).
     pub(super) fn of(uuid: &[c_char; 16]) -> Option<Nvml> {
-        // SAFETY: it is NVIDIA's library, whose start has no conditions.
+        // SAFETY: this is NVIDIA's library. Loading it has no preconditions.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok())?;
         let name = CString::new(name_of(uuid)).expect("digits and dashes");
-        // SAFETY: the functions have these types since the library's first versions, and all they write to is there.
+        // SAFETY: the functions have had these types since the library's first versions, and every output pointer is
+        // valid.
         unsafe {
             if library.get::<Start>(b"nvmlInit_v2\0").ok()?() != 0 {
                 return None;
             }
-            // From here on it is shut down whatever follows.
+            // From here on, dropping `nvml` shuts it down.
             let mut nvml = Nvml { handle: std::ptr::null_mut(), library };
             let by_uuid = *nvml.library.get::<HandleByUuid>(b"nvmlDeviceGetHandleByUUID\0").ok()?;
             (by_uuid(name.as_ptr(), &mut nvml.handle) == 0).then_some(nvml)
@@ -84,22 +85,22 @@ impl Nvml {
         (said == 0).then_some(Bytes(memory.free))
     }
 
-    /// What this process holds of the device. None where the library does not see it: in a container it may know processes
-    /// by the numbers of their host, or none of them.
+    /// What this process holds of the device. `None` if the library does not see it: in a container, it may see host
+    /// process ids, or no processes.
     pub(super) fn process_bytes(&self) -> Option<Bytes> {
         let ours = std::process::id();
         let used = self.processes()?.into_iter().find(|process| process.pid == ours)?.used;
         (used != UNKNOWN).then_some(Bytes(used))
     }
 
-    /// Who computes on the device.
+    /// The processes that compute on the device.
     fn processes(&self) -> Option<Vec<Process>> {
         let mut room = 16;
-        // More may come between two calls, but not again and again.
+        // More processes may start between two calls, but not many times in a row.
         for _ in 0..4 {
             let mut found = vec![Process::default(); room];
             let mut count = room as c_uint;
-            // SAFETY: as above; as many are written as there is said to be room for.
+            // SAFETY: as above. The call writes at most `count` entries.
             let said = unsafe {
                 let running = self.library.get::<Processes>(b"nvmlDeviceGetComputeRunningProcesses_v3\0").ok()?;
                 running(self.handle, &mut count, found.as_mut_ptr())
@@ -116,10 +117,10 @@ impl Nvml {
         None
     }
 
-    /// The driver's release, as 580.126.09.
+    /// The driver's release, such as 580.126.09.
     pub(super) fn driver_release(&self) -> Option<String> {
         let mut release: [c_char; RELEASE_BYTES] = [0; RELEASE_BYTES];
-        // SAFETY: as above; the last byte is not offered, so that a zero stands behind whatever is written.
+        // SAFETY: as above. The last byte is not offered, so a zero follows whatever is written.
         unsafe {
             let version = self.library.get::<DriverVersion>(b"nvmlSystemGetDriverVersion\0").ok()?;
             let known = version(release.as_mut_ptr(), (RELEASE_BYTES - 1) as c_uint) == 0;
@@ -130,14 +131,14 @@ impl Nvml {
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: it was started once for this, and nobody is left to ask it.
+        // SAFETY: `of` started the library once for this, and this is its last use.
         if let Ok(shutdown) = unsafe { self.library.get::<Start>(b"nvmlShutdown\0") } {
             unsafe { shutdown() };
         }
     }
 }
 
-/// `GPU-` and the bytes in groups of 4, 2, 2, 2 and 6.
+/// `GPU-` and the bytes as hex, in groups of 4, 2, 2, 2 and 6.
 fn name_of(uuid: &[c_char; 16]) -> String {
     let hex = |bytes: &[c_char]| bytes.iter().map(|byte| format!("{:02x}", *byte as u8)).collect::<String>();
     let groups = [0..4, 4..6, 6..8, 8..10, 10..16].map(|range| hex(&uuid[range]));

@@ -1,9 +1,8 @@
-//! What our process takes of a GPU beside leases: measured when it is made, counted while it is there.
+//! What our process takes of a GPU outside leases: measured when it is made, counted while it exists.
 //!
-//! The driver keeps such memory in pools of its own. What was made may seem to take nothing, as it lies in a pool that
-//! something before it has grown, and to give nothing back when it goes, as something behind it lies there too. So what
-//! is counted is what the driver took and gave back, and not what each thing seemed to take. It stands under the name of
-//! what grew the pool.
+//! The driver keeps such memory in pools. Something new may seem to take nothing, because it fits in a pool that grew
+//! before, and may give nothing back, because the pool holds something newer. So this counts what the driver took and
+//! gave back, under the name of what made the pool grow.
 
 use std::{
     collections::BTreeMap,
@@ -16,17 +15,17 @@ use std::{
 use super::CudaDevice;
 use crate::{Bytes, DeviceError};
 
-/// What is left at a moment, by two measures: the second knows nothing of other processes, and is not always there.
+/// Two measures of what is left at one moment. The second is independent of other processes, but not always available.
 #[derive(Clone, Copy)]
 pub(super) struct Left {
-    /// What the driver has free, with what is backed.
+    /// Free by the driver's count, plus what is backed.
     pub(super) free: Bytes,
-    /// What this process holds, without what is backed.
+    /// What this process holds, minus what is backed.
     pub(super) ours: Option<Bytes>,
 }
 
 impl Left {
-    /// What was taken since, by one measure at both ends.
+    /// What was taken between two moments, by a measure that both have.
     fn taken_until(self, later: Left) -> Bytes {
         match (self.ours, later.ours) {
             (Some(before), Some(after)) => after.saturating_sub(before),
@@ -35,7 +34,7 @@ impl Left {
     }
 }
 
-/// Measures what work takes, one after the other: two at once would count the same bytes twice.
+/// Measures what work takes, one piece of work at a time: two at once would count the same bytes twice.
 #[derive(Default)]
 pub(super) struct Meter {
     turn: Mutex<()>,
@@ -43,23 +42,23 @@ pub(super) struct Meter {
 }
 
 impl Meter {
-    /// What is counted now.
+    /// The sum of what is counted now.
     pub(super) fn counted(&self) -> Bytes {
         self.lock().values().sum()
     }
 
-    /// The same by what grew it.
+    /// The same by the source that made it grow.
     pub(super) fn by_source(&self) -> BTreeMap<&'static str, Bytes> {
         self.lock().clone()
     }
 
-    /// Does `work` while nobody measures.
+    /// Does `work` while no other thread measures.
     pub(super) fn in_turn<T>(&self, work: impl FnOnce() -> T) -> T {
         let _turn = self.turn();
         work()
     }
 
-    /// Does `work`; gives what is left no longer behind it. It is counted nowhere.
+    /// Does `work`. Returns how many bytes it took, and counts them nowhere.
     pub(super) fn taken_by<T>(
         &self,
         left: impl Fn() -> Result<Left, DeviceError>,
@@ -69,13 +68,13 @@ impl Meter {
         let before = left()?;
         let outcome = work();
         let after = left();
-        // Where nobody says what is left, the outcome goes, and that may want a turn of its own.
+        // If the second measurement fails, the outcome drops, and that may need a turn.
         drop(turn);
         Ok((outcome, before.taken_until(after?)))
     }
 
-    /// Does `work`, and counts what is left no longer as taken by `source`. That is also so where the work has failed: the
-    /// driver may keep what it had taken by then.
+    /// Does `work`, and counts what it took under `source`, even if the work failed: the driver may keep what it had
+    /// taken.
     pub(super) fn count<T>(
         &self,
         source: &'static str,
@@ -87,9 +86,9 @@ impl Meter {
         Ok(outcome)
     }
 
-    /// Does `work`, which lets go of what `source` took, and counts no longer what is left again, of that source first: at
-    /// most what is counted, since another process may have let go of something too. Where nobody says what is left, all
-    /// stays counted.
+    /// Does `work`, which frees what `source` took. Subtracts what became free, from that source first, and at most
+    /// what is counted, since another process may have freed memory too. If a measurement fails, everything stays
+    /// counted.
     pub(super) fn count_off(
         &self,
         source: &'static str,
@@ -105,27 +104,27 @@ impl Meter {
                 let gone = back.min(*bytes);
                 (back, *bytes) = (back - gone, *bytes - gone);
             };
-            // A pool that another has grown goes with the last thing in it.
+            // A pool that another source made grow goes when the last thing in it goes.
             counted.get_mut(source).into_iter().for_each(&mut less);
             counted.values_mut().for_each(less);
         }
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Bytes>> {
-        // Nothing that could panic is done with it.
+        // No user of this lock panics, so a poisoned one guards a valid map.
         self.counted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
-        // Nothing is behind it that a panic could leave half done.
+        // The lock guards no data that a panic could leave half changed.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Something that takes memory of a GPU beside any lease, and is counted as its overhead for as long as it is there.
+/// Something that takes memory of a GPU outside leases, counted as overhead while it exists.
 ///
-/// To drop it waits for whoever measures just then, so it must not be dropped by what [`CudaDevice::with_overhead`] or
-/// [`CudaDevice::taken_by`] is given to do.
+/// Dropping it waits for other measurements, so the work passed to [`CudaDevice::with_overhead`] or
+/// [`CudaDevice::taken_by`] must not drop one.
 pub struct Overhead<T> {
     thing: ManuallyDrop<T>,
     source: &'static str,
@@ -155,7 +154,7 @@ impl<T> DerefMut for Overhead<T> {
 impl<T> Drop for Overhead<T> {
     fn drop(&mut self) {
         let Overhead { thing, source, device } = self;
-        // SAFETY: this is the drop, which is once, and nobody looks at the thing behind it.
+        // SAFETY: this runs once, in the drop, and the value is not used after.
         device.meter.count_off(source, || device.left(), || unsafe { ManuallyDrop::drop(thing) });
     }
 }
@@ -168,32 +167,30 @@ impl<T: fmt::Debug> fmt::Debug for Overhead<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Barrier,
-        atomic::{AtomicU64, Ordering},
-    };
+    use std::sync::Barrier;
 
     use super::*;
+    use crate::AtomicBytes;
 
     const ALL: Bytes = Bytes::gib(1);
 
-    /// A driver that says what is left.
+    /// A driver that reports what is left.
     #[derive(Default)]
     struct Driver {
-        taken: AtomicU64,
+        taken: AtomicBytes,
     }
 
     impl Driver {
         fn left(&self) -> Result<Left, DeviceError> {
-            Ok(Left { free: ALL - Bytes(self.taken.load(Ordering::SeqCst)), ours: None })
+            Ok(Left { free: ALL - self.taken.load(), ours: None })
         }
 
         fn take(&self, bytes: Bytes) {
-            self.taken.fetch_add(bytes.0, Ordering::SeqCst);
+            self.taken.fetch_add(bytes);
         }
 
         fn give(&self, bytes: Bytes) {
-            self.taken.fetch_sub(bytes.0, Ordering::SeqCst);
+            self.taken.fetch_sub(bytes);
         }
     }
 
@@ -209,7 +206,7 @@ mod tests {
                         let bytes = Bytes::kib(1 + (thread + round) % 7);
                         let take = || {
                             driver.take(bytes);
-                            // Room for another to come between.
+                            // Gives another thread the chance to run in between.
                             std::thread::yield_now();
                         };
                         meter.count("handles", || driver.left(), take).expect("it says");
@@ -220,7 +217,7 @@ mod tests {
                 });
             }
         });
-        assert_eq!(meter.counted(), Bytes(driver.taken.load(Ordering::SeqCst)));
+        assert_eq!(meter.counted(), driver.taken.load());
         assert!(!meter.counted().is_zero());
     }
 
@@ -228,7 +225,7 @@ mod tests {
     fn a_pool_is_counted_until_the_last_that_lies_in_it_has_gone() {
         let (driver, meter) = (Driver::default(), Meter::default());
         let left = || driver.left();
-        // The first grows a pool, and the second finds room in it.
+        // The first grows a pool, and the second fits in it.
         meter.count("kernels", left, || driver.take(Bytes::mib(2))).expect("it says");
         meter.count("streams", left, || ()).expect("it says");
         meter.count_off("kernels", left, || ());
@@ -266,7 +263,7 @@ mod tests {
         let left = || Ok(Left { ours: says_whose.get().then_some(Bytes::mib(500)), ..driver.left()? });
         meter.count("kernels", left, || driver.take(Bytes::mib(640))).expect("it says");
         assert_eq!(meter.counted(), Bytes::ZERO);
-        // One that says so at one end alone is not believed.
+        // A count that only one end has is not used.
         let falls_silent = || {
             says_whose.set(false);
             driver.take(Bytes::mib(2));

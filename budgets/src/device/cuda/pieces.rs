@@ -1,15 +1,15 @@
-//! Pieces: how a stretch of addresses is cut into the driver's allocations. Pure.
+//! How a stretch of addresses is cut into pieces, the driver's allocations. Pure.
 //!
 //! The driver maps and unmaps an allocation as a whole. One of 2 MiB takes as long as one of 64 MiB (some 35 µs), so a
-//! cache of 100 GiB in small pieces would take seconds to back; in one piece it could not be shortened.
+//! cache of 100 GiB would take seconds to back in small pieces. As a single piece, it could not shrink.
 
 use crate::Bytes;
 
-/// The size of most pieces: a whole H200 is 9,000 of them.
+/// The size of most pieces. A whole H200 has 9,000 of them.
 pub(super) const LARGE: Bytes = Bytes(16 << 20);
 
-/// Cuts from `start` to `end`, both whole pages from the beginning of a reservation: pages up to a border of large
-/// pieces, large ones, and pages for the rest. Gives each one's start and length.
+/// Cuts from `start` to `end`, both in whole pages from the start of a reservation: pages up to a multiple of the large
+/// size, then large pieces, then pages for the rest. Returns each piece's start and length.
 pub(super) fn cut(start: Bytes, end: Bytes, page: Bytes) -> Vec<(Bytes, Bytes)> {
     let mut pieces = Vec::new();
     let mut at = start;

@@ -1,55 +1,51 @@
-//! Page-locked host memory: what the device copies from and to by itself, beside whatever the host does.
+//! Page-locked host memory, which the device copies from and to without the host.
 
-use std::{
-    fmt,
-    ptr::NonNull,
-    sync::{Arc, atomic::Ordering},
-};
+use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
 use super::{CudaDevice, driver::check};
 use crate::{Bytes, DeviceError};
 
-/// Page-locked host memory, the same for every context of the process. It is freed when it drops: whoever gave its
-/// address to the device keeps it until the device is past that.
+/// Page-locked host memory, valid in every context of the process. Dropping it frees it: an owner that has given its
+/// address to the device must keep it until the device is past that.
 ///
-/// The memory is not initialised. It is of the host and of no lease: an engine takes a fixed amount at its start.
+/// The memory is uninitialised. It is host memory without a lease: an engine takes a fixed amount when it starts.
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
     device: Arc<CudaDevice>,
 }
 
-// SAFETY: it is memory, reached through its address alone, and whoever does that says that it is alone there.
+// SAFETY: it is memory, reached only through its address. Code that does so must ensure exclusive access.
 unsafe impl Send for Pinned {}
 // SAFETY: as above: nothing here reads or writes it.
 unsafe impl Sync for Pinned {}
 
 impl CudaDevice {
-    /// Takes so many bytes of page-locked host memory, which start on a page of the host. It takes some milliseconds a
-    /// hundred MiB, and is counted in [`super::CudaCounts`].
+    /// Takes this many bytes of page-locked host memory, page-aligned. It takes some milliseconds per 100 MiB, and
+    /// [`super::CudaCounts`] counts it.
     ///
     /// # Errors
-    /// [`DeviceError::HostRefused`] when the host has no such memory, or nothing is asked for; [`DeviceError::Lost`].
+    /// [`DeviceError::HostRefused`] if the host has no such memory, or `bytes` is 0. [`DeviceError::Lost`].
     pub fn pinned(self: &Arc<Self>, bytes: Bytes) -> Result<Pinned, DeviceError> {
         if bytes.is_zero() {
-            return Err(DeviceError::HostRefused { asked: bytes, said: "nothing was asked for".to_owned() });
+            return Err(DeviceError::HostRefused { asked: bytes, said: "0 bytes were asked for".to_owned() });
         }
         self.enter()?;
         self.count_allocation();
         let mut address = std::ptr::null_mut();
         let portable = sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: the address is there to write to.
+        // SAFETY: the output pointer is valid.
         let taken = unsafe { sys::cuMemHostAlloc(&mut address, bytes.as_usize(), portable) };
         check("cuMemHostAlloc", taken).map_err(|error| refused_by_host(bytes, error))?;
         let address = NonNull::new(address.cast()).expect("what was given is somewhere");
-        self.pinned.fetch_add(bytes.0, Ordering::Relaxed);
+        self.pinned.fetch_add(bytes);
         Ok(Pinned { address, len: bytes.as_usize(), device: self.clone() })
     }
 }
 
-/// The driver says out of memory for the host's memory as it does for its own.
+/// The driver reports out of memory for host memory as it does for its own.
 fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Refused { .. } => DeviceError::HostRefused { asked, said: "the host is out of memory".to_owned() },
@@ -59,12 +55,12 @@ fn refused_by_host(asked: Bytes, error: DeviceError) -> DeviceError {
 }
 
 impl Pinned {
-    /// Where it starts, on the host and for the device's copies alike.
+    /// Its address, both on the host and for the device's copies.
     pub fn address(&self) -> *mut u8 {
         self.address.as_ptr()
     }
 
-    /// How many bytes.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "there is no pinned memory of nothing")]
     pub fn len(&self) -> usize {
         self.len
@@ -74,9 +70,9 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         drop(self.device.enter_if_there());
-        // SAFETY: it was taken once, and whoever used it has said that this is the end.
+        // SAFETY: it was taken once, and by contract the device no longer uses it.
         drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.address.as_ptr().cast()) }));
-        self.device.pinned.fetch_sub(self.len as u64, Ordering::Relaxed);
+        self.device.pinned.fetch_sub(Bytes(self.len as u64));
     }
 }
 

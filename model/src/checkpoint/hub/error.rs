@@ -1,5 +1,6 @@
 //! Errors of fetching a checkpoint from the hub.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 /// A checkpoint could not be fetched. Files that were fetched before the error stay in the cache.
@@ -102,7 +103,7 @@ pub enum HubError {
         bytes_total: u64,
     },
     /// The cache could not be written or read.
-    #[error("{file} could not be kept in the hub's cache: {kind}")]
+    #[error("{file} could not be stored in the hub's cache: {kind}")]
     Cache {
         /// The file's name.
         file: String,
@@ -114,35 +115,35 @@ pub enum HubError {
     Cancelled,
 }
 
-impl HubError {
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for HubError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             HubError::Id { .. } => "an id is an organisation and a name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),
             HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),
             HubError::NoCache => "name a folder in `HubOptions::cache`".into(),
             HubError::Proxy => "an address of a proxy looks like http://host:3128".into(),
             HubError::Unreachable { .. } => {
-                "check the network, the proxy and `HubOptions::endpoint`; a model that is in the cache needs none"
-                    .into()
+                "check the network, the proxy and `HubOptions::endpoint`; a model in the cache needs no network".into()
             }
             HubError::NoRepository { .. } => "check the spelling of the id and the revision".into(),
             HubError::Refused { .. } => {
                 "check the spelling; for a gated model accept its licence on its page and give a token".into()
             }
             HubError::NoFile { .. } => {
-                "choose a repository with safetensors weights and a tokenizer.json; others are converted first".into()
+                "choose a repository with safetensors weights and a tokenizer.json; convert others first".into()
             }
             HubError::Status { .. } => "the hub may be busy; load the model again later".into(),
             HubError::Answer { .. } => "check that `HubOptions::endpoint` is a hub or a full mirror of one".into(),
-            HubError::TooLarge { .. } => "this is no such file as a checkpoint holds; do not trust it".into(),
-            HubError::Interrupted { .. } => "load the model again: what is here is kept and continued".into(),
-            HubError::Size { .. } => "load the model again: the file was thrown away and is fetched anew".into(),
+            HubError::TooLarge { .. } => "it is too large to be a checkpoint's; do not trust it".into(),
+            HubError::Interrupted { .. } => "load the model again: the download continues where it stopped".into(),
+            HubError::Size { .. } => "load the model again: the file was deleted and will be fetched again".into(),
             HubError::Cache { kind: std::io::ErrorKind::StorageFull, .. } => {
                 "free space on the disk, or name another folder in `HubOptions::cache`; then load again".into()
             }
-            HubError::Cache { .. } => "check that the cache's folder may be written".into(),
-            HubError::Cancelled => "load the model again: what is here is kept and continued".into(),
+            HubError::Cache { .. } => "check that the cache's folder is writable".into(),
+            HubError::Cancelled => "load the model again: the download continues where it stopped".into(),
         }
     }
 }

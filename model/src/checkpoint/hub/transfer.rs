@@ -3,6 +3,7 @@
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use bursar_budgets::Bytes;
 use ureq::config::RedirectAuthHeaders;
 use ureq::http::{HeaderMap, Response, Uri, header};
 use ureq::{Agent, Body};
@@ -107,7 +108,7 @@ impl<'a> Remote<'a> {
             blob.discard()?;
             here = 0;
         }
-        self.watch.fetched(file, here, found.bytes);
+        self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
         // The most bytes so far. A hub that cannot continue starts over, and must then get further than before.
         let (mut most, mut barren) = (here, 0);
         while here < found.bytes {
@@ -123,7 +124,7 @@ impl<'a> Remote<'a> {
                 return Err(HubError::Interrupted { file: file.to_owned(), bytes: here, bytes_total: found.bytes });
             }
         }
-        self.watch.fetched(file, here, found.bytes);
+        self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
         Ok(())
     }
 
@@ -161,7 +162,7 @@ impl<'a> Remote<'a> {
             part.write_all(&piece[..read]).map_err(failed(file))?;
             here += read as u64;
             if here - reported >= REPORT_BYTES {
-                self.watch.fetched(file, here, found.bytes);
+                self.watch.fetched(file, Bytes(here), Bytes(found.bytes));
                 reported = here;
             }
         }

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
+    MergeSize,
     blocks::{ConfigError, DecoderDefaults, WIDTH_MAX, config_keys, decoder::DecoderConfig, rope_config::RopeConfig},
     processor::ImageProcessorConfig,
 };
@@ -100,9 +101,9 @@ impl VisionConfig {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }
 
-    /// Patches that become one token.
-    pub fn merged_patches(&self) -> usize {
-        self.spatial_merge_size * self.spatial_merge_size
+    /// How patches merge into tokens.
+    pub fn merge(&self) -> MergeSize {
+        MergeSize::new(self.spatial_merge_size)
     }
 
     /// Merged patches along a side of a window.
@@ -222,7 +223,7 @@ fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map
     match config.get(name) {
         None | Some(Value::Null) => Ok(None),
         Some(Value::Object(part)) => Ok(Some(part)),
-        Some(_) => Err(ConfigError::Contradiction(format!("{name} is no object"))),
+        Some(_) => Err(ConfigError::Contradiction(format!("{name} is not an object"))),
     }
 }
 

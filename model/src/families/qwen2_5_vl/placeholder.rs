@@ -1,6 +1,7 @@
 //! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
 
 use super::Config;
+use crate::MergeSize;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
 
 /// The placeholder tokens, and the numbers that their count and positions follow from.
@@ -10,8 +11,8 @@ pub struct Placeholders {
     pub image: u32,
     /// The token that stands for a video, if the checkpoint has one.
     pub video: Option<u32>,
-    /// Patches along a side of a merged patch.
-    pub merge: usize,
+    /// How patches merge into tokens.
+    pub merge: MergeSize,
     /// Frames of a step of time.
     pub temporal: usize,
     /// Positions on the time axis per second.
@@ -27,7 +28,7 @@ impl Placeholders {
         Placeholders {
             image: config.image_token,
             video: config.video_token,
-            merge: config.vision.spatial_merge_size,
+            merge: config.vision.merge(),
             temporal: config.vision.temporal_patch_size,
             tokens_per_second: config.vision.tokens_per_second,
         }
@@ -122,12 +123,12 @@ impl PromptLayout {
     }
 
     /// Appends a picture, or a step of a video, whose first merged patch has the position `begin`.
-    fn push_step(&mut self, picture: usize, token: u32, grid: &Grid, begin: [u32; 3], merge: usize) {
-        let (rows, columns) = (grid.h / merge as u32, grid.w / merge as u32);
+    fn push_step(&mut self, picture: usize, token: u32, grid: &Grid, begin: [u32; 3], merge: MergeSize) {
+        let (rows, columns) = grid.merged(merge);
         let first = self.tokens.len();
         for (row, column) in (0..rows).flat_map(|row| (0..columns).map(move |column| (row, column))) {
             self.tokens.push(token);
-            self.positions.push([begin[0], begin[1] + row, begin[2] + column]);
+            self.positions.push([begin[0], begin[1] + row as u32, begin[2] + column as u32]);
         }
         self.pictures.push(PictureSpan { picture, tokens: first..self.tokens.len() });
     }
@@ -141,7 +142,7 @@ mod tests {
     const VIDEO: u32 = 98;
 
     fn words() -> Placeholders {
-        Placeholders { image: IMAGE, video: Some(VIDEO), merge: 2, temporal: 2, tokens_per_second: 2 }
+        Placeholders { image: IMAGE, video: Some(VIDEO), merge: MergeSize::new(2), temporal: 2, tokens_per_second: 2 }
     }
 
     fn still(h: u32, w: u32) -> Grid {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Bytes;
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
     ops::{
@@ -72,7 +73,7 @@ impl VisionTower {
     /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
     pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, merged) = (config.hidden_size, config.merged_patches());
+        let (hidden, merged) = (config.hidden_size, config.merge().patches_per_token());
         let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
         let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
         let layers = (0..config.depth).map(layer).collect::<Result<_, _>>()?;
@@ -88,7 +89,7 @@ impl VisionTower {
 
     /// Number of embeddings of a picture of `grid`.
     pub fn embeddings(&self, grid: Grid) -> usize {
-        grid.patches() / self.config.merged_patches()
+        grid.tokens(self.config.merge())
     }
 
     /// Packs pictures, each with the vision cache rows for its embeddings. No pixel is copied.
@@ -97,7 +98,7 @@ impl VisionTower {
     /// If another model's processor resized a picture, or its rows and embeddings differ in number: our own bug.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let mut batch = PictureBatch { window_starts: vec![0], frame_starts: vec![0], ..PictureBatch::default() };
-        let mut first_byte = 0;
+        let mut first_byte = Bytes::ZERO;
         for (patches, cache_rows) in pictures {
             self.push(&mut batch, first_byte, patches, cache_rows);
             first_byte += patches.bytes();
@@ -105,8 +106,8 @@ impl VisionTower {
         batch
     }
 
-    fn push(&self, batch: &mut PictureBatch, first_byte: usize, patches: &ResizedImage, cache_rows: &[u32]) {
-        let (merged, PatchSize { side, frames }) = (self.config.merged_patches(), self.config.patch());
+    fn push(&self, batch: &mut PictureBatch, first_byte: Bytes, patches: &ResizedImage, cache_rows: &[u32]) {
+        let (merge, PatchSize { side, frames }) = (self.config.merge(), self.config.patch());
         let ResizedImage { frames: given, grid, levels } = patches;
         let is_of_grid =
             |frame: &RgbImage| [frame.width(), frame.height()] == [grid.w, grid.h].map(|patches| patches * side as u32);
@@ -114,13 +115,13 @@ impl VisionTower {
         assert!((1..=frames).contains(&given.len()), "a step has up to {frames} frames: {patches:?}");
         assert_eq!(cache_rows.len(), self.embeddings(*grid), "each embedding has a row");
         // `patchify` refuses a launch of more bytes than a u32 counts before it reads a layout.
-        batch.layout.push([first_byte as u32, grid.h, grid.w, given.len() as u32]);
+        batch.layout.push([first_byte.0 as u32, grid.h, grid.w, given.len() as u32]);
         batch.levels.push(levels.numbers());
-        let order = WindowOrder::of(*grid, self.config.spatial_merge_size, self.config.window_side());
-        let in_order: Vec<_> = patch_places(*grid, self.config.spatial_merge_size).collect();
+        let order = WindowOrder::of(*grid, merge, self.config.window_side());
+        let in_order: Vec<_> = patch_places(*grid, merge).collect();
         let [pictures, rows, columns] = &mut batch.places;
         for place in &order.merged {
-            for (row, column) in &in_order[place * merged..(place + 1) * merged] {
+            for (row, column) in &in_order[merge.patches(*place)..merge.patches(place + 1)] {
                 pictures.push(batch.frames.len() as u32);
                 rows.push(*row);
                 columns.push(*column);
@@ -133,7 +134,7 @@ impl VisionTower {
             starts.push(last + length as u32);
         };
         for length in &order.lengths {
-            extend(&mut batch.window_starts, length * merged);
+            extend(&mut batch.window_starts, merge.patches(*length));
         }
         extend(&mut batch.frame_starts, grid.patches());
     }
@@ -210,7 +211,7 @@ impl VisionTower {
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let merged = self.config.merged_patches();
+        let merged = self.config.merge().patches_per_token();
         let rows = scope.upload([batch.embeddings()], &batch.cache_rows)?;
         let normed = scope.rms_norm(hidden, &self.merger_norm, NORM_EPSILON)?; // [patches, hidden]
         let squares = normed.reshape([batch.embeddings(), merged * self.config.hidden_size]);

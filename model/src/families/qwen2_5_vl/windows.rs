@@ -1,6 +1,6 @@
 //! The order in which the tower reads a picture's patches: window by window, so that each window is a range of rows.
 
-use crate::flow::Grid;
+use crate::{MergeSize, flow::Grid};
 
 /// A picture's merged patches in window order.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,8 +13,8 @@ pub(super) struct WindowOrder {
 
 impl WindowOrder {
     /// Cuts a grid of patches into windows of `side` by `side` merged patches, frame by frame, row by row.
-    pub(super) fn of(grid: Grid, merge: usize, side: usize) -> Self {
-        let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
+    pub(super) fn of(grid: Grid, merge: MergeSize, side: usize) -> Self {
+        let (rows, columns) = grid.merged(merge);
         let mut order =
             WindowOrder { merged: Vec::with_capacity(grid.t as usize * rows * columns), lengths: Vec::new() };
         for frame in 0..grid.t as usize {
@@ -33,13 +33,14 @@ impl WindowOrder {
 }
 
 /// The row and column of each patch of one frame in the picture's own order: merged patches row by row, and within each
-/// its `merge` by `merge` patches row by row.
-pub(super) fn patch_places(grid: Grid, merge: usize) -> impl Iterator<Item = (u32, u32)> {
-    let (rows, columns) = (grid.h as usize / merge, grid.w as usize / merge);
+/// its square of patches row by row.
+pub(super) fn patch_places(grid: Grid, merge: MergeSize) -> impl Iterator<Item = (u32, u32)> {
+    let (rows, columns) = grid.merged(merge);
     (0..rows * columns).flat_map(move |merged| {
         let (row, column) = (merged / columns, merged % columns);
-        (0..merge * merge)
-            .map(move |inner| ((row * merge + inner / merge) as u32, (column * merge + inner % merge) as u32))
+        let side = merge.side();
+        (0..merge.patches_per_token())
+            .map(move |inner| ((row * side + inner / side) as u32, (column * side + inner % side) as u32))
     })
 }
 
@@ -47,19 +48,21 @@ pub(super) fn patch_places(grid: Grid, merge: usize) -> impl Iterator<Item = (u3
 mod tests {
     use super::*;
 
+    const SQUARES: MergeSize = MergeSize::new(2);
+
     #[test]
     fn windows_at_the_border_are_smaller_and_none_is_empty() {
         // 3 x 5 merged patches, windows of 2 x 2.
-        let order = WindowOrder::of(Grid { t: 1, h: 6, w: 10 }, 2, 2);
+        let order = WindowOrder::of(Grid { t: 1, h: 6, w: 10 }, SQUARES, 2);
         assert_eq!(order.lengths, [4, 4, 2, 2, 2, 1]);
         assert_eq!(order.merged, [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]);
-        let exact = WindowOrder::of(Grid { t: 2, h: 4, w: 4 }, 2, 2);
+        let exact = WindowOrder::of(Grid { t: 2, h: 4, w: 4 }, SQUARES, 2);
         assert_eq!((exact.lengths, exact.merged), (vec![4, 4], vec![0, 1, 2, 3, 4, 5, 6, 7]));
     }
 
     #[test]
     fn patches_of_a_merged_patch_follow_each_other() {
-        let places: Vec<_> = patch_places(Grid { t: 1, h: 2, w: 4 }, 2).collect();
+        let places: Vec<_> = patch_places(Grid { t: 1, h: 2, w: 4 }, SQUARES).collect();
         assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
     }
 
@@ -79,11 +82,11 @@ mod tests {
             let (mut index, mut ends) = (Vec::new(), vec![0]);
             for grid in grids.chunks_exact(3) {
                 let [t, h, w] = [0, 1, 2].map(|axis| grid[axis] as u32);
-                let order = WindowOrder::of(Grid { t, h, w }, 2, 4);
+                let order = WindowOrder::of(Grid { t, h, w }, SQUARES, 4);
                 let first = index.len();
                 index.extend(order.merged.iter().map(|merged| first + merged));
                 for length in order.lengths {
-                    ends.push(ends[ends.len() - 1] + 4 * length);
+                    ends.push(ends[ends.len() - 1] + SQUARES.patches(length));
                 }
             }
             assert_eq!(Some(index), recorded(case, "window_index"), "{case}");

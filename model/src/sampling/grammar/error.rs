@@ -1,5 +1,6 @@
 //! Errors of forms and grammars.
 
+use bursar_budgets::Hint;
 use thiserror::Error;
 
 use super::schema_rules::SchemaPlace;
@@ -11,7 +12,7 @@ use crate::text::error::PrivateText;
 #[non_exhaustive]
 pub enum GrammarError {
     /// A part of the form exceeds its limit.
-    #[error("the {part} has {value} {unit}, of at most {limit}")]
+    #[error("the {part} has {value} {unit}, the limit is {limit}")]
     TooLarge {
         /// Schema, regular expression or list of choices.
         part: &'static str,
@@ -23,7 +24,7 @@ pub enum GrammarError {
         limit: usize,
     },
     /// The list of choices is empty.
-    #[error("there is no choice to choose from")]
+    #[error("the list of choices is empty")]
     NoChoice,
     /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword that is not supported.
     #[error("the JSON schema cannot be followed")]
@@ -62,7 +63,7 @@ pub enum GrammarError {
         reason: PrivateText,
     },
     /// The form would take too much time or memory, in all or for one token.
-    #[error("the form takes more work than is allowed for it")]
+    #[error("the form takes more work than is allowed")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
     #[error("of {produced} tokens produced, one does not follow the grammar")]
@@ -83,10 +84,10 @@ pub enum GrammarError {
         produced: usize,
     },
     /// The tokenizer spells text in an unknown way.
-    #[error("the tokenizer's decoder is of a kind whose tokens cannot be read as bytes")]
+    #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
-    #[error("the vocabulary has {tokens} tokens of {bytes} bytes together, of at most {bytes_max}")]
+    #[error("the vocabulary has {tokens} tokens of {bytes} bytes together, the limit is {bytes_max}")]
     Vocabulary {
         /// Number of tokens.
         tokens: usize,
@@ -109,17 +110,20 @@ impl GrammarError {
             _ => None,
         }
     }
+}
 
-    /// What the user can change.
-    pub fn hint(&self) -> String {
+impl Hint for GrammarError {
+    type Text = String;
+
+    fn hint(&self) -> String {
         match self {
             GrammarError::TooLarge { part, limit, unit, .. } => format!("shorten the {part} to {limit} {unit}"),
             GrammarError::NoChoice => "give at least one choice".into(),
             GrammarError::Schema { .. } => {
-                "the reason says what; remote `$ref` and overlapping `oneOf` are among what is not supported (use `anyOf`)"
+                "see the reason; among others, remote `$ref` and overlapping `oneOf` are not supported (use `anyOf`)"
                     .into()
             }
-            GrammarError::Keyword { .. } => "leave the keyword out, or say the same with `anyOf`".into(),
+            GrammarError::Keyword { .. } => "leave the keyword out, or express it with `anyOf`".into(),
             GrammarError::Number { .. } => "ask for such a number as a string, with a `pattern`".into(),
             GrammarError::Regex { .. } => "correct the regular expression; its syntax is that of Rust's regex".into(),
             GrammarError::UnsupportedRegex { .. } => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
 use bursar_model::{
     Model,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
-use bursar_kernels::ops::embed::PREVIOUS;
+use bursar_kernels::UnseenToken;
 use bursar_model::{
     demo,
     sampling::{GrammarCompiler, OutputFormat},
@@ -21,6 +21,11 @@ impl Bed {
     fn wanted_at(&self, place: usize) -> Vec<u64> {
         self.plan(place).rows.iter().map(|row| row.sequence.0).collect()
     }
+}
+
+/// What the running step chooses in this row.
+fn unseen(row: u32) -> InputToken {
+    InputToken::Unseen(UnseenToken { row })
 }
 
 /// A sequence whose tokens are sampled.
@@ -49,17 +54,17 @@ fn the_next_step_is_planned_with_a_token_still_unchosen() {
     bed.admit(sequence(1, 20, 9));
     assert_eq!(bed.running.len(), 2, "the prompt, and what follows it");
     let next = bed.plan(1);
-    assert_eq!((next.batch.tokens.clone(), next.batch.positions.clone()), (vec![PREVIOUS], vec![20; 3]));
+    assert_eq!((next.batch.tokens.clone(), next.batch.positions.clone()), (vec![unseen(0)], vec![20; 3]));
     assert_eq!(
         (next.batch.context_lengths.clone(), next.batch.slots.clone()),
         (vec![21], vec![20]),
         "its place is known"
     );
-    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(PREVIOUS) }]);
+    assert_eq!(next.rows, [ChosenRow { sequence: SequenceId(1), position: 1, unseen: Some(UnseenToken { row: 0 }) }]);
     bed.stepped(5);
     assert_eq!(bed.heard(), [token(1, 5)]);
     let third = bed.plan(1);
-    assert_eq!((third.batch.tokens[0], third.batch.positions[0], third.rows[0].position), (PREVIOUS, 21, 2));
+    assert_eq!((third.batch.tokens[0], third.batch.positions[0], third.rows[0].position), (unseen(0), 21, 2));
 }
 
 #[test]
@@ -93,17 +98,17 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
     bed.admit(sequence(1, 4, 9));
     bed.admit(sequence(2, 4, 9)).admit(sequence(3, 30, 9)).stepped(5);
     // 1 decodes. After it, 1 again, the second's prompt and the start of the third's.
-    assert_eq!(bed.plan(0).batch.tokens, [PREVIOUS]);
+    assert_eq!(bed.plan(0).batch.tokens, [unseen(0)]);
     assert_eq!(
         bed.plan(1).batch.tokens,
-        [&[PREVIOUS, 2000, 2001, 2002, 2003][..], &(3000..3007).collect::<Vec<_>>()].concat()
+        [vec![unseen(0)], known(&[2000, 2001, 2002, 2003]), known(&(3000..3007).collect::<Vec<_>>())].concat()
     );
     bed.stepped(5);
     let third = &bed.plan(1).batch;
-    assert_eq!(third.tokens, [&[PREVIOUS, PREVIOUS | 1][..], &(3007..3017).collect::<Vec<_>>()].concat());
+    assert_eq!(third.tokens, [vec![unseen(0), unseen(1)], known(&(3007..3017).collect::<Vec<_>>())].concat());
     assert_eq!(third.logit_rows, [0, 1]);
     bed.stepped(5).stepped(5);
-    assert_eq!(bed.plan(1).batch.tokens[..2], [PREVIOUS, PREVIOUS | 1]);
+    assert_eq!(bed.plan(1).batch.tokens[..2], [unseen(0), unseen(1)]);
 }
 
 #[test]
@@ -133,14 +138,20 @@ fn an_end_known_in_advance_wastes_no_step() {
 fn a_draw_names_the_unseen_token_before_it() {
     let mut bed = Bed::ahead(limits(3, 64, 16));
     bed.admit(drawn(1, 12, 4)).admit(sequence(2, 3, 9)).stepped(5);
-    let unseen = |bed: &Bed, place: usize| bed.plan(place).rows.iter().map(|row| row.unseen).collect::<Vec<_>>();
-    assert_eq!(unseen(&bed, 1), [Some(PREVIOUS), None], "the second begins");
+    let rows = |bed: &Bed, place: usize| -> Vec<_> {
+        bed.plan(place).rows.iter().map(|row| row.unseen.map(|unseen| unseen.row)).collect()
+    };
+    assert_eq!(rows(&bed, 1), [Some(0), None], "the second begins");
     bed.stepped(5);
-    assert_eq!(unseen(&bed, 1), [Some(PREVIOUS), Some(PREVIOUS | 1)]);
+    assert_eq!(rows(&bed, 1), [Some(0), Some(1)]);
     assert_eq!(bed.plan(1).rows[0].position, 3);
     let mut bed = Bed::new(limits(3, 64, 16));
     bed.admit(drawn(1, 12, 4)).stepped(5);
-    assert_eq!((unseen(&bed, 0), bed.plan(0).batch.tokens[0]), (vec![None], 5), "without look-ahead all are seen");
+    assert_eq!(
+        (rows(&bed, 0), bed.plan(0).batch.tokens[0]),
+        (vec![None], InputToken::Known(5)),
+        "without look-ahead all are seen"
+    );
 }
 
 #[test]
@@ -151,10 +162,18 @@ fn a_sequence_whose_tokens_the_host_needs_is_never_planned_ahead() {
     bed.stepped(5);
     assert_eq!((bed.running.len(), bed.wanted_at(0)), (1, vec![1]));
     bed.admit(sequence(2, 3, 9)).stepped(5);
-    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (1, 5), "one of two holds the other back");
+    assert_eq!(
+        (bed.running.len(), bed.plan(0).batch.tokens[0]),
+        (1, InputToken::Known(5)),
+        "one of two holds the other back"
+    );
     bed.stepped(5);
-    assert_eq!((bed.running.len(), bed.plan(0).batch.tokens[0]), (2, 5), "until its last is under way");
-    assert_eq!(bed.plan(1).batch.tokens, [PREVIOUS | 1]);
+    assert_eq!(
+        (bed.running.len(), bed.plan(0).batch.tokens[0]),
+        (2, InputToken::Known(5)),
+        "until its last is under way"
+    );
+    assert_eq!(bed.plan(1).batch.tokens, [unseen(1)]);
 }
 
 #[test]
@@ -193,7 +212,7 @@ fn a_cancelled_sequence_is_released_after_its_last_step() {
 #[test]
 fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
-    bed.admit(alike(1, 32, 9)).stepped(NO_CHOICE);
+    bed.admit(alike(1, 32, 9)).broke();
     assert_eq!(bed.heard(), [finished(1, Finish::Broken)]);
     bed.stepped(7);
     assert_eq!(bed.heard(), [released(&[1])]);
@@ -208,7 +227,7 @@ fn a_wasted_step_caches_nothing() {
     // The step after the end would have filled a second block with a token outside the reply.
     bed.admit(alike(1, 31, 9)).stepped(STOP).stepped(7);
     bed.assert_all_home();
-    assert_eq!(bed.kv.usage().cached, 1);
+    assert_eq!(bed.scheduler.kv.usage().cached, 1);
 }
 
 #[test]
@@ -282,11 +301,11 @@ impl Role {
         NewSequence { id: SequenceId(id), score_prompt, ..of_kind(name, self.prompt, self.tokens_max) }
     }
 
-    fn chosen(&self, id: u64, position: usize) -> u32 {
+    fn chosen(&self, id: u64, position: usize) -> Option<u32> {
         match position == self.ends_at {
-            true if self.breaks => NO_CHOICE,
-            true => STOP,
-            false => 10 + id as u32 * 500 + position as u32,
+            true if self.breaks => None,
+            true => Some(STOP),
+            false => Some(10 + id as u32 * 500 + position as u32),
         }
     }
 
@@ -297,7 +316,7 @@ impl Role {
             true => (Finish::Stop, self.ends_at),
             false => (Finish::Length, self.tokens_max),
         };
-        (0..count).map(|at| token(id, self.chosen(id, at))).chain([finished(id, finish)]).collect()
+        (0..count).map(|at| token(id, self.chosen(id, at).expect("it goes on"))).chain([finished(id, finish)]).collect()
     }
 }
 
@@ -322,7 +341,7 @@ impl Script {
     fn play(&self, mut bed: Bed) -> Played {
         let (mut played, mut seen) = (Played::default(), 0);
         // What the device chose in the step planned last.
-        let mut previous: Vec<u32> = Vec::new();
+        let mut previous: Vec<Option<u32>> = Vec::new();
         let mut arrived = 0;
         let endless = std::iter::repeat(&u8::MAX);
         for event in self.events.iter().chain(endless) {
@@ -371,12 +390,12 @@ impl Script {
         played
     }
 
-    fn chosen(&self, row: &ChosenRow) -> u32 {
+    fn chosen(&self, row: &ChosenRow) -> Option<u32> {
         self.roles[row.sequence.0 as usize].chosen(row.sequence.0, row.position)
     }
 
     /// Each token fed to a step is the right one, even if the host has not seen it.
-    fn check(&self, plan: &StepPlan, previous: &[u32]) {
+    fn check(&self, plan: &StepPlan, previous: &[Option<u32>]) {
         let batch = &plan.batch;
         assert!(batch.sequence_count() <= self.limits.sequences && batch.token_count() <= self.limits.step_tokens);
         let distinct: BTreeSet<_> = batch.slots.iter().collect();
@@ -384,7 +403,7 @@ impl Script {
         for (part, id) in plan.parts.iter().enumerate() {
             let role = &self.roles[id.0 as usize];
             if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
-                let unseen = row.unseen.map(|unseen| previous[(unseen & !PREVIOUS) as usize]);
+                let unseen = row.unseen.map(|unseen| previous[unseen.row as usize]);
                 assert!(unseen.is_none_or(|unseen| unseen == role.chosen(id.0, row.position - 1)), "{row:?}");
                 assert!(unseen.is_none() || !role.is_formed, "a form needs to see {row:?}");
             }
@@ -393,10 +412,10 @@ impl Script {
             let first = batch.context_lengths[part] as usize - rows.len();
             for (place, row) in (first..).zip(rows) {
                 let fed = match batch.tokens[row] {
-                    unseen if unseen & PREVIOUS > 0 => previous[(unseen & !PREVIOUS) as usize],
-                    seen => seen,
+                    InputToken::Unseen(unseen) => previous[unseen.row as usize],
+                    InputToken::Known(id) => Some(id),
                 };
-                let stands = prompt.get(place).copied().unwrap_or_else(|| role.chosen(id.0, place - prompt.len()));
+                let stands = prompt.get(place).copied().map_or_else(|| role.chosen(id.0, place - prompt.len()), Some);
                 assert_eq!(fed, stands, "token {place} of {id}");
             }
         }

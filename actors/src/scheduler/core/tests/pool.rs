@@ -20,7 +20,7 @@ fn only_holders_of_the_tail_are_recomputed() {
     assert_eq!(bed.heard(), [], "a step is under way");
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
-    assert_eq!((bed.kv.blocks(), bed.scheduler.blocks(), bed.scheduler.counts()), (4, 4, (1, 1)));
+    assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv_tokens(), bed.scheduler.counts()), (4, 64, (1, 1)));
     assert_eq!(bed.wanted(), [1], "the next step is planned at once");
     while !bed.running.is_empty() {
         bed.stepped(6);
@@ -54,10 +54,10 @@ fn an_idle_pool_shrinks_at_once_and_forgets_unheld_blocks() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 40, 1)).stepped(5);
     bed.heard();
-    assert_eq!(bed.kv.usage().cached, 2);
+    assert_eq!(bed.scheduler.kv.usage().cached, 2);
     resize(&mut bed, 1);
     assert_eq!(bed.heard(), [Effect::Resized]);
-    assert_eq!((bed.kv.blocks(), bed.kv.usage().cached), (1, 1));
+    assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv.usage().cached), (1, 1));
     resize(&mut bed, 1);
     assert_eq!(bed.heard(), [Effect::Resized], "as many as there are is an answer too");
 }
@@ -91,7 +91,7 @@ fn a_withdrawn_pool_shrink_is_answered_and_steps_continue() {
     resize(&mut bed, 8);
     assert_eq!(bed.running.len(), 2);
     assert!(bed.heard().contains(&Effect::Resized));
-    assert_eq!(bed.kv.blocks(), 8);
+    assert_eq!(bed.scheduler.kv.blocks(), 8);
 }
 
 #[test]
@@ -116,15 +116,10 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     resize(&mut bed, 4);
     let plan = bed.running.pop_front().expect("a step is under way");
     // While the actor handles these effects, a token is delivered to a caller that has gone.
-    let effects = bed.scheduler.step(Input::Stepped(vec![6; plan.rows.len()]));
-    assert!(effects.contains(&Effect::Shrink(4)), "{effects:?}");
-    let cancelled = bed.scheduler.step(Input::Cancel(SequenceId(2)));
-    assert_eq!(cancelled, [released(&[2])], "behind the question");
-    let holders = bed.kv.shrink(4);
-    assert_eq!(holders, [SequenceId(2)]);
-    bed.give(Input::Shrunk(holders));
-    bed.kv.release(SequenceId(2));
-    assert_eq!(bed.heard(), [released(&[2]), Effect::Resized]);
+    let effects = bed.scheduler.step(Input::Stepped(vec![Some(6); plan.rows.len()]));
+    assert_eq!(bed.scheduler.step(Input::Cancel(SequenceId(2))), [], "it waits, and holds nothing");
+    assert_eq!(bed.hear(effects).heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
+    assert_eq!(bed.scheduler.counts(), (0, 1));
     while !bed.running.is_empty() {
         bed.stepped(6);
     }

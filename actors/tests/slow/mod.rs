@@ -1,0 +1,157 @@
+//! A device that is as slow as a test says.
+
+use std::sync::{Arc, Condvar, Mutex};
+
+use bursar_budgets::{Bytes, DeviceError};
+use bursar_kernels::{
+    Backend, Cpu, Graph, KernelError, Target,
+    ops::{transfer::Arrival, *},
+};
+
+/// How far the story lets the device be, and what happened in which order.
+#[derive(Default)]
+pub struct Clock {
+    pub state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+pub struct State {
+    /// Downloads that have begun; `past` is how many of them the device may be past.
+    launched: usize,
+    past: usize,
+    /// Refuse the next download, after everything that its job has launched.
+    refuses: bool,
+    /// How often the device was asked whether it is past everything.
+    pub waits: usize,
+    pub log: Vec<String>,
+    /// The row of logits of each choice by `sample`.
+    pub logits: Vec<Vec<f32>>,
+}
+
+impl Clock {
+    pub fn note(&self, what: String) {
+        self.state.lock().expect("nobody panics with it").log.push(what);
+        self.changed.notify_all();
+    }
+
+    pub fn let_past(&self, downloads: usize) {
+        self.state.lock().expect("as above").past = downloads;
+        self.changed.notify_all();
+    }
+
+    pub fn refuse_next(&self) {
+        self.state.lock().expect("as above").refuses = true;
+    }
+
+    /// Waits until this many downloads have begun.
+    pub fn launched(&self, downloads: usize) {
+        self.until(|state| state.launched >= downloads);
+    }
+
+    pub fn until(&self, holds: impl Fn(&State) -> bool) {
+        let state = self.state.lock().expect("as above");
+        drop(self.changed.wait_while(state, |state| !holds(state)).expect("as above"));
+    }
+
+    pub fn log(&self) -> Vec<String> {
+        self.state.lock().expect("as above").log.clone()
+    }
+}
+
+/// The CPU backend. A download arrives when the clock says that the device is past it.
+pub struct Slow {
+    pub cpu: Cpu,
+    pub clock: Arc<Clock>,
+}
+
+struct Coming {
+    number: usize,
+    copied: Box<dyn Arrival>,
+    clock: Arc<Clock>,
+}
+
+impl Arrival for Coming {
+    fn has_come(&self) -> bool {
+        self.number < self.clock.state.lock().expect("as above").past
+    }
+
+    fn wait(self: Box<Self>, out: &mut [u8]) -> Result<(), KernelError> {
+        let state = self.clock.state.lock().expect("as above");
+        drop(self.clock.changed.wait_while(state, |state| state.past <= self.number).expect("as above"));
+        self.copied.wait(out)
+    }
+}
+
+macro_rules! as_the_cpu {
+    ($($op:ident: $call:ty,)*) => {
+        $(fn $op(&self, call: $call) -> Result<(), KernelError> { self.cpu.$op(call) })*
+    };
+}
+
+impl Backend for Slow {
+    const COMPUTES: bool = true;
+
+    fn target(&self) -> &Target {
+        self.cpu.target()
+    }
+
+    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
+        let copied = self.cpu.download_later(call)?;
+        let (number, refuses) = {
+            let mut state = self.clock.state.lock().expect("as above");
+            state.launched += 1;
+            (state.launched - 1, std::mem::take(&mut state.refuses))
+        };
+        self.clock.note(format!("launch {number}"));
+        if refuses {
+            let said = "there is no more".to_owned();
+            return Err(DeviceError::HostRefused { asked: Bytes::kib(64), said }.into());
+        }
+        Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
+    }
+
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        self.clock.state.lock().expect("as above").waits += 1;
+        self.clock.changed.notify_all();
+        self.clock.until(|state| state.past >= state.launched);
+        Ok(())
+    }
+
+    /// Capturing takes time, and returns no graph.
+    fn capture(&self, _: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        self.clock.note("capture".to_owned());
+        self.clock.until(|state| state.past > 0);
+        Ok(None)
+    }
+
+    fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError> {
+        let (logits, count) = (call.logits.address().0 as *const f32, call.logits.shape().elements());
+        // SAFETY: the front has checked that this many were computed, in host memory.
+        let row = unsafe { std::slice::from_raw_parts(logits, count) }.to_vec();
+        self.clock.state.lock().expect("as above").logits.push(row);
+        self.cpu.sample(call)
+    }
+
+    as_the_cpu! {
+        upload: transfer::Upload<'_>,
+        download: transfer::Download<'_>,
+        embed: embed::Call<'_>,
+        rms_norm: rms_norm::Call<'_>,
+        add_rms_norm: add_rms_norm::Call<'_>,
+        layer_norm: layer_norm::Call<'_>,
+        add_layer_norm: add_layer_norm::Call<'_>,
+        linear: linear::Call<'_>,
+        rotary: rotary::Call<'_>,
+        rotary_kv_write: rotary_kv_write::Call<'_>,
+        patchify: patchify::Call<'_>,
+        fill_random: fill_random::Call<'_>,
+        attention_paged: attention_paged::Call<'_>,
+        attention_packed: attention_packed::Call<'_>,
+        silu_mul: silu_mul::Call<'_>,
+        gelu: gelu::Call<'_>,
+        gather_rows: gather_rows::Call<'_>,
+        scatter_rows: scatter_rows::Call<'_>,
+        argmax: argmax::Call<'_>,
+    }
+}

@@ -1,0 +1,119 @@
+//! A device with injected faults.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
+
+use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory};
+use crate::{Bytes, Fence, Timeline};
+
+/// A device that can be made to refuse memory. Until then it is the device that it wraps.
+pub struct FaultyDevice {
+    device: Arc<dyn Device>,
+    refuses_next_back: AtomicBool,
+}
+
+/// While this lives, the device refuses the next [`back`](Device::back), once.
+#[derive(Debug)]
+#[must_use = "dropped, it refuses nothing"]
+pub struct NextBackRefused(Arc<FaultyDevice>);
+
+impl FaultyDevice {
+    /// Wraps `device`, without faults.
+    pub fn over(device: Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(FaultyDevice { device, refuses_next_back: AtomicBool::new(false) })
+    }
+
+    /// Refuses the next [`back`](Device::back), however much is free, unless the guard is dropped before.
+    pub fn refuse_next_back(self: &Arc<Self>) -> NextBackRefused {
+        self.refuses_next_back.store(true, Relaxed);
+        NextBackRefused(self.clone())
+    }
+}
+
+impl Drop for NextBackRefused {
+    fn drop(&mut self) {
+        self.0.refuses_next_back.store(false, Relaxed);
+    }
+}
+
+impl std::fmt::Debug for FaultyDevice {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "FaultyDevice({})", self.name())
+    }
+}
+
+impl Device for FaultyDevice {
+    fn name(&self) -> &str {
+        self.device.name()
+    }
+
+    fn label(&self) -> String {
+        self.device.label()
+    }
+
+    fn driver(&self) -> String {
+        self.device.driver()
+    }
+
+    fn page(&self) -> Bytes {
+        self.device.page()
+    }
+
+    fn is_host_memory(&self) -> bool {
+        self.device.is_host_memory()
+    }
+
+    fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
+        self.device.clone().as_cuda()
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        self.device.memory()
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.device.check()
+    }
+
+    fn overhead(&self) -> Bytes {
+        self.device.overhead()
+    }
+
+    fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
+        self.device.overhead_by_source()
+    }
+
+    fn process_bytes(&self) -> Option<Bytes> {
+        self.device.process_bytes()
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        self.device.reserve(bytes)
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        self.device.release_reservation(address)
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        if self.refuses_next_back.swap(false, Relaxed) {
+            let hint = "this was a drill; ask again".to_owned();
+            return Err(DeviceError::Refused { asked: bytes, free: self.memory()?.free, hint });
+        }
+        self.device.back(address, bytes)
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.device.unback(address, bytes)
+    }
+
+    fn timeline(&self) -> Timeline {
+        self.device.timeline()
+    }
+
+    fn fence_here(&self) -> Fence {
+        self.device.fence_here()
+    }
+}

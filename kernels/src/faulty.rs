@@ -1,0 +1,106 @@
+//! A backend with injected faults.
+
+use std::cell::Cell;
+
+use bursar_budgets::DeviceError;
+
+use crate::{Backend, Graph, KernelError, Target, ops::*};
+
+/// A backend whose operations can be made to fail, as if the device had refused their launches. Only the passes that
+/// they belong to fail. Until then it computes as the backend that it wraps.
+pub struct FaultyBackend<B> {
+    backend: B,
+    /// Operations that still succeed, and how many after them fail.
+    faults: Cell<(usize, usize)>,
+}
+
+impl<B> FaultyBackend<B> {
+    /// Wraps `backend`, without faults.
+    pub fn over(backend: B) -> Self {
+        FaultyBackend { backend, faults: Cell::default() }
+    }
+
+    /// Of the following operations, `after` succeed and the next `count` fail. Copies and replays of graphs are not
+    /// counted.
+    pub fn fail_launches(&self, after: usize, count: usize) {
+        self.faults.set((after, count));
+    }
+
+    fn launch(&self) -> Result<&B, KernelError> {
+        match self.faults.get() {
+            (_, 0) => Ok(&self.backend),
+            (0, count) => {
+                self.faults.set((0, count - 1));
+                Err(DeviceError::Driver { call: "a launch", said: "this is a drill".to_owned() }.into())
+            }
+            (after, count) => {
+                self.faults.set((after - 1, count));
+                Ok(&self.backend)
+            }
+        }
+    }
+}
+
+macro_rules! launches {
+    ($($op:ident: $call:ty,)*) => {
+        $(fn $op(&self, call: $call) -> Result<(), KernelError> { self.launch()?.$op(call) })*
+    };
+}
+
+impl<B: Backend> Backend for FaultyBackend<B> {
+    const COMPUTES: bool = B::COMPUTES;
+
+    fn target(&self) -> &Target {
+        self.backend.target()
+    }
+
+    fn autotune(&self, on: bool) {
+        self.backend.autotune(on);
+    }
+
+    fn measure(&self, call: measure::Call<'_>) -> Result<(), KernelError> {
+        self.backend.measure(call)
+    }
+
+    fn capture(&self, run: &mut dyn FnMut() -> Result<(), KernelError>) -> Result<Option<Box<dyn Graph>>, KernelError> {
+        self.backend.capture(run)
+    }
+
+    fn wait_for_all(&self) -> Result<(), KernelError> {
+        self.backend.wait_for_all()
+    }
+
+    fn upload(&self, call: transfer::Upload<'_>) -> Result<(), KernelError> {
+        self.backend.upload(call)
+    }
+
+    fn download(&self, call: transfer::Download<'_>) -> Result<(), KernelError> {
+        self.backend.download(call)
+    }
+
+    fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
+        self.backend.download_later(call)
+    }
+
+    launches! {
+        fill_random: fill_random::Call<'_>,
+        patchify: patchify::Call<'_>,
+        embed: embed::Call<'_>,
+        rms_norm: rms_norm::Call<'_>,
+        add_rms_norm: add_rms_norm::Call<'_>,
+        layer_norm: layer_norm::Call<'_>,
+        add_layer_norm: add_layer_norm::Call<'_>,
+        linear: linear::Call<'_>,
+        gated_linear: gated_linear::Call<'_>,
+        rotary: rotary::Call<'_>,
+        rotary_kv_write: rotary_kv_write::Call<'_>,
+        attention_paged: attention_paged::Call<'_>,
+        attention_packed: attention_packed::Call<'_>,
+        silu_mul: silu_mul::Call<'_>,
+        gelu: gelu::Call<'_>,
+        gather_rows: gather_rows::Call<'_>,
+        scatter_rows: scatter_rows::Call<'_>,
+        argmax: argmax::Call<'_>,
+        sample: sample::Call<'_>,
+    }
+}

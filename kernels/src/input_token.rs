@@ -1,0 +1,95 @@
+//! Tokens as a step is fed them.
+
+/// The bit of a token's code that says that the host has not seen it. The other bits are a row of the previous step's
+/// choices, which the device reads. So a vocabulary has fewer than 2^31 tokens.
+pub(crate) const PREVIOUS: u32 = 1 << 31;
+
+/// A token that the previous step chooses, or has chosen, and whose id the host has not seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct UnseenToken {
+    /// The row of that step's choices that holds its id. Below 2^31.
+    pub row: u32,
+}
+
+/// A token as a step is fed it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum InputToken {
+    /// The id of a token. Below 2^31.
+    Known(u32),
+    /// One that only the device knows.
+    Unseen(UnseenToken),
+}
+
+impl UnseenToken {
+    /// How device code reads it.
+    pub const fn code(self) -> u32 {
+        assert!(self.row < PREVIOUS, "a step has fewer rows");
+        PREVIOUS | self.row
+    }
+}
+
+impl InputToken {
+    /// How device code reads it: the id, or a row with the highest bit set.
+    pub const fn code(self) -> u32 {
+        match self {
+            InputToken::Known(id) => {
+                assert!(id < PREVIOUS, "a vocabulary has fewer tokens");
+                id
+            }
+            InputToken::Unseen(unseen) => unseen.code(),
+        }
+    }
+
+    /// The token of a code.
+    pub const fn of_code(code: u32) -> Self {
+        match code & PREVIOUS {
+            0 => InputToken::Known(code),
+            _ => InputToken::Unseen(UnseenToken { row: code & !PREVIOUS }),
+        }
+    }
+
+    /// Its id, if it is known, or else what the previous step has `chosen` in its row.
+    pub fn id(self, chosen: &[u32]) -> Option<u32> {
+        match self {
+            InputToken::Known(id) => Some(id),
+            InputToken::Unseen(UnseenToken { row }) => chosen.get(row as usize).copied(),
+        }
+    }
+}
+
+/// Shows rows, never ids, because they are the user's text.
+impl std::fmt::Debug for InputToken {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            InputToken::Known(_) => formatter.write_str("Known"),
+            InputToken::Unseen(unseen) => write!(formatter, "{unseen:?}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_code_is_an_id_or_a_row() {
+        for token in [0, 7, PREVIOUS - 1].map(InputToken::Known) {
+            assert_eq!(InputToken::of_code(token.code()), token);
+        }
+        for row in [0, 7, PREVIOUS - 1] {
+            let token = InputToken::Unseen(UnseenToken { row });
+            assert_eq!(InputToken::of_code(token.code()), token);
+        }
+        assert_eq!(InputToken::Known(7).code(), 7);
+        assert_eq!(UnseenToken { row: 7 }.code(), 0x8000_0007);
+    }
+
+    #[test]
+    fn an_unseen_token_is_what_its_row_has_chosen() {
+        let unseen = |row| InputToken::Unseen(UnseenToken { row });
+        assert_eq!(
+            [InputToken::Known(1), unseen(1), unseen(2)].map(|token| token.id(&[5, 6])),
+            [Some(1), Some(6), None]
+        );
+    }
+}

@@ -1,0 +1,40 @@
+//! Injected faults: a faulty backend computes as the one that it wraps, but for the operations that are to fail.
+
+use bursar_budgets::Bytes;
+use bursar_kernels::{Cpu, FaultyBackend, KernelError, Scope, WorkCounter};
+
+use crate::ground::{compute, passes, poisoned};
+
+/// Runs `pass` after `arm`.
+fn on_faulty<T>(
+    arm: impl FnOnce(&FaultyBackend<Cpu>),
+    pass: impl FnOnce(&Scope<'_, FaultyBackend<Cpu>>) -> Result<T, KernelError>,
+) -> Result<T, KernelError> {
+    let (backend, workspace) = (FaultyBackend::over(Cpu::new(2)), poisoned(Bytes::mib(64)));
+    let counter = WorkCounter::default();
+    arm(&backend);
+    pass(&Scope::new(&backend, &workspace, &counter))
+}
+
+#[test]
+fn every_operation_computes_as_wrapped_and_fails_when_told_to() {
+    for pass in passes() {
+        let bits = |numbers: Vec<f32>| numbers.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+        let found = on_faulty(|_| {}, |scope| pass.run(scope)).expect("no fault is injected");
+        assert_eq!(bits(found), bits(compute(2, |scope| pass.run(scope))), "{pass:?}");
+        let error = on_faulty(|backend| backend.fail_launches(0, 1), |scope| pass.run(scope));
+        assert_eq!(error.map(drop).expect_err("told to").to_string(), "a launch: this is a drill", "{pass:?}");
+    }
+}
+
+#[test]
+fn faults_come_after_as_many_launches_as_were_said() {
+    let failed = on_faulty(
+        |backend| backend.fail_launches(2, 3),
+        |scope| {
+            let mut x = scope.upload([1, 4], &[1.0f32; 4])?;
+            Ok((0..7).map(|_| scope.gelu(&mut x).is_err()).collect::<Vec<_>>())
+        },
+    );
+    assert_eq!(failed.expect("copies are no launches"), [false, false, true, true, true, false, false]);
+}
