@@ -11,21 +11,23 @@
 // of the cluster reads the others' best over its shared memory, so there is neither scratch nor a second launch. Older
 // targets have one block a row.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-constexpr uint32_t NO_CHOICE = 0xffffffffu;
-constexpr uint32_t THREADS = 512;
+using contract::argmax::THREADS;
+using contract::common::NO_CHOICE;
 // Vectors in flight for each thread.
 constexpr uint32_t HELD = 5;
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define CLUSTER 8
+#define HAS_CLUSTERS
 #define SHARE_OF_A_ROW __cluster_dims__(CLUSTER, 1, 1)
+constexpr uint32_t CLUSTER = contract::argmax::CLUSTER;
 #else
-#define CLUSTER 1
 #define SHARE_OF_A_ROW
+constexpr uint32_t CLUSTER = 1;
 #endif
 
 struct Best {
@@ -106,7 +108,7 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
     let_next_kernel_start();
     wait_for_previous_kernel();
     const uint32_t row = blockIdx.x / CLUSTER, part = blockIdx.x % CLUSTER;
-#if CLUSTER > 1
+#ifdef HAS_CLUSTERS
     __shared__ Best of_blocks[CLUSTER];
     // Nobody writes to the first block's memory before it runs; what lies between here and the wait hides the delay.
     asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -122,7 +124,7 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
     if (threadIdx.x < WARP) {
         best = warp_best(threadIdx.x < THREADS / WARP ? of_warps[threadIdx.x] : Best{-INFINITY, NO_CHOICE});
     }
-#if CLUSTER > 1
+#ifdef HAS_CLUSTERS
     asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
     if (threadIdx.x == 0) {
         const uint32_t here = static_cast<uint32_t>(__cvta_generic_to_shared(&of_blocks[part]));
@@ -151,6 +153,6 @@ __device__ __forceinline__ void argmax(const Element* x, uint32_t columns, uint6
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
-// Launch: grid (rows * blocks), block (512), no dynamic shared memory, where blocks is 8 for the sm_90a image and 1 for
-// the others (the image that was loaded decides, not the device). The cluster is compiled in and needs no launch
+// Launch: grid (rows * blocks), block (THREADS), no dynamic shared memory, where blocks is CLUSTER for the sm_90a image
+// and 1 for the others (the image that was loaded decides, not the device). The cluster is compiled in and needs no launch
 // attribute. rows and columns > 0.

@@ -9,7 +9,7 @@
 // block_tables    [sequences, table_blocks] u32               unused places are not read
 // partials        [gridDim.x, 2, 8, head_dim + 2] f32         scratch; 8-byte aligned
 // counters        [gridDim.x] u32                             zero before the first launch, zero again after each
-// flags           1: the past is there; 2: weights are read with the hint that they are the first to go from the L2 cache
+// flags           PAST_IS_THERE; OTHERS_READ_ONCE: weights are read with the hint that they are the first to go from the L2 cache
 // out             [rows, heads * head_dim]                    contiguous
 //
 // out = softmax(queries . keys * scale) . values for each head, sums in f32, weights rounded to the element before they
@@ -36,6 +36,7 @@
 // kind come, and leave the weights little room: at 64 sequences of 576 tokens, too many to be there still in the next
 // step, a step with linear_few.cu's products took 4 us a layer more. So those have the same hint.
 
+#include "contract.cuh"
 #include "decode_block.cuh"
 #include "decode_parts.cuh"
 #include "decode_share.cuh"
@@ -43,11 +44,11 @@
 #include "tensor_core.cuh"
 
 // Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
-extern "C" __device__ uint32_t attention_decode_counters[2048] = {};
+extern "C" __device__ uint32_t attention_decode_counters[contract::attention_decode::COUNTERS] = {};
 
-// Bits of `flags`.
-constexpr uint32_t PAST_IS_THERE = 1;
-constexpr uint32_t OTHERS_READ_ONCE = 2;
+using contract::attention_decode::OTHERS_READ_ONCE;
+using contract::attention_decode::PARTS;
+using contract::attention_decode::PAST_IS_THERE;
 
 // MiB of a layer's keys and values beyond which they are the first to go from the L2 cache, beside weights that are so too
 // and beside others. Fewer stay in part until the next step, which is worth more: between 16 sequences of 576 tokens
@@ -337,7 +338,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         }
         // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run that
         // begins inside and ends behind it.
-        float* own = partials + (2 * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
+        float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
         add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
                             [&](uint32_t query, uint32_t slice, const Part& all) {
                                 float* row = own + part_row(query) * PART_PITCH<HEAD_DIM>;
@@ -359,7 +360,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
         if (arrived + 1 == all) {
             const uint32_t begins_inside = run_start > first * share.length;
             const auto part_at = [&](uint32_t part) {
-                return partials + (2 * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
+                return partials + (PARTS * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
             };
             gather_parts<HEAD_DIM>(part_at, all, segment.queries, finish);
         }
@@ -379,17 +380,13 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
                                  (flags & PAST_IS_THERE) != 0, (flags & OTHERS_READ_ONCE) != 0};                      \
         attention_decode<HEAD_DIM>(call, piece, partials, counters, out);                                              \
     }
-#define KERNEL(name, Element)    \
-    KERNEL_OF(name, Element, 32) \
-    KERNEL_OF(name, Element, 64) \
-    KERNEL_OF(name, Element, 80) \
-    KERNEL_OF(name, Element, 128)
+#define KERNEL(name, Element) FOR_EACH_HEAD_DIM(KERNEL_OF, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * ring, where ring is 24576 bytes for head_dim
-// 128 and 64, 20480 for 80 and 12288 for 32. Above 48 KiB the function's limit has to be raised first. Scratch is
-// workers * 2 * 8 * (head_dim + 2) f32 for `partials` and workers u32 for `counters`; all kernels of one stream may use the
-// same. Any warps from 1 to 8, any workers and any piece > 0 give the right result; what was fastest on an H200:
+// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::attention_decode). Above 48 KiB the
+// function's limit has to be raised first. Scratch is workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for
+// `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give
+// the right result; what was fastest on an H200:
 //
 //   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
 //   runs <= 32:                             warps 8, piece 8

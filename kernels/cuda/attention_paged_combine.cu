@@ -15,7 +15,7 @@
 
 namespace {
 
-constexpr uint32_t WARPS = 8;
+constexpr uint32_t WARPS = contract::attention_hopper::COMBINE_WARPS;
 
 // A warp adds up one query vector; a lane has four of its columns.
 template <typename S, typename T>
@@ -83,4 +83,5 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
 ATTENTION_PAGED_COMBINE(__half, f16)
 ATTENTION_PAGED_COMBINE(__nv_bfloat16, bf16)
 
-// Launch. Block 256, grid x = 16 * (jobs of the first launch) / splits, no shared memory.
+// Launch. Block 32 * COMBINE_WARPS, grid x = PAGED_QUERIES / COMBINE_WARPS * (jobs of the first launch) / splits, no shared
+// memory.

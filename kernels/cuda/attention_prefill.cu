@@ -30,16 +30,18 @@
 // One code for sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later. H200: see attention_prefill_hopper.cu.
 
 #include "include/attention_tiles.cuh"
+#include "include/contract.cuh"
 #include "include/online_softmax.cuh"
 #include "include/tensor_core.cuh"
 
 namespace {
 
-constexpr int WARPS = 4;
-constexpr int THREADS = 32 * WARPS;
-constexpr int QUERIES = 16 * WARPS;  // of a tile
-constexpr int KEYS = 64;             // of a step
-constexpr uint32_t BLOCK_TOKENS = 16;
+constexpr int THREADS = contract::attention_prefill::THREADS;
+constexpr int QUERIES = contract::attention_prefill::TILE_QUERIES;  // of a tile
+constexpr int KEYS = 64;                                  // of a step
+static_assert(QUERIES == THREADS / 32 * 16, "a warp multiplies 16 query vectors");
+static_assert(KEYS == contract::attention_prefill::WINDOW_ROWS && QUERIES == KEYS, "a window is one tile and one step");
+using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Where the keys and values of one sequence and head stand in the cache.
@@ -361,8 +363,11 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 }  // namespace
 
 // At least so many blocks share a multiprocessor: as many as registers allow without spilling.
-#define ATTENTION_PREFILL(TYPE, NAME, D, RESIDENT)                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_paged_##NAME##_d##D(                  \
+template <int D>
+constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
+
+#define ATTENTION_PREFILL(TYPE, NAME, D)                                                                            \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_paged_##NAME##_d##D(               \
         TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,                            \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
@@ -371,7 +376,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
                                  query_pitch, rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, \
                                  scale);                                                                            \
     }                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT) attention_packed_##NAME##_d##D(                 \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_packed_##NAME##_d##D(              \
         TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows,      \
         uint32_t stretches, uint32_t heads, float scale) {                                                          \
         attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);        \
@@ -384,21 +389,16 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
         attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);    \
     }
 
-#define ATTENTION_ALL(TYPE, NAME)         \
-    ATTENTION_PREFILL(TYPE, NAME, 32, 4)  \
-    ATTENTION_PREFILL(TYPE, NAME, 64, 3)  \
-    ATTENTION_PREFILL(TYPE, NAME, 80, 3)  \
-    ATTENTION_PREFILL(TYPE, NAME, 128, 2) \
-    ATTENTION_WINDOWS(TYPE, NAME, 32)     \
-    ATTENTION_WINDOWS(TYPE, NAME, 64)     \
-    ATTENTION_WINDOWS(TYPE, NAME, 80)
+#define ATTENTION_ALL(TYPE, NAME)                    \
+    FOR_EACH_HEAD_DIM(ATTENTION_PREFILL, TYPE, NAME) \
+    FOR_EACH_HEAD_DIM_OF_WINDOWS(ATTENTION_WINDOWS, TYPE, NAME)
 
 ATTENTION_ALL(__half, f16)
 #if !defined(BURSAR_NO_BF16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
 #endif
 
-// Launch. Block 128, no dynamic shared memory (static: at most 34,816 bytes), no scratch.
+// Launch. Block THREADS, no dynamic shared memory (static: at most 34,816 bytes), no scratch.
 //   attention_paged:   grid x = kv_heads * ((rows * (heads / kv_heads) + 63 * (sequences - first_sequence)) / 64), where
 //                      `rows` may be only those from query_starts[first_sequence] on, if the host knows them.
 //   attention_packed:  grid x = heads * ((rows + 63 * stretches) / 64), or heads times the exact number of tiles of 64

@@ -280,7 +280,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         for (int k = 0; k < S::D / 16; ++k) {
             const uint32_t chunk = k * 16 / S::CHUNK;
             const uint32_t within = k * 16 % S::CHUNK * 2;
-            Products::scores(scores, matrix_at(QUERY_LAYOUT, query_address + chunk * S::QUERY_ACROSS + within),
+            Products::multiply(scores, matrix_at(QUERY_LAYOUT, query_address + chunk * S::QUERY_ACROSS + within),
                              matrix_at(KEY_LAYOUT, key_address + chunk * S::ACROSS + within), k > 0);
         }
         products_end();
@@ -480,12 +480,12 @@ ATTENTION_PREFILL_HOPPER(__half, f16)
 ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
-//   attention_paged_hopper_<type>_d128   block 384, dynamic shared memory 196,608 bytes
+//   attention_paged_hopper_<type>_d128   block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
 //   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
 //     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
 //     tokens: splits = min(multiprocessors / jobs, blocks_max * 16 / 1024), `parts` at most multiprocessors * 66,560 bytes.
-//   attention_packed_hopper_<type>_d80   block 512, dynamic shared memory 133,120 bytes
+//   attention_packed_hopper_<type>_d80   block PACKED_THREADS, dynamic shared memory PACKED_SHARED_BYTES
 //     jobs = heads * ((rows + 191 * stretches) / 192)
 // A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
 // once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).

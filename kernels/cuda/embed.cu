@@ -10,10 +10,12 @@
 // it shows, and nothing outside is read. Any alignment; 16-byte copies
 // when table, out and row are aligned to it.
 
+#include "contract.cuh"
 #include "copy_row.cuh"
 #include "kernel_order.cuh"
 
-constexpr uint32_t FROM_PREVIOUS = 0x80000000u;
+using contract::common::NO_CHOICE;
+using contract::common::PREVIOUS;
 
 template <typename Element>
 __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,
@@ -23,10 +25,10 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary,
     const uint32_t token = blockIdx.x;
     uint32_t id = ids[token];
     bool none = false;
-    if (id & FROM_PREVIOUS) {
-        const uint32_t place = id & ~FROM_PREVIOUS;
-        id = place < previous_count ? previous[place] : ALL_ONES;
-        none = place < previous_count && id == ALL_ONES;
+    if (id & PREVIOUS) {
+        const uint32_t place = id & ~PREVIOUS;
+        id = place < previous_count ? previous[place] : NO_CHOICE;
+        none = place < previous_count && id == NO_CHOICE;
     }
     Element* row = out + static_cast<uint64_t>(token) * hidden;
     const uint32_t bytes = hidden * sizeof(Element);
@@ -37,12 +39,12 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary,
     }
 }
 
-#define KERNEL(name, Element)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(128)                                                             \
-        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,             \
-                     const uint32_t* previous, uint32_t previous_count, Element* out) {                           \
-        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                                     \
+#define KERNEL(name, Element)                                                                         \
+    extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)                        \
+        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids, \
+                     const uint32_t* previous, uint32_t previous_count, Element* out) {               \
+        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                         \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (tokens), block (128), no dynamic shared memory. tokens > 0, vocabulary below 2^31.
+// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens > 0, vocabulary below 2^31.

@@ -7,6 +7,7 @@
 //
 // An element depends on seed and place alone, never on the launch.
 
+#include "contract.cuh"
 #include "element.cuh"
 
 // SplitMix64 (Steele, Lea and Flood 2014) at its `i`-th step.
@@ -17,17 +18,17 @@ __device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
     return z ^ (z >> 31);
 }
 
-#define KERNEL(name, Element)                                                                             \
-    extern "C" __global__ void __launch_bounds__(256)                                                     \
-        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float factor) {                   \
-        const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;                            \
-        for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) { \
-            const uint64_t z = split_mix(seed, i);                                                        \
+#define KERNEL(name, Element)                                                                                             \
+    extern "C" __global__ void __launch_bounds__(contract::random::THREADS)                                               \
+        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float factor) {                                   \
+        const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;                                            \
+        for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {         \
+            const uint64_t z = split_mix(seed, i);                                                                        \
             const int32_t sum = static_cast<int32_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)); \
-            out[i] = from_float<Element>(__fmul_rn(static_cast<float>(sum - 131070), factor));            \
-        }                                                                                                 \
+            out[i] = from_float<Element>(__fmul_rn(static_cast<float>(sum - 131070), factor));                            \
+        }                                                                                                                 \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
 
-// Launch: grid (clamp(div_ceil(count, 256), 1, 8192)), block (256), no dynamic shared memory.
+// Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no dynamic shared memory.

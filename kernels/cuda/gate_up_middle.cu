@@ -27,6 +27,7 @@
 // that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
 // the copy engine makes those at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are 64 a block.
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
@@ -36,17 +37,22 @@
 
 namespace {
 
+using contract::gate_up_middle::BLOCK_ROWS;
+using contract::gate_up_middle::FEATURES;     // of a tile
+using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
+using contract::gate_up_middle::PART_ROWS;    // of x, that a warpgroup has
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t MULTIPLIERS = 2;                    // warpgroups that multiply
-constexpr uint32_t BLOCKS = 2;                         // of a cluster, one below the other
-constexpr uint32_t PART_ROWS = 64;                     // of x, that a warpgroup has
-constexpr uint32_t BLOCK_ROWS = PART_ROWS * MULTIPLIERS;
-constexpr uint32_t FEATURES = 96;                      // of a tile
-constexpr uint32_t GROUPS = FEATURES / 8;              // of eight columns
-constexpr uint32_t DEPTH = 64;                         // of a step: 128 bytes
-constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;  // 8 KiB a step
-constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;   // gate or up, 12 KiB
-constexpr uint32_t STAGES_MAX = 7;
+constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // of a cluster, one below the other
+constexpr uint32_t GROUPS = FEATURES / 8;                           // of eight columns
+constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB a step
+constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;               // gate or up, 12 KiB
+constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_OF_ONE;
+constexpr uint32_t STAGES_OF_ALL = contract::gate_up_middle::STAGES_OF_ALL;
+static_assert(contract::gate_up_middle::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+static_assert(contract::gate_up_middle::SHARED_BYTES >= STAGES_MAX * (PART_BYTES + 2 * HALF_BYTES)
+                  && contract::gate_up_middle::SHARED_BYTES >= STAGES_OF_ALL * (MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES),
+              "and what it gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
@@ -64,7 +70,7 @@ struct Stages {
         : parts(rows <= BLOCK_ROWS ? 1 : MULTIPLIERS),
           weights_at(parts * PART_BYTES),
           bytes(weights_at + 2 * HALF_BYTES),
-          count(parts == 1 ? STAGES_MAX : 5) {}
+          count(parts == 1 ? STAGES_MAX : STAGES_OF_ALL) {}
 };
 
 // A place in the ring of stages, as Ring of hopper_copy.cuh, whose number is not known to the compiler here.
@@ -93,29 +99,6 @@ struct Arguments {
     uint32_t features;
     uint32_t in_features;
 };
-
-// C [64, 192] = A [64, 16] * B [192, 16]^T, or += if `add`: as in wgmma.cuh.
-#define BURSAR_GROUP(c, at) "+f"(c[at][0]), "+f"(c[at][1]), "+f"(c[at][2]), "+f"(c[at][3])
-#define BURSAR_GROUPS(c, at)                                                                                           \
-    BURSAR_GROUP(c, at), BURSAR_GROUP(c, at + 1), BURSAR_GROUP(c, at + 2), BURSAR_GROUP(c, at + 3),                    \
-        BURSAR_GROUP(c, at + 4), BURSAR_GROUP(c, at + 5)
-#define BURSAR_PRODUCT(T, TYPE)                                                                                        \
-    __device__ __forceinline__ void product(T, float (&c)[2 * GROUPS][4], uint64_t a, uint64_t b, int add) {           \
-        asm volatile(                                                                                                  \
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"                                                           \
-            "wgmma.mma_async.sync.aligned.m64n192k16.f32." TYPE "." TYPE " {"                                          \
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                   \
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "                         \
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "                         \
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "                         \
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "                         \
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"                           \
-            "}, %96, %97, add, 1, 1, 0, 0;\n}\n"                                                                       \
-            : BURSAR_GROUPS(c, 0), BURSAR_GROUPS(c, 6), BURSAR_GROUPS(c, 12), BURSAR_GROUPS(c, 18)                     \
-            : "l"(a), "l"(b), "r"(add));                                                                               \
-    }
-BURSAR_PRODUCT(__nv_bfloat16, "bf16")
-BURSAR_PRODUCT(__half, "f16")
 
 // The tiles of a cluster, down the rows first, so that their weights are read once.
 struct Tiles {
@@ -289,7 +272,7 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
             products_begin();
 #pragma unroll
             for (uint32_t k = 0; k < DEPTH / 16; ++k) {
-                product(T(), sums, matrix_at(LAYOUT, stage + warpgroup * PART_BYTES + k * 32),
+                Warpgroup<T>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * PART_BYTES + k * 32),
                         matrix_at(LAYOUT, stage + stages.weights_at + k * 32), k > 0 || step > 0);
             }
             products_end();
@@ -352,8 +335,8 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch. block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, tiles) with
-//   tiles = div_ceil(rows, 256) * div_ceil(features, 96)
+// Launch. block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x
+//   = 2 * min(multiprocessors / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, 96)
 // Any even grid is right, only slower; none of `rows`, `features` and `in_features` is 0. A cluster is two blocks, which the
 // kernel itself says. The limit of dynamic shared memory must be raised once per function. May be launched with programmatic
 // stream serialization, and should be.

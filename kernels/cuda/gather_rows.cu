@@ -7,10 +7,11 @@
 // A row that is not below x_rows gives ones in every bit, a NaN in every float type: it shows, and nothing outside is
 // read. Any alignment; 16-byte copies when addresses, pitches and columns are aligned to it.
 
+#include "contract.cuh"
 #include "copy_row.cuh"
 #include "kernel_order.cuh"
 
-extern "C" __global__ void __launch_bounds__(128)
+extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)
     gather_rows(const char* x, uint32_t x_rows, uint32_t x_pitch, const uint32_t* rows, uint32_t columns,
                 uint32_t element_bytes, char* out, uint32_t out_pitch) {
     let_next_kernel_start();
@@ -24,4 +25,4 @@ extern "C" __global__ void __launch_bounds__(128)
     }
 }
 
-// Launch: grid (chosen), block (128), no dynamic shared memory. chosen > 0, element_bytes 2 or 4.
+// Launch: grid (chosen), block (THREADS of contract::copy_rows), no dynamic shared memory. chosen > 0, element_bytes 2 or 4.

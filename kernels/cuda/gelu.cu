@@ -7,6 +7,7 @@
 // f32 inside, one rounding at the end. Any number of columns and any alignment; 16-byte accesses when a row is aligned
 // to it, 8-byte ones where it is aligned to those (3420 columns).
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 
@@ -38,11 +39,12 @@ __device__ __forceinline__ void gelu(Element* x, uint32_t pitch, uint32_t column
     }
 }
 
-#define KERNEL(name, Element)                                                                                     \
-    extern "C" __global__ void __launch_bounds__(256) gelu_##name(Element* x, uint32_t pitch, uint32_t columns) { \
-        gelu(x, pitch, columns);                                                                                  \
+#define KERNEL(name, Element)                                             \
+    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS) \
+        gelu_##name(Element* x, uint32_t pitch, uint32_t columns) {       \
+        gelu(x, pitch, columns);                                          \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (256), no dynamic shared memory. rows > 0.
-// Any second grid size is right; few rows want more blocks.
+// Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared
+// memory. rows > 0. Any second grid size is right; few rows want more blocks.

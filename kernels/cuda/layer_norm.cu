@@ -14,13 +14,7 @@
 // Any hidden size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2
 // vectors a thread (8192 elements) stays in registers; what is longer is read again.
 
-#include "element.cuh"
-#include "kernel_order.cuh"
-#include "reduce.cuh"
-#include "residual.cuh"
-
-// Vectors that a thread keeps.
-constexpr uint32_t HELD = 2;
+#include "norm_rows.cuh"
 
 // Some numbers' count, mean, and sum of squared distances from that mean.
 struct Moments {
@@ -44,18 +38,6 @@ __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments
     return {count, mean, warp_sum(one.squares + one.count * (one.mean - mean) * (one.mean - mean))};
 }
 
-template <typename Element>
-struct Rows {
-    const Element* x;
-    uint32_t x_pitch;
-    Element* residual;  // null: nothing is added
-    uint32_t residual_pitch;
-    const Element *weight, *bias;
-    uint32_t rows, hidden;
-    float epsilon;
-    Element* out;
-};
-
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so weights and biases
 // are read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
 template <uint32_t WIDTH, bool ADDING, typename Element>
@@ -64,24 +46,8 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
     Kept weights[HELD], biases[HELD], ahead[HELD], ahead_before[HELD];
-    // Calls `step(slot, column)` for each vector that this thread keeps.
-    const auto each = [&](auto step) {
-#pragma unroll
-        for (uint32_t slot = 0; slot < HELD; ++slot) {
-            const uint32_t vector = threadIdx.x + slot * blockDim.x;
-            if (vector < vectors) {
-                step(slot, vector * WIDTH);
-            }
-        }
-    };
-    const auto fetch = [&](uint64_t row) {
-        each([&](uint32_t slot, uint32_t column) {
-            ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
-            if constexpr (ADDING) {
-                ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
-            }
-        });
-    };
+    const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
+    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH, ADDING>(call, vectors, row, ahead, ahead_before); };
     const auto finish = [&](const Kept& kept, const Kept& weight, const Kept& bias, float mean, float factor,
                             Element* to) {
         float values[WIDTH], by[WIDTH], shift[WIDTH];
@@ -172,27 +138,13 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
-template <bool ADDING, typename Element>
-__device__ __forceinline__ void norm(const Rows<Element>& call) {
-    let_next_kernel_start();
-    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
-        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias)
-        | reinterpret_cast<uint64_t>(call.residual);
-    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
-    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
-        norm_rows<VECTOR<Element>, ADDING>(call);
-    } else {
-        norm_rows<1, ADDING>(call);
-    }
-}
-
 #define KERNEL(name, Element)                                                                                      \
-    extern "C" __global__ void __launch_bounds__(512)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,          \
                           uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                           \
         norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, bias, rows, hidden, epsilon, out});              \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(512)                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_layer_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,      \
                               const Element* weight, const Element* bias, uint32_t rows, uint32_t hidden,          \
                               float epsilon, Element* out) {                                                       \
@@ -200,5 +152,5 @@ __device__ __forceinline__ void norm(const Rows<Element>& call) {
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
 // shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

@@ -10,12 +10,12 @@
 // x         [rows, in]              as a tensor map, 1 <= rows <= ROWS
 // out       [rows, features]        the same type, or f32 if flags say so; rows out_pitch elements apart, any alignment
 // bias      [features]              the same type, or null
-// parts     [2 * grid, ROWS * 128]  f32, scratch: what is in it before does not matter
+// parts     [2 * grid, PART_NUMBERS] f32, scratch: what is in it before does not matter
 // counters  [tiles]                 u32, zeros before the first launch, and zeros again after each
 // steps     div_ceil(in, 128)
 // tiles     how many tiles the features are cut into, all as tall as can be alike
 // tile_rows rows of the tallest, div_ceil(features, tiles) <= 128; gate_up_few: 16 * div_ceil(features / 8, tiles)
-// flags     1: add to what is in out; 2: out is f32
+// flags     ADD_TO_OUT: add to what is in out; OUT_IS_F32
 //
 // Sums are f32 on the tensor cores, with one rounding at the end; gate and up are not rounded before they are
 // multiplied. The same bits every time for the same shape, kernel, grid and tile_rows: the order of additions does
@@ -39,14 +39,14 @@
 // without another of its kind: shares are equal only while each has the bandwidth of a whole one. Started early, a
 // block comes where the one in front has just ended, and fills its stages while others end still.
 
+#include "contract.cuh"
 #include "few_pieces.cuh"
-#include "few_rows.cuh"
 #include "few_stages.cuh"
+#include "wgmma.cuh"
 
-constexpr uint32_t STREAMS = 8;  // that may launch at the same time
-constexpr uint32_t STREAM_COUNTERS = 4096;
-
-// Counters of so many streams: each must have its own, here or elsewhere.
+// Counters of as many streams as may launch at the same time: each must have its own, here or elsewhere.
+using contract::linear_few::STREAM_COUNTERS;
+using contract::linear_few::STREAMS;
 extern "C" __device__ uint32_t linear_few_counters[STREAMS * STREAM_COUNTERS] = {};
 
 // Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
@@ -54,6 +54,7 @@ template <typename Element, uint32_t ROWS>
 __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Element>& arguments, const Line& line,
                                        uint32_t shared, uint32_t tile) {
     constexpr uint32_t VALUES = ROWS / 2;  // of a thread
+    static_assert(VALUES * MULTIPLIERS == contract::linear_few::PART_NUMBERS<ROWS>, "scratch is made of such parts");
     // Parts that are read at once: as many as registers hold.
     constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
     const uint32_t begin = tile * arguments.steps;
@@ -163,8 +164,8 @@ struct Steps {
                 const uint32_t x_at = at + x_from + chunk * ROWS * ROW_BYTES;
 #pragma unroll
                 for (uint32_t k = 0; k < CHUNK_COLUMNS / 16; ++k) {
-                    FewColumns<Element, ROWS>::multiply(c, matrix_at(LAYOUT, weight_at + 32 * k),
-                                                        matrix_at(LAYOUT, x_at + 32 * k), 1);
+                    Warpgroup<Element>::multiply(c, matrix_at(LAYOUT, weight_at + 32 * k),
+                                                 matrix_at(LAYOUT, x_at + 32 * k), 1);
                 }
             }
             products_end();
@@ -421,16 +422,13 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
         few<Element, ROWS, true>(                                                                                      \
             weight, x, {out, nullptr, parts, counters, out_pitch, rows, features, steps, tiles, tile_rows, 0});        \
     }
-#define KERNEL(name, Element)                                                                                          \
-    LINEAR_FEW(name, Element, 8) LINEAR_FEW(name, Element, 16) LINEAR_FEW(name, Element, 32)                           \
-    LINEAR_FEW(name, Element, 64)
+#define KERNEL(name, Element) FOR_EACH_FEW_ROWS(LINEAR_FEW, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (320); dynamic shared memory
-//   168 * 1024 + 704 for ROWS of 8 and 16,   160 * 1024 + 704 for 32,   212 * 1024 + 704 for 64
-// bytes, for which the function's limit has to be raised first. ROWS is the least of 8, 16, 32, 64 that rows fit in.
-// Clusters of two are compiled in. May be launched with programmatic stream serialization, and should be. parts and
-// counters: see above.
+// Launch: grid (multiprocessors), or tiles * steps if that is less, and even; block (THREADS); dynamic shared memory
+// SHARED_BYTES<ROWS> (contract::linear_few), for which the function's limit has to be raised first. ROWS is the least of 8,
+// 16, 32, 64 that rows fit in. Clusters of two are compiled in. May be launched with programmatic stream serialization, and
+// should be. parts and counters: see above.
 //
 // Any tiles in the range of tile_rows is right. Where half as many tiles as multiprocessors are not too tall they are
 // the fastest cut: each cluster has one, and nothing goes through parts. Of more features each block takes tiles of its

@@ -22,6 +22,7 @@
 
 // Targets: sm_90a
 
+#include "include/contract.cuh"
 #include "include/element.cuh"
 #include "include/hopper_cluster.cuh"
 #include "include/kernel_order.cuh"
@@ -30,18 +31,22 @@
 
 namespace {
 
+using contract::linear_many::BOX;           // rows and columns of the output
+using contract::linear_many::MULTIPLIERS;   // warpgroups that multiply, 64 rows of the tile each
+using contract::linear_many::STAGES;
+using contract::linear_many::TILE_ROWS;     // of x
+using contract::linear_many::TILE_WEIGHTS;  // rows of the weight
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t MULTIPLIERS = 2;                        // warpgroups that multiply, 64 rows of the tile each
-constexpr uint32_t BLOCKS = 2;                             // of a cluster, one below the other
-constexpr uint32_t TILE_ROWS = 64 * MULTIPLIERS;           // of x
-constexpr uint32_t TILE_WEIGHTS = 256;                     // rows of the weight
-constexpr uint32_t DEPTH = 64;                             // of a step: 128 bytes
-constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;        // 16 KiB a step
-constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;      // half of the weight's rows: 16 KiB
+constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;      // of a cluster, one below the other
+constexpr uint32_t DEPTH = contract::linear_many::STEP_COLUMNS;  // 128 bytes
+constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;              // 16 KiB a step
+constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;            // half of the weight's rows: 16 KiB
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
-constexpr uint32_t STAGES = 4;
-constexpr uint32_t BOX_BYTES = 64 * 64 * 2;                // of the output: 64 rows, 64 columns
-constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;      // two boxes a multiplying warpgroup
+constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
+constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;            // two boxes a multiplying warpgroup
+static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
+static_assert(contract::linear_many::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
+static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "and what it gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 // Names of barriers: one for the second warpgroup's beginning, one a multiplying warpgroup for itself.
@@ -275,7 +280,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             products_begin();
 #pragma unroll
             for (uint32_t k = 0; k < DEPTH / 16; ++k) {
-                Warpgroup<T>::scores(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
+                Warpgroup<T>::multiply(sums, matrix_at(LAYOUT, stage + warpgroup * (X_BYTES / 2) + k * 32),
                                      matrix_at(LAYOUT, stage + X_BYTES + k * 32),
                                      KIND == Kind::ADDED || k > 0 || step > 0);
             }
@@ -351,7 +356,8 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
 
 FOR_EACH_ACTIVATION(LINEAR_HOPPER_OF)
 
-// Launch. Persistent: block 384, dynamic shared memory 229,376 bytes, grid x = 2 * min(multiprocessors / 2, pairs * across)
+// Launch. Persistent: block THREADS, dynamic shared memory SHARED_BYTES (contract::linear_many), grid x
+//   = 2 * min(multiprocessors / 2, pairs * across), where
 //   pairs = div_ceil(rows, 256), across = div_ceil(columns, 128) for the gated kernel and div_ceil(columns, 256) for the
 //   others. Any even grid is right, only slower; none of `rows`, `columns`, `in_features` and `group` is 0.
 //   `group`: 16 is good.

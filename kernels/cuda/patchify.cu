@@ -22,10 +22,13 @@
 // (16.2 MB in and out) 9.4 us, a step of a video of that size 11.0 us, four pictures 28 us, 1932 x 1092 15.4 us, 256
 // pictures of one merged patch 3.4 us. A copy of 8 MB takes 6.2 us there.
 
+#include "contract.cuh"
 #include "element.cuh"
 
-constexpr uint32_t CHANNELS = 3;
-constexpr uint32_t LEVEL_NUMBERS = 1 + 2 * CHANNELS;
+using contract::patchify::CHANNELS;
+using contract::patchify::LEVEL_NUMBERS;
+constexpr uint32_t PIXELS_AT_ONCE = contract::patchify::PIXELS;  // of an even side
+static_assert(contract::patchify::LAYOUT_NUMBERS == 4, "a picture's place is one load");
 
 // Where a patch lies in the bytes.
 struct Source {
@@ -151,19 +154,20 @@ __device__ __forceinline__ void patchify(const uint8_t* bytes, uint32_t byte_cou
     }
 }
 
-#define KERNEL(name, Element)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(256) patchify_##name(                                          \
-        const uint8_t* __restrict__ bytes, uint32_t byte_count, const uint32_t* __restrict__ layout,            \
-        const float* __restrict__ levels, uint32_t pictures, const uint32_t* __restrict__ places,               \
-        uint32_t patches, uint32_t side, uint32_t frames, Element* __restrict__ out) {                          \
-        if (side % 2 == 0) {                                                                                    \
-            patchify<4>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);       \
-        } else {                                                                                                \
-            patchify<1>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);       \
-        }                                                                                                       \
+#define KERNEL(name, Element)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(contract::patchify::THREADS_MAX) patchify_##name(               \
+        const uint8_t* __restrict__ bytes, uint32_t byte_count, const uint32_t* __restrict__ layout,             \
+        const float* __restrict__ levels, uint32_t pictures, const uint32_t* __restrict__ places,                \
+        uint32_t patches, uint32_t side, uint32_t frames, Element* __restrict__ out) {                           \
+        if (side % 2 == 0) {                                                                                     \
+            patchify<PIXELS_AT_ONCE>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, \
+                                     out);                                                                       \
+        } else {                                                                                                 \
+            patchify<1>(bytes, byte_count, layout, levels, pictures, places, patches, side, frames, out);        \
+        }                                                                                                        \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: units = side * side / (side even ? 4 : 1), wide = min(units, 256), tall = 256 / wide; grid
-// (div_ceil(patches, tall)), block (wide, tall), no dynamic shared memory. patches > 0. Any block of at most 256 threads
-// is right.
+// Launch: units = side * side / (side even ? PIXELS : 1), wide = min(units, THREADS_MAX), tall = THREADS_MAX / wide (of
+// contract::patchify); grid (div_ceil(patches, tall)), block (wide, tall), no dynamic shared memory. patches > 0. Any block
+// of at most THREADS_MAX threads is right.

@@ -12,25 +12,7 @@
 // size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
 // a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
 
-#include "element.cuh"
-#include "kernel_order.cuh"
-#include "reduce.cuh"
-#include "residual.cuh"
-
-// Vectors that a thread keeps.
-constexpr uint32_t HELD = 2;
-
-template <typename Element>
-struct Rows {
-    const Element* x;
-    uint32_t x_pitch;
-    Element* residual;  // null: nothing is added
-    uint32_t residual_pitch;
-    const Element* weight;
-    uint32_t rows, hidden;
-    float epsilon;
-    Element* out;
-};
+#include "norm_rows.cuh"
 
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
 // read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
@@ -40,24 +22,8 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH;
     Kept weights[HELD], ahead[HELD], ahead_before[HELD];
-    // Calls `step(slot, column)` for each vector that this thread keeps.
-    const auto each = [&](auto step) {
-#pragma unroll
-        for (uint32_t slot = 0; slot < HELD; ++slot) {
-            const uint32_t vector = threadIdx.x + slot * blockDim.x;
-            if (vector < vectors) {
-                step(slot, vector * WIDTH);
-            }
-        }
-    };
-    const auto fetch = [&](uint64_t row) {
-        each([&](uint32_t slot, uint32_t column) {
-            ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
-            if constexpr (ADDING) {
-                ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
-            }
-        });
-    };
+    const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
+    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH, ADDING>(call, vectors, row, ahead, ahead_before); };
     // The sum with the residual as it will be read again, and its squares.
     const auto add = [&](const Kept& added, const Kept& before, Element* to, float& squares) {
         Kept kept = added;
@@ -118,31 +84,19 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
-template <bool ADDING, typename Element>
-__device__ __forceinline__ void norm(const Rows<Element>& call) {
-    let_next_kernel_start();
-    const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
-        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.residual);
-    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
-    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
-        norm_rows<VECTOR<Element>, ADDING>(call);
-    } else {
-        norm_rows<1, ADDING>(call);
-    }
-}
-
-#define KERNEL(name, Element)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
-        rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden,   \
-                        float epsilon, Element* out) {                                                               \
-        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, rows, hidden, epsilon, out});                      \
-    }                                                                                                                \
-    extern "C" __global__ void __launch_bounds__(512, 2)                                                              \
-        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,          \
-                            const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {    \
-        norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, rows, hidden, epsilon, out});         \
+#define KERNEL(name, Element)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
+        rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden, \
+                        float epsilon, Element* out) {                                                             \
+        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, nullptr, rows, hidden, epsilon, out});           \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
+        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,        \
+                            const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {  \
+        norm<true>(                                                                                                \
+            Rows<Element>{x, x_pitch, residual, residual_pitch, weight, nullptr, rows, hidden, epsilon, out});     \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(512, round_up(div_ceil(hidden, 16), 32))), no dynamic
+// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
 // shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.

@@ -39,12 +39,13 @@
 // Scratch:
 //   changed    [rows, changed_pitch] f32, changed_pitch >= vocabulary and a multiple of 4. Only rows that ask for changes are
 //              written. It may be `logits` itself if no row of the launch asks for log-probabilities.
-//   scratch    rows * row_bytes, 128-byte aligned, row_bytes = (45,184 + 304 * ceil(vocabulary / 4096)) rounded up to 128.
+//   scratch    rows * row_bytes, 128-byte aligned, row_bytes of include/sampling/scratch.cuh.
 //   Neither needs to be cleared.
 
 #include <math.h>
 #include <stdint.h>
 
+#include "contract.cuh"
 #include "sampling/change.cuh"
 #include "sampling/descent.cuh"
 #include "sampling/listed.cuh"
@@ -193,7 +194,8 @@ sample_slices_f32(const float* logits, uint64_t pitch, uint32_t vocabulary, cons
     }
 }
 
-constexpr uint32_t PLAN_THREADS = 512;
+using contract::sampling::PLAN_THREADS;
+using contract::sampling::PREVIOUS_THREADS;
 // Bins of half a key's leading bits.
 constexpr uint32_t KEY_BINS = 2048;
 
@@ -575,18 +577,18 @@ sample_choose_f32(const float* logits, uint64_t pitch, const float* changed, uin
 }
 
 // 0. Copies what the step before chose, for steps whose rows are worked on in several goes: the first overwrites it.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(PREVIOUS_THREADS)
 sample_previous_u32(const uint32_t* chosen, uint32_t count, uint32_t* previous) {
-    const uint32_t place = blockIdx.x * 256 + threadIdx.x;
+    const uint32_t place = blockIdx.x * PREVIOUS_THREADS + threadIdx.x;
     if (place < count) {
         previous[place] = chosen[place];
     }
 }
 
-// Launch: the four in this order on one stream; no dynamic shared memory. slices = ceil(vocabulary / 4096).
-//   sample_previous_u32 grid (ceil(count / 256))   block 256   first, and only if there are several goes
-//   sample_slices_f32   grid (slices, rows)   block 256
-//   sample_plan_f32     grid (rows)           block 512
-//   sample_gather_f32   grid (slices, rows)   block 256
-//   sample_choose_f32   grid (rows)           block 1024
+// Launch: the four in this order on one stream; no dynamic shared memory. slices = ceil(vocabulary / SLICE).
+//   sample_previous_u32 grid (ceil(count / block))   block PREVIOUS_THREADS   first, and only if there are several goes
+//   sample_slices_f32   grid (slices, rows)          block SLICE_THREADS
+//   sample_plan_f32     grid (rows)                  block PLAN_THREADS
+//   sample_gather_f32   grid (slices, rows)          block SLICE_THREADS
+//   sample_choose_f32   grid (rows)                  block CHOICE_THREADS
 // Nothing is launched for 0 rows.

@@ -8,6 +8,7 @@
 // f32 inside, one rounding at the end. Any number of features and any alignment; 16-byte accesses when all parts of a
 // row are aligned to it, 8-byte ones where only those are (3420 features: `up` starts 6840 bytes behind `gate`).
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 
@@ -63,11 +64,11 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
 }
 
 #define KERNEL(name, Element)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(256)                                                          \
+    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)                                      \
         silu_mul_##name(const Element* gate_up, uint32_t pitch, uint32_t features, Element* out) {             \
         silu_mul(gate_up, pitch, features, out);                                                               \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (256), no dynamic shared memory. rows > 0.
-// Any second grid size is right; few rows want more blocks.
+// Launch: grid (rows, div_ceil(features, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared
+// memory. rows > 0. Any second grid size is right; few rows want more blocks.

@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH, cuda_sample_scratch},
+    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, cuda_sample_scratch},
 };
 
 /// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
@@ -73,7 +73,7 @@ impl Target {
     pub fn has_head_dim(&self, head_dim: usize) -> bool {
         match self {
             Target::Cpu { .. } => true,
-            Target::Cuda(_) => CUDA_HEAD_DIMS.contains(&head_dim),
+            Target::Cuda(_) => CudaHeadDim::of(head_dim).is_some(),
         }
     }
 

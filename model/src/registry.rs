@@ -56,7 +56,7 @@ impl Hint for UnknownShape {
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
     match shape_files(shape) {
         Some(files) => Ok(RandomCheckpoint::new(shape, seed, files)),
-        None => Err(UnknownShape { name: shape.to_owned(), known: shapes().join(", ") }),
+        None => Err(UnknownShape { name: shape.to_owned(), known: shapes().collect::<Vec<_>>().join(", ") }),
     }
 }
 
@@ -102,6 +102,13 @@ macro_rules! families {
         }
 
         impl PictureBatch {
+            /// Patches over all pictures.
+            pub fn patches(&self) -> usize {
+                match &self.0 {
+                    $(Batch::$name(batch) => <$folder::Model as Weights<$folder::Config>>::patches(batch),)*
+                }
+            }
+
             /// Embeddings over all pictures.
             pub fn embeddings(&self) -> usize {
                 match &self.0 {
@@ -111,8 +118,8 @@ macro_rules! families {
         }
 
         /// The names of all shapes that [`random_checkpoint`] makes.
-        pub fn shapes() -> Vec<&'static str> {
-            [$(<$folder::Config as Settings>::shapes(),)*].concat()
+        pub fn shapes() -> impl Iterator<Item = &'static str> {
+            [$(<$folder::Config as Settings>::shapes(),)*].concat().into_iter()
         }
 
         fn shape_files(name: &str) -> Option<Vec<(&'static str, Vec<u8>)>> {

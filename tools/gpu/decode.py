@@ -19,14 +19,15 @@ import statistics
 import torch
 
 import device
+from contract import contract
 from device import Kernel, Sections, driver
-from operations.argmax import BLOCKS as ARGMAX_BLOCKS
+from operations.argmax import BLOCKS as ARGMAX_BLOCKS, THREADS as ARGMAX_THREADS
 from operations.decode import Decode, shape_of
-from operations.small import gate_shape, norm_shape, rotary_block
+from operations.small import COPY_THREADS, gate_shape, norm_shape, rotary_block
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEATURES, VOCABULARY = 3584, 28, 4, 128, 18944, 152064
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 BF16 = dict(device="cuda", dtype=torch.bfloat16)
 FAMILIES = ["products", "attention", "rotary", "norms", "gates", "rows", "choice"]
 
@@ -79,7 +80,7 @@ class Step:
         on = lambda family: family not in without
         embedding = (w["embedding"], VOCABULARY, HIDDEN, self.ids, self.chosen, n, self.hidden)
         if on("rows"):
-            Kernel("embed", "embed_bf16")((n,), (128,), *embedding, early=early)
+            Kernel("embed", "embed_bf16")((n,), (COPY_THREADS,), *embedding, early=early)
         for layer, cache in enumerate(self.caches):
             if on("norms"):
                 self.norm(early, self.hidden, self.normed)
@@ -103,12 +104,12 @@ class Step:
             self.norm(early, self.hidden, self.normed)
         rows = (self.normed, n, HIDDEN, self.every, HIDDEN, 2, self.last, HIDDEN)
         if on("rows"):
-            Kernel("gather_rows", "gather_rows")((n,), (128,), *rows, early=early)
+            Kernel("gather_rows", "gather_rows")((n,), (COPY_THREADS,), *rows, early=early)
         if on("products"):
             torch.mm(self.last, w["embedding"].T, out_dtype=torch.float32, out=self.logits)
         if on("choice"):
             choice = (self.logits, VOCABULARY, VOCABULARY, self.chosen)
-            Kernel("argmax", "argmax_f32")((ARGMAX_BLOCKS * n,), (512,), *choice, early=early)
+            Kernel("argmax", "argmax_f32")((ARGMAX_BLOCKS * n,), (ARGMAX_THREADS,), *choice, early=early)
 
     def captured(self, **options):
         stream = torch.cuda.Stream()

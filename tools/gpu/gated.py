@@ -19,10 +19,12 @@ import torch
 import torch.nn.functional as F
 
 import device
+from contract import contract
 from device import ENDINGS, Kernel, driver, processors, tensor_map
 
 ROUNDS = 9
-TILE_ROWS, CLUSTER, THREADS, SHARED = 128, 2, 384, 4 * 49152 + 4 * 8192
+NUMBERS = contract("linear_many")
+TILE_ROWS, TILE_WEIGHTS, CLUSTER = NUMBERS.TILE_ROWS, NUMBERS.TILE_WEIGHTS, NUMBERS.CLUSTER
 # kind, in, columns, bias, rows: of Qwen2.5-VL-7B and its vision tower
 SHAPES = {
     "gate_up": ("gated", 3584, 18944, False, (512, 2048, 8192)),
@@ -41,23 +43,23 @@ TYPES = (torch.bfloat16, torch.float16)
 def rows_map(tensor, box):
     """Rows of 64 columns a copy, pieces exchanged within 128 bytes."""
     rows, columns = tensor.shape
-    return tensor_map(tensor, [columns, rows], [2 * tensor.stride(0)], [64, box], 3)
+    return tensor_map(tensor, [columns, rows], [2 * tensor.stride(0)], [NUMBERS.STEP_COLUMNS, box], 3)
 
 
 class Product:
     """One of our kernels for these operands; calling it launches it."""
 
     def __init__(self, file, kind, x, weight, bias, out, group):
-        self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", SHARED)
+        self.kernel = Kernel(file, f"{NAMES[kind]}_{ENDINGS[x.dtype]}", NUMBERS.SHARED_BYTES)
         rows, columns = out.shape
         pairs = -(-rows // (TILE_ROWS * CLUSTER))
-        tiles = pairs * -(-columns // (128 if kind == "gated" else 256))
+        tiles = pairs * -(-columns // (TILE_WEIGHTS // 2 if kind == "gated" else TILE_WEIGHTS))
         self.grid = (CLUSTER * min(tiles, processors() // CLUSTER),)
-        self.arguments = [rows_map(x, 128), rows_map(weight, 128), rows_map(out, 64), bias,
+        self.arguments = [rows_map(x, TILE_ROWS), rows_map(weight, TILE_WEIGHTS // 2), rows_map(out, NUMBERS.BOX), bias,
                           rows, columns, x.shape[1], group]  # fmt: skip
 
     def __call__(self):
-        self.kernel(self.grid, (THREADS,), *self.arguments)
+        self.kernel(self.grid, (NUMBERS.THREADS,), *self.arguments)
 
 
 def expected(kind, x, weight, bias, held):

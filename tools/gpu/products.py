@@ -24,18 +24,21 @@ import sys
 import torch
 
 import device
+from contract import contract
 from device import ENDINGS, Kernel, driver, microseconds, processors, tensor_map
 from operations.decode import Decode, shape_of
 from operations.small import gate_shape, norm_shape
 
 HIDDEN, QKV, INTERMEDIATE, VOCABULARY, LAYERS = 3584, 4608, 18944, 152064, 28
 CONTEXT = 576  # tokens
+BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
 # Blocks that share a tile: what Bursar's autotuning chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
-TEAM = 2  # blocks of a cluster
+FEW, MIDDLE = contract("linear_few"), contract("gate_up_middle")
+TEAM = FEW.TEAM  # blocks of a cluster
 # Rows that these serve.
-FEW_ROWS = 64
+FEW_ROWS = FEW.ROWS_MAX
 
 
 SWIZZLE = 3  # of 128 bytes
@@ -50,16 +53,17 @@ class Kernels:
         driver()
         self.processors = processors()
         self.parts = torch.full((8 << 20,), float("nan"), device="cuda")
-        self.counters = torch.zeros(4096, device="cuda", dtype=torch.int32)
+        self.counters = torch.zeros(FEW.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
         self.maps = {}
 
     def cut(self, features, steps, cut, gated, grid=None):
         """Blocks, whole teams of them, tiles, and rows of the tallest of them."""
-        groups, most = (features // 8, 8) if gated else (features, 128)
+        group, tile = FEW.GATE_ROWS, FEW.TILE_ROWS
+        groups, most = (features // group, tile // 2 // group) if gated else (features, tile)
         blocks = min((grid or self.processors) // TEAM * TEAM, groups * cut)
         columns = max(blocks // cut, 1)
         tiles = columns * -(-groups // (columns * most))
-        return -(-min(blocks, tiles * steps) // TEAM) * TEAM, tiles, -(-groups // tiles) * (16 if gated else 1)
+        return -(-min(blocks, tiles * steps) // TEAM) * TEAM, tiles, -(-groups // tiles) * (2 * group if gated else 1)
 
     def weight_map(self, weight, gated, tile_rows):
         key = weight.data_ptr(), weight.shape, gated, tile_rows
@@ -67,45 +71,49 @@ class Kernels:
             rows, columns = weight.shape
             pitch = 2 * weight.stride(0)
             if gated:
-                shape = [columns, 8, 2, rows // 16], [pitch, pitch * (rows // 2), 8 * pitch], [64, 8, 2, tile_rows // 16]
+                group, chunk = FEW.GATE_ROWS, FEW.CHUNK_COLUMNS
+                shape = ([columns, group, 2, rows // (2 * group)], [pitch, pitch * (rows // 2), group * pitch],
+                         [chunk, group, 2, tile_rows // (2 * group)])  # fmt: skip
             else:
-                shape = [columns, rows], [pitch], [64, tile_rows]
+                shape = [columns, rows], [pitch], [FEW.CHUNK_COLUMNS, tile_rows]
             self.maps[key] = tensor_map(weight, *shape, SWIZZLE)
         return self.maps[key]
 
     def few(self, x, weight, out, bias=None, add=False, gated=False, cut=4, grid=None):
         """A product of few rows."""
         rows, columns = x.shape
-        most = next(most for most in (8, 16, 32, 64) if rows <= most)
-        features, steps = out.shape[1], -(-columns // 128)
+        most = next(most for most in FEW.SHARED_BYTES if rows <= most)
+        features, steps = out.shape[1], -(-columns // FEW.STEP_COLUMNS)
         blocks, tiles, tile_rows = self.cut(features, steps, cut, gated, grid)
-        shared = {8: 168, 16: 168, 32: 160, 64: 212}[most] * 1024 + 704
         arguments = [
             self.weight_map(weight, gated, tile_rows),
-            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, most], SWIZZLE),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [FEW.CHUNK_COLUMNS, most], SWIZZLE),
             out,
         ]
         if not gated:
             arguments.append(bias)
         arguments += [self.parts, self.counters, out.stride(0), rows, features, steps, tiles, tile_rows]
         if not gated:
-            arguments.append((1 if add else 0) | (2 if out.dtype == torch.float32 else 0))
+            arguments.append(FEW.ADD_TO_OUT * add | FEW.OUT_IS_F32 * (out.dtype == torch.float32))
         name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
-        Kernel("linear_few", name, shared)((blocks,), (320,), *arguments, early=True)
+        Kernel("linear_few", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
 
     def middle(self, x, weight, out, bias=None, grid=None):
         """A gated product of some hundred rows."""
         (rows, columns), features = x.shape, out.shape[1]
-        blocks = 2 * min((grid or self.processors) // 2, -(-rows // 256) * -(-features // 96))
+        tiles = -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // MIDDLE.FEATURES)
+        blocks = MIDDLE.CLUSTER * min((grid or self.processors) // MIDDLE.CLUSTER, tiles)
         key = weight.data_ptr(), weight.shape, "middle"
         if key not in self.maps:
-            self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], [64, 96], SWIZZLE)
+            box = [MIDDLE.STEP_COLUMNS, MIDDLE.FEATURES]
+            self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], box, SWIZZLE)
         arguments = [
-            tensor_map(x, [columns, rows], [2 * x.stride(0)], [64, 64], SWIZZLE),
+            tensor_map(x, [columns, rows], [2 * x.stride(0)], [MIDDLE.STEP_COLUMNS, MIDDLE.PART_ROWS], SWIZZLE),
             self.maps[key],
             *(out, bias, out.stride(0), rows, features, columns),
         ]
-        Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}", 229_376)((blocks,), (384,), *arguments, early=True)
+        kernel = Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}", MIDDLE.SHARED_BYTES)
+        kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
 
 
 # How a product reaches its output: its type, whether it has a bias, is added, is gated.
@@ -205,12 +213,12 @@ class Step:
         def indices(*numbers):
             return torch.tensor(numbers, device="cuda", dtype=torch.int32)
 
-        self.rows, blocks = rows, CONTEXT // 16
+        self.rows, blocks = rows, CONTEXT // BLOCK_TOKENS
         self.hidden, self.normed, self.attended = drawn(rows, HIDDEN), drawn(rows, HIDDEN), drawn(rows, HIDDEN)
         self.qkv, self.gate_up, self.gated = drawn(rows, QKV), drawn(rows, 2 * INTERMEDIATE), drawn(rows, INTERMEDIATE)
         self.logits = drawn(rows, VOCABULARY)
         self.logits_f32 = self.logits.float()
-        self.caches = [drawn(rows * blocks, 2, 4, 16, 128) for _ in range(LAYERS)]
+        self.caches = [drawn(rows * blocks, 2, 4, BLOCK_TOKENS, 128) for _ in range(LAYERS)]
         self.starts, self.contexts = indices(*range(rows + 1)), indices(*[CONTEXT] * rows)
         self.tables = indices(*range(rows * blocks)).view(rows, blocks)
         self.decode = Decode(torch.bfloat16, 128, shape_of(rows, 4, 7))

@@ -2,9 +2,10 @@
 #pragma once
 
 #include "attention_tiles.cuh"
+#include "contract.cuh"
 
-constexpr uint32_t BLOCK_TOKENS = 16;  // of the paged cache
-constexpr uint32_t STAGES = 2;         // of queries, of keys, and of values
+using contract::common::BLOCK_TOKENS;
+using contract::attention_hopper::STAGES;  // of queries, of keys, and of values
 constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
@@ -40,9 +41,20 @@ struct Sizes {
     static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
 };
 
-using Paged128 = Sizes<128, 2, 128, true, false>;
-using PagedSplit128 = Sizes<128, 2, 128, true, true>;
-using Packed80 = Sizes<80, 3, 112, false, false>;
+namespace sizes {
+using namespace contract::attention_hopper;
+using Paged = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false>;
+using PagedSplit = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true>;
+using Packed = Sizes<PACKED_HEAD_DIM, PACKED_QUERIES / 64, PACKED_KEYS, false, false>;
+static_assert(Paged::QUERIES == PAGED_QUERIES && Packed::QUERIES == PACKED_QUERIES, "tiles are whole warpgroups'");
+static_assert(Paged::THREADS == PAGED_THREADS && Packed::THREADS == PACKED_THREADS, "as they are launched");
+static_assert(Paged::SHARED_BYTES == PAGED_SHARED_BYTES && Packed::SHARED_BYTES == PACKED_SHARED_BYTES, "likewise");
+static_assert(PagedSplit::QUERIES * (PagedSplit::D + 2) == PAGED_PART_NUMBERS, "scratch is made of such parts");
+}  // namespace sizes
+using Paged128 = sizes::Paged;
+using PagedSplit128 = sizes::PagedSplit;
+using Packed80 = sizes::Packed;
+static_assert(Paged128::D == 128 && Packed80::D == 80, "as kernels are named");
 
 struct Arguments {
     const uint32_t* starts;           // [sequences + 1]

@@ -11,10 +11,12 @@
 //   2 * group on. Two rows of A, `group` and `group + 8`, are a pair of neighbours among them.
 #pragma once
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "tensor_core.cuh"
 
-constexpr uint32_t KEYS_A_BLOCK = 16;
+using contract::common::BLOCK_TOKENS;
+static_assert(BLOCK_TOKENS == 16, "keys along the 16 rows of a product");
 
 // Starts the copy of 16 bytes; with READ_ONCE they are the first to go from the L2 cache. (The hint to keep them as long as
 // anything else is not the same as none: with it 256 sequences took 84 us instead of 76.)
@@ -38,7 +40,7 @@ __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, c
 // in a bank.
 template <uint32_t HEAD_DIM>
 struct HalfBlock {
-    static constexpr uint32_t ROW_BYTES = 2 * HEAD_DIM, BYTES = KEYS_A_BLOCK * ROW_BYTES, CHUNKS = ROW_BYTES / 16;
+    static constexpr uint32_t ROW_BYTES = 2 * HEAD_DIM, BYTES = BLOCK_TOKENS * ROW_BYTES, CHUNKS = ROW_BYTES / 16;
 
     static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk) {
         const uint32_t exchange = HEAD_DIM % 64 == 0 ? (row & 6) ^ ((row & 1) << 2) : 0;
@@ -49,7 +51,7 @@ struct HalfBlock {
     template <bool READ_ONCE>
     static __device__ __forceinline__ void copy(const char* from, uint32_t to, uint32_t lane) {
 #pragma unroll
-        for (uint32_t chunk = lane; chunk < KEYS_A_BLOCK * CHUNKS; chunk += 32) {
+        for (uint32_t chunk = lane; chunk < BLOCK_TOKENS * CHUNKS; chunk += 32) {
             copy_16_bytes_from_cache<READ_ONCE>(to + place(chunk / CHUNKS, chunk % CHUNKS), from + 16 * chunk);
         }
     }
@@ -59,8 +61,9 @@ struct HalfBlock {
 template <uint32_t HEAD_DIM>
 struct Ring {
     static constexpr uint32_t BLOCK_BYTES = 2 * HalfBlock<HEAD_DIM>::BYTES;
-    static constexpr uint32_t STAGES = HEAD_DIM == 128 ? 3 : HEAD_DIM == 80 ? 4 : 6;
-    static constexpr uint32_t BYTES = STAGES * BLOCK_BYTES;  // 24 KiB, 20 KiB, 24 KiB, 12 KiB for 128, 80, 64, 32
+    static constexpr uint32_t STAGES = contract::attention_decode::RING_STAGES<HEAD_DIM>;
+    static constexpr uint32_t BYTES = STAGES * BLOCK_BYTES;
+    static_assert(BYTES == contract::attention_decode::RING_BYTES<HEAD_DIM>, "the launch gives so many to each warp");
 };
 
 // Ends a group of copies, which may be empty.
@@ -178,7 +181,7 @@ __device__ __forceinline__ void add_values(const char* values, const uint32_t (&
         for (uint32_t i = 0; i < 4; ++i) {
             of[i] = Row::piece(values, key(i), lane / 4, piece);
         }
-        if (limit < KEYS_A_BLOCK) {
+        if (limit < BLOCK_TOKENS) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
                 of[i] = known(of[i], i);

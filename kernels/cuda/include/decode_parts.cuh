@@ -12,7 +12,7 @@
 template <uint32_t HEAD_DIM>
 constexpr uint32_t PART_PITCH = HEAD_DIM + 2;
 template <uint32_t HEAD_DIM>
-constexpr uint32_t PART_FLOATS = TILE_QUERIES * PART_PITCH<HEAD_DIM>;
+constexpr uint32_t PART_FLOATS = contract::attention_decode::PART_NUMBERS<HEAD_DIM>;
 
 __device__ __forceinline__ uint32_t part_row(uint32_t query) { return query % 2 * (TILE_QUERIES / 2) + query / 2; }
 

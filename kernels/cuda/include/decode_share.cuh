@@ -10,13 +10,14 @@
 
 #include <stdint.h>
 
+#include "contract.cuh"
 #include "reduce.cuh"
 
-constexpr uint32_t TILE_QUERIES = 8;
-constexpr uint32_t BLOCK_TOKENS = 16;
+using contract::common::BLOCK_TOKENS;
+using contract::attention_decode::TILE_QUERIES;
 
 // Warps of a thread block at most: their rings fill the shared memory of a multiprocessor.
-constexpr uint32_t DECODE_WARPS_MAX = 8;
+constexpr uint32_t DECODE_WARPS_MAX = contract::attention_decode::WARPS_MAX;
 
 // What the launch is told about the sequences.
 struct DecodeBatch {

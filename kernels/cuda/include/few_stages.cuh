@@ -2,31 +2,32 @@
 // the features of a tile, and the thread that keeps the stages full.
 #pragma once
 
+#include "contract.cuh"
 #include "element.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
 
-constexpr uint32_t CHUNKS = 2;          // of a step, one beside the other
-constexpr uint32_t CHUNK_COLUMNS = 64;  // what one swizzle spans
-constexpr uint32_t COLUMNS = CHUNKS * CHUNK_COLUMNS;
-constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;  // of a row of a chunk
-constexpr uint32_t TILE_ROWS_MAX = 128;
-constexpr uint32_t HALF_ROWS = 64;  // of the tallest tile: what one wgmma takes
+using contract::linear_few::ADD_TO_OUT;
+using contract::linear_few::CHUNK_COLUMNS;
+using contract::linear_few::GATE_ROWS;
+using contract::linear_few::MULTIPLIERS;
+using contract::linear_few::OUT_IS_F32;
+using contract::linear_few::STAGES_MAX;
+using contract::linear_few::TEAM;
+constexpr uint32_t COLUMNS = contract::linear_few::STEP_COLUMNS;
+constexpr uint32_t CHUNKS = COLUMNS / CHUNK_COLUMNS;                 // of a step, one beside the other
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                    // of a row of a chunk
+constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
-constexpr uint32_t MULTIPLIERS = 2 * WARPGROUP;  // threads
-constexpr uint32_t COPIER = MULTIPLIERS;         // the first thread of the warp that copies; one more writes
-constexpr uint32_t TEAM = 2;  // blocks of a cluster
-constexpr uint32_t STAGES_MAX = 40;
+constexpr uint32_t COPIER = MULTIPLIERS;  // the first thread of the warp that copies; one more writes
+static_assert(HALF_ROWS == 64 && MULTIPLIERS == 2 * WARPGROUP, "each warpgroup has one half");
+static_assert(contract::linear_few::THREADS == COPIER + 2 * 32, "the launch");
 
 // Names of barriers of a part of the block; 0 is everyone's.
 constexpr uint32_t MULTIPLIERS_MEET = 1;
 constexpr uint32_t TILE_TO_WRITE = 2;
 constexpr uint32_t WRITER_IS_FREE = 3;
-
-// Bits of `flags`.
-constexpr uint32_t ADD_TO_OUT = 1;
-constexpr uint32_t OUT_IS_F32 = 2;
 
 // Shared memory: stages, then what warps tell each other, barriers, and a word for all. More than half of a
 // multiprocessor's 228 KiB, so that no two blocks share one, and not all of it: small kernels that stand between two of
@@ -34,13 +35,14 @@ constexpr uint32_t OUT_IS_F32 = 2;
 template <uint32_t ROWS>
 struct Shared {
     // The sums of a tall tile, and for each warpgroup what three others send it.
-    static constexpr uint32_t TOLD_BYTES = ROWS < 32 ? 12 * 1024 : TILE_ROWS_MAX * ROWS * 4;
-    static constexpr uint32_t TOLD_AT = (ROWS < 32 ? 156 : ROWS < 64 ? 144 : 180) * 1024;
+    static constexpr uint32_t TOLD_BYTES = contract::linear_few::TOLD_BYTES<ROWS>;
+    static constexpr uint32_t TOLD_AT = contract::linear_few::STAGES_BYTES<ROWS>;
     static constexpr uint32_t FULL_AT = TOLD_AT + TOLD_BYTES;
     static constexpr uint32_t EMPTY_AT = FULL_AT + 8 * STAGES_MAX;
     static constexpr uint32_t WORD_AT = EMPTY_AT + 8 * STAGES_MAX;
     static constexpr uint32_t TOLD_ALL_AT = WORD_AT + 16;  // barriers, one a warpgroup
     static constexpr uint32_t BYTES = WORD_AT + 64;
+    static_assert(BYTES == contract::linear_few::SHARED_BYTES<ROWS>, "the launch gives so many");
 
     // Where this warpgroup is told.
     static __device__ __forceinline__ uint32_t told_at(uint32_t warpgroup) {
@@ -101,7 +103,7 @@ struct Arguments {
 // The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
 template <typename Element, bool GATED>
 __device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& arguments, uint32_t tile) {
-    constexpr uint32_t GROUP = GATED ? 8 : 1;
+    constexpr uint32_t GROUP = GATED ? GATE_ROWS : 1;
     const uint64_t groups = arguments.features / GROUP;
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
 }
@@ -133,7 +135,7 @@ struct Place {
         find_row();
     }
     __device__ __forceinline__ void find_row() {
-        row = first_feature<Element, GATED>(arguments, tile) / (GATED ? 8 : 1);
+        row = first_feature<Element, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
     }
     __device__ __forceinline__ void copy(const Stages& stages, uint32_t stage, uint32_t barrier) const {
 #pragma unroll

@@ -66,187 +66,100 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     }
 }
 
+// The registers of C, four of each tile of eight columns: as operands, and as the text of the instruction names them.
+#define BURSAR_TILE(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define BURSAR_TILES_2(c, at) BURSAR_TILE(c[at]), BURSAR_TILE(c[at + 1])
+#define BURSAR_TILES_4(c, at) BURSAR_TILES_2(c, at), BURSAR_TILES_2(c, at + 2)
+#define BURSAR_TILES_8(c, at) BURSAR_TILES_4(c, at), BURSAR_TILES_4(c, at + 4)
+#define BURSAR_TILES_16(c, at) BURSAR_TILES_8(c, at), BURSAR_TILES_8(c, at + 8)
+#define BURSAR_NAMES_4 \
+    "%0, %1, %2, %3"
+#define BURSAR_NAMES_8 \
+    BURSAR_NAMES_4     \
+    ", %4, %5, %6, %7"
+#define BURSAR_NAMES_16 \
+    BURSAR_NAMES_8      \
+    ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define BURSAR_NAMES_32 \
+    BURSAR_NAMES_16     \
+    ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define BURSAR_NAMES_40 \
+    BURSAR_NAMES_32     \
+    ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define BURSAR_NAMES_56 \
+    BURSAR_NAMES_40     \
+    ", %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55"
+#define BURSAR_NAMES_64 \
+    BURSAR_NAMES_56     \
+    ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define BURSAR_NAMES_96                                                                \
+    BURSAR_NAMES_64                                                                    \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+    ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define BURSAR_NAMES_128                                                                           \
+    BURSAR_NAMES_96                                                                                \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+    ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+
+// C [64, N] = A * B^T, or += if `add`: A [64, 16] and B [N, 16] in shared memory, the product along their rows. A, B and ADD
+// are the numbers of the operands behind C's.
+#define BURSAR_MULTIPLY(TYPE, N, NAMES, A, B, ADD, ...)                                                                \
+    static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
+        asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \
+                     ", 0;\n"                                                                                          \
+                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, %" #A ", %" #B     \
+                     ", add, 1, 1, 0, 0;\n}\n"                                                                         \
+                     : __VA_ARGS__                                                                                     \
+                     : "l"(a), "l"(b), "r"(add));                                                                      \
+    }
+
+// C [64, N] += A * B: A [64, 16] in registers, whose operands begin at A0, B [16, N] in shared memory, the product along A's
+// rows and down B.
+#define BURSAR_GATHER(TYPE, N, NAMES, A0, A1, A2, A3, B, ...)                                                          \
+    static __device__ __forceinline__ void gather(float (&c)[N / 8][4], const uint32_t (&a)[4], uint64_t b) {          \
+        asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, {%" #A0 ", %" #A1  \
+                     ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1, 1;\n"                                                   \
+                     : __VA_ARGS__                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                                            \
+    }
+
+// The products of elements T, which the instruction calls TYPE, by the number of C's columns.
 template <typename T>
 struct Warpgroup;
 
-#define BURSAR_TILE(c) "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+#define BURSAR_WARPGROUP(T, TYPE)                                                                                      \
+    template <>                                                                                                        \
+    struct Warpgroup<T> {                                                                                              \
+        BURSAR_MULTIPLY(TYPE, 8, BURSAR_NAMES_4, 4, 5, 6, BURSAR_TILE(c[0]))                                           \
+        BURSAR_MULTIPLY(TYPE, 16, BURSAR_NAMES_8, 8, 9, 10, BURSAR_TILES_2(c, 0))                                      \
+        BURSAR_MULTIPLY(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, BURSAR_TILES_4(c, 0))                                   \
+        BURSAR_MULTIPLY(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, BURSAR_TILES_8(c, 0))                                   \
+        BURSAR_MULTIPLY(TYPE, 112, BURSAR_NAMES_56, 56, 57, 58, BURSAR_TILES_8(c, 0), BURSAR_TILES_4(c, 8),            \
+                        BURSAR_TILES_2(c, 12))                                                                         \
+        BURSAR_MULTIPLY(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, BURSAR_TILES_16(c, 0))                                 \
+        BURSAR_MULTIPLY(TYPE, 192, BURSAR_NAMES_96, 96, 97, 98, BURSAR_TILES_16(c, 0), BURSAR_TILES_8(c, 16))          \
+        BURSAR_MULTIPLY(TYPE, 256, BURSAR_NAMES_128, 128, 129, 130, BURSAR_TILES_16(c, 0), BURSAR_TILES_16(c, 16))     \
+        BURSAR_GATHER(TYPE, 80, BURSAR_NAMES_40, 40, 41, 42, 43, 44, BURSAR_TILES_8(c, 0), BURSAR_TILES_2(c, 8))       \
+        BURSAR_GATHER(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, 67, 68, BURSAR_TILES_16(c, 0))                           \
+    };
 
-template <>
-struct Warpgroup<__nv_bfloat16> {
-    // C [64, 112] = A * B^T, or += if `add`: A [64, 16] and B [112, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[14][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %58, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n112k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55"
-            "}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
-            : "l"(a), "l"(b), "r"(add));
-    }
+BURSAR_WARPGROUP(__nv_bfloat16, "bf16")
+BURSAR_WARPGROUP(__half, "f16")
 
-    // C [64, 128] = A * B^T, or += if `add`: A [64, 16] and B [128, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15])
-            : "l"(a), "l"(b), "r"(add));
-    }
-
-    // C [64, 256] = A * B^T, or += if `add`: A [64, 16] and B [256, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[32][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, %128, %129, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15]), BURSAR_TILE(c[16]), BURSAR_TILE(c[17]), BURSAR_TILE(c[18]), BURSAR_TILE(c[19]),
-              BURSAR_TILE(c[20]), BURSAR_TILE(c[21]), BURSAR_TILE(c[22]), BURSAR_TILE(c[23]), BURSAR_TILE(c[24]),
-              BURSAR_TILE(c[25]), BURSAR_TILE(c[26]), BURSAR_TILE(c[27]), BURSAR_TILE(c[28]), BURSAR_TILE(c[29]),
-              BURSAR_TILE(c[30]), BURSAR_TILE(c[31])
-            : "l"(a), "l"(b), "r"(add));
-    }
-
-    // C [64, 80] += A * B: A [64, 16] in registers, B [16, 80] in shared memory, the product along A's rows and down B.
-    static __device__ __forceinline__ void gather(float (&c)[10][4], const uint32_t (&a)[4], uint64_t b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39"
-            "}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-
-    // C [64, 128] += A * B: A [64, 16] in registers, B [16, 128] in shared memory, the product along A's rows and down B.
-    static __device__ __forceinline__ void gather(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
-template <>
-struct Warpgroup<__half> {
-    // C [64, 112] = A * B^T, or += if `add`: A [64, 16] and B [112, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[14][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %58, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n112k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55"
-            "}, %56, %57, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13])
-            : "l"(a), "l"(b), "r"(add));
-    }
-
-    // C [64, 128] = A * B^T, or += if `add`: A [64, 16] and B [128, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[16][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, %64, %65, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15])
-            : "l"(a), "l"(b), "r"(add));
-    }
-
-    // C [64, 256] = A * B^T, or += if `add`: A [64, 16] and B [256, 16] in shared memory, the product along their rows.
-    static __device__ __forceinline__ void scores(float (&c)[32][4], uint64_t a, uint64_t b, int add) {
-        asm volatile(
-            "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-            "wgmma.mma_async.sync.aligned.m64n256k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-            "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-            "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-            "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-            "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-            "}, %128, %129, add, 1, 1, 0, 0;\n}\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15]), BURSAR_TILE(c[16]), BURSAR_TILE(c[17]), BURSAR_TILE(c[18]), BURSAR_TILE(c[19]),
-              BURSAR_TILE(c[20]), BURSAR_TILE(c[21]), BURSAR_TILE(c[22]), BURSAR_TILE(c[23]), BURSAR_TILE(c[24]),
-              BURSAR_TILE(c[25]), BURSAR_TILE(c[26]), BURSAR_TILE(c[27]), BURSAR_TILE(c[28]), BURSAR_TILE(c[29]),
-              BURSAR_TILE(c[30]), BURSAR_TILE(c[31])
-            : "l"(a), "l"(b), "r"(add));
-    }
-
-    // C [64, 80] += A * B: A [64, 16] in registers, B [16, 80] in shared memory, the product along A's rows and down B.
-    static __device__ __forceinline__ void gather(float (&c)[10][4], const uint32_t (&a)[4], uint64_t b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n80k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39"
-            "}, {%40, %41, %42, %43}, %44, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-
-    // C [64, 128] += A * B: A [64, 16] in registers, B [16, 128] in shared memory, the product along A's rows and down B.
-    static __device__ __forceinline__ void gather(float (&c)[16][4], const uint32_t (&a)[4], uint64_t b) {
-        asm volatile(
-            "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 {"
-            "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-            "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-            "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-            "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-            "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;\n"
-            : BURSAR_TILE(c[0]), BURSAR_TILE(c[1]), BURSAR_TILE(c[2]), BURSAR_TILE(c[3]), BURSAR_TILE(c[4]),
-              BURSAR_TILE(c[5]), BURSAR_TILE(c[6]), BURSAR_TILE(c[7]), BURSAR_TILE(c[8]), BURSAR_TILE(c[9]),
-              BURSAR_TILE(c[10]), BURSAR_TILE(c[11]), BURSAR_TILE(c[12]), BURSAR_TILE(c[13]), BURSAR_TILE(c[14]),
-              BURSAR_TILE(c[15])
-            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-    }
-};
-
+#undef BURSAR_WARPGROUP
+#undef BURSAR_GATHER
+#undef BURSAR_MULTIPLY
+#undef BURSAR_NAMES_128
+#undef BURSAR_NAMES_96
+#undef BURSAR_NAMES_64
+#undef BURSAR_NAMES_56
+#undef BURSAR_NAMES_40
+#undef BURSAR_NAMES_32
+#undef BURSAR_NAMES_16
+#undef BURSAR_NAMES_8
+#undef BURSAR_NAMES_4
+#undef BURSAR_TILES_16
+#undef BURSAR_TILES_8
+#undef BURSAR_TILES_4
+#undef BURSAR_TILES_2
 #undef BURSAR_TILE

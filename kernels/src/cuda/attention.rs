@@ -2,59 +2,44 @@
 
 use super::{
     Cuda,
+    contract::{HeadDim, HopperEntryPoints, attention_decode, attention_hopper, attention_prefill},
     decode_launch::DecodeLaunch,
-    launch::{Arguments, Extent, arguments, count},
+    launch::{Arguments, Extent, Function, arguments, count},
     linear_few,
-    target::HOPPER_TILE,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
-/// Query vectors per tile, and threads per tile, on devices without a kernel of their own.
-const TILE_QUERIES: usize = 64;
-const TILE_THREADS: usize = 128;
-
-/// Most rows of a stretch that fit in one tile.
-const WINDOW_ROWS: usize = 64;
-
-/// A Hopper kernel: query vectors per tile, threads, and bytes of shared memory.
-struct Hopper {
-    queries: usize,
-    threads: usize,
-    shared: usize,
-}
-
-/// Over the cache, for heads of 128.
-const HOPPER_PAGED: Hopper = Hopper { queries: HOPPER_TILE, threads: 384, shared: 196_608 };
-
 /// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
 const SPLIT_KEYS: usize = 512;
 
-/// Warps per block of the kernel that merges parts; each merges one query vector.
-const COMBINE_WARPS: usize = 8;
+/// As many blocks over the cache as a Hopper device runs at once, at most; each takes one job after another.
+fn paged_extent(jobs: usize, processors: usize) -> Extent {
+    let (threads, shared) = (attention_hopper::PAGED_THREADS, attention_hopper::PAGED_SHARED_BYTES);
+    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+}
 
-/// Over packed rows, for heads of 80.
-const HOPPER_PACKED: Hopper = Hopper { queries: 192, threads: 512, shared: 133_120 };
+/// The same over packed rows.
+fn packed_extent(jobs: usize, processors: usize) -> Extent {
+    let (threads, shared) = (attention_hopper::PACKED_THREADS, attention_hopper::PACKED_SHARED_BYTES);
+    Extent { shared, ..Extent::line(jobs.min(processors), threads) }
+}
 
-impl Hopper {
-    /// As many blocks as run at once, at most; each takes one job after another.
-    fn extent(&self, jobs: usize, processors: usize) -> Extent {
-        Extent { grid: [jobs.min(processors), 1, 1], block: [self.threads, 1], shared: self.shared }
-    }
+/// The kernels' head size; the fronts have refused others.
+fn head_dim_of(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> Result<HeadDim, KernelError> {
+    let refused = || KernelError::Shape {
+        op,
+        what: "heads",
+        expected: format!("a size that kernels have, not {head_dim}"),
+        found: rows.shape(),
+    };
+    HeadDim::of(head_dim).ok_or_else(refused)
 }
 
 /// An upper bound on tiles of queries: each sequence after the first may start a new tile.
 fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
     (vectors + (tile - 1) * sequences) / tile
 }
-
-/// Flags of `attention_decode.cu`: the context was written before this step; and the weights are the first to be
-/// evicted from the L2 cache, so keys and values should be too.
-const PAST_IS_THERE: u32 = 1;
-const OTHERS_READ_ONCE: u32 = 2;
-
-/// Counters in `attention_decode.cu`, one per worker.
-const DECODE_COUNTERS: usize = 2048;
 
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
     let singles = call.sequences.single_rows;
@@ -68,21 +53,19 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
-    let ring = match shape.head_dim {
-        64 | 128 => 24_576,
-        80 => 20_480,
-        _ => 12_288,
-    };
+    let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
+    let ring = attention_decode::ring_bytes(head_dim);
     let launch =
         DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
-    let partials = launch.part_numbers(shape.head_dim) * DType::F32.size();
+    let partials = launch.part_numbers(head_dim) * DType::F32.size();
     assert!(partials <= call.scratch.bytes().as_usize(), "the target declares what decoding takes");
-    assert!(launch.workers <= DECODE_COUNTERS, "no device has so many multiprocessors");
+    assert!(launch.workers <= attention_decode::COUNTERS, "no device has so many multiprocessors");
     // A step of single rows alone writes no key that another sequence has in its context, so contexts are read early.
     let past_is_there = sequences == call.sequences.context_lengths.rows();
     // Our products of few rows mark their weights for first eviction.
     let others_read_once = call.queries.rows() <= linear_few::ROWS_MAX && cuda.kernels.functions.is_machine_code();
-    let flags = u32::from(past_is_there) * PAST_IS_THERE + u32::from(others_read_once) * OTHERS_READ_ONCE;
+    let flags = u32::from(past_is_there) * attention_decode::PAST_IS_THERE
+        + u32::from(others_read_once) * attention_decode::OTHERS_READ_ONCE;
     let arguments = arguments![
         call.queries.address(),
         count(call.queries.pitch()),
@@ -104,9 +87,8 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         call.out.address(),
     ];
     let extent = Extent { grid: [launch.workers, 1, 1], block: [32 * launch.warps, 1], shared: launch.warps * ring };
-    let kernel = format!("{}_d{}", cuda.kernel("attention_decode"), shape.head_dim);
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&kernel, extent, arguments) }
+    unsafe { cuda.launch(cuda.entry_points().attention_decode[head_dim], extent, arguments) }
 }
 
 /// Computes the sequences from `first_sequence` on.
@@ -119,26 +101,30 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         return Ok(());
     }
     let vectors = rows * (call.heads / shape.kv_heads);
-    let is_hopper = shape.head_dim == 128 && cuda.kernels.functions.is_machine_code();
-    let jobs = shape.kv_heads * tiles(HOPPER_PAGED.queries, vectors, left);
+    let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
+    let is_hopper = shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
+    let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
+    let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
     let splits = (processors / jobs).min(keys / SPLIT_KEYS);
-    let is_split = is_hopper && splits > 1;
-    let (arguments, op, extent) = if is_hopper {
+    let split = hopper.filter(|_| splits > 1);
+    let (arguments, kernel, extent) = if let Some(hopper) = hopper {
         let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
-        let op = if is_split { "attention_paged_hopper_split" } else { "attention_paged_hopper" };
-        (arguments, op, HOPPER_PAGED.extent(if is_split { jobs * splits } else { jobs }, processors))
+        match split {
+            Some(_) => (arguments, hopper.attention_paged_split, paged_extent(jobs * splits, processors)),
+            None => (arguments, hopper.attention_paged, paged_extent(jobs, processors)),
+        }
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
-        let blocks = shape.kv_heads * tiles(TILE_QUERIES, vectors, left);
-        (arguments, "attention_paged", Extent::line(blocks, TILE_THREADS))
+        let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
+        (arguments, cuda.entry_points().attention_paged[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     let mut arguments = arguments
         .with(call.sequences.query_starts.address())
         .with(call.sequences.context_lengths.address())
         .with(call.sequences.block_tables.address());
-    if is_split {
-        let parts = jobs * splits * HOPPER_TILE * (shape.head_dim + 2) * DType::F32.size();
+    if split.is_some() {
+        let parts = jobs * splits * attention_hopper::PAGED_PART_NUMBERS * DType::F32.size();
         assert!(parts <= call.scratch.bytes().as_usize(), "the target declares what split tiles take");
         arguments = arguments.with(call.scratch.address());
     }
@@ -152,21 +138,21 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         .with(count(shape.kv_heads))
         .with(count(call.layer.blocks))
         .with(count(call.sequences.block_tables.columns()));
-    if is_split {
+    if split.is_some() {
         arguments = arguments.with(count(splits));
     }
-    let kernel = format!("{}_d{}", cuda.kernel(op), shape.head_dim);
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&kernel, extent, arguments.with(call.scale)) }?;
-    match is_split {
-        true => combine(cuda, call, first_sequence, jobs, splits),
-        false => Ok(()),
+    unsafe { cuda.launch(kernel, extent, arguments.with(call.scale)) }?;
+    match split {
+        Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
+        None => Ok(()),
     }
 }
 
 /// Merges the parts of split tiles.
 fn combine(
     cuda: &Cuda,
+    hopper: &HopperEntryPoints<Function>,
     call: &ops::attention_paged::Call<'_>,
     first_sequence: usize,
     jobs: usize,
@@ -187,10 +173,10 @@ fn combine(
         count(splits),
         call.scale,
     ];
-    let kernel = format!("{}_d{}", cuda.kernel("attention_paged_combine"), call.layer.shape.head_dim);
-    let extent = Extent::line(jobs * (HOPPER_TILE / COMBINE_WARPS), 32 * COMBINE_WARPS);
+    let warps = attention_hopper::COMBINE_WARPS;
+    let extent = Extent::line(jobs * (attention_hopper::PAGED_QUERIES / warps), 32 * warps);
     // SAFETY: as above.
-    unsafe { cuda.launch(&kernel, extent, arguments) }
+    unsafe { cuda.launch(hopper.attention_paged_combine, extent, arguments) }
 }
 
 /// The cache as the copy engine sees it: one piece is the keys or values of sixteen tokens of one head.
@@ -212,35 +198,37 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     if rows == 0 {
         return Ok(());
     }
-    let is_hopper = call.head_dim == 80 && cuda.kernels.functions.is_machine_code();
+    let head_dim = head_dim_of("attention_packed", call.head_dim, &call.qkv)?;
+    let kernels = cuda.entry_points();
+    let is_hopper = call.head_dim == attention_hopper::PACKED_HEAD_DIM;
     let places = |arguments: Arguments| {
         let arguments = arguments.with(call.starts.address()).with(count(call.out.pitch()));
         let arguments = arguments.with(count(call.qkv.pitch())).with(count(rows)).with(count(stretches));
         arguments.with(count(call.heads)).with(call.scale)
     };
     let plain = || arguments![call.out.address(), call.qkv.address()];
-    let (arguments, op, extent) = if call.longest <= WINDOW_ROWS && call.head_dim <= 80 {
-        (plain(), "attention_windows", Extent::line(call.heads * stretches, TILE_THREADS))
-    } else if is_hopper {
+    let windows = kernels.attention_windows[head_dim].filter(|_| call.longest <= attention_prefill::WINDOW_ROWS);
+    let (arguments, kernel, extent) = if let Some(kernel) = windows {
+        (plain(), kernel, Extent::line(call.heads * stretches, attention_prefill::THREADS))
+    } else if let Some(hopper) = kernels.hopper.as_ref().filter(|_| is_hopper) {
         let arguments = arguments![packed_map(&call.qkv, call.heads)?, call.out.address(), call.qkv.address()];
-        let jobs = call.heads * tiles(HOPPER_PACKED.queries, rows, stretches);
-        (arguments, "attention_packed_hopper", HOPPER_PACKED.extent(jobs, cuda.kernels.target.processors))
+        let jobs = call.heads * tiles(attention_hopper::PACKED_QUERIES, rows, stretches);
+        (arguments, hopper.attention_packed, packed_extent(jobs, cuda.kernels.target.processors))
     } else {
-        let blocks = call.heads * tiles(TILE_QUERIES, rows, stretches);
-        (plain(), "attention_packed", Extent::line(blocks, TILE_THREADS))
+        let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
+        (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
-    let kernel = format!("{}_d{}", cuda.kernel(op), call.head_dim);
     // SAFETY: as above.
-    unsafe { cuda.launch(&kernel, extent, places(arguments)) }
+    unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 
-/// Packed rows as the copy engine sees them: one copy is 112 rows of one head.
+/// Packed rows as the copy engine sees them: one copy is the keys of a step, of one head.
 fn packed_map(qkv: &Tensor<'_>, heads: usize) -> Result<TensorMap, KernelError> {
     let layout = Layout {
         // Columns of a fifth of a head, rows, fifths.
         dimensions: &[16, qkv.rows() as u64, 15 * heads as u64],
         strides: &[2 * qkv.pitch() as u64, 32],
-        cube: &[16, 112, 5],
+        cube: &[16, count(attention_hopper::PACKED_KEYS), 5],
         swizzle: Swizzle::Bytes32,
     };
     Ok(TensorMap::new(qkv.address(), qkv.dtype(), &layout)?)

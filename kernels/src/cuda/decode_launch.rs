@@ -5,11 +5,10 @@
 //! are few, each is cut into short pieces. Otherwise blocks of four warps get equal shares. The thresholds were
 //! measured on an H200 (`benches/h200.md`).
 
-/// Query vectors per tile.
-pub(super) const DECODE_QUERIES: usize = 8;
+use super::contract::{HeadDim, attention_decode};
 
 /// Warps that fit on a Hopper multiprocessor; each has a ring of cache blocks in shared memory.
-const WARPS: usize = 8;
+const WARPS: usize = attention_decode::WARPS_MAX;
 
 /// Warps per block when runs are split into equal shares.
 const SHARED_WARPS: usize = 4;
@@ -35,7 +34,7 @@ pub(super) struct DecodeLaunch {
 impl DecodeLaunch {
     /// The launch for `sequences` sequences of one row each, with Hopper's shared memory per multiprocessor.
     pub(super) fn of(sequences: usize, heads: usize, kv_heads: usize, processors: usize) -> Self {
-        let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(DECODE_QUERIES);
+        let runs = sequences * kv_heads * (heads / kv_heads).div_ceil(attention_decode::TILE_QUERIES);
         let of_warps = |warps, piece| DecodeLaunch { warps, workers: processors * WARPS / warps, piece };
         if runs <= FEW_RUNS {
             return of_warps(8, SHORT_PIECE);
@@ -63,10 +62,9 @@ impl DecodeLaunch {
         DecodeLaunch { warps: self.warps.max(SHARED_WARPS).min(shared / ring), workers: processors, piece: self.piece }
     }
 
-    /// f32 numbers that blocks leave for one another: two parts per block, each of eight query vectors with their
-    /// highest score and sum of weights.
-    pub(super) fn part_numbers(&self, head_dim: usize) -> usize {
-        self.workers * 2 * DECODE_QUERIES * (head_dim + 2)
+    /// f32 numbers of the parts that blocks leave for one another.
+    pub(super) fn part_numbers(&self, head_dim: HeadDim) -> usize {
+        self.workers * attention_decode::PARTS * attention_decode::part_numbers(head_dim)
     }
 }
 

@@ -3,12 +3,10 @@
 
 use super::{
     Cuda,
-    launch::{Arguments, Extent, arguments, count},
+    contract::{argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, random},
+    launch::{Arguments, Extent, Function, arguments, count},
 };
 use crate::{DType, KernelError, Tensor, ops};
-
-/// Threads of a block that copies rows.
-const COPY_THREADS: usize = 128;
 
 fn pitch(tensor: &Tensor<'_>) -> u32 {
     count(tensor.pitch())
@@ -21,19 +19,19 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
 pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
     let elements = call.out.shape().elements();
-    let extent = Extent::line(elements.div_ceil(256).min(8192), 256);
+    let extent = Extent::line(elements.div_ceil(random::THREADS).min(8192), random::THREADS);
     let arguments = arguments![call.out.address(), elements as u64, call.seed, call.factor];
-    let kernel = format!("fill_random_{}", call.out.dtype());
+    let is_f32 = call.out.dtype() == DType::F32;
+    let kernel = if is_f32 { cuda.entry_points().fill_random_f32 } else { cuda.entry_points().fill_random };
     // SAFETY: these are the kernel's parameters, and the front has checked that there are so many elements.
-    unsafe { cuda.launch(&kernel, extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(), KernelError> {
     let side = call.size.side;
-    // If the side is even, a thread takes four consecutive pixels.
-    let units = side * side / if side.is_multiple_of(2) { 4 } else { 1 };
-    let wide = units.min(256);
-    let tall = 256 / wide;
+    let units = side * side / if side.is_multiple_of(2) { patchify_numbers::PIXELS } else { 1 };
+    let wide = units.min(patchify_numbers::THREADS_MAX);
+    let tall = patchify_numbers::THREADS_MAX / wide;
     let extent = Extent { grid: [call.out.rows().div_ceil(tall), 1, 1], block: [wide, tall], shared: 0 };
     let arguments = arguments![
         call.bytes.address(),
@@ -48,12 +46,12 @@ pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(),
         call.out.address(),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("patchify"), extent, arguments) }
+    unsafe { cuda.launch(cuda.entry_points().patchify, extent, arguments) }
 }
 
 pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
     let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
-    let extent = Extent::line(call.ids.rows(), COPY_THREADS);
+    let extent = Extent::line(call.ids.rows(), copy_rows::THREADS);
     let arguments = arguments![
         call.table.address(),
         vocabulary,
@@ -64,63 +62,70 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
         call.out.address(),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("embed"), extent, arguments) }
+    unsafe { cuda.launch(cuda.entry_points().embed, extent, arguments) }
 }
 
 /// Launches a normalisation of `rows`, which is `x`, or `x` and the residual to add it to.
 fn normalise(
     cuda: &Cuda,
-    kernel: &str,
+    kernel: Function,
     rows: &[&Tensor<'_>],
     weights: &[&Tensor<'_>],
     epsilon: f32,
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
-    let threads = out.columns().div_ceil(16).next_multiple_of(32).clamp(32, 512);
+    let threads = out.columns().div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX);
     // A block reuses its weights over many rows.
     let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), threads);
     let arguments = rows.iter().fold(Arguments::default(), |all, x| all.with(x.address()).with(pitch(x)));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
     // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel(kernel), extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(cuda, "rms_norm", &[&call.x], &[&call.weight], call.epsilon, &call.out)
+    normalise(cuda, cuda.entry_points().rms_norm, &[&call.x], &[&call.weight], call.epsilon, &call.out)
 }
 
 pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(cuda, "add_rms_norm", &[&call.x, &call.residual], &[&call.weight], call.epsilon, &call.out)
+    normalise(
+        cuda,
+        cuda.entry_points().add_rms_norm,
+        &[&call.x, &call.residual],
+        &[&call.weight],
+        call.epsilon,
+        &call.out,
+    )
 }
 
 pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(cuda, "layer_norm", &[&call.x], &[&call.weight, &call.bias], call.epsilon, &call.out)
+    normalise(cuda, cuda.entry_points().layer_norm, &[&call.x], &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
 pub(super) fn add_layer_norm(cuda: &Cuda, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
     let rows = [&call.x, &call.residual];
-    normalise(cuda, "add_layer_norm", &rows, &[&call.weight, &call.bias], call.epsilon, &call.out)
+    normalise(cuda, cuda.entry_points().add_layer_norm, &rows, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
 /// One row per block in x. In y, enough blocks to cover the columns; with few rows each block takes fewer columns.
 fn over_columns(rows: usize, columns: usize) -> Extent {
     let step = if rows < 128 { 2048 } else { 4096 };
-    Extent { grid: [rows, columns.div_ceil(step), 1], block: [256, 1], shared: 0 }
+    Extent { grid: [rows, columns.div_ceil(step), 1], block: [gate::THREADS, 1], shared: 0 }
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.out.rows(), call.out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(&call.out), call.out.address()];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("silu_mul"), extent, arguments) }
+    unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
 }
 
 pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.x.rows(), call.x.columns());
     let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("gelu"), extent, arguments) }
+    unsafe { cuda.launch(cuda.entry_points().gelu, extent, arguments) }
 }
 
 pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
@@ -135,7 +140,9 @@ pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Resu
         pitch(&call.out),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch("gather_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
+    unsafe {
+        cuda.launch(cuda.entry_points().gather_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
+    }
 }
 
 pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
@@ -150,16 +157,17 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
         pitch(&call.out),
     ];
     // SAFETY: as above.
-    unsafe { cuda.launch("scatter_rows", Extent::line(call.rows.rows(), COPY_THREADS), arguments) }
+    unsafe {
+        cuda.launch(cuda.entry_points().scatter_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
+    }
 }
 
-/// Blocks that share a row in Hopper's machine code, where they form a cluster.
-const ARGMAX_CLUSTER: usize = 8;
-
 pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {
-    let kernel = if call.x.dtype() == DType::F32 { "argmax_f32".to_owned() } else { cuda.kernel("argmax") };
-    let blocks = if cuda.kernels.functions.is_machine_code() { ARGMAX_CLUSTER } else { 1 };
+    let is_f32 = call.x.dtype() == DType::F32;
+    let kernel = if is_f32 { cuda.entry_points().argmax_f32 } else { cuda.entry_points().argmax };
+    // In Hopper's machine code a cluster shares a row.
+    let blocks = if cuda.kernels.functions.is_machine_code() { argmax_numbers::CLUSTER } else { 1 };
     let arguments = arguments![call.x.address(), columns(&call.x), pitch(&call.x), call.out.address()];
     // SAFETY: as above.
-    unsafe { cuda.launch(&kernel, Extent::line(call.x.rows() * blocks, 512), arguments) }
+    unsafe { cuda.launch(kernel, Extent::line(call.x.rows() * blocks, argmax_numbers::THREADS), arguments) }
 }

@@ -33,6 +33,12 @@ pub enum OpenError {
         /// Its compute capability, major and minor.
         found: (u32, u32),
     },
+    /// The compiled code has no such kernel or variable, such as one for activations that the GPU has no kernels for.
+    #[error("the device code has no {name}")]
+    NoKernel {
+        /// The name looked for.
+        name: String,
+    },
     /// The driver refused our compiled code.
     #[error("the driver does not load the kernels {module}: {said}")]
     Image {
@@ -65,6 +71,9 @@ impl Hint for OpenError {
                     .to_owned(),
             ),
             OpenError::TooOld { .. } => Some("use another GPU, or the host device".to_owned()),
+            OpenError::NoKernel { .. } => {
+                Some("choose activations of f16, or of bf16 from compute capability 8.0 on".to_owned())
+            }
             OpenError::Image { .. } => Some("install a newer NVIDIA driver (550 or later)".to_owned()),
         }
     }

@@ -6,27 +6,12 @@ use bursar_budgets::Address;
 use super::{
     Cuda,
     blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
+    contract::gate_up_middle::{BLOCK_ROWS, CLUSTER, FEATURES, PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
     launch::{Extent, arguments, count},
     linear_few::{self, ProductsBy},
     tensor_map::{Rows, TensorMap},
 };
 use crate::{DType, KernelError};
-
-/// Blocks per cluster, one below the other, and rows of x per block.
-const CLUSTER: usize = 2;
-const BLOCK_ROWS: usize = 128;
-
-/// Rows of x per copy.
-const PART_ROWS: usize = 64;
-
-/// Features per tile, and columns per step.
-const FEATURES: usize = 96;
-const STEP_COLUMNS: usize = 64;
-
-const THREADS: usize = 384;
-
-/// Bytes of dynamic shared memory per block: seven stages of 64 rows, gates and ups, or five with twice as many rows.
-const SHARED: usize = 7 * 2 * STEP_COLUMNS * (PART_ROWS + 2 * FEATURES);
 
 /// Alignments in bytes: of rows of x and of the weight, for the copy engine; of output rows; of biases.
 const ALIGNMENT: usize = 16;
@@ -90,10 +75,11 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
         count(product.features()),
         count(product.in_features),
     ];
+    let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle;
     let blocks = blocks(product, cuda.kernels.target.processors);
-    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED };
+    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
-    unsafe { cuda.launch(&cuda.kernel("gate_up_middle"), extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 #[cfg(test)]
@@ -123,7 +109,7 @@ mod tests {
         assert_eq!(blocks(product(256, 37_888), 132), 132, "three tiles each");
         assert_eq!(blocks(product(65, 388), 132), 6, "one pair high, three tiles of 96 gates");
         assert_eq!(blocks(product(256, 37_888), 79), 78, "the last has no partner");
-        assert_eq!(SHARED, 229_376);
+        assert_eq!(SHARED_BYTES, 229_376);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Kernels by name, and their launches.
+//! The device code, loaded, and launches of its kernels.
 
 use std::{collections::HashMap, ffi::CStr, mem::MaybeUninit, sync::Arc};
 
@@ -6,44 +6,26 @@ use bursar_budgets::{Address, CudaDevice, DeviceError};
 use cudarc::driver::sys;
 
 use super::{
+    contract::{EntryPoint, EntryPoints},
     error::OpenError,
     images::{Image, Images},
 };
-use crate::KernelError;
+use crate::{DType, KernelError};
 
-/// All kernels of the device code, loaded.
+/// The device code, loaded.
 pub(super) struct Functions {
-    device: Arc<CudaDevice>,
-    /// By the name of their source file.
-    modules: Vec<(&'static str, sys::CUmodule)>,
-    by_name: HashMap<String, Kernel>,
-    is_machine_code: bool,
+    entry_points: EntryPoints<Function>,
     shared_most: usize,
+    modules: Modules,
 }
 
+/// What a launch needs of a kernel.
 #[derive(Clone, Copy)]
-struct Kernel {
-    function: sys::CUfunction,
+pub(super) struct Function {
+    raw: sys::CUfunction,
     /// It may start before the preceding kernel has ended, and waits for it on the device.
     waits: bool,
 }
-
-/// Source files in which every kernel waits for the preceding one (`include/kernel_order.cuh`).
-const WAITING: [&str; 13] = [
-    "argmax",
-    "attention_decode",
-    "embed",
-    "gate_up_middle",
-    "gather_rows",
-    "gelu",
-    "layer_norm",
-    "linear_few",
-    "linear_gated_hopper",
-    "rms_norm",
-    "rotary",
-    "scatter_rows",
-    "silu_mul",
-];
 
 // SAFETY: modules and functions belong to the context, and any thread that has entered it may use them.
 unsafe impl Send for Functions {}
@@ -52,26 +34,64 @@ unsafe impl Sync for Functions {}
 
 impl Functions {
     /// Loads `images` and every kernel in them now. Otherwise the driver would load each kernel, and take memory, at
-    /// its first launch.
-    pub(super) fn load(device: &Arc<CudaDevice>, images: &Images) -> Result<Self, OpenError> {
+    /// its first launch. Launches will be for activations of type `activation`.
+    pub(super) fn load(device: &Arc<CudaDevice>, images: &Images, activation: DType) -> Result<Self, OpenError> {
         device.enter()?;
         let shared = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
         let shared_most = device.attribute(shared)?;
-        let (is_machine_code, shared) = (images.is_machine_code, shared_most.max(0) as usize);
-        let mut functions = Functions {
-            device: device.clone(),
-            modules: Vec::new(),
-            by_name: HashMap::new(),
-            is_machine_code,
-            shared_most: shared,
-        };
+        let mut modules = Modules { device: device.clone(), loaded: Vec::new() };
+        let mut found = HashMap::new();
         for image in images.modules {
-            functions.load_image(image, shared_most)?;
+            for function in functions_of(modules.load(image)?)? {
+                found.insert((image.name, prepare(function, shared_most)?), function);
+            }
         }
-        Ok(functions)
+        let entry_points =
+            EntryPoints::find(activation, images.is_machine_code, |EntryPoint { source, name, waits }| {
+                let place = (source, name);
+                // PTX is compiled without the wait.
+                let waits = waits && images.is_machine_code;
+                let raw = found.get(&place).copied();
+                raw.map(|raw| Function { raw, waits }).ok_or(OpenError::NoKernel { name: place.1 })
+            })?;
+        Ok(Functions { entry_points, shared_most: shared_most.max(0) as usize, modules })
     }
 
-    fn load_image(&mut self, image: &Image, shared_most: i32) -> Result<(), OpenError> {
+    pub(super) fn entry_points(&self) -> &EntryPoints<Function> {
+        &self.entry_points
+    }
+
+    /// Bytes of shared memory that a block can have at most.
+    pub(super) fn shared_most(&self) -> usize {
+        self.shared_most
+    }
+
+    /// Address of a variable in a source file.
+    pub(super) fn variable(&self, file: &'static str, name: &CStr) -> Result<Address, OpenError> {
+        // Does not ask every module: tools that watch the driver's calls would report each miss as an error.
+        let module = self.modules.loaded.iter().find(|(known, _)| *known == file);
+        let Some((_, module)) = module else { return Err(OpenError::NoKernel { name: file.to_owned() }) };
+        let (mut address, mut bytes) = (0, 0);
+        // SAFETY: the module is loaded, and both numbers are writable.
+        let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
+        CudaDevice::said("cuModuleGetGlobal", found)?;
+        Ok(Address(address))
+    }
+
+    /// Whether this is Hopper's machine code rather than PTX that the driver compiled; some launches differ.
+    pub(super) fn is_machine_code(&self) -> bool {
+        self.entry_points.hopper.is_some()
+    }
+}
+
+/// The loaded modules with the names of their source files. Dropping them unloads them.
+struct Modules {
+    device: Arc<CudaDevice>,
+    loaded: Vec<(&'static str, sys::CUmodule)>,
+}
+
+impl Modules {
+    fn load(&mut self, image: &Image) -> Result<sys::CUmodule, OpenError> {
         let refused = |error: DeviceError| match error {
             DeviceError::Driver { said, .. } => OpenError::Image { module: image.name, said },
             error => error.into(),
@@ -80,47 +100,16 @@ impl Functions {
         // SAFETY: the image is a whole cubin, or PTX terminated by a zero byte.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
         CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
-        self.modules.push((image.name, module));
-        let waits = self.is_machine_code && WAITING.contains(&image.name);
-        for function in functions_of(module)? {
-            let name = prepare(function, shared_most)?;
-            self.by_name.insert(name, Kernel { function, waits });
-        }
-        Ok(())
-    }
-
-    /// The kernel of this name. Panics if there is none: the fronts refuse what no kernel supports.
-    fn get(&self, name: &str) -> Kernel {
-        *self.by_name.get(name).unwrap_or_else(|| panic!("the device code has no kernel {name}"))
-    }
-
-    /// Bytes of shared memory that a block can have at most.
-    pub(super) fn shared_most(&self) -> usize {
-        self.shared_most
-    }
-
-    /// Address of a variable in a source file. Panics if there is no such file.
-    pub(super) fn variable(&self, file: &str, name: &CStr) -> Result<Address, DeviceError> {
-        // Does not ask every module: tools that watch the driver's calls would report each miss as an error.
-        let module = self.modules.iter().find(|(known, _)| *known == file);
-        let (_, module) = module.unwrap_or_else(|| panic!("the device code has no {file}"));
-        let (mut address, mut bytes) = (0, 0);
-        // SAFETY: the module is loaded, and both numbers are writable.
-        let found = unsafe { sys::cuModuleGetGlobal_v2(&mut address, &mut bytes, *module, name.as_ptr()) };
-        CudaDevice::said("cuModuleGetGlobal", found).map(|()| Address(address))
-    }
-
-    /// Whether this is Hopper's machine code rather than PTX that the driver compiled; some launches differ.
-    pub(super) fn is_machine_code(&self) -> bool {
-        self.is_machine_code
+        self.loaded.push((image.name, module));
+        Ok(module)
     }
 }
 
-impl Drop for Functions {
+impl Drop for Modules {
     fn drop(&mut self) {
         // If the context is lost, the modules are gone with it.
         if self.device.enter().is_ok() {
-            for (_, module) in &self.modules {
+            for (_, module) in &self.loaded {
                 // SAFETY: each was loaded once, and none of its launches is running because lanes end first.
                 drop(CudaDevice::said("cuModuleUnload", unsafe { sys::cuModuleUnload(*module) }));
             }
@@ -240,14 +229,13 @@ impl super::Cuda {
     /// The arguments match the kernel's parameters in order and type, and what they point to is valid.
     pub(super) unsafe fn launch(
         &self,
-        name: &str,
+        kernel: Function,
         extent: Extent,
         mut arguments: Arguments,
     ) -> Result<(), KernelError> {
         if extent.grid.contains(&0) {
             return Ok(());
         }
-        let Kernel { function, waits } = self.kernels.functions.get(name);
         let [x, y, z] = extent.grid.map(count);
         let [wide, tall] = extent.block.map(count);
         let mut early = early_start();
@@ -261,11 +249,12 @@ impl super::Cuda {
             sharedMemBytes: count(extent.shared),
             hStream: self.stream.raw(),
             attrs: &mut early,
-            numAttrs: u32::from(waits),
+            numAttrs: u32::from(kernel.waits),
         };
         let mut pointers = arguments.pointers();
         // SAFETY: as the caller promises; the driver copies the arguments before it returns.
-        let launched = unsafe { sys::cuLaunchKernelEx(&config, function, pointers.as_mut_ptr(), std::ptr::null_mut()) };
+        let launched =
+            unsafe { sys::cuLaunchKernelEx(&config, kernel.raw, pointers.as_mut_ptr(), std::ptr::null_mut()) };
         Ok(CudaDevice::said("cuLaunchKernelEx", launched)?)
     }
 }

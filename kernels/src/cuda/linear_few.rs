@@ -9,35 +9,23 @@ use std::sync::{
 use bursar_budgets::{Address, Bytes, DeviceError, Overhead};
 use serde::{Deserialize, Serialize};
 
+pub(super) use super::contract::linear_few::ROWS_MAX;
 use super::{
     Cuda,
     blas::{GemmAlgorithm, Places, Product},
+    contract::{
+        FewRows,
+        linear_few::{
+            ADD_TO_OUT, CHUNK_COLUMNS, GATE_ROWS, OUT_IS_F32, STEP_COLUMNS, STREAM_COUNTERS, STREAMS, TEAM, THREADS,
+            TILE_ROWS, part_numbers, shared_bytes,
+        },
+    },
+    error::OpenError,
     launch::{Extent, Functions, arguments, count},
     stream::Stream,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{DType, KernelError};
-
-/// The most rows that each compiled kernel takes.
-const KERNEL_ROWS: [usize; 4] = [8, 16, 32, ROWS_MAX];
-pub(super) const ROWS_MAX: usize = 64;
-
-/// Weight rows of the tallest tile, columns per step, and columns per copy of the copy engine.
-const TILE_ROWS: usize = 128;
-const STEP_COLUMNS: usize = 128;
-const CHUNK_COLUMNS: usize = 64;
-
-/// Gate rows that are grouped with as many up rows.
-const GATE_ROWS: usize = 8;
-
-const THREADS: usize = 320;
-
-/// Blocks per cluster. Tiles shared by just these two are merged in their shared memory.
-const TEAM: usize = 2;
-
-/// Streams that have counters of their own, and counters per stream, one per tile.
-const STREAMS: usize = 8;
-const STREAM_COUNTERS: usize = 4096;
 
 /// Alignment of rows in bytes, for the copy engine.
 const ALIGNMENT: usize = 16;
@@ -80,7 +68,7 @@ impl Counters {
         functions: &Functions,
         sets: &Arc<CounterSets>,
         stream: &Arc<Overhead<Stream>>,
-    ) -> Result<Option<Counters>, DeviceError> {
+    ) -> Result<Option<Counters>, OpenError> {
         if !functions.is_machine_code() {
             return Ok(None);
         }
@@ -132,18 +120,14 @@ impl Work {
     }
 
     /// Bytes that blocks need for partial sums of shared tiles.
-    fn parts(&self, kernel_rows: usize) -> Bytes {
-        DType::F32.bytes(2 * self.blocks * kernel_rows * TILE_ROWS)
+    fn parts(&self, kernel_rows: FewRows) -> Bytes {
+        DType::F32.bytes(2 * self.blocks * part_numbers(kernel_rows))
     }
-}
-
-fn kernel_rows(rows: usize) -> Option<usize> {
-    KERNEL_ROWS.into_iter().find(|most| (1..=*most).contains(&rows))
 }
 
 /// Whether our kernel supports the product.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
-    let Some(kernel_rows) = kernel_rows(product.rows) else { return false };
+    let Some(kernel_rows) = FewRows::holding(product.rows) else { return false };
     let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
     let starts =
         [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(x_pitch(product))];
@@ -186,12 +170,13 @@ fn x_pitch(product: Product) -> usize {
 /// has ended, because the first copies of weights do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
-    let kernel_rows = kernel_rows(product.rows).expect("it is served");
+    let kernel_rows = FewRows::holding(product.rows).expect("it is served");
+    let kernels = cuda.entry_points().hopper.as_ref().expect("it is served");
     let counters = cuda.counters.as_ref().expect("it is served");
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: x_pitch(product), ..product.x() };
-    let x = TensorMap::of_rows(places.x, activation, rows, [kernel_rows, CHUNK_COLUMNS])?;
-    let (kind, weight) = (cuda.activation_name(), weight_map(product, places, &work, activation)?);
+    let x = TensorMap::of_rows(places.x, activation, rows, [kernel_rows.rows(), CHUNK_COLUMNS])?;
+    let weight = weight_map(product, places, &work, activation)?;
     let mut arguments = arguments![weight, x, Address(places.out)];
     if !product.gates {
         arguments = arguments.with(Address(places.bias.unwrap_or(0)));
@@ -206,24 +191,13 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
         .with(count(work.tiles))
         .with(count(work.tile_rows));
     if !product.gates {
-        arguments = arguments.with(u32::from(product.accumulates) | u32::from(product.out_is_f32) << 1);
+        let flags = u32::from(product.accumulates) * ADD_TO_OUT + u32::from(product.out_is_f32) * OUT_IS_F32;
+        arguments = arguments.with(flags);
     }
-    let op = if product.gates { "gate_up_few" } else { "linear_few" };
-    let kernel = format!("{op}_{kind}_r{kernel_rows}");
-    let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared(kernel_rows) };
+    let of_rows = if product.gates { &kernels.gate_up_few } else { &kernels.linear_few };
+    let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
-    unsafe { cuda.launch(&kernel, extent, arguments) }
-}
-
-/// Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time, but not
-/// all, so that small kernels fit beside it.
-fn shared(kernel_rows: usize) -> usize {
-    let stages_and_told = match kernel_rows {
-        ..32 => 168,
-        32 => 160,
-        _ => 212,
-    };
-    stages_and_told * 1024 + 704
+    unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
 
 /// The weight as the copy engine sees it. With a gate, each eight rows of the gate are followed by the same eight of
@@ -282,9 +256,10 @@ mod tests {
 
     #[test]
     fn a_block_takes_more_than_half_of_a_multiprocessors_shared_memory() {
-        for rows in KERNEL_ROWS {
-            assert!((114 * 1024..=213 * 1024).contains(&shared(rows)), "{rows} rows: {}", shared(rows));
+        for rows in FewRows::ALL {
+            assert!((114 * 1024..=213 * 1024).contains(&shared_bytes(rows)), "{rows:?}: {}", shared_bytes(rows));
         }
-        assert_eq!([0, 1, 8, 9, 64, 65].map(kernel_rows), [None, Some(8), Some(8), Some(16), Some(64), None]);
+        let kernel_rows = [0, 1, 8, 9, 64, 65].map(|rows| FewRows::holding(rows).map(FewRows::rows));
+        assert_eq!(kernel_rows, [None, Some(8), Some(8), Some(16), Some(64), None]);
     }
 }

@@ -11,24 +11,12 @@ use bursar_budgets::Address;
 use super::{
     Cuda,
     blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
+    contract::linear_many::{BOX, CLUSTER, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
     launch::{Extent, arguments, count},
     linear_few::ProductsBy,
     tensor_map::{Rows, TensorMap},
 };
 use crate::{DType, KernelError};
-
-/// Rows of x per block's tile, and blocks that share the weights of their tiles.
-const TILE_ROWS: usize = 128;
-const CLUSTER: usize = 2;
-
-/// Weight rows per tile, and columns per step.
-const TILE_WEIGHTS: usize = 256;
-const STEP_COLUMNS: usize = 64;
-
-const THREADS: usize = 384;
-
-/// Bytes of shared memory: four stages of 48 KiB and four boxes of output.
-const SHARED: usize = 4 * 48 * 1024 + 4 * 8 * 1024;
 
 /// Pairs of row tiles that all blocks process before moving to the next columns.
 const GROUP: u32 = 16;
@@ -126,22 +114,23 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
     let arguments = arguments![
         map(places.x, product.x(), TILE_ROWS)?,
         map(places.weight, product.weight(), TILE_WEIGHTS / 2)?,
-        map(places.out, Rows { rows, columns, pitch: product.out_pitch }, TILE_ROWS / 2)?,
+        map(places.out, Rows { rows, columns, pitch: product.out_pitch }, BOX)?,
         Address(places.bias.unwrap_or(0)),
         count(rows),
         count(columns),
         count(in_features),
         GROUP,
     ];
-    let op = match (product.gates, product.accumulates) {
-        (true, _) => "linear_gated_hopper",
-        (false, true) => "linear_add_hopper",
-        (false, false) => "linear_hopper",
+    let kernels = cuda.entry_points().hopper.as_ref().expect("the product was chosen");
+    let kernel = match (product.gates, product.accumulates) {
+        (true, _) => kernels.linear_gated,
+        (false, true) => kernels.linear_add,
+        (false, false) => kernels.linear,
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
-    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED };
+    let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
-    unsafe { cuda.launch(&cuda.kernel(op), extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod arrivals;
 mod attention;
 mod autotune;
 mod blas;
+mod contract;
 mod decode_launch;
 mod elementwise;
 mod error;
@@ -33,18 +34,20 @@ use std::{
 use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
+pub(crate) use contract::HeadDim as CudaHeadDim;
 pub use error::OpenError;
 pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
-pub(crate) use target::{CUDA_FEATURES, CUDA_HEAD_DIMS, CUDA_LINEAR_SCRATCH};
+pub(crate) use target::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH};
 pub use tuning::Tuning;
 
-use crate::{Backend, DType, Graph, KernelError, Target, ops, ops::transfer::Arrival};
+use crate::{Backend, Graph, KernelError, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
 use autotune::Autotuner;
 use blas::{Blas, Products};
-use launch::Functions;
+use contract::EntryPoints;
+use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
 use stage::Stage;
 use stream::{Clock, Stream};
@@ -75,7 +78,7 @@ impl CudaKernels {
         }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead("kernels", || Functions::load(device, &images));
+            functions = device.with_overhead("kernels", || Functions::load(device, &images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
@@ -185,16 +188,9 @@ impl Cuda {
         self.enter()
     }
 
-    /// The name of an operation's kernel for this target's activation type.
-    fn kernel(&self, op: &str) -> String {
-        format!("{op}_{}", self.activation_name())
-    }
-
-    fn activation_name(&self) -> &'static str {
-        match self.kernels.target.activation {
-            DType::BF16 => "bf16",
-            _ => "f16",
-        }
+    /// The kernels to launch, those of this target's activation type.
+    fn entry_points(&self) -> &EntryPoints<Function> {
+        self.kernels.functions.entry_points()
     }
 }
 

@@ -2,15 +2,13 @@
 
 use super::{
     Cuda,
+    contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     launch::{Extent, arguments, count},
 };
 use crate::{
     KernelError,
-    ops::{self, rotary::PairAxes},
+    ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
 };
-
-/// Most position axes that a kernel supports.
-const AXES_MAX: usize = 4;
 
 /// Which axis each pair follows, as the kernel takes it by value.
 #[repr(C)]
@@ -37,7 +35,7 @@ impl Sections {
 
 /// One block per token and one thread per sixteen elements.
 fn extent(tokens: usize, elements: usize) -> Extent {
-    Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, 320))
+    Extent::line(tokens, elements.div_ceil(16).next_multiple_of(32).clamp(64, THREADS_MAX))
 }
 
 pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), KernelError> {
@@ -53,7 +51,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
         Sections::of(call.axes),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(&cuda.kernel("rotary"), extent(call.x.rows(), call.heads * head_dim), arguments) }
+    unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
@@ -73,6 +71,15 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>)
         call.layer.address,
         count(call.layer.blocks),
     ];
+    let (entry_point, arguments) = match call.norms {
+        None => (cuda.entry_points().rotary_kv_write, arguments),
+        Some(HeadNorms { query, key, epsilon }) => {
+            let heads = call.heads + shape.kv_heads;
+            assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalise; the kernel takes {NORMED_HEADS_MAX}");
+            let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
+            (cuda.entry_points().rotary_kv_write_normed, arguments)
+        }
+    };
     // SAFETY: as above.
-    unsafe { cuda.launch(&cuda.kernel("rotary_kv_write"), extent(call.qkv.rows(), elements), arguments) }
+    unsafe { cuda.launch(entry_point, extent(call.qkv.rows(), elements), arguments) }
 }

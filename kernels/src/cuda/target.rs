@@ -3,7 +3,10 @@
 use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use super::decode_launch::DecodeLaunch;
+use super::{
+    contract::{HeadDim, attention_hopper},
+    decode_launch::DecodeLaunch,
+};
 use crate::{DType, KvShape};
 
 /// cuBLASLt's workspace for a product. Products of few rows split their sums and need it; 32 MiB is NVIDIA's
@@ -12,12 +15,6 @@ pub(crate) const CUDA_LINEAR_SCRATCH: Bytes = Bytes::mib(32);
 
 /// Smallest number of features that a tile of a product covers.
 pub(crate) const CUDA_FEATURES: usize = 64;
-
-/// Head sizes, in elements, that the attention kernels are compiled for.
-pub(crate) const CUDA_HEAD_DIMS: [usize; 4] = [32, 64, 80, 128];
-
-/// Query vectors per tile of attention over the cache, in the kernels for Hopper.
-pub(super) const HOPPER_TILE: usize = 128;
 
 /// A GPU's generation and number of multiprocessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -53,12 +50,13 @@ impl CudaTarget {
     /// a long context are split into at most one part of a tile per multiprocessor, if there is a kernel that splits
     /// them.
     pub(crate) fn paged_scratch(&self, shape: KvShape, heads: usize, single_rows: usize, rows: usize) -> Bytes {
-        let vectors = |vectors: usize| DType::F32.bytes(vectors * (shape.head_dim + 2));
+        let Some(head_dim) = HeadDim::of(shape.head_dim) else { return Bytes::ZERO };
         let launch = DecodeLaunch::of(single_rows, heads, shape.kv_heads, self.processors);
-        let decoding =
-            if single_rows > 0 { DType::F32.bytes(launch.part_numbers(shape.head_dim)) } else { Bytes::ZERO };
-        let splits = self.capability == (9, 0) && shape.head_dim == 128 && rows > single_rows;
-        decoding.max(if splits { vectors(self.processors * HOPPER_TILE) } else { Bytes::ZERO })
+        let decoding = if single_rows > 0 { launch.part_numbers(head_dim) } else { 0 };
+        let has_split = self.capability == (9, 0) && shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
+        let splits = has_split && rows > single_rows;
+        let split = if splits { self.processors * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
+        DType::F32.bytes(decoding.max(split))
     }
 
     /// The architecture's name in tables and fingerprints.

@@ -11,7 +11,7 @@ pub const TOP_MAX: usize = 20;
 pub const NO_REPORT: u32 = u32::MAX;
 
 /// Word for a row without a given token.
-const NONE_GIVEN: u32 = u32::MAX;
+pub(crate) const NONE_GIVEN: u32 = u32::MAX;
 
 /// 32-bit words of a [`SampleRow`] on the device.
 pub const ROW_WORDS: usize = 20;

@@ -83,6 +83,9 @@ pub trait Weights<S: Settings>: Sized {
     /// Packs pictures, each with the rows of the vision cache for its embeddings.
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
 
+    /// Patches over all pictures of a batch.
+    fn patches(batch: &Self::Batch) -> usize;
+
     /// Embeddings over all pictures of a batch.
     fn embeddings(batch: &Self::Batch) -> usize;
 
@@ -116,6 +119,10 @@ impl<S: Settings> Weights<S> for TextModel {
 
     fn pack(&self, _: &[(&ResizedImage, &[u32])]) -> NoPictures {
         panic!("a text-only family was given pictures; lay_out refuses them")
+    }
+
+    fn patches(_: &NoPictures) -> usize {
+        0
     }
 
     fn embeddings(_: &NoPictures) -> usize {

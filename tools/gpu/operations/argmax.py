@@ -2,10 +2,11 @@
 
 import torch
 
+from contract import contract
 from device import ENDINGS, Kernel, Output
 from table import Case
 
-BLOCKS = 8  # of a row, a cluster on sm_90
+BLOCKS, THREADS = contract("argmax").CLUSTER, contract("argmax").THREADS  # of a row, a cluster on sm_90; of a block
 NONE = -1  # as torch's i32 shows it
 
 
@@ -31,7 +32,7 @@ def case(rows, columns, kind, gap=0, is_odd=False):
         return float((out.tensor != first).sum()) if out.is_guarded() else float("inf")
 
     return Case(
-        run=lambda: kernel((rows * BLOCKS,), (512,), x, columns, x.stride(0), out.tensor),
+        run=lambda: kernel((rows * BLOCKS,), (THREADS,), x, columns, x.stride(0), out.tensor),
         error=wrong,
         limit=0.0,
         bytes=rows * columns * kind.itemsize,

@@ -2,13 +2,15 @@
 
 import torch
 
+from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, processors
 from operations.paged import Paged
 from table import Case
 
-TILE_QUERIES, WARPS_MAX = 8, 8
-FEW_ROWS = 64  # up to which products read their weights with the hint that they are the first to go from the L2 cache
-RING_BYTES = {128: 24_576, 64: 24_576, 80: 20_480, 32: 12_288}
+NUMBERS = contract("attention_decode")
+TILE_QUERIES, WARPS_MAX = NUMBERS.TILE_QUERIES, NUMBERS.WARPS_MAX
+# Up to which products read their weights with the hint that they are the first to go from the L2 cache.
+FEW_ROWS = contract("linear_few").ROWS_MAX
 
 
 def shape_of(sequences, kv_heads, group, rows=1):
@@ -30,16 +32,16 @@ class Decode:
 
     def __init__(self, kind, head_dim, shape):
         self.warps, self.workers, self.piece = shape
-        self.ring_bytes = RING_BYTES[head_dim]
+        self.ring_bytes = NUMBERS.RING_BYTES[head_dim]
         self.kernel = Kernel("attention_decode", f"attention_decode_{ENDINGS[kind]}_d{head_dim}",
                              WARPS_MAX * self.ring_bytes)  # fmt: skip
-        self.partials = torch.full((self.workers, 2, TILE_QUERIES, head_dim + 2), float("nan"), device="cuda")
+        self.partials = torch.full((self.workers, NUMBERS.PARTS, TILE_QUERIES, head_dim + 2), float("nan"), device="cuda")
         self.counters = torch.zeros(self.workers, dtype=torch.int32, device="cuda")
 
     def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False):
         """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
         no key that stands in front of a sequence's rows, as in a step of single rows alone."""
-        flags = int(past_is_there) | 2 * (queries.shape[0] <= FEW_ROWS)
+        flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
                     cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scale,
                     self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,

@@ -2,11 +2,13 @@
 
 import torch
 
+from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
 from operations.prefill import ROWS_CHECKED, cudnn
 from table import Case
 
-TILE, HOPPER_TILE, WINDOW = 64, 192, 64
+NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
+WINDOW = NUMBERS.WINDOW_ROWS
 
 
 class Packed:
@@ -47,20 +49,22 @@ def sizes(packed, out):
 
 def general(packed, out):
     kernel = Kernel("attention_prefill", f"attention_packed_{ENDINGS[packed.kind]}_d{packed.head_dim}")
-    return lambda: kernel((packed.tiles(TILE),), (128,), out.tensor, packed.qkv, *sizes(packed, out))
+    grid = packed.tiles(NUMBERS.TILE_QUERIES)
+    return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, packed.qkv, *sizes(packed, out))
 
 
 def windows(packed, out):
     kernel = Kernel("attention_prefill", f"attention_windows_{ENDINGS[packed.kind]}_d{packed.head_dim}")
     grid = packed.heads * len(packed.lengths)
-    return lambda: kernel((grid,), (128,), out.tensor, packed.qkv, *sizes(packed, out))
+    return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, packed.qkv, *sizes(packed, out))
 
 
 def hopper(packed, out):
-    kernel = Kernel("attention_prefill_hopper", f"attention_packed_hopper_{ENDINGS[packed.kind]}_d80", 133_120)
-    view = tensor_map(packed.qkv, [16, packed.rows, 15 * packed.heads], [2 * packed.qkv.stride(0), 32], [16, 112, 5], 1)
-    grid = min(processors(), packed.tiles(HOPPER_TILE))
-    return lambda: kernel((grid,), (512,), view, out.tensor, packed.qkv, *sizes(packed, out))
+    name, box = f"attention_packed_hopper_{ENDINGS[packed.kind]}_d80", [16, HOPPER.PACKED_KEYS, 5]
+    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PACKED_SHARED_BYTES)
+    view = tensor_map(packed.qkv, [16, packed.rows, 15 * packed.heads], [2 * packed.qkv.stride(0), 32], box, 1)
+    grid = min(processors(), packed.tiles(HOPPER.PACKED_QUERIES))
+    return lambda: kernel((grid,), (HOPPER.PACKED_THREADS,), view, out.tensor, packed.qkv, *sizes(packed, out))
 
 
 def case(launch, packed, gap=0, beside=None, is_bound_by_memory=False):

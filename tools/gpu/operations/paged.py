@@ -2,9 +2,10 @@
 
 import torch
 
+from contract import contract
 from device import divide_up
 
-BLOCK_TOKENS = 16
+BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
 
 class Paged:

@@ -4,6 +4,7 @@ import functools
 
 import torch
 
+from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, unsigned
 from table import Case
 
@@ -76,9 +77,10 @@ class Pictures:
 
 def case(pictures, kind):
     patches, side = len(pictures.places), pictures.side
-    units = side * side // (4 if side % 2 == 0 else 1)
-    wide = min(units, 256)
-    tall = 256 // wide
+    numbers = contract("patchify")
+    units = side * side // (numbers.PIXELS if side % 2 == 0 else 1)
+    wide = min(units, numbers.THREADS_MAX)
+    tall = numbers.THREADS_MAX // wide
     layout, places = unsigned(pictures.layout), unsigned(pictures.places % (1 << 32)).T.contiguous()
     out, kernel = Output((patches, pictures.columns), kind), Kernel("patchify", f"patchify_{ENDINGS[kind]}")
     return Case(

@@ -5,11 +5,13 @@ import functools
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, processors, tensor_map
-from operations.paged import Paged
+from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
-TILE, HOPPER_TILE, SPLIT_KEYS = 64, 128, 1024
+NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
+SPLIT_KEYS = 1024
 ROWS_CHECKED = 64  # of a timed case, which is too large to be computed again in f64
 
 
@@ -24,7 +26,8 @@ def sizes(paged, out):
 
 def general(paged, out):
     kernel = Kernel("attention_prefill", f"attention_paged_{ENDINGS[paged.kind]}_d{paged.head_dim}")
-    return lambda: kernel((tiles(paged, TILE),), (128,), out.tensor, paged.queries, paged.cache, paged.starts,
+    grid = tiles(paged, NUMBERS.TILE_QUERIES)
+    return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, paged.queries, paged.cache, paged.starts,
                           paged.contexts, paged.tables, *sizes(paged, out), paged.scale)  # fmt: skip
 
 
@@ -34,25 +37,28 @@ def cache_map(paged):
 
 
 def hopper(paged, out):
-    kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{ENDINGS[paged.kind]}_d128", 196_608)
-    grid, view = min(processors(), tiles(paged, HOPPER_TILE)), cache_map(paged)
-    return lambda: kernel((grid,), (384,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables,
-                          *sizes(paged, out), paged.scale)  # fmt: skip
+    name = f"attention_paged_hopper_{ENDINGS[paged.kind]}_d128"
+    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PAGED_SHARED_BYTES)
+    grid, view = min(processors(), tiles(paged, HOPPER.PAGED_QUERIES)), cache_map(paged)
+    return lambda: kernel((grid,), (HOPPER.PAGED_THREADS,), view, out.tensor, paged.queries, paged.starts,
+                          paged.contexts, paged.tables, *sizes(paged, out), paged.scale)  # fmt: skip
 
 
 def split(paged, out, splits=None):
-    ending, jobs, view = ENDINGS[paged.kind], tiles(paged, HOPPER_TILE), cache_map(paged)
-    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * 16 // SPLIT_KEYS))
-    gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{ending}_d128", 196_608)
+    ending, jobs, view = ENDINGS[paged.kind], tiles(paged, HOPPER.PAGED_QUERIES), cache_map(paged)
+    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // SPLIT_KEYS))
+    name = f"attention_paged_hopper_split_{ending}_d128"
+    gather = Kernel("attention_prefill_hopper", name, HOPPER.PAGED_SHARED_BYTES)
     combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ending}_d128")
-    parts = torch.full((jobs * splits, HOPPER_TILE, 130), float("nan"), device="cuda")
+    parts = torch.full((jobs * splits, HOPPER.PAGED_PART_NUMBERS), float("nan"), device="cuda")
     grid, (out_pitch, _, *counts, _, table_blocks) = min(processors(), jobs * splits), sizes(paged, out)
 
     def run():
-        gather((grid,), (384,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
-               *sizes(paged, out), splits, paged.scale)  # fmt: skip
-        combine((16 * jobs,), (256,), out.tensor, parts, paged.starts, paged.contexts, out_pitch, *counts, table_blocks,
-                splits, paged.scale)  # fmt: skip
+        gather((grid,), (HOPPER.PAGED_THREADS,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
+               paged.tables, parts, *sizes(paged, out), splits, paged.scale)  # fmt: skip
+        blocks = HOPPER.PAGED_QUERIES // HOPPER.COMBINE_WARPS * jobs
+        combine((blocks,), (32 * HOPPER.COMBINE_WARPS,), out.tensor, parts, paged.starts, paged.contexts, out_pitch,
+                *counts, table_blocks, splits, paged.scale)  # fmt: skip
 
     return run
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-NONE = 0xFFFFFFFF
+from contract import contract
+
+NONE = contract("common").NO_CHOICE
 SLACK = 1e-5
 WORD = 0xFFFFFFFF  # the lowest 32 bits
 LARGEST = 3.4028234663852886e38

@@ -6,17 +6,18 @@ import math
 import numpy as np
 import torch
 
+from contract import contract
 from device import Kernel, Output, divide_up, unsigned
 from operations.sampler import NONE, Request, is_right
 from table import Case
 
-SLICE = 4096
-TOP_MAX = 20
-PREVIOUS = 1 << 31
+NUMBERS, PREVIOUS = contract("sampling"), contract("common").PREVIOUS
+TOP_MAX = NUMBERS.TOP_MAX
 ROW = np.dtype([("temperature", "f8"), ("top_p", "f8"), ("min_p_logarithm", "f8"), ("presence", "f8"),
                 ("frequency", "f8"), ("seed", "u8"), ("position", "u8"), ("repetition", "f4"), ("top_k", "u4"),
                 ("top", "u4"), ("allowed", "u4"), ("ignored", "u4"), ("given", "u4")])  # fmt: skip
-ROW_WORDS = ROW.itemsize // 4
+ROW_WORDS = NUMBERS.ROW_WORDS
+assert ROW.itemsize == 4 * ROW_WORDS
 
 
 def starts_and_words(of_rows, first):
@@ -62,11 +63,12 @@ def pack(requests, vocabulary):
 def case(logits, requests):
     """`logits` [rows, vocabulary] f32."""
     (rows, vocabulary), u64 = logits.shape, ctypes.c_uint64
-    slices, before = divide_up(vocabulary, SLICE), logits.clone()
+    slices, before = divide_up(vocabulary, NUMBERS.SLICE), logits.clone()
     asked, previous = pack(requests, vocabulary)
     asked, previous = torch.from_numpy(asked.view(np.int32)).cuda(), unsigned(previous)
     changed = torch.full((rows, divide_up(vocabulary, 4) * 4), float("nan"), device="cuda")
-    row_bytes = divide_up(45_184 + 304 * slices, 128) * 128
+    row_bytes = NUMBERS.ROW_BYTES + NUMBERS.SLICE_BYTES * slices
+    row_bytes = divide_up(row_bytes, NUMBERS.ROW_ALIGNMENT) * NUMBERS.ROW_ALIGNMENT
     scratch = torch.full((rows * row_bytes,), 0xFF, dtype=torch.uint8, device="cuda")
     chosen, faults, log_probabilities, top_ids, top_log_probabilities = outputs = [
         Output(shape, kind) for shape, kind in (((rows,), torch.int32), ((rows,), torch.int32), ((rows,), torch.float32),
@@ -79,12 +81,12 @@ def case(logits, requests):
         read = (logits, u64(logits.stride(0)))
         both = (*read, changed, u64(changed.stride(0)), vocabulary, asked, scratch)
         # All rows in one go: it begins with row 0, whose requests are the first words.
-        slicing((slices, rows), (256,), *read, vocabulary, asked, rows, 0, previous, len(previous), changed,
-                u64(changed.stride(0)), scratch)  # fmt: skip
-        planning((rows,), (512,), vocabulary, asked, scratch)
-        gathering((slices, rows), (256,), *both)
-        choosing((rows,), (1024,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor, top_ids.tensor,
-                 top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
+        slicing((slices, rows), (NUMBERS.SLICE_THREADS,), *read, vocabulary, asked, rows, 0, previous, len(previous),
+                changed, u64(changed.stride(0)), scratch)  # fmt: skip
+        planning((rows,), (NUMBERS.PLAN_THREADS,), vocabulary, asked, scratch)
+        gathering((slices, rows), (NUMBERS.SLICE_THREADS,), *both)
+        choosing((rows,), (NUMBERS.CHOICE_THREADS,), *both, chosen.tensor, faults.tensor, log_probabilities.tensor,
+                 top_ids.tensor, top_log_probabilities.tensor, TOP_MAX)  # fmt: skip
 
     def wrong():
         """Rows that are not as they have to be."""

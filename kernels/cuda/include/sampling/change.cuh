@@ -14,7 +14,13 @@
 constexpr uint32_t IN_PROMPT = 0x80000000u;
 
 // The kinds of lists, in the order in which the host lays out where they begin.
-enum List : uint32_t { FORBIDDEN, BIASED, BIASES, PROMPT, PRODUCED };
+enum List : uint32_t {
+    FORBIDDEN = contract::sampling::LIST_FORBIDDEN,
+    BIASED = contract::sampling::LIST_BIASED,
+    BIASES = contract::sampling::LIST_BIASES,
+    PROMPT = contract::sampling::LIST_PROMPT,
+    PRODUCED = contract::sampling::LIST_PRODUCED,
+};
 
 struct Wishes {
     const uint32_t* words;    // all that is asked: lists and masks stand in it
@@ -32,7 +38,7 @@ struct Wishes {
 };
 
 // In a produced token: the rest is a place in `previous`, and the token is what stands there.
-constexpr uint32_t FROM_PREVIOUS = 0x80000000u;
+using contract::common::PREVIOUS;
 
 // A slice that is being changed, and how often its tokens were met.
 struct Bench {
@@ -128,8 +134,8 @@ __device__ __forceinline__ void change_slice(Held& held, Bench& bench, const Sam
                             [&](uint32_t place, uint32_t) { atomicOr(&bench.tally[place], IN_PROMPT); });
         }
         const auto read = [&](uint32_t token) {
-            const uint32_t place = token & ~FROM_PREVIOUS;
-            return !(token & FROM_PREVIOUS)       ? token
+            const uint32_t place = token & ~PREVIOUS;
+            return !(token & PREVIOUS)            ? token
                    : place < wishes.previous_count ? wishes.previous[place]
                                                    : NONE;
         };

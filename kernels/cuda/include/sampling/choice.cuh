@@ -8,7 +8,7 @@
 #include "scratch.cuh"
 #include "weight.cuh"
 
-constexpr uint32_t CHOICE_THREADS = 1024;
+using contract::sampling::CHOICE_THREADS;
 static_assert(CHOICE_THREADS == BINS, "each thread has one bin");
 
 struct ChoiceRoom {

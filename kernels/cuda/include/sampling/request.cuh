@@ -3,11 +3,18 @@
 
 #include <stdint.h>
 
-constexpr uint32_t NONE = 0xffffffffu;
-// The likeliest tokens that may be asked for.
-constexpr uint32_t TOP_MAX = 20;
+#include "contract.cuh"
 
-// 80 bytes, 8-byte aligned: Rust's `#[repr(C)]` has the same layout. Parameters are in the ranges of `SamplingParams::check`.
+using contract::sampling::ROW_WORDS;
+using contract::sampling::TOP_MAX;
+
+// No token, and nothing that is asked for.
+constexpr uint32_t NONE = contract::common::NO_CHOICE;
+static_assert(contract::sampling::NO_REPORT == NONE && contract::sampling::NO_MASK == NONE
+                  && contract::sampling::NONE_GIVEN == NONE,
+              "the host says so");
+
+// 8-byte aligned: Rust's `#[repr(C)]` has the same layout. Parameters are in the ranges of `SamplingParams::check`.
 struct SampleRow {
     double temperature;       // 0 takes the likeliest
     double top_p;             // 1 is no limit
@@ -23,8 +30,7 @@ struct SampleRow {
     uint32_t ignored;         // 1: the row is padding of a captured batch, and gets NONE
     uint32_t given;           // the token that really followed: it is taken, and its lists are not read; NONE to choose one
 };
-static_assert(sizeof(SampleRow) == 80, "the host writes this layout");
-constexpr uint32_t ROW_WORDS = sizeof(SampleRow) / 4;
+static_assert(sizeof(SampleRow) == ROW_WORDS * 4, "the host writes this layout");
 
 __device__ __forceinline__ bool is_given(const SampleRow& row) {
     return row.given != NONE;

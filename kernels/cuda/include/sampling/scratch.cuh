@@ -6,20 +6,17 @@
 #include "request.cuh"
 #include "weight.cuh"
 
-// Tokens of a slice, which is one block's share of a row, and of a group, whose largest logit is remembered.
-constexpr uint32_t SLICE = 4096;
-constexpr uint32_t GROUP = 128;
+using contract::sampling::BINS;   // of a histogram
+using contract::sampling::GROUP;  // tokens, whose largest logit is remembered
+using contract::sampling::LIST;   // candidates that fit
+using contract::sampling::SLICE;  // tokens, which are one block's share of a row
 constexpr uint32_t GROUPS_OF_SLICE = SLICE / GROUP;
-// Candidates that fit a list.
-constexpr uint32_t LIST = 2048;
-// Bins of a histogram.
-constexpr uint32_t BINS = 1024;
 // Groups whose largest logits make the list of a row without top-k; also the largest top-k that a list is made for.
 constexpr uint32_t LIST_GROUPS = 512;
 
-constexpr uint32_t FAULT_NOT_NUMBERS = 1;
-constexpr uint32_t FAULT_NOTHING_ALLOWED = 2;
-constexpr uint32_t FAULT_IGNORED = 3;
+using contract::sampling::FAULT_IGNORED;
+using contract::sampling::FAULT_NOT_NUMBERS;
+using contract::sampling::FAULT_NOTHING_ALLOWED;
 
 // What is known of a slice. "Raw" are the logits as they came, the others those that are chosen from.
 struct SliceFacts {
@@ -63,18 +60,19 @@ struct RowPlan {
     uint32_t least;         // no finite logit has a smaller key
     uint32_t padding[13];
 };
-static_assert(sizeof(RowPlan) == 128, "the launcher's formula counts on it");
-static_assert(sizeof(SliceFacts) == 40, "the launcher's formula counts on it");
+static_assert(sizeof(RowPlan) == contract::sampling::PLAN_BYTES, "scratch has room for it");
+static_assert(sizeof(SliceFacts) == contract::sampling::FACTS_BYTES, "scratch has room for it");
 
 __host__ __device__ constexpr uint32_t slices_of(uint32_t vocabulary) {
     return (vocabulary + SLICE - 1) / SLICE;
 }
 
-// Bytes for a row: 45,184 + 304 for each slice, rounded up to 128.
+// Bytes for a row.
 __host__ __device__ constexpr uint64_t row_bytes(uint32_t slices) {
-    return (sizeof(RowPlan) + 2 * LIST * 8 + BINS * 12 +
-            static_cast<uint64_t>(slices) * (8 + sizeof(SliceFacts) + 2 * GROUPS_OF_SLICE * 4) + 127) /
-           128 * 128;
+    using namespace contract::sampling;
+    static_assert(ROW_BYTES == sizeof(RowPlan) + 2 * LIST * 8 + BINS * 12, "what RowScratch finds there");
+    static_assert(SLICE_BYTES == 8 + sizeof(SliceFacts) + 2 * GROUPS_OF_SLICE * 4, "what RowScratch finds there");
+    return (ROW_BYTES + static_cast<uint64_t>(slices) * SLICE_BYTES + ROW_ALIGNMENT - 1) / ROW_ALIGNMENT * ROW_ALIGNMENT;
 }
 
 // Where everything of a row stands.

@@ -6,7 +6,7 @@
 #include "block.cuh"
 #include "scratch.cuh"
 
-constexpr uint32_t SLICE_THREADS = 256;
+using contract::sampling::SLICE_THREADS;
 // Blocks of the first and of the third kernel that a multiprocessor is to hold, which bounds their registers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
 constexpr uint32_t SLICE_BLOCKS = 1, GATHER_BLOCKS = 1;

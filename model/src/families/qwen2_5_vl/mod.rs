@@ -95,6 +95,10 @@ impl Weights<Config> for Model {
         self.vision.pack(pictures)
     }
 
+    fn patches(batch: &PictureBatch) -> usize {
+        batch.patches()
+    }
+
     fn embeddings(batch: &PictureBatch) -> usize {
         batch.embeddings()
     }

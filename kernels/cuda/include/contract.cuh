@@ -1,0 +1,317 @@
+// What the host and the kernels agree on. Generated from kernels/src/cuda/contract: change it there, write this file with
+// `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract`, then compile (kernels/cuda/compile.py).
+#pragma once
+
+#include <stdint.h>
+
+// `KERNEL(..., size)` for each head size of attention.
+#define FOR_EACH_HEAD_DIM(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 32) \
+    KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 80) \
+    KERNEL(__VA_ARGS__, 128)
+
+// `KERNEL(..., size)` for each that windows have.
+#define FOR_EACH_HEAD_DIM_OF_WINDOWS(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 32) \
+    KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 80)
+
+// `KERNEL(..., size)` for each number of rows that products of few rows are compiled for.
+#define FOR_EACH_FEW_ROWS(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 8) \
+    KERNEL(__VA_ARGS__, 16) \
+    KERNEL(__VA_ARGS__, 32) \
+    KERNEL(__VA_ARGS__, 64)
+
+namespace contract {
+
+// What several families share.
+namespace common {
+// Tokens per block of the cache.
+constexpr uint32_t BLOCK_TOKENS = 16;
+// What stands for a token where none could be chosen.
+constexpr uint32_t NO_CHOICE = 0xffffffffu;
+// Bit of a token id that makes the rest an index into what the previous step chose.
+constexpr uint32_t PREVIOUS = 0x80000000u;
+}  // namespace common
+
+// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
+namespace argmax {
+// Threads of a block.
+constexpr uint32_t THREADS = 512;
+// Blocks of a cluster.
+constexpr uint32_t CLUSTER = 8;
+}  // namespace argmax
+
+// embed.cu, gather_rows.cu and scatter_rows.cu: a block a row.
+namespace copy_rows {
+// Threads of a block.
+constexpr uint32_t THREADS = 128;
+}  // namespace copy_rows
+
+// rms_norm.cu and layer_norm.cu: rows a grid apart, and columns shared by whole warps.
+namespace norm {
+// Most threads of a block.
+constexpr uint32_t THREADS_MAX = 512;
+}  // namespace norm
+
+// silu_mul.cu and gelu.cu: a row in x, its columns in y.
+namespace gate {
+// Threads of a block.
+constexpr uint32_t THREADS = 256;
+}  // namespace gate
+
+// rotary.cu: a block a token.
+namespace rotary {
+// Most threads of a block.
+constexpr uint32_t THREADS_MAX = 320;
+// Axes of positions, whose pairs of elements a launch gives by value.
+constexpr uint32_t AXES_MAX = 4;
+// Most query and key heads that are normalised.
+constexpr uint32_t NORMED_HEADS_MAX = 256;
+}  // namespace rotary
+
+// fill_random.cu: an element a thread, a grid apart.
+namespace random {
+// Threads of a block.
+constexpr uint32_t THREADS = 256;
+}  // namespace random
+
+// patchify.cu: patches in y, a patch's pixels in x.
+namespace patchify {
+// Most threads of a block.
+constexpr uint32_t THREADS_MAX = 256;
+// Neighbouring pixels that a thread takes where the side of a patch is even; one where it is odd.
+constexpr uint32_t PIXELS = 4;
+// Colour channels.
+constexpr uint32_t CHANNELS = 3;
+// Numbers that say where a picture is.
+constexpr uint32_t LAYOUT_NUMBERS = 4;
+// Numbers that normalise a picture's levels.
+constexpr uint32_t LEVEL_NUMBERS = 7;
+}  // namespace patchify
+
+// attention_decode.cu: single rows over the cache.
+namespace attention_decode {
+// Query vectors per tile.
+constexpr uint32_t TILE_QUERIES = 8;
+// Most warps of a block.
+constexpr uint32_t WARPS_MAX = 8;
+// Tiles that a block may leave for others to add up: of the run that its share begins in, and of the one that it ends
+// in.
+constexpr uint32_t PARTS = 2;
+// Counters in the module, one per block of a launch.
+constexpr uint32_t COUNTERS = 2048;
+// Bit of `flags`: no kernel in front writes what stands in front of a sequence's rows.
+constexpr uint32_t PAST_IS_THERE = 1;
+// Bit of `flags`: weights are the first to go from the L2 cache, and so keys and values should be.
+constexpr uint32_t OTHERS_READ_ONCE = 2;
+// Blocks of the cache in the ring of one warp.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t RING_STAGES =
+    HEAD_DIM == 32 ? 6 : HEAD_DIM == 64 ? 6 : HEAD_DIM == 80 ? 4 : HEAD_DIM == 128 ? 3 : 0;
+// Bytes of shared memory of that ring: keys and values of one head.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t RING_BYTES =
+    HEAD_DIM == 32 ? 12288 : HEAD_DIM == 64 ? 24576 : HEAD_DIM == 80 ? 20480 : HEAD_DIM == 128 ? 24576 : 0;
+// f32 numbers of a part: for each query vector of a tile a weighted sum of values, the highest score and the sum of
+// weights.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PART_NUMBERS =
+    HEAD_DIM == 32 ? 272 : HEAD_DIM == 64 ? 528 : HEAD_DIM == 80 ? 656 : HEAD_DIM == 128 ? 1040 : 0;
+}  // namespace attention_decode
+
+// attention_prefill.cu: many rows, on every device.
+namespace attention_prefill {
+// Query vectors per tile, 16 a warp.
+constexpr uint32_t TILE_QUERIES = 64;
+// Threads of a block, which has one tile.
+constexpr uint32_t THREADS = 128;
+// Most rows of a stretch that is one tile.
+constexpr uint32_t WINDOW_ROWS = 64;
+}  // namespace attention_prefill
+
+// attention_prefill_hopper.cu and attention_paged_combine.cu: over the cache (paged), and within packed rows.
+namespace attention_hopper {
+// Stages of queries, of keys and of values.
+constexpr uint32_t STAGES = 2;
+// Elements of a head.
+constexpr uint32_t PAGED_HEAD_DIM = 128;
+// Query vectors per tile.
+constexpr uint32_t PAGED_QUERIES = 128;
+// Keys per step.
+constexpr uint32_t PAGED_KEYS = 128;
+// Threads of a block.
+constexpr uint32_t PAGED_THREADS = 384;
+// Bytes of dynamic shared memory.
+constexpr uint32_t PAGED_SHARED_BYTES = 196608;
+// f32 numbers of a part of a split tile: for each query vector a weighted sum of values, the highest score and the sum
+// of weights.
+constexpr uint32_t PAGED_PART_NUMBERS = 16640;
+// Warps of a block that adds up parts, one query vector each.
+constexpr uint32_t COMBINE_WARPS = 8;
+// Elements of a head.
+constexpr uint32_t PACKED_HEAD_DIM = 80;
+// Rows per tile.
+constexpr uint32_t PACKED_QUERIES = 192;
+// Keys per step.
+constexpr uint32_t PACKED_KEYS = 112;
+// Threads of a block.
+constexpr uint32_t PACKED_THREADS = 512;
+// Bytes of dynamic shared memory.
+constexpr uint32_t PACKED_SHARED_BYTES = 133120;
+}  // namespace attention_hopper
+
+// linear_few.cu: products of few rows.
+namespace linear_few {
+// Most rows of x.
+constexpr uint32_t ROWS_MAX = 64;
+// Most weight rows of a tile.
+constexpr uint32_t TILE_ROWS = 128;
+// Columns of a step.
+constexpr uint32_t STEP_COLUMNS = 128;
+// Columns that one copy brings, which one swizzle spans.
+constexpr uint32_t CHUNK_COLUMNS = 64;
+// Rows of the gate that stand before as many rows of up.
+constexpr uint32_t GATE_ROWS = 8;
+// Blocks of a cluster.
+constexpr uint32_t TEAM = 2;
+// Threads that multiply.
+constexpr uint32_t MULTIPLIERS = 256;
+// Threads of a block: those, a warp that copies and one that writes.
+constexpr uint32_t THREADS = 320;
+// Most stages of a ring.
+constexpr uint32_t STAGES_MAX = 40;
+// Bytes of barriers: two a stage, and what the block tells itself.
+constexpr uint32_t BARRIER_BYTES = 704;
+// Streams that may launch at the same time, each with counters of its own.
+constexpr uint32_t STREAMS = 8;
+// Counters of a stream, one a tile.
+constexpr uint32_t STREAM_COUNTERS = 4096;
+// Bit of `flags`: the product is added to the output.
+constexpr uint32_t ADD_TO_OUT = 1;
+// Bit of `flags`: the output is f32.
+constexpr uint32_t OUT_IS_F32 = 2;
+// Bytes for stages.
+template <uint32_t ROWS>
+constexpr uint32_t STAGES_BYTES =
+    ROWS == 8 ? 159744 : ROWS == 16 ? 159744 : ROWS == 32 ? 147456 : ROWS == 64 ? 184320 : 0;
+// Bytes in which warps tell each other sums: those of the tallest tile, and what a cluster's blocks send.
+template <uint32_t ROWS>
+constexpr uint32_t TOLD_BYTES =
+    ROWS == 8 ? 12288 : ROWS == 16 ? 12288 : ROWS == 32 ? 16384 : ROWS == 64 ? 32768 : 0;
+// Bytes of dynamic shared memory: more than half of a multiprocessor's, so that it runs one block at a time, but not
+// all, so that small kernels fit beside it.
+template <uint32_t ROWS>
+constexpr uint32_t SHARED_BYTES =
+    ROWS == 8 ? 172736 : ROWS == 16 ? 172736 : ROWS == 32 ? 164544 : ROWS == 64 ? 217792 : 0;
+// f32 numbers that a block leaves of a tile for others to add up.
+template <uint32_t ROWS>
+constexpr uint32_t PART_NUMBERS =
+    ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
+}  // namespace linear_few
+
+// gate_up_middle.cu: gated products of some hundred rows.
+namespace gate_up_middle {
+// Blocks of a cluster, one below the other.
+constexpr uint32_t CLUSTER = 2;
+// Warpgroups of a block that multiply; one more copies.
+constexpr uint32_t MULTIPLIERS = 2;
+// Rows of x that each of them has, which one copy brings.
+constexpr uint32_t PART_ROWS = 64;
+// Most rows of x of a block.
+constexpr uint32_t BLOCK_ROWS = 128;
+// Features of a tile: so many rows of gate, and as many of up.
+constexpr uint32_t FEATURES = 96;
+// Columns of a step.
+constexpr uint32_t STEP_COLUMNS = 64;
+// Threads of a block.
+constexpr uint32_t THREADS = 384;
+// Stages where a block has rows for one warpgroup.
+constexpr uint32_t STAGES_OF_ONE = 7;
+// Stages where it has rows for all.
+constexpr uint32_t STAGES_OF_ALL = 5;
+// Bytes of dynamic shared memory, in which either fits: a stage is rows of x, of gate and of up.
+constexpr uint32_t SHARED_BYTES = 229376;
+}  // namespace gate_up_middle
+
+// linear_gated_hopper.cu: products of many rows.
+namespace linear_many {
+// Blocks of a cluster, one below the other, which share their weights.
+constexpr uint32_t CLUSTER = 2;
+// Warpgroups of a block that multiply; one more copies.
+constexpr uint32_t MULTIPLIERS = 2;
+// Rows of x of a block's tile.
+constexpr uint32_t TILE_ROWS = 128;
+// Rows of the weight of a tile, of which each block of a cluster copies half.
+constexpr uint32_t TILE_WEIGHTS = 256;
+// Columns of a step.
+constexpr uint32_t STEP_COLUMNS = 64;
+// Rows and columns of the output that one copy takes.
+constexpr uint32_t BOX = 64;
+// Threads of a block.
+constexpr uint32_t THREADS = 384;
+// Stages of a ring.
+constexpr uint32_t STAGES = 4;
+// Bytes of dynamic shared memory: the stages, and two boxes of output for each warpgroup that multiplies.
+constexpr uint32_t SHARED_BYTES = 229376;
+}  // namespace linear_many
+
+// sampling.cu and include/sampling: what a row asks for, and what its kernels hand on.
+namespace sampling {
+// 32-bit words of what a row asks for.
+constexpr uint32_t ROW_WORDS = 20;
+// The likeliest tokens that may be asked for.
+constexpr uint32_t TOP_MAX = 20;
+// A row without a report.
+constexpr uint32_t NO_REPORT = 0xffffffffu;
+// A row without a mask.
+constexpr uint32_t NO_MASK = 0xffffffffu;
+// A row whose token is to be chosen.
+constexpr uint32_t NONE_GIVEN = 0xffffffffu;
+// Lists of tokens, in the order in which their places are laid out: these may not follow.
+constexpr uint32_t LIST_FORBIDDEN = 0;
+// These have a bias.
+constexpr uint32_t LIST_BIASED = 1;
+// Those biases.
+constexpr uint32_t LIST_BIASES = 2;
+// The prompt.
+constexpr uint32_t LIST_PROMPT = 3;
+// What was produced.
+constexpr uint32_t LIST_PRODUCED = 4;
+// There are NaN or infinity among the logits.
+constexpr uint32_t FAULT_NOT_NUMBERS = 1;
+// No token is left.
+constexpr uint32_t FAULT_NOTHING_ALLOWED = 2;
+// The row is padding.
+constexpr uint32_t FAULT_IGNORED = 3;
+// Threads of a block that copies what the previous step chose, a token each.
+constexpr uint32_t PREVIOUS_THREADS = 256;
+// Threads of a block that has a slice of a row.
+constexpr uint32_t SLICE_THREADS = 256;
+// Threads of the block that plans a row.
+constexpr uint32_t PLAN_THREADS = 512;
+// Threads of the block that chooses for a row, each with a bin.
+constexpr uint32_t CHOICE_THREADS = 1024;
+// Tokens of a slice, which is one block's share of a row.
+constexpr uint32_t SLICE = 4096;
+// Tokens of a group, whose largest logit is remembered.
+constexpr uint32_t GROUP = 128;
+// Candidates that fit in a list.
+constexpr uint32_t LIST = 2048;
+// Bins of a histogram.
+constexpr uint32_t BINS = 1024;
+// Bytes of what is known of a row.
+constexpr uint32_t PLAN_BYTES = 128;
+// Bytes of what is known of a slice.
+constexpr uint32_t FACTS_BYTES = 40;
+// Bytes of scratch for a row, whatever its slices: the plan, two lists, and weights and counts of the bins.
+constexpr uint32_t ROW_BYTES = 45184;
+// Bytes of scratch for a slice: its weight, what is known of it, and the largest of its groups twice.
+constexpr uint32_t SLICE_BYTES = 304;
+// What the bytes of a row are rounded up to.
+constexpr uint32_t ROW_ALIGNMENT = 128;
+}  // namespace sampling
+
+}  // namespace contract

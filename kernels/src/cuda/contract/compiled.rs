@@ -1,0 +1,125 @@
+//! Tests that hold the table of entry points to the device code: what was compiled, and which sources wait.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use super::entry_points::{EntryPoint, EntryPoints};
+use crate::DType;
+
+/// Names of entry points by source file.
+type BySource = BTreeMap<String, BTreeSet<String>>;
+
+/// Endings of compiled files, the types of activations that each target has, and whether it is Hopper's machine code.
+const TARGETS: [(&str, &[DType], bool); 3] = [
+    (".sm_75.ptx", &[DType::F16], false),
+    (".sm_80.ptx", &[DType::F16, DType::BF16], false),
+    (".sm_90a.cubin", &[DType::F16, DType::BF16], true),
+];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("cuda")
+}
+
+fn entry_points(activations: &[DType], hopper: bool) -> Vec<EntryPoint> {
+    let mut all = Vec::new();
+    for activation in activations {
+        let found = EntryPoints::find(*activation, hopper, |entry| {
+            all.push(entry);
+            Ok::<_, Infallible>(())
+        });
+        assert!(found.is_ok());
+    }
+    all
+}
+
+fn in_table(activations: &[DType], hopper: bool) -> BySource {
+    let mut table = BySource::new();
+    for EntryPoint { source, name, .. } in entry_points(activations, hopper) {
+        table.entry(source.to_owned()).or_default().insert(name);
+    }
+    table
+}
+
+fn in_compiled_files(ending: &str) -> BySource {
+    let files = fs::read_dir(folder().join("compiled")).expect("it was compiled");
+    let paths = files.map(|file| file.expect("it is read").path());
+    let named = paths.filter_map(|path| {
+        let source = path.file_name()?.to_str()?.strip_suffix(ending)?.to_owned();
+        let code = fs::read(&path).expect("it is read");
+        let names = if ending.ends_with("ptx") { entries_of_ptx(&code) } else { entries_of_cubin(&code) };
+        Some((source, names))
+    });
+    named.collect()
+}
+
+/// Names that follow `.entry` at the start of a line.
+fn entries_of_ptx(code: &[u8]) -> BTreeSet<String> {
+    let text = std::str::from_utf8(code).expect("PTX is text");
+    let entries = text.lines().filter_map(|line| line.split_once(".entry ").map(|(_, name)| name));
+    entries.map(|name| name.trim_end_matches('(').to_owned()).collect()
+}
+
+/// Every entry point has a constant bank for its parameters, in a section (ELF64, little-endian) that is named after it.
+fn entries_of_cubin(code: &[u8]) -> BTreeSet<String> {
+    let number = |at: usize, bytes: usize| {
+        code[at..at + bytes].iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte))
+    };
+    // e_shoff, e_shentsize, e_shnum, e_shstrndx; then sh_name and sh_offset of a section's header.
+    let (headers, size, count, names) = (number(0x28, 8), number(0x3a, 2), number(0x3c, 2), number(0x3e, 2));
+    let names = number(headers + names * size + 0x18, 8);
+    let name_of = |section: usize| {
+        let name = &code[names + number(headers + section * size, 4)..];
+        String::from_utf8_lossy(name.split(|byte| *byte == 0).next().expect("it ends")).into_owned()
+    };
+    (0..count).filter_map(|section| Some(name_of(section).strip_prefix(".nv.constant0.")?.to_owned())).collect()
+}
+
+/// The code of a source and of all our files that it includes, without comments and without the definition of waiting.
+fn code_of(source: &str) -> String {
+    let (mut left, mut seen, mut code) = (vec![folder().join(format!("{source}.cu"))], BTreeSet::new(), String::new());
+    while let Some(path) = left.pop() {
+        if path.ends_with("kernel_order.cuh") || !seen.insert(path.clone()) {
+            continue;
+        }
+        for line in fs::read_to_string(&path).expect("a source that is included is there").lines() {
+            let line = line.split("//").next().unwrap_or_default();
+            if let Some(name) = line.trim().strip_prefix("#include \"").and_then(|rest| rest.strip_suffix('"')) {
+                let beside = path.with_file_name(name);
+                left.push(if beside.exists() { beside } else { folder().join("include").join(name) });
+            }
+            code.push_str(line);
+            code.push('\n');
+        }
+    }
+    code
+}
+
+#[test]
+fn the_table_has_every_compiled_entry_point_and_no_other() {
+    for (ending, activations, hopper) in TARGETS {
+        assert_eq!(in_table(activations, hopper), in_compiled_files(ending), "{ending}");
+    }
+}
+
+#[test]
+fn kernels_wait_in_their_source_if_the_table_says_so() {
+    let waits: BTreeMap<_, _> =
+        entry_points(&[DType::F16], true).into_iter().map(|entry| (entry.source, entry.waits)).collect();
+    assert!(waits.values().any(|waits| *waits) && waits.values().any(|waits| !waits));
+    for (source, waits) in waits {
+        assert_eq!(code_of(source).contains("wait_for_previous_kernel()"), waits, "{source}.cu");
+    }
+}
+
+#[test]
+fn an_entry_point_that_is_not_there_is_an_error_of_the_search() {
+    let found = EntryPoints::find(DType::F32, false, |entry| match entry.name.as_str() {
+        "embed_f32" => Err(entry.name),
+        _ => Ok(()),
+    });
+    assert_eq!(found.err().as_deref(), Some("embed_f32"));
+}

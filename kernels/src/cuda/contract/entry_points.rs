@@ -1,0 +1,202 @@
+//! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
+//! there cannot be asked for.
+
+use super::sizes::{ByFewRows, ByHeadDim, FewRows, HeadDim};
+use crate::DType;
+
+/// A file of `kernels/cuda`.
+#[derive(Clone, Copy)]
+struct Source {
+    name: &'static str,
+    waits: bool,
+}
+
+/// Its kernels wait for the preceding one (`include/kernel_order.cuh`), and may be started before that has ended.
+const fn waiting(name: &'static str) -> Source {
+    Source { name, waits: true }
+}
+
+/// Its kernels rely on being started after the preceding one has ended.
+const fn in_order(name: &'static str) -> Source {
+    Source { name, waits: false }
+}
+
+const ATTENTION_PREFILL: Source = in_order("attention_prefill");
+const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
+const LAYER_NORM: Source = waiting("layer_norm");
+const LINEAR_FEW: Source = waiting("linear_few");
+const LINEAR_MANY: Source = waiting("linear_gated_hopper");
+const RMS_NORM: Source = waiting("rms_norm");
+const ROTARY: Source = waiting("rotary");
+const SAMPLING: Source = in_order("sampling");
+
+/// An entry point as the compiled code has it.
+pub(in crate::cuda) struct EntryPoint {
+    /// The source file, without its ending.
+    pub source: &'static str,
+    pub name: String,
+    /// It waits for the preceding kernel on the device.
+    pub waits: bool,
+}
+
+/// What a launch is given of each entry point, `F`, for one type of activations.
+pub(in crate::cuda) struct EntryPoints<F> {
+    pub argmax: F,
+    pub argmax_f32: F,
+    pub attention_decode: ByHeadDim<F>,
+    pub attention_packed: ByHeadDim<F>,
+    pub attention_paged: ByHeadDim<F>,
+    /// Not for every head size.
+    pub attention_windows: ByHeadDim<Option<F>>,
+    pub embed: F,
+    pub fill_random: F,
+    pub fill_random_f32: F,
+    pub gather_rows: F,
+    pub gelu: F,
+    pub layer_norm: F,
+    pub add_layer_norm: F,
+    pub patchify: F,
+    pub rms_norm: F,
+    pub add_rms_norm: F,
+    pub rotary: F,
+    pub rotary_kv_write: F,
+    pub rotary_kv_write_normed: F,
+    pub sample_previous: F,
+    pub sample_slices: F,
+    pub sample_plan: F,
+    pub sample_gather: F,
+    pub sample_choose: F,
+    pub scatter_rows: F,
+    pub silu_mul: F,
+    /// What Hopper's machine code has beyond the others.
+    pub hopper: Option<HopperEntryPoints<F>>,
+}
+
+/// The entry points of Hopper's machine code alone.
+pub(in crate::cuda) struct HopperEntryPoints<F> {
+    /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
+    pub attention_paged: F,
+    pub attention_paged_split: F,
+    pub attention_paged_combine: F,
+    /// For heads of `attention_hopper::PACKED_HEAD_DIM`.
+    pub attention_packed: F,
+    pub gate_up_few: ByFewRows<F>,
+    pub gate_up_middle: F,
+    pub linear_few: ByFewRows<F>,
+    pub linear: F,
+    pub linear_add: F,
+    pub linear_gated: F,
+}
+
+impl<F> EntryPoints<F> {
+    /// Asks `find` for each entry point for activations of type `activation`, and those of `hopper` if it is there.
+    ///
+    /// # Errors
+    /// The first of `find`.
+    pub(in crate::cuda) fn find<E>(
+        activation: DType,
+        hopper: bool,
+        find: impl FnMut(EntryPoint) -> Result<F, E>,
+    ) -> Result<Self, E> {
+        let mut all = Finder { activation: activation.name(), find };
+        Ok(EntryPoints {
+            argmax: all.typed(waiting("argmax"), "argmax")?,
+            argmax_f32: all.named(waiting("argmax"), "argmax_f32")?,
+            attention_decode: all.by_head_dim(waiting("attention_decode"), "attention_decode")?,
+            attention_packed: all.by_head_dim(ATTENTION_PREFILL, "attention_packed")?,
+            attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
+            attention_windows: all.by_some_head_dims(ATTENTION_PREFILL, "attention_windows", &HeadDim::OF_WINDOWS)?,
+            embed: all.typed(waiting("embed"), "embed")?,
+            fill_random: all.typed(in_order("fill_random"), "fill_random")?,
+            fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
+            gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
+            gelu: all.typed(waiting("gelu"), "gelu")?,
+            layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
+            add_layer_norm: all.typed(LAYER_NORM, "add_layer_norm")?,
+            patchify: all.typed(in_order("patchify"), "patchify")?,
+            rms_norm: all.typed(RMS_NORM, "rms_norm")?,
+            add_rms_norm: all.typed(RMS_NORM, "add_rms_norm")?,
+            rotary: all.typed(ROTARY, "rotary")?,
+            rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
+            rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed")?,
+            sample_previous: all.named(SAMPLING, "sample_previous_u32")?,
+            sample_slices: all.named(SAMPLING, "sample_slices_f32")?,
+            sample_plan: all.named(SAMPLING, "sample_plan_f32")?,
+            sample_gather: all.named(SAMPLING, "sample_gather_f32")?,
+            sample_choose: all.named(SAMPLING, "sample_choose_f32")?,
+            scatter_rows: all.named(waiting("scatter_rows"), "scatter_rows")?,
+            silu_mul: all.typed(waiting("silu_mul"), "silu_mul")?,
+            hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },
+        })
+    }
+}
+
+impl<F> HopperEntryPoints<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
+        use super::numbers::attention_hopper::{PACKED_HEAD_DIM, PAGED_HEAD_DIM};
+        let combine = in_order("attention_paged_combine");
+        Ok(HopperEntryPoints {
+            attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
+            attention_paged_split: all.sized(
+                ATTENTION_PREFILL_HOPPER,
+                "attention_paged_hopper_split",
+                'd',
+                PAGED_HEAD_DIM,
+            )?,
+            attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
+            attention_packed: all.sized(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper", 'd', PACKED_HEAD_DIM)?,
+            gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
+            gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
+            linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
+            linear: all.typed(LINEAR_MANY, "linear_hopper")?,
+            linear_add: all.typed(LINEAR_MANY, "linear_add_hopper")?,
+            linear_gated: all.typed(LINEAR_MANY, "linear_gated_hopper")?,
+        })
+    }
+}
+
+/// How entry points are named: the operation, the type of activations, a size.
+struct Finder<Find> {
+    activation: &'static str,
+    find: Find,
+}
+
+impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
+    /// The same for every type of activations.
+    fn named(&mut self, source: Source, name: &str) -> Result<F, E> {
+        (self.find)(EntryPoint { source: source.name, name: name.to_owned(), waits: source.waits })
+    }
+
+    fn typed(&mut self, source: Source, operation: &str) -> Result<F, E> {
+        self.named(source, &format!("{operation}_{}", self.activation))
+    }
+
+    fn sized(&mut self, source: Source, operation: &str, letter: char, size: usize) -> Result<F, E> {
+        self.named(source, &format!("{operation}_{}_{letter}{size}", self.activation))
+    }
+
+    fn by_head_dim(&mut self, source: Source, operation: &str) -> Result<ByHeadDim<F>, E> {
+        let [a, b, c, d] = HeadDim::ALL.map(HeadDim::elements);
+        let mut of = |size| self.sized(source, operation, 'd', size);
+        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
+    }
+
+    fn by_some_head_dims(
+        &mut self,
+        source: Source,
+        operation: &str,
+        some: &[HeadDim],
+    ) -> Result<ByHeadDim<Option<F>>, E> {
+        let [a, b, c, d] = HeadDim::ALL;
+        let mut of = |size: HeadDim| {
+            some.contains(&size).then(|| self.sized(source, operation, 'd', size.elements())).transpose()
+        };
+        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
+    }
+
+    fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {
+        let [a, b, c, d] = FewRows::ALL.map(FewRows::rows);
+        let mut of = |size| self.sized(source, operation, 'r', size);
+        Ok(ByFewRows([of(a)?, of(b)?, of(c)?, of(d)?]))
+    }
+}

@@ -1,0 +1,150 @@
+//! Writes `kernels/cuda/include/contract.cuh`, for the device code. `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels
+//! contract` does so; without the variable the test compares.
+
+use std::fmt::Write;
+
+use super::{
+    numbers::families,
+    sizes::{FewRows, HeadDim},
+};
+
+const HEAD: &str = "\
+// What the host and the kernels agree on. Generated from kernels/src/cuda/contract: change it there, write this file with
+// `BURSAR_WRITE_PAGES=1 cargo test -p bursar-kernels contract`, then compile (kernels/cuda/compile.py).
+#pragma once
+
+#include <stdint.h>
+";
+
+/// The constants of one family of kernels.
+pub(super) struct Family {
+    pub name: &'static str,
+    pub about: String,
+    pub items: Vec<Item>,
+}
+
+/// A constant, or one for each of some sizes, and what it means.
+pub(super) struct Item {
+    name: String,
+    about: String,
+    value: Value,
+}
+
+enum Value {
+    One(u64),
+    /// What there are sizes of, and value for size.
+    Each(&'static str, Vec<(usize, usize)>),
+}
+
+/// What a kernel is compiled for several of.
+pub(super) trait Size: Copy + 'static {
+    const NAME: &'static str;
+    const ALL: &'static [Self];
+    fn number(self) -> usize;
+}
+
+impl Size for HeadDim {
+    const NAME: &'static str = "HEAD_DIM";
+    const ALL: &'static [Self] = &HeadDim::ALL;
+
+    fn number(self) -> usize {
+        self.elements()
+    }
+}
+
+impl Size for FewRows {
+    const NAME: &'static str = "ROWS";
+    const ALL: &'static [Self] = &FewRows::ALL;
+
+    fn number(self) -> usize {
+        self.rows()
+    }
+}
+
+impl Item {
+    pub(super) fn constant(name: &str, about: String, value: u64) -> Self {
+        Item { name: name.to_owned(), about, value: Value::One(value) }
+    }
+
+    pub(super) fn of_sizes<S: Size>(name: &str, about: String, value: impl Fn(S) -> usize) -> Self {
+        let values = S::ALL.iter().map(|size| (size.number(), value(*size))).collect();
+        Item { name: name.to_uppercase(), about, value: Value::Each(S::NAME, values) }
+    }
+}
+
+fn header() -> String {
+    let mut out = HEAD.to_owned();
+    for (macro_name, about, sizes) in [
+        ("FOR_EACH_HEAD_DIM", "each head size of attention", numbers(&HeadDim::ALL)),
+        ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&HeadDim::OF_WINDOWS)),
+        ("FOR_EACH_FEW_ROWS", "each number of rows that products of few rows are compiled for", numbers(&FewRows::ALL)),
+    ] {
+        write!(out, "\n// `KERNEL(..., size)` for {about}.\n#define {macro_name}(KERNEL, ...)").expect("text");
+        sizes.iter().for_each(|size| write!(out, " \\\n    KERNEL(__VA_ARGS__, {size})").expect("text"));
+        out.push('\n');
+    }
+    out.push_str("\nnamespace contract {\n");
+    families().iter().for_each(|family| out.push_str(&namespace(family)));
+    out.push_str("\n}  // namespace contract\n");
+    out
+}
+
+fn numbers<S: Size>(sizes: &[S]) -> Vec<usize> {
+    sizes.iter().map(|size| size.number()).collect()
+}
+
+fn namespace(family: &Family) -> String {
+    let items: String = family.items.iter().map(item).collect();
+    format!("\n{}namespace {} {{\n{items}}}  // namespace {}\n", comment(&family.about), family.name, family.name)
+}
+
+fn item(item: &Item) -> String {
+    let (name, mut out) = (&item.name, comment(&item.about));
+    match &item.value {
+        Value::One(value) => writeln!(out, "constexpr uint32_t {name} = {};", literal(*value)).expect("text"),
+        Value::Each(size, values) => {
+            let cases: String = values.iter().map(|(of, value)| format!("{size} == {of} ? {value} : ")).collect();
+            writeln!(out, "template <uint32_t {size}>\nconstexpr uint32_t {name} =\n    {cases}0;").expect("text");
+        }
+    }
+    out
+}
+
+/// Bits are easier to read in hexadecimal.
+fn literal(value: u64) -> String {
+    let value = u32::try_from(value).expect("the device counts in 32 bits");
+    if value > i32::MAX as u32 { format!("{value:#x}u") } else { value.to_string() }
+}
+
+/// Doc comments as one of C++, in lines of 120 characters at most.
+fn comment(about: &str) -> String {
+    let mut lines = vec![String::from("//")];
+    for word in about.split_whitespace() {
+        if lines.last().is_some_and(|line| line.len() + 1 + word.len() > 120) {
+            lines.push(String::from("//"));
+        }
+        let line = lines.last_mut().expect("there is one");
+        line.push(' ');
+        line.push_str(word);
+    }
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/cuda/include/contract.cuh");
+
+    #[test]
+    fn the_header_of_the_device_code_matches_the_contract() {
+        let expected = header();
+        if std::env::var_os("BURSAR_WRITE_PAGES").is_some() {
+            fs::write(HEADER, &expected).expect("it is written");
+        }
+        let found = fs::read_to_string(HEADER).unwrap_or_default();
+        assert!(found == expected, "contract.cuh is not the contract: BURSAR_WRITE_PAGES=1 writes it\n{expected}");
+    }
+}

@@ -1,0 +1,82 @@
+//! Sizes that kernels are compiled for: template parameters on the device, and the ending of a kernel's name.
+
+use std::ops::Index;
+
+/// Elements of a head that attention is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum HeadDim {
+    D32,
+    D64,
+    D80,
+    D128,
+}
+
+impl HeadDim {
+    pub(crate) const ALL: [HeadDim; 4] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128];
+
+    /// Those of the kernel for many short stretches.
+    pub(crate) const OF_WINDOWS: [HeadDim; 3] = [HeadDim::D32, HeadDim::D64, HeadDim::D80];
+
+    pub(crate) const fn elements(self) -> usize {
+        match self {
+            HeadDim::D32 => 32,
+            HeadDim::D64 => 64,
+            HeadDim::D80 => 80,
+            HeadDim::D128 => 128,
+        }
+    }
+
+    /// The size of exactly so many elements.
+    pub(crate) fn of(elements: usize) -> Option<Self> {
+        HeadDim::ALL.into_iter().find(|size| size.elements() == elements)
+    }
+}
+
+/// The most rows of x that a kernel for few rows takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FewRows {
+    R8,
+    R16,
+    R32,
+    R64,
+}
+
+impl FewRows {
+    pub(crate) const ALL: [FewRows; 4] = [FewRows::R8, FewRows::R16, FewRows::R32, FewRows::R64];
+
+    pub(crate) const fn rows(self) -> usize {
+        match self {
+            FewRows::R8 => 8,
+            FewRows::R16 => 16,
+            FewRows::R32 => 32,
+            FewRows::R64 => 64,
+        }
+    }
+
+    /// The smallest size that holds `rows`.
+    pub(crate) fn holding(rows: usize) -> Option<Self> {
+        FewRows::ALL.into_iter().find(|size| (1..=size.rows()).contains(&rows))
+    }
+}
+
+/// One of each head size.
+pub(crate) struct ByHeadDim<T>(pub [T; HeadDim::ALL.len()]);
+
+impl<T> Index<HeadDim> for ByHeadDim<T> {
+    type Output = T;
+
+    fn index(&self, size: HeadDim) -> &T {
+        &self.0[size as usize]
+    }
+}
+
+/// One of each number of rows.
+pub(crate) struct ByFewRows<T>(pub [T; FewRows::ALL.len()]);
+
+impl<T> Index<FewRows> for ByFewRows<T> {
+    type Output = T;
+
+    fn index(&self, size: FewRows) -> &T {
+        &self.0[size as usize]
+    }
+}
