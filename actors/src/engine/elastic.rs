@@ -3,24 +3,21 @@
 mod core;
 
 use std::{
-    cmp::Ordering,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use bursar_budgets::{Bytes, Device, DeviceError, Fence, Label};
 use bursar_kernels::BLOCK_TOKENS;
-use bursar_model::Envelope;
 use ractor::ActorRef;
 use thiserror::Error;
 
 pub use self::core::Outcome;
-use self::core::{Change, Input, PoolCore};
+pub(super) use self::core::{Change, Input as PoolInput, PoolCore};
 use super::{EngineMessage, WeightStore};
 use crate::{
     budget::{self, Budget, LeaseError, Order},
     compute::memory::{EngineMemory, KvMemory},
-    event::Event,
     metric,
     profile::ProfileError,
     responder::AskError,
@@ -60,126 +57,51 @@ pub(super) struct Place {
     pub(super) generation: u64,
 }
 
-/// The cache size of one engine, from READY on.
-pub(super) struct Elastic {
-    core: PoolCore,
-    place: Place,
-    /// The change in progress. It ends with the engine.
-    task: Option<BackgroundTask>,
-}
-
-impl Elastic {
-    /// Starts with all blocks of `place`. The floor holds one sequence of the full context, or a whole step, so that
-    /// every request can still finish, one at a time if need be.
-    pub(super) fn new(place: Place, envelope: &Envelope) -> Self {
-        let tokens = envelope.context_tokens.max(envelope.step_tokens);
-        // Whole pages are backed, and all of their blocks are used.
-        let floor = place.blocks_in(place.bytes(tokens.div_ceil(BLOCK_TOKENS)));
-        Elastic { core: PoolCore::new(floor, place.memory.kv.blocks()), place, task: None }
-    }
-
-    /// Blocks that the serving actors may use.
-    pub(super) fn blocks(&self) -> usize {
-        self.core.blocks()
-    }
-
-    /// Obeys the budget from now on. Orders arrive as messages to `engine`.
-    pub(super) fn obey(&self, engine: &ActorRef<EngineMessage>) {
-        let (place, engine) = (&self.place, engine.clone());
-        let lease = place.memory.kv.lease();
-        let elastic = budget::Elastic {
-            floor: place.bytes(self.core.floor()),
-            most: place.bytes(self.core.most()),
-            step: place.device.page() * place.memory.kv.shape().layers as u64,
-            // An engine that is gone has no lease any more.
-            orders: Arc::new(move |order| drop(engine.send_message(EngineMessage::Ordered(order)))),
-        };
-        place.budget.obey(lease, elastic);
-    }
-
-    /// Handles an order of the budget.
-    pub(super) fn ordered(&mut self, order: Order, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
-        let input = match order {
-            Order::GiveUp { to } => Input::GiveUp(self.place.blocks_in(to)),
-            Order::MayGrow { to } => Input::MayGrow(self.place.blocks_in(to)),
-        };
-        self.step(input, engine, scheduler);
-    }
-
-    /// The serving actors have started, or are being replaced.
-    pub(super) fn serving(&mut self, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
-        self.step(Input::Serving(scheduler.is_some()), engine, scheduler);
-    }
-
-    /// Serving was refused memory: from now on there are at most `most` blocks. Until the pool is no longer
-    /// [quiet](Self::is_quiet), no actor serves and the lanes have no work.
-    pub(super) fn cap(&mut self, most: usize, engine: &ActorRef<EngineMessage>) {
-        self.step(Input::Cap(most), engine, None);
-    }
-
-    /// As [`cap`](Self::cap), but the size stays and only orders already given are carried out.
-    pub(super) fn pause(&mut self, engine: &ActorRef<EngineMessage>) {
-        self.step(Input::Pause, engine, None);
-    }
-
-    /// The most blocks there may be.
-    pub(super) fn most(&self) -> usize {
-        self.core.most()
-    }
-
-    /// Whether serving must still wait.
-    pub(super) fn is_quiet(&self) -> bool {
-        self.core.is_quiet()
-    }
-
-    /// Handles the end of a change.
-    pub(super) fn ended(&mut self, outcome: Outcome, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
-        self.task = None;
-        let before = self.core.blocks();
-        self.step(Input::Ended(outcome), engine, scheduler);
-        let blocks = self.core.blocks();
-        if blocks > before
-            && let Some(scheduler) = scheduler
-        {
-            // If the scheduler has died, its successor starts with this size.
-            let (reply, _) = crate::responder::Responder::new();
-            drop(scheduler.send_message(SchedulerMessage::Resize { blocks, reply }));
-        }
-    }
-
-    fn step(&mut self, input: Input, engine: &ActorRef<EngineMessage>, scheduler: Scheduler<'_>) {
-        let place = self.place.clone();
-        let report = EngineMessage::PoolChanged;
-        let from_blocks = self.core.blocks();
-        let change = self.core.step(input);
-        let (model, to_blocks) = (place.label.clone(), self.core.blocks());
-        match to_blocks.cmp(&from_blocks) {
-            Ordering::Less => {
-                metric::KV_SHRINKS_TOTAL.add(&model, 1);
-                place.budget.tell(Event::Shrink { model, from_blocks, to_blocks });
-            }
-            Ordering::Equal => {}
-            Ordering::Greater => {
-                metric::KV_GROWTHS_TOTAL.add(&model, 1);
-                place.budget.tell(Event::Growth { model, from_blocks, to_blocks });
-            }
-        }
-        match (change, scheduler) {
-            (Some(Change::Shrink { to }), scheduler) => {
-                self.task = Some(BackgroundTask::begin(engine, place.shrink(scheduler.cloned(), to), report));
-            }
-            (Some(Change::Grow { from, to }), _) => {
-                self.task = Some(BackgroundTask::begin(engine, place.grow(from, to), report));
-            }
-            (None, _) => {}
-        }
-    }
-}
-
 /// The scheduler that serves now, if any.
 pub(super) type Scheduler<'s> = Option<&'s ActorRef<SchedulerMessage>>;
 
 impl Place {
+    /// The blocks that hold `tokens`, and those that fill up their pages: whole pages are backed, and all of their blocks
+    /// are used.
+    pub(super) fn blocks_for(&self, tokens: usize) -> usize {
+        self.blocks_in(self.bytes(tokens.div_ceil(BLOCK_TOKENS)))
+    }
+
+    /// Obeys the budget from now on, within these bounds. Orders arrive as messages to `engine`.
+    pub(super) fn obey(&self, floor: usize, most: usize, engine: &ActorRef<EngineMessage>) {
+        let engine = engine.clone();
+        let elastic = budget::Elastic {
+            floor: self.bytes(floor),
+            most: self.bytes(most),
+            step: self.device.page() * self.memory.kv.shape().layers as u64,
+            // An engine that is gone has no lease any more.
+            orders: Arc::new(move |order| drop(engine.send_message(EngineMessage::Ordered(order)))),
+        };
+        self.budget.obey(self.memory.kv.lease(), elastic);
+    }
+
+    /// An order of the budget, in blocks.
+    pub(super) fn input(&self, order: Order) -> PoolInput {
+        match order {
+            Order::GiveUp { to } => PoolInput::GiveUp(self.blocks_in(to)),
+            Order::MayGrow { to } => PoolInput::MayGrow(self.blocks_in(to)),
+        }
+    }
+
+    /// Begins a change. Its end arrives as a message to `engine`.
+    pub(super) fn begin(
+        self,
+        change: Change,
+        engine: &ActorRef<EngineMessage>,
+        scheduler: Scheduler<'_>,
+    ) -> BackgroundTask {
+        let report = EngineMessage::PoolChanged;
+        match change {
+            Change::Shrink { to } => BackgroundTask::begin(engine, self.shrink(scheduler.cloned(), to), report),
+            Change::Grow { from, to } => BackgroundTask::begin(engine, self.grow(from, to), report),
+        }
+    }
+
     fn bytes(&self, blocks: usize) -> Bytes {
         KvMemory::bytes(self.memory.kv.shape(), blocks, self.device.page())
     }

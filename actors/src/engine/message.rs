@@ -2,7 +2,7 @@
 
 use super::{
     ElasticError, Outcome, Suggestion,
-    start::{LoadFailed, Planned, StartPlan},
+    start::{LoadFailed, LoadedModel},
 };
 use crate::{
     budget::Order,
@@ -24,20 +24,20 @@ pub enum WhichLane {
 
 /// Messages from the engine itself, its profile, the budget and the runtime.
 pub enum EngineMessage {
-    /// Plans, loads, and starts the first attempt at sizing.
-    Begin,
-    /// The weights are loaded, or loading failed.
-    Loaded(Result<Result<(StartPlan, Planned), LoadFailed>, BackgroundTaskDied>),
-    /// The wait before another attempt is over.
+    /// The wait before an attempt is over. The first, number 0, has none.
     Attempt {
-        /// The generation of the attempt's owner.
-        generation: u64,
+        /// The attempt's number.
+        attempt: u32,
     },
+    /// The weights are loaded, or loading failed.
+    Loaded(Result<Result<LoadedModel, LoadFailed>, BackgroundTaskDied>),
     /// An attempt has ended.
     Profiled {
-        /// The generation of the attempt's owner. News of an attempt's death can overtake this message. The message is
-        /// then ignored, because its memory has been taken back.
-        generation: u64,
+        /// The attempt's number. News of an attempt's death can overtake this message. The message is then ignored,
+        /// because its memory has been taken back.
+        attempt: u32,
+        /// The fewest tokens of keys and values with which every request can still finish.
+        least_tokens: usize,
         /// The sized model, or why sizing failed.
         outcome: Result<Profiled, ProfileError>,
     },
@@ -52,12 +52,7 @@ pub enum EngineMessage {
         error: LaneError,
     },
     /// The knobs that would make the model fit are known. This ends a start.
-    Advised {
-        /// The last attempt's error.
-        error: ProfileError,
-        /// The suggested changes.
-        knobs: Result<Vec<Suggestion>, BackgroundTaskDied>,
-    },
+    Advised(Result<Vec<Suggestion>, BackgroundTaskDied>),
     /// Graphs were captured again, on a lane that replaced a dead one.
     Recaptured {
         /// The number of the task. If another lane dies meanwhile, there is a newer task.

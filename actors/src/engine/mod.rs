@@ -1,6 +1,7 @@
 //! The engine: the supervisor of one model's actors, from its checkpoint to READY and through deaths.
 
 mod actor;
+mod core;
 mod elastic;
 mod error;
 mod fetch;

@@ -29,12 +29,10 @@ use crate::{
     tree::{self, Role},
 };
 
-/// What the plan says, before any memory is taken.
+/// What the plan says, before any memory is taken, without its worst cases.
 #[derive(Clone)]
 pub struct StartPlan {
     pub(super) inputs: Arc<Lowered>,
-    /// Kept until READY only: its worst cases hold blank pictures, which are large.
-    pub(super) needs: Option<Arc<Needs>>,
     /// The model without weights, for planning again with other limits.
     pub(super) unloaded: Arc<Model>,
     pub(super) pictures: Option<Arc<ImageProcessor>>,
@@ -45,19 +43,20 @@ pub struct StartPlan {
     pub(super) records: Option<Records>,
 }
 
-impl StartPlan {
-    /// Stops relying on a recorded profile. False if the start did not rely on one.
-    pub(super) fn drop_warm(&mut self, reason: &str) -> bool {
-        self.records.as_mut().is_some_and(|records| records.drop_warm(reason))
-    }
-}
-
 /// What is loaded before sizing.
 #[derive(Clone)]
-pub struct Planned {
+pub struct Loaded {
     pub(super) model: Arc<Model>,
     pub(super) processor: Processor,
     pub(super) context: Arc<ModelContext>,
+}
+
+/// A model that is planned and loaded.
+pub struct LoadedModel {
+    pub(super) plan: StartPlan,
+    /// The worst cases of the plan.
+    pub(super) needs: Arc<Needs>,
+    pub(super) loaded: Loaded,
 }
 
 /// A model that was not loaded.
@@ -122,6 +121,11 @@ impl EngineArguments {
         Owner::new(format!("{} engine", self.label), generation)
     }
 
+    /// The generation of serving actors that started as number `start`.
+    pub(super) fn serving_generation(&self, start: u64) -> u64 {
+        self.generation << 32 | start
+    }
+
     /// The last owner that this engine could have, and so the owner of everything it holds besides weights.
     pub(crate) fn last_owner(&self) -> Owner {
         self.owner(ATTEMPTS_MAX - 1)
@@ -133,9 +137,9 @@ impl EngineArguments {
     }
 
     /// Plans and loads the weights, in attempt `attempt`.
-    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<(StartPlan, Planned), LoadFailed> {
+    pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
-        let (processor, checkpoint, plan) = self.fetch_and_plan().await.map_err(failed)?;
+        let (processor, checkpoint, plan, needs) = self.fetch_and_plan().await.map_err(failed)?;
         // In parallel: weights need the bus, the tokenizer a core.
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
@@ -144,9 +148,9 @@ impl EngineArguments {
             is_wanted.store(context.is_ok(), Relaxed);
             context
         };
-        let model = self.load_or_find(&processor, checkpoint, &plan, attempt, is_wanted.clone());
+        let model = self.load_or_find(&processor, checkpoint, needs.clone(), attempt, is_wanted.clone());
         match tokio::try_join!(context, model) {
-            Ok((context, model)) => Ok((plan, Planned { model, processor, context })),
+            Ok((context, model)) => Ok(LoadedModel { plan, needs, loaded: Loaded { model, processor, context } }),
             Err(error) => Err(LoadFailed { plan: Some(plan), error }),
         }
     }
@@ -163,7 +167,7 @@ impl EngineArguments {
         Ok(off_actor(parse).await?)
     }
 
-    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan), LoadError> {
+    async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan, Arc<Needs>), LoadError> {
         // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
@@ -172,15 +176,15 @@ impl EngineArguments {
         let opened = files.clone();
         let open = off_actor(move || Ok(Checkpoint::open(opened)?));
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
-        let (checkpoint, plan) = self.plan(checkpoint, &processor).await?;
-        Ok((processor, checkpoint, plan))
+        let (checkpoint, plan, needs) = self.plan(checkpoint, &processor).await?;
+        Ok((processor, checkpoint, plan, needs))
     }
 
     async fn load_or_find(
         &self,
         processor: &Processor,
         checkpoint: Arc<Checkpoint>,
-        plan: &StartPlan,
+        needs: Arc<Needs>,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
     ) -> Result<Arc<Model>, LoadError> {
@@ -191,7 +195,6 @@ impl EngineArguments {
         if let Some(unfinished) = self.weight_store.take_unfinished() {
             self.budget.clear(unfinished).await?;
         }
-        let needs = plan.needs.clone().expect("it was planned just now");
         Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
     }
 
@@ -215,7 +218,7 @@ impl EngineArguments {
         &self,
         checkpoint: Checkpoint,
         processor: &Processor,
-    ) -> Result<(Arc<Checkpoint>, StartPlan), StartError> {
+    ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<Needs>), StartError> {
         let options = self.options.clone();
         let (target, page) = (processor.target(), self.device.page());
         // Refreshes what other processes hold.
@@ -241,12 +244,10 @@ impl EngineArguments {
             let sought =
                 Sought { checkpoint: &checkpoint, envelope: &inputs.envelope, processor: &processor, needs: &needs };
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
-            let (needs, unloaded, pictures) = (Some(Arc::new(needs)), Arc::new(model), pictures.map(Arc::new));
+            let (unloaded, pictures) = (Arc::new(model), pictures.map(Arc::new));
             let inputs = Arc::new(inputs);
-            Ok((
-                Arc::new(checkpoint),
-                StartPlan { inputs, needs, unloaded, pictures, target, expected_blocks, records },
-            ))
+            let plan = StartPlan { inputs, unloaded, pictures, target, expected_blocks, records };
+            Ok((Arc::new(checkpoint), plan, Arc::new(needs)))
         })
         .await
     }

@@ -2,7 +2,10 @@
 
 use bursar_budgets::Class;
 
-use super::EngineState;
+use super::{
+    EngineState,
+    children::{CHILDREN, Children},
+};
 use crate::{
     metric::{self, Permit},
     supervise::runs,
@@ -17,15 +20,16 @@ impl EngineState {
         let up = |role: Role, is_up: bool| metric::ACTOR_UP.set(&(model.clone(), role), is_up);
         up(Role::Engine, true);
         up(Role::Profile, self.profile.as_ref().is_some_and(runs));
-        for (role, cell) in super::CHILDREN.into_iter().zip(self.children.cells()) {
+        let cells = self.children().map(Children::cells).unwrap_or_default();
+        for (role, cell) in CHILDREN.into_iter().zip(cells) {
             up(role, cell.as_ref().is_some_and(runs));
         }
-        let Some(profiled) = &self.profiled else { return };
-        let record = &profiled.record;
+        let Some(serving) = self.core.serving() else { return };
+        let (profiled, record) = (serving.profiled(), &serving.profiled().record);
         metric::PERMITS.set(&(model.clone(), Permit::Sequences), record.sequences);
         metric::PERMITS.set(&(model.clone(), Permit::Patches), record.launch_patches);
         metric::PROFILE_TARGET_TOKENS.set(model, record.kv_tokens());
-        self.sized_within.into_iter().for_each(|within| metric::PROFILE_SECONDS.set(model, within));
+        metric::PROFILE_SECONDS.set(model, serving.sized_within());
         // Always 0 here: a peak that differs from the plan ends an attempt.
         for class in [Class::StepWorkspace, Class::VisionWorkspace] {
             metric::PLAN_ERROR_BYTES.set(&(model.clone(), class), 0);

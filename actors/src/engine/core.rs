@@ -1,0 +1,269 @@
+//! What an engine does next, from its checkpoint to READY and through deaths: pure.
+//!
+//! ```text
+//! Waiting ──► Loading ──► Sizing ──► Serving ──┐   its actors die, restart, and serve again after refused memory
+//!    ▲           │           │                 │
+//!    └── TakingBack ◄────────┘                 │   an attempt failed
+//!            └──────────► Advising ◄───────────┘   the last one
+//!                             └──────► Over
+//! ```
+
+mod attempt_log;
+mod effect;
+mod input;
+mod parts;
+mod serving;
+
+use std::{mem, time::Duration};
+
+use self::attempt_log::{AttemptLog, Verdict, outcome_of};
+pub use self::{
+    effect::{Advise, Effect, Size, SizedBy, Start},
+    input::{Input, Planned, Sized},
+    parts::{Child, Children, Parts},
+    serving::Serving,
+};
+use super::StartError;
+use crate::{
+    profile::{FaultPlan, Outcome, Passed, ProfileError},
+    supervise::Intensity,
+    tree::Role,
+};
+
+/// What is fixed for an engine.
+#[derive(Clone, Debug)]
+pub struct Rules {
+    /// How many restarts of serving actors are tolerated, and within what time.
+    pub intensity: Intensity,
+    /// How many kinds of serving actors there are.
+    pub children: usize,
+    /// The user fixed the size of keys and values.
+    pub is_pinned: bool,
+    /// Memory to refuse on purpose.
+    pub faults: FaultPlan,
+}
+
+/// The decisions of one engine.
+pub struct EngineCore<P: Parts> {
+    rules: Rules,
+    log: AttemptLog,
+    phase: Phase<P>,
+}
+
+/// Where an engine is, with what it has there.
+enum Phase<P: Parts> {
+    /// It waits before an attempt.
+    Waiting(Got<P>),
+    /// It plans, and loads the weights. Until that is done, the plan of an earlier attempt counts.
+    Loading { began: Duration, earlier: Option<P::Plan> },
+    /// An attempt sizes the loaded model.
+    Sizing { began: Duration, model: Model<P> },
+    /// What a failed attempt held is being taken back.
+    TakingBack(Got<P>),
+    /// It serves, or its serving actors are being replaced.
+    Serving(Serving<P>),
+    /// The last attempt has failed with this error. Which knobs would help is being found, for the error that ends the
+    /// engine. What has served is kept until then.
+    Advising { error: ProfileError, serving: Option<Serving<P>> },
+    /// It has given its reason, and ends.
+    Over,
+}
+
+/// What a failed attempt leaves for the next, which begins as late in the sequence as possible.
+enum Got<P: Parts> {
+    /// A plan at most.
+    Plan(Option<P::Plan>),
+    /// Loaded weights.
+    Model(Model<P>),
+}
+
+/// A planned and loaded model.
+struct Model<P: Parts> {
+    planned: Planned<P>,
+    needs: P::Needs,
+    loaded: P::Loaded,
+}
+
+impl<P: Parts> Got<P> {
+    fn plan(&self) -> Option<P::Plan> {
+        match self {
+            Got::Plan(plan) => plan.clone(),
+            Got::Model(model) => Some(model.planned.plan.clone()),
+        }
+    }
+}
+
+/// One step in the making.
+struct Step<'s, P: Parts> {
+    rules: &'s Rules,
+    log: &'s mut AttemptLog,
+    now: Duration,
+    effects: Vec<Effect<P>>,
+}
+
+impl<P: Parts> Step<'_, P> {
+    fn effect(&mut self, effect: Effect<P>) {
+        self.effects.push(effect);
+    }
+
+    fn report(&mut self, passed: &Passed, outcome: Outcome) {
+        let report = self.log.report(passed, outcome);
+        self.effect(Effect::Report(report));
+    }
+}
+
+impl<P: Parts> EngineCore<P> {
+    /// An engine before its first attempt.
+    pub fn new(rules: Rules) -> Self {
+        EngineCore { log: AttemptLog::new(rules.is_pinned), rules, phase: Phase::Waiting(Got::Plan(None)) }
+    }
+
+    /// What has served since READY.
+    pub fn serving(&self) -> Option<&Serving<P>> {
+        match &self.phase {
+            Phase::Serving(serving) | Phase::Advising { serving: Some(serving), .. } => Some(serving),
+            _ => None,
+        }
+    }
+
+    /// Takes one input at `now`, measured from any fixed moment. Returns what must be done, in order.
+    pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
+        let mut step = Step { rules: &self.rules, log: &mut self.log, now, effects: Vec::new() };
+        let phase = mem::replace(&mut self.phase, Phase::Over);
+        self.phase = phase.step(input, &mut step);
+        step.effects
+    }
+}
+
+impl<P: Parts> Phase<P> {
+    fn step(self, input: Input<P>, step: &mut Step<'_, P>) -> Phase<P> {
+        let current = step.log.number();
+        match (self, input) {
+            (Phase::Waiting(got), Input::Attempt { attempt }) if attempt == current => begin(got, step),
+            (Phase::Loading { began, .. }, Input::Loaded { plan: planned, needs, loaded }) => {
+                step.log.plan(planned.blocks);
+                size(Model { planned, needs, loaded }, began, step)
+            }
+            (Phase::Loading { earlier, .. }, Input::LoadRefused { plan, error }) => {
+                plan.iter().for_each(|planned| step.log.plan(planned.blocks));
+                failed(Got::Plan(plan.map(|planned| planned.plan).or(earlier)), error, step)
+            }
+            (Phase::Loading { .. }, Input::LoadFailed(error)) => {
+                step.effect(Effect::CheckDevice);
+                fail(error, step)
+            }
+            (Phase::Sizing { began, model }, Input::Profiled { attempt, outcome }) if attempt == current => {
+                step.effect(Effect::EndProfile);
+                match outcome {
+                    Ok(sized) => Serving::begin((model.planned, model.loaded), sized, began, step),
+                    Err(error) => failed(Got::Model(model), error, step),
+                }
+            }
+            (Phase::Sizing { model, .. }, Input::ProfileDied { reason }) => {
+                failed(Got::Model(model), ProfileError::Died { reason }, step)
+            }
+            (Phase::TakingBack(got), Input::TakenBack { error, passed }) => taken_back(got, error, &passed, step),
+            (Phase::Serving(serving), input) => serving.step(input, step),
+            (Phase::Advising { error, serving: Some(mut serving) }, Input::Pool(input)) => {
+                serving.change_pool(input, step);
+                Phase::Advising { error, serving: Some(serving) }
+            }
+            (Phase::Advising { error, .. }, Input::Advised(knobs)) => give_up(error, knobs, step),
+            // News of what is over.
+            (phase, _) => phase,
+        }
+    }
+}
+
+/// Begins the current attempt.
+fn begin<P: Parts>(got: Got<P>, step: &mut Step<'_, P>) -> Phase<P> {
+    match got {
+        Got::Model(model) => size(model, step.now, step),
+        Got::Plan(earlier) => {
+            step.effect(Effect::Load { attempt: step.log.number() });
+            Phase::Loading { began: step.now, earlier }
+        }
+    }
+}
+
+/// Sizes a loaded model.
+fn size<P: Parts>(mut model: Model<P>, began: Duration, step: &mut Step<'_, P>) -> Phase<P> {
+    if step.log.shrinks() > 0 {
+        drop_warm(&mut model, "memory was refused to an earlier attempt of this start", step);
+    }
+    let Model { planned: Planned { plan, is_warm, .. }, needs, loaded } = &model;
+    let size = Size {
+        plan: plan.clone(),
+        needs: needs.clone(),
+        loaded: loaded.clone(),
+        is_warm: *is_warm,
+        attempt: step.log.number(),
+        shrinks: step.log.shrinks(),
+        measured: step.log.measured(),
+    };
+    step.effect(Effect::Size(size));
+    Phase::Sizing { began, model }
+}
+
+/// Stops relying on a recorded profile. False if the attempt did not rely on one.
+fn drop_warm<P: Parts>(model: &mut Model<P>, reason: &str, step: &mut Step<'_, P>) -> bool {
+    let was_warm = mem::replace(&mut model.planned.is_warm, false);
+    if was_warm {
+        step.effect(Effect::DropWarm { plan: model.planned.plan.clone(), reason: reason.to_owned() });
+    }
+    was_warm
+}
+
+/// An attempt failed: first all that it held is taken back.
+fn failed<P: Parts>(got: Got<P>, error: ProfileError, step: &mut Step<'_, P>) -> Phase<P> {
+    step.effect(Effect::CheckDevice);
+    step.effect(Effect::TakeBack { attempt: step.log.number(), error });
+    Phase::TakingBack(got)
+}
+
+/// Begins a smaller attempt, or the same again, or ends.
+fn taken_back<P: Parts>(mut got: Got<P>, error: ProfileError, passed: &Passed, step: &mut Step<'_, P>) -> Phase<P> {
+    let (outcome, said) = (outcome_of(passed, &error), error.to_string());
+    step.report(passed, outcome.clone());
+    let was_warm = match &mut got {
+        Got::Model(model) => drop_warm(model, &said, step),
+        Got::Plan(_) => false,
+    };
+    let Verdict::Again(wait) = step.log.failed(&outcome, was_warm, step.now) else {
+        return advise(error, got.plan(), None, step);
+    };
+    step.effect(Effect::TellOfRestart { actor: Role::Profile, reason: said });
+    if wait.is_zero() {
+        // A smaller target has nothing to wait for.
+        return begin(got, step);
+    }
+    step.effect(Effect::AttemptAfter { attempt: step.log.number(), wait });
+    Phase::Waiting(got)
+}
+
+/// Begins to find which knobs would have helped, which takes many plans. Without refused memory none would have.
+fn advise<P: Parts>(
+    error: ProfileError,
+    plan: Option<P::Plan>,
+    serving: Option<Serving<P>>,
+    step: &mut Step<'_, P>,
+) -> Phase<P> {
+    let missing = step.log.last_evidence().map(|evidence| evidence.missing());
+    let (Some(missing), Some(plan)) = (missing, plan) else { return give_up(error, Vec::new(), step) };
+    let target_tokens = step.log.reports().last().map_or(0, |report| report.target_tokens);
+    step.effect(Effect::Advise(Advise { plan, target_tokens, missing }));
+    Phase::Advising { error, serving }
+}
+
+fn give_up<P: Parts>(error: ProfileError, knobs: Vec<super::Suggestion>, step: &mut Step<'_, P>) -> Phase<P> {
+    let (attempt, attempts) = (step.log.number(), step.log.reports().to_vec());
+    fail(StartError::Profile { attempt, attempts, source: Box::new(error), knobs }, step)
+}
+
+fn fail<P: Parts>(error: StartError, step: &mut Step<'_, P>) -> Phase<P> {
+    step.effect(Effect::Fail(error));
+    Phase::Over
+}
+
+#[cfg(test)]
+mod tests;

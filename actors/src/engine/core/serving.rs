@@ -1,0 +1,310 @@
+//! Serving: deaths of its actors, refused memory, and keys and values that change size.
+
+use std::{mem, time::Duration};
+
+use super::{Child, Children, Effect, Input, Parts, Phase, Planned, Sized, SizedBy, Start, Step, advise};
+use crate::{
+    compute::lane::LaneError,
+    engine::{
+        WhichLane,
+        elastic::{PoolCore, PoolInput},
+    },
+    profile::{self, Evidence, Outcome, Passed, ProfileError},
+    supervise::{Decision, Policy, RestartLog},
+    tree::Role,
+};
+
+/// What an engine has from READY on.
+pub struct Serving<P: Parts> {
+    plan: P::Plan,
+    is_warm: bool,
+    loaded: P::Loaded,
+    profiled: P::Profiled,
+    /// The attempt that owns what serving uses. Later attempts that only shrink the cache keep this owner.
+    attempt: u32,
+    /// How long that attempt took.
+    sized_within: Duration,
+    /// How far the current attempt got.
+    passed: Passed,
+    pool: PoolCore,
+    restarts: RestartLog,
+    /// Starts of serving actors so far.
+    starts: u64,
+    /// The start that created the vision actor, which can outlive its siblings.
+    vision_since: u64,
+    deaths: u64,
+    /// The last attempt in which a fault plan refused a step memory.
+    injected: Option<u32>,
+    actors: Actors<P>,
+}
+
+/// The serving actors.
+enum Actors<P: Parts> {
+    /// All of them serve.
+    Up(P::Children),
+    /// Some died. After a wait, all from `first` on start; the others go on.
+    Restarting { restart: u64, first: usize, kept: P::Children },
+    /// They are being started.
+    Starting(Cause),
+    /// Memory was refused. They start again once keys and values have shrunk.
+    Stopped,
+}
+
+/// Why serving actors start.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// An attempt has succeeded, or keys and values have shrunk.
+    Attempt,
+    /// Some of them died.
+    Death,
+}
+
+impl<P: Parts> Serving<P> {
+    /// Serves what an attempt sized. `began` is when that attempt began.
+    pub(super) fn begin(
+        model: (Planned<P>, P::Loaded),
+        sized: Sized<P>,
+        began: Duration,
+        step: &mut Step<'_, P>,
+    ) -> Phase<P> {
+        let (Planned { plan, is_warm, .. }, loaded) = model;
+        let Sized { profiled, floor, blocks, passed } = sized;
+        let mut serving = Serving {
+            plan,
+            is_warm,
+            loaded,
+            profiled,
+            attempt: step.log.number(),
+            sized_within: step.now.saturating_sub(began),
+            passed,
+            pool: PoolCore::new(floor, blocks),
+            restarts: RestartLog::new(Policy::RestForOne, step.rules.intensity, step.rules.children),
+            starts: 0,
+            vision_since: 0,
+            deaths: 0,
+            injected: None,
+            actors: Actors::Stopped,
+        };
+        // The budget hears of it before it answers for the gate, so that READY needs nothing more of it.
+        serving.obey(step);
+        step.effect(Effect::Freeze);
+        serving.start(0, P::Children::default(), Cause::Attempt, step);
+        Phase::Serving(serving)
+    }
+
+    /// The serving actors that run. None while all of them are being replaced.
+    pub fn children(&self) -> Option<&P::Children> {
+        match &self.actors {
+            Actors::Up(children) | Actors::Restarting { kept: children, .. } => Some(children),
+            Actors::Starting(_) | Actors::Stopped => None,
+        }
+    }
+
+    /// The sized model.
+    pub fn profiled(&self) -> &P::Profiled {
+        &self.profiled
+    }
+
+    /// How long the attempt took that sized it.
+    pub fn sized_within(&self) -> Duration {
+        self.sized_within
+    }
+
+    /// The sized model, with the attempt that owns what it leases.
+    pub fn sized(&self) -> SizedBy<P> {
+        SizedBy { profiled: self.profiled.clone(), attempt: self.attempt }
+    }
+
+    pub(super) fn step(self, input: Input<P>, step: &mut Step<'_, P>) -> Phase<P> {
+        match input {
+            Input::Started { children, profiled, serving } => self.started(children, profiled, serving, step),
+            Input::Refused { which, generation, error } => self.refused(which, generation, error, step),
+            Input::Assessed { error, evidence } => self.assessed(error, evidence, step),
+            Input::Pool(input) => self.pool(input, step),
+            Input::ChildDied { actor, first, reason } => self.child_died(actor, first, &reason, step),
+            Input::Restart { restart } => self.restart(restart, step),
+            // News of attempts before READY.
+            _ => Phase::Serving(self),
+        }
+    }
+
+    /// Starts the serving actors from `first` on.
+    fn start(&mut self, first: usize, kept: P::Children, cause: Cause, step: &mut Step<'_, P>) {
+        self.starts += 1;
+        if first == 0 {
+            self.vision_since = self.starts;
+        }
+        self.actors = Actors::Starting(cause);
+        let start = Start {
+            first,
+            kept,
+            generation: self.starts,
+            loaded: self.loaded.clone(),
+            is_warm: self.is_warm,
+            sized: self.sized(),
+            blocks: self.pool.blocks(),
+            most: self.pool.most(),
+            refusals: step.log.shrinks(),
+            refuses_a_step: self.refuses_a_step(step),
+        };
+        step.effect(Effect::Start(start));
+    }
+
+    /// Whether the fault plan refuses a step of the current attempt memory, which it does once.
+    fn refuses_a_step(&mut self, step: &Step<'_, P>) -> bool {
+        let number = step.log.number();
+        let is_due = step.rules.faults.is_due(profile::Phase::Serve, number) && self.injected != Some(number);
+        if is_due {
+            self.injected = Some(number);
+        }
+        is_due
+    }
+
+    fn started(
+        mut self,
+        children: P::Children,
+        profiled: P::Profiled,
+        serving: P::Serving,
+        step: &mut Step<'_, P>,
+    ) -> Phase<P> {
+        let Actors::Starting(cause) = self.actors else { return Phase::Serving(self) };
+        (self.profiled, self.actors) = (profiled, Actors::Up(children));
+        if cause == Cause::Attempt {
+            self.passed.phase = Some(profile::Phase::Serve);
+            step.report(&self.passed, Outcome::Ready);
+            step.effect(Effect::TellOfReady);
+        }
+        step.effect(Effect::LetIn(serving));
+        self.change_pool(PoolInput::Serving(true), step);
+        Phase::Serving(self)
+    }
+
+    fn child_died(mut self, actor: Role, first: usize, reason: &str, step: &mut Step<'_, P>) -> Phase<P> {
+        // A restart already pending becomes part of this one.
+        let (pending, mut kept) = match mem::replace(&mut self.actors, Actors::Stopped) {
+            Actors::Up(children) => (None, children),
+            Actors::Restarting { first, kept, .. } => (Some(first), kept),
+            actors => return Phase::Serving(Serving { actors, ..self }),
+        };
+        step.effect(Effect::CheckDevice);
+        step.effect(Effect::ShowStarting);
+        match self.restarts.died(first, step.now) {
+            Decision::Restart { children, after: wait } => {
+                step.effect(Effect::TellOfRestart { actor, reason: reason.to_owned() });
+                step.effect(Effect::Stop(kept.take_from(children.start)));
+                self.change_pool(PoolInput::Serving(false), step);
+                self.deaths += 1;
+                let (restart, first) = (self.deaths, children.start.min(pending.unwrap_or(children.start)));
+                self.actors = Actors::Restarting { restart, first, kept };
+                step.effect(Effect::RestartAfter { restart, wait });
+                Phase::Serving(self)
+            }
+            Decision::GiveUp { restarts, within } => {
+                let within = within.as_secs();
+                let reason = format!("{restarts} restarts within {within} s, the last after: {reason}");
+                step.effect(Effect::GiveUp { reason });
+                Phase::Over
+            }
+        }
+    }
+
+    fn restart(mut self, number: u64, step: &mut Step<'_, P>) -> Phase<P> {
+        match mem::replace(&mut self.actors, Actors::Stopped) {
+            Actors::Restarting { restart, first, kept } if restart == number => {
+                self.start(first, kept, Cause::Death, step);
+            }
+            actors => self.actors = actors,
+        }
+        Phase::Serving(self)
+    }
+
+    /// Whether the actor started for a lane in that generation is still the current one. Otherwise it was replaced, or
+    /// will be.
+    fn serves_on(&self, which: WhichLane, generation: u64) -> bool {
+        match (which, &self.actors) {
+            (WhichLane::Step, Actors::Up(_)) => generation == self.starts,
+            (WhichLane::Vision, Actors::Up(_)) => generation == self.vision_since,
+            (WhichLane::Vision, Actors::Restarting { first, .. }) => *first > 0 && generation == self.vision_since,
+            _ => false,
+        }
+    }
+
+    /// Takes the children that run, which leaves none.
+    fn take_children(&mut self) -> Vec<Child<P>> {
+        match mem::replace(&mut self.actors, Actors::Stopped) {
+            Actors::Up(mut children) | Actors::Restarting { kept: mut children, .. } => children.take_from(0),
+            Actors::Starting(_) | Actors::Stopped => Vec::new(),
+        }
+    }
+
+    /// Stops the serving actors. Once keys and values have shrunk by five per cent, successors do the refused work
+    /// again. Weights, workspaces and graphs stay as they are. A restart already pending becomes part of this one.
+    fn refused(mut self, which: WhichLane, generation: u64, error: LaneError, step: &mut Step<'_, P>) -> Phase<P> {
+        if self.serves_on(which, generation) {
+            step.effect(Effect::CheckDevice);
+            step.effect(Effect::ShowStarting);
+            step.effect(Effect::Stop(self.take_children()));
+            self.change_pool(PoolInput::Serving(false), step);
+            step.effect(Effect::Assess { profiled: self.profiled.clone(), error });
+        }
+        Phase::Serving(self)
+    }
+
+    fn assessed(mut self, error: ProfileError, evidence: Evidence, step: &mut Step<'_, P>) -> Phase<P> {
+        (self.passed.phase, self.passed.evidence) = (Some(profile::Phase::Serve), Some(evidence.clone()));
+        let outcome = Outcome::Refused { evidence };
+        step.report(&self.passed, outcome.clone());
+        if step.log.failed(&outcome, false, step.now) == super::Verdict::Last {
+            return advise(error, Some(self.plan.clone()), Some(self), step);
+        }
+        self.passed = Passed::default();
+        let shrink = match step.rules.is_pinned {
+            // A size that the user fixed stays, as it does at the start.
+            true => PoolInput::Pause,
+            false => PoolInput::Cap(step.log.target()),
+        };
+        self.change_pool(shrink, step);
+        self.serve_again(step);
+        Phase::Serving(self)
+    }
+
+    /// Starts serving again, once keys and values have shrunk as ordered.
+    fn serve_again(&mut self, step: &mut Step<'_, P>) {
+        if self.pool.is_quiet() {
+            return;
+        }
+        // Registers the lower maximum, so that the budget offers no growth above it.
+        self.obey(step);
+        (self.passed.measured, self.passed.target) = (None, Some(self.pool.most()));
+        self.start(0, P::Children::default(), Cause::Attempt, step);
+    }
+
+    fn pool(mut self, input: PoolInput, step: &mut Step<'_, P>) -> Phase<P> {
+        self.change_pool(input, step);
+        if matches!((input, &self.actors), (PoolInput::Ended(_), Actors::Stopped)) {
+            self.serve_again(step);
+        }
+        Phase::Serving(self)
+    }
+
+    /// Passes an input on to the pool, and on what follows from it.
+    pub(super) fn change_pool(&mut self, input: PoolInput, step: &mut Step<'_, P>) {
+        let from = self.pool.blocks();
+        let change = self.pool.step(input);
+        let to = self.pool.blocks();
+        if from != to {
+            step.effect(Effect::TellOfResize { from, to });
+        }
+        if let Some(change) = change {
+            step.effect(Effect::Change { sized: self.sized(), change });
+        }
+        if from < to {
+            step.effect(Effect::Enlarge { blocks: to });
+        }
+    }
+
+    fn obey(&self, step: &mut Step<'_, P>) {
+        let (floor, most) = (self.pool.floor(), self.pool.most());
+        step.effect(Effect::Obey { sized: self.sized(), floor, most });
+    }
+}

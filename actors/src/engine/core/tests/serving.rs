@@ -1,0 +1,139 @@
+//! Stories of serving: deaths, refused memory, and keys and values that change size.
+
+use super::*;
+
+#[test]
+fn a_schedulers_death_spares_vision() {
+    let mut bed = Bed::serving(rules());
+    let told = ["check device", "starting", "scheduler restarts", "stop scheduler", "restart 1 after 1ms"];
+    assert_eq!(bed.die(1).hear(), told);
+    let kept = bed.core.serving().expect("it is kept").children().expect("vision goes on");
+    assert_eq!(kept.0, ["vision"]);
+    let told = ["start 2 from scheduler with 100 of 100, owned by 0", "let in to 2"];
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), told, "and READY is not told again");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0], "it is done");
+}
+
+#[test]
+fn a_restart_made_stale_by_another_death_is_ignored() {
+    let mut bed = Bed::serving(rules());
+    bed.die(1).hear();
+    let told = ["check device", "starting", "vision restarts", "stop vision", "restart 2 after 2ms"];
+    assert_eq!(bed.die(0).hear(), told);
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0]);
+    let told = ["start 2 from vision with 100 of 100, owned by 0", "let in to 2"];
+    assert_eq!(bed.give(Input::Restart { restart: 2 }).hear(), told);
+}
+
+#[test]
+fn a_crash_loop_ends_the_engine_with_its_reason() {
+    let mut bed = Bed::serving(rules());
+    for restart in 1..=3 {
+        bed.die(1).give(Input::Restart { restart });
+    }
+    bed.hear();
+    let told = ["check device", "starting", "give up: 3 restarts within 60 s, the last after: a bug"];
+    assert_eq!(bed.die(1).hear(), told);
+    assert_eq!(bed.die(0).give(Input::Restart { restart: 3 }).hear(), [""; 0]);
+}
+
+#[test]
+fn refused_memory_redoes_serving_after_keys_and_values_have_shrunk() {
+    let mut bed = Bed::serving(rules());
+    let told = [
+        "check device",
+        "starting",
+        "stop scheduler, vision",
+        "attempt 1 refused in serve of 1600",
+        "from 100 to 95",
+        "Shrink { to: 95 }",
+    ];
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), told);
+    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(100))).hear(), [""; 0], "it shrinks");
+    let told = [
+        "obey from 16 to 95",
+        "start 2 from vision with 95 of 95, owned by 0",
+        "attempt 2 ready in serve of 1520",
+        "ready",
+        "let in to 2",
+    ];
+    assert_eq!(bed.changed().hear(), told);
+    let reports: Vec<_> = bed.core.log.reports().iter().map(|report| &report.outcome).collect();
+    assert!(matches!(reports[..], [Outcome::Refused { .. }, Outcome::Ready]), "one of each attempt: {reports:?}");
+}
+
+#[test]
+fn a_fixed_size_serves_again_at_once_without_shrinking() {
+    let mut bed = Bed::serving(Rules { is_pinned: true, ..rules() });
+    let told = bed.refuse_serving(WhichLane::Vision, 1).hear();
+    assert_eq!(told[4..6], ["obey from 16 to 100", "start 2 from vision with 100 of 100, owned by 0"]);
+}
+
+#[test]
+fn a_refusal_counts_only_from_actors_that_serve_now() {
+    let mut bed = Bed::serving(rules());
+    bed.die(1).hear();
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "its actor is gone");
+    bed.give(Input::Restart { restart: 1 }).hear();
+    assert_eq!(bed.refuse_serving(WhichLane::Step, 1).hear(), [""; 0], "a successor serves");
+    // Vision outlived the restart, so it is still of the first start.
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 2).hear(), [""; 0]);
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop scheduler, vision");
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear(), [""; 0], "it is being handled");
+}
+
+#[test]
+fn a_pending_restart_becomes_part_of_a_redone_serving() {
+    let mut bed = Bed::serving(rules());
+    bed.die(1).hear();
+    assert_eq!(bed.refuse_serving(WhichLane::Vision, 1).hear()[2], "stop vision");
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear(), [""; 0]);
+    assert_eq!(bed.changed().hear()[1], "start 2 from vision with 95 of 95, owned by 0");
+}
+
+#[test]
+fn the_last_refusal_while_serving_asks_what_would_help_and_ends() {
+    let mut bed = Bed::serving(rules());
+    for generation in 1..=3 {
+        bed.refuse_serving(WhichLane::Step, generation).changed();
+    }
+    bed.hear();
+    let told = bed.refuse_serving(WhichLane::Step, 4).hear();
+    assert_eq!(told[3..], ["attempt 4 refused in serve of 1360", "advise on plan: 60 B missing for 1360"]);
+    let serving = bed.core.serving().expect("what it leases is kept until it ends");
+    assert!(serving.children().is_none() && *serving.profiled() == "sized");
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(50))).hear(), [""; 0], "no actor serves");
+    assert_eq!(bed.give(Input::Advised(Vec::new())).hear().len(), 1);
+    assert!(bed.core.serving().is_none());
+}
+
+#[test]
+fn a_fault_plan_refuses_one_step_of_each_attempt() {
+    let faults = FaultPlan::none().refuse(At::Serve, 2);
+    let mut bed = Bed::sizing(Rules { faults, ..rules() }, false);
+    let drills = |told: Vec<String>| told.iter().filter(|told| told.ends_with("refusing a step")).count();
+    assert_eq!(drills(bed.sized(0).hear()), 1);
+    assert_eq!(drills(bed.die(1).give(Input::Restart { restart: 1 }).hear()), 0, "of this attempt one was");
+    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 2).changed().hear()), 1);
+    assert_eq!(drills(bed.refuse_serving(WhichLane::Step, 3).changed().hear()), 0, "two attempts were named");
+}
+
+#[test]
+fn an_order_to_shrink_is_carried_out_and_growth_told_to_the_scheduler() {
+    let mut bed = Bed::serving(rules());
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).hear(), ["from 100 to 60", "Shrink { to: 60 }"]);
+    assert_eq!(bed.changed().hear(), [""; 0]);
+    assert_eq!(bed.give(Input::Pool(PoolInput::MayGrow(80))).hear(), ["Grow { from: 60, to: 80 }"]);
+    assert_eq!(bed.changed().hear(), ["from 60 to 80", "scheduler may use 80"]);
+    bed.die(1).hear();
+    assert_eq!(bed.give(Input::Restart { restart: 1 }).hear()[0], "start 2 from scheduler with 80 of 100, owned by 0");
+}
+
+#[test]
+fn an_order_that_finds_no_scheduler_waits_for_one() {
+    let mut bed = Bed::serving(rules());
+    bed.die(1).hear();
+    assert_eq!(bed.give(Input::Pool(PoolInput::GiveUp(60))).hear(), [""; 0]);
+    let told = bed.give(Input::Restart { restart: 1 }).hear();
+    assert_eq!(told[1..], ["let in to 2", "from 100 to 60", "Shrink { to: 60 }"]);
+}
