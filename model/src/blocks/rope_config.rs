@@ -126,14 +126,16 @@ impl Inner {
         let refuse = |key: &str, rule: &str| {
             Err(ConfigError::Contradiction(format!("{place}{key} must be {rule} where the type is {kind}")))
         };
+        if kind.is_empty() {
+            return Ok(RopeScaling::Plain);
+        }
         let original_context = self.original_max_position_embeddings.or(context).filter(|tokens| *tokens > 0);
         let implied = context.zip(original_context).map(|(context, original)| context as f64 / original as f64);
-        let Some(factor) = self.factor.or(implied).filter(|factor| *factor >= 1.0 && factor.is_finite()) else {
-            return if kind.is_empty() { Ok(RopeScaling::Plain) } else { refuse("factor", "1 or more") };
+        let factor = self.factor.or(implied.filter(|_| kind == "yarn"));
+        let Some(factor) = factor.filter(|factor| *factor >= 1.0 && factor.is_finite()) else {
+            return refuse("factor", "1 or more");
         };
         match (kind, original_context) {
-            ("", _) => Ok(RopeScaling::Plain),
-            ("linear" | "llama3", _) if self.factor.is_none() => refuse("factor", "given"),
             ("linear", _) => Ok(RopeScaling::Linear { factor }),
             (_, None) => refuse("original_max_position_embeddings", "given"),
             ("llama3", Some(original_context)) => match (self.low_freq_factor, self.high_freq_factor) {
