@@ -127,7 +127,7 @@ impl Stage {
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, shape.bytes(device.page())), shape)),
         }));
-        assert_eq!(model.config().decoder().rope_sections.len(), shape.axes);
+        assert_eq!(model.config().decoder().rope_axes.count(), shape.axes);
         let runner = ModelRunner::new(backend, workspace, Arc::new(model), memory.clone());
         let lane = Lane::start("gpu", runner, device.timeline());
         Some(Stage { lane, device: cuda, memory, vocabulary, shape, _turn: turn })

@@ -60,7 +60,7 @@ impl Stage {
         let kv = KvMemory::reserve(&device, shape, 4, Arc::new(leased.lease(Class::Kv, kv_bytes))).expect("addresses");
         kv.grow_to(4).expect("memory");
         let workspace = Arc::new(leased.segment(Class::StepWorkspace, Bytes::mib(8)));
-        let axes = model.config().decoder().rope_sections.len();
+        let axes = model.config().decoder().rope_axes.count();
         let graphs = GraphShape { sequences: 4, context_tokens: 64, axes };
         let vocabulary = model.config().decoder().vocabulary;
         let sampling_shape = SamplingShape { sequences: 4, context_tokens: 64, vocabulary };

@@ -2,6 +2,8 @@
 // rotary positions of Qwen2-VL, arXiv 2409.12191), alone and with the write into the cache.
 //
 // rotary:          turns the first `heads` heads of each row of x in place; columns behind them stay as they are
+// rotary_kv_write_normed: as the next, after each query and key head was normalised by its root mean square (Qwen3, arXiv
+//                  2505.09388)
 // rotary_kv_write: turns the queries in place, turns the keys on their way into the cache and copies the values there;
 //                  keys and values in the row stay as they are
 //
@@ -9,7 +11,10 @@
 // qkv         [tokens, (heads + 2 * kv_heads) * head_dim]       queries, keys, values; rows pitch elements apart
 // positions   [axes, tokens] u32                                rows positions_pitch elements apart
 // frequencies [head_dim / 2] f32                                radians a position
-// sections    how many consecutive pairs follow each axis; together head_dim / 2, no more axes than positions has
+// sections    how many consecutive pairs follow each axis; together head_dim / 2, no more axes than positions has. Or,
+//             interleaved: pairs 1, 4, 7, ... below 3 * pairs[1] follow the second axis, pairs 2, 5, 8, ... below
+//             3 * pairs[2] the third, all others the first (Qwen3-VL, arXiv 2511.21631)
+// norms       [head_dim] of queries, [head_dim] of keys
 // slots       [tokens] u32                                      where a token's keys and values go: place slot % 16 of
 //                                                               block slot / 16; 0xffffffff writes nothing
 // cache       [blocks, 2, kv_heads, 16, head_dim]               one layer, keys then values
@@ -24,6 +29,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "reduce.cuh"
 
 constexpr uint32_t PAIRS_MAX = 128;
 using contract::common::BLOCK_TOKENS;
@@ -31,6 +37,15 @@ using contract::common::BLOCK_TOKENS;
 // Pairs of each axis, by value.
 struct Sections {
     uint32_t pairs[contract::rotary::AXES_MAX];
+    uint32_t is_interleaved;
+};
+
+// The norms of query and key heads.
+template <typename Element>
+struct Norms {
+    const Element* query;  // [head_dim]
+    const Element* key;    // [head_dim]
+    float epsilon;
 };
 
 struct Cache {
@@ -39,13 +54,21 @@ struct Cache {
     uint32_t kv_heads;  // 0: there is none
 };
 
+__device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& sections) {
+    if (sections.is_interleaved) {
+        const uint32_t axis = pair % 3;
+        return axis > 0 && pair < 3 * sections.pairs[axis] ? axis : 0;
+    }
+    const uint32_t second = sections.pairs[0], third = second + sections.pairs[1];
+    return (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
+}
+
 // Writes the angles of this token. All threads call it; a barrier follows.
 __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t positions_pitch,
                                             const float* frequencies, const Sections& sections, uint32_t half,
                                             float* cosines, float* sines) {
     for (uint32_t pair = threadIdx.x; pair < half; pair += blockDim.x) {
-        const uint32_t second = sections.pairs[0], third = second + sections.pairs[1];
-        const uint32_t axis = (pair >= second) + (pair >= third) + (pair >= third + sections.pairs[2]);
+        const uint32_t axis = axis_of(pair, sections);
         const float position = static_cast<float>(positions[axis * positions_pitch + blockIdx.x]);
         constexpr double TURNS_A_RADIAN = 0.15915494309189535;
         const double turns = __fmul_rn(position, frequencies[pair]) * TURNS_A_RADIAN;
@@ -53,12 +76,27 @@ __device__ __forceinline__ void find_angles(const uint32_t* positions, uint32_t 
     }
 }
 
+// Writes what each of the first `heads` heads is multiplied by. All threads call it; a barrier follows.
+template <typename Element>
+__device__ __forceinline__ void find_scales(const Element* row, uint32_t heads, uint32_t head_dim, float epsilon,
+                                            float* scales) {
+    for (uint32_t head = threadIdx.x / WARP; head < heads; head += blockDim.x / WARP) {
+        float squares = 0.0f;
+        for (uint32_t i = threadIdx.x % WARP; i < head_dim; i += WARP) {
+            const float x = to_float(row[head * head_dim + i]);
+            squares += x * x;
+        }
+        scales[head] = rsqrtf(warp_sum(squares) / head_dim + epsilon);
+    }
+}
+
 // One token's row, `WIDTH` pairs an item. The heads behind the queries, keys then values, stand in the cache in the same
 // order and 16 vectors apart, so that all heads are one loop; values do not turn.
-template <uint32_t WIDTH, typename Element>
+template <uint32_t WIDTH, bool NORMED, typename Element>
 __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Element* cached,
                                          uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
-                                         const float* frequencies, const Sections& sections) {
+                                         const float* frequencies, const Sections& sections,
+                                         const Norms<Element>& norms) {
     __shared__ float cosines[PAIRS_MAX], sines[PAIRS_MAX];
     const uint32_t steps = half / WIDTH, head_dim = 2 * half;
     const uint32_t items = (heads + 2 * kv_heads) * steps;
@@ -68,11 +106,27 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         left_words = load_words<WIDTH>(from);
         right_words = load_words<WIDTH>(from + half);
     };
-    // Angles need nothing of the kernel in front.
+    // Angles and weights need nothing of the kernel in front.
     find_angles(positions, positions_pitch, frequencies, sections, half, cosines, sines);
+    // The items of a head are in one warp, so that its lanes can add up its squares.
+    const bool by_lanes = steps <= WARP && (steps & (steps - 1)) == 0;
+    __shared__ float weights[NORMED ? 2 : 1][NORMED ? 2 * PAIRS_MAX : 1];
+    __shared__ float scales[NORMED ? contract::rotary::NORMED_HEADS_MAX : 1];
+    if constexpr (NORMED) {
+        for (uint32_t i = threadIdx.x; i < head_dim; i += blockDim.x) {
+            weights[0][i] = to_float(norms.query[i]);
+            weights[1][i] = to_float(norms.key[i]);
+        }
+    }
     wait_for_previous_kernel();
     if (threadIdx.x < items) {
         take(threadIdx.x);
+    }
+    if constexpr (NORMED) {
+        // Before any thread changes the row.
+        if (!by_lanes) {
+            find_scales(row, heads + kv_heads, head_dim, norms.epsilon, scales);
+        }
     }
     __syncthreads();
     for (uint32_t item = threadIdx.x; item < items; item += blockDim.x) {
@@ -88,6 +142,30 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
             float left[WIDTH], right[WIDTH];
             widen<WIDTH, Element>(left_words, left);
             widen<WIDTH, Element>(right_words, right);
+            if constexpr (NORMED) {
+                float scale = 0.0f;
+                if (by_lanes) {
+                    float squares = 0.0f;
+#pragma unroll
+                    for (uint32_t i = 0; i < WIDTH; ++i) {
+                        squares += left[i] * left[i] + right[i] * right[i];
+                    }
+                    const uint32_t lane = threadIdx.x % WARP;
+                    const uint32_t lanes = steps == WARP ? ALL_LANES : ((1u << steps) - 1) << (lane - lane % steps);
+                    for (uint32_t distance = steps / 2; distance > 0; distance /= 2) {
+                        squares += __shfl_xor_sync(lanes, squares, distance);
+                    }
+                    scale = rsqrtf(squares / head_dim + norms.epsilon);
+                } else {
+                    scale = scales[head];
+                }
+                const float* weight = weights[head >= heads] + pair;
+#pragma unroll
+                for (uint32_t i = 0; i < WIDTH; ++i) {
+                    left[i] *= scale * weight[i];
+                    right[i] *= scale * weight[half + i];
+                }
+            }
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
                 const float cosine = cosines[pair + i], sine = sines[pair + i], before = left[i];
@@ -102,10 +180,11 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
     }
 }
 
-template <typename Element>
+template <bool NORMED, typename Element>
 __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim,
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
-                                       Sections sections, const uint32_t* slots, Cache cache) {
+                                       Sections sections, const uint32_t* slots, Cache cache,
+                                       Norms<Element> norms) {
     let_next_kernel_start();
     const uint32_t token = blockIdx.x, half = head_dim / 2;
     // Where the first key of this token goes.
@@ -119,28 +198,39 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
     }
     Element* row = x + static_cast<uint64_t>(token) * pitch;
     if (aligned_to(row, 16) && aligned_to(cache.start, 16) && half % VECTOR<Element> == 0) {
-        turn_row<VECTOR<Element>>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch,
-                                   frequencies, sections);
+        turn_row<VECTOR<Element>, NORMED>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch,
+                                          frequencies, sections, norms);
     } else {
-        turn_row<1>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch, frequencies, sections);
+        turn_row<1, NORMED>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch, frequencies,
+                            sections, norms);
     }
 }
 
-#define KERNEL(name, Element)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                       \
-        rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,       \
-                      uint32_t positions_pitch, const float* frequencies, Sections sections) {                        \
-        rotary(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr, Cache{});       \
-    }                                                                                                                 \
-    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                       \
-        rotary_kv_write_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,    \
-                               const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,         \
-                               Sections sections, const uint32_t* slots, Element* cache, uint32_t blocks) {           \
-        rotary(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,                 \
-               Cache{cache, blocks, kv_heads});                                                                       \
+#define KERNEL(name, Element)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
+        rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,        \
+                      uint32_t positions_pitch, const float* frequencies, Sections sections) {                         \
+        rotary<false>(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr, Cache{},  \
+                      Norms<Element>{});                                                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
+        rotary_kv_write_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,     \
+                               const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,          \
+                               Sections sections, const uint32_t* slots, Element* cache, uint32_t blocks) {            \
+        rotary<false>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,           \
+                      Cache{cache, blocks, kv_heads}, Norms<Element>{});                                               \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
+        rotary_kv_write_normed_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads,                 \
+                                      uint32_t head_dim, const uint32_t* positions, uint32_t positions_pitch,          \
+                                      const float* frequencies, Sections sections, const uint32_t* slots,              \
+                                      Element* cache, uint32_t blocks, const Element* query_norm,                      \
+                                      const Element* key_norm, float epsilon) {                                        \
+        rotary<true>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,            \
+                     Cache{cache, blocks, kv_heads}, Norms<Element>{query_norm, key_norm, epsilon});                   \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64, THREADS_MAX)), where items is
-// div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 * kv_heads) * head_dim, 16) for rotary_kv_write.
+// div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 * kv_heads) * head_dim, 16) for the others.
 // tokens > 0. The host checks that the sections make head_dim / 2 pairs and name no axis that positions lack.

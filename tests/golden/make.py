@@ -36,7 +36,9 @@ import transformers
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.vision_utils import get_vision_window_index
@@ -376,8 +378,8 @@ class Weights:
         self.matrix(f"{name}.weight", rows, columns, gain=gain)
         self.vector(f"{name}.bias", rows)
 
-    def decoder(self, config, embedding_deviation):
-        """The text model: what Qwen2 and Qwen2.5-VL have in common."""
+    def decoder(self, config, embedding_deviation, biases=("q", "k", "v"), head_norms=False):
+        """The text model: what all families have in common. `biases` are of projections by the letter of their name."""
         hidden, head_dim = config["hidden_size"], config.get("head_dim", config["hidden_size"] // config["num_attention_heads"])
         # Gain undoes the division by sqrt(fan_in): an embedding's deviation does not depend on the width.
         self.matrix("model.embed_tokens.weight", config["vocab_size"], hidden, gain=embedding_deviation * math.sqrt(hidden))
@@ -385,14 +387,20 @@ class Weights:
             at = f"model.layers.{layer}"
             self.vector(f"{at}.input_layernorm.weight", hidden, mean=1.0)
             # A gain above 1 in queries and keys makes attention choose instead of averaging.
-            self.linear(f"{at}.self_attn.q_proj", config["num_attention_heads"] * head_dim, hidden, gain=1.4)
-            self.linear(f"{at}.self_attn.k_proj", config["num_key_value_heads"] * head_dim, hidden, gain=1.4)
-            self.linear(f"{at}.self_attn.v_proj", config["num_key_value_heads"] * head_dim, hidden)
-            self.matrix(f"{at}.self_attn.o_proj.weight", hidden, config["num_attention_heads"] * head_dim, gain=1.5)
+            project = lambda part, *shape, gain=1.0: (  # noqa: E731
+                self.linear(f"{at}.{part}_proj", *shape, gain=gain) if part.split(".")[1] in biases
+                else self.matrix(f"{at}.{part}_proj.weight", *shape, gain=gain))  # fmt: skip
+            project("self_attn.q", config["num_attention_heads"] * head_dim, hidden, gain=1.4)
+            project("self_attn.k", config["num_key_value_heads"] * head_dim, hidden, gain=1.4)
+            project("self_attn.v", config["num_key_value_heads"] * head_dim, hidden)
+            project("self_attn.o", hidden, config["num_attention_heads"] * head_dim, gain=1.5)
+            if head_norms:
+                for part in ("q", "k"):
+                    self.vector(f"{at}.self_attn.{part}_norm.weight", head_dim, mean=1.4)
             self.vector(f"{at}.post_attention_layernorm.weight", hidden, mean=1.0)
-            self.matrix(f"{at}.mlp.gate_proj.weight", config["intermediate_size"], hidden, gain=1.5)
-            self.matrix(f"{at}.mlp.up_proj.weight", config["intermediate_size"], hidden, gain=1.5)
-            self.matrix(f"{at}.mlp.down_proj.weight", hidden, config["intermediate_size"], gain=1.5)
+            project("mlp.gate", config["intermediate_size"], hidden, gain=1.5)
+            project("mlp.up", config["intermediate_size"], hidden, gain=1.5)
+            project("mlp.down", hidden, config["intermediate_size"], gain=1.5)
         self.vector("model.norm.weight", hidden, mean=1.0)
 
     def vision(self, config):
@@ -573,6 +581,69 @@ def write_qwen2(folder, real_config, seed):
     write_shards(folder, weights.tensors, 1)
 
 
+LLAMA_3 = (
+    "{{- bos_token -}}\n"
+    "{%- for message in messages -%}\n"
+    "    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' -}}\n"
+    "{%- endfor -%}\n"
+    "{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}\n"
+)
+LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"]
+FAMILIES = ["qwen3", "qwen3_yarn", "llama", "llama_biased", "mistral"]
+SEEDS = dict(zip(FAMILIES, (1, 1, 1, 12, 2)))
+
+
+def text_family(name):
+    """A family's class, the sizes and settings of its tiny checkpoint, its projections with biases."""
+    small = {"hidden_size": 48, "intermediate_size": 92, "num_hidden_layers": 2, "vocab_size": 384, "rms_norm_eps": 1e-05,
+             "hidden_act": "silu", "max_position_embeddings": 4096, "torch_dtype": "bfloat16", "attention_bias": False}  # fmt: skip
+    heads = lambda heads, kv_heads, head_dim: {  # noqa: E731
+        "num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}  # fmt: skip
+    qwen3 = small | heads(6, 2, 128) | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "rms_norm_eps": 1e-06,
+                                        "rope_theta": 1000000, "rope_scaling": None, "sliding_window": None,
+                                        "max_window_layers": 2, "use_sliding_window": False, "tie_word_embeddings": True}  # fmt: skip
+    # Frequencies of all three kinds: kept, blended and divided.
+    scaled = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 128}  # fmt: skip
+    llama = small | heads(8, 2, 64) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False,
+                                       "rope_theta": 500000.0, "rope_scaling": scaled, "tie_word_embeddings": True,
+                                       "pretraining_tp": 1}  # fmt: skip
+    return {
+        "qwen3": (Qwen3ForCausalLM, qwen3, ""),
+        "qwen3_yarn": (Qwen3ForCausalLM, qwen3 | {"max_position_embeddings": 128, "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, ""),
+        "llama": (LlamaForCausalLM, llama, ""),
+        "llama_biased": (LlamaForCausalLM, llama | heads(4, 4, 80) | {
+            "attention_bias": True, "mlp_bias": True, "rope_scaling": {"type": "linear", "factor": 4.0},
+            "tie_word_embeddings": False}, ("q", "k", "v", "o", "gate", "up", "down")),
+        "mistral": (MistralForCausalLM, small | heads(4, 1, 128) | {
+            "architectures": ["MistralForCausalLM"], "model_type": "mistral", "rope_theta": 1000000.0,
+            "sliding_window": None, "tie_word_embeddings": False}, ""),
+    }[name]  # fmt: skip
+
+
+def write_text_family(folder, real_config, name):
+    folder.mkdir(parents=True, exist_ok=True)
+    _, config, biases = text_family(name)
+    is_qwen = name.startswith("qwen3")
+    if not is_qwen:
+        real_config = real_config | {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|end_of_text|>",
+            "additional_special_tokens": LLAMA_TOKENS,
+            "added_tokens_decoder": {str(151643 + place): real_config["added_tokens_decoder"]["151643"] | {"content": token}
+                                     for place, token in enumerate(LLAMA_TOKENS)}}  # fmt: skip
+    tokenizer, _ = write_tiny_tokenizer(folder, real_config, real_config["chat_template"] if is_qwen else LLAMA_3)
+    ends = [tokenizer.token_to_id(token) for token in (("<|im_end|>", "<|endoftext|>") if is_qwen else ("<|eot_id|>", "<|end_of_text|>"))]
+    write_json(folder / "config.json", config | {"eos_token_id": ends[0]})
+    write_json(folder / "generation_config.json", {"eos_token_id": ends, "do_sample": False})
+    weights = Weights(SEEDS[name], torch.bfloat16)
+    weights.decoder(config, embedding_deviation=0.6, biases=biases, head_norms=is_qwen)
+    output = "model.embed_tokens.weight" if config["tie_word_embeddings"] else "lm_head.weight"
+    if not config["tie_word_embeddings"]:
+        weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
+    weights.quieten(output, 256 + 98)
+    write_shards(folder, weights.tensors, 1)
+
+
 # ------------------------------------------------------------------------------------------------------- model cases
 
 
@@ -707,7 +778,7 @@ class Oracle:
         print(f"  {name:18} {inputs['input_ids'].shape[1]:4} tokens, {len(set(tokens.tolist())):2} distinct of {NEW_TOKENS},",
               " ".join(f"{key} {value:.1e}" for key, value in checks.items()))  # fmt: skip
         assert torch.equal(tokens, eager_tokens) and torch.equal(tokens, exact_tokens), "greedy tokens differ"
-        assert int(tokens.max()) < self.tokenizer.token_to_id("<|endoftext|>"), "a greedy token has no text"
+        assert int(tokens.max()) < 256 + 98, "a greedy token has no text"
         assert margin > 1e-3, f"a greedy step of {name} is nearly a tie ({margin:.1e}): choose another seed"
         assert max(value for key, value in checks.items() if "_vs_" in key) < 1e-5, checks
         positions = kept_positions(inputs["input_ids"][0].tolist(), pads)
@@ -922,16 +993,22 @@ def record_videos(root):
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
 
 
-def record_qwen2(root):
-    folder = root / "qwen2"
+def record_text(folder, kind):
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    oracle = Oracle(Qwen2ForCausalLM, folder)
+    oracle = Oracle(kind, folder)
     for name, messages in qwen2_cases().items():
         prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         tensors, checks = oracle.record(name, dict(tokenizer(prompt, return_tensors="pt")), prompt, pads=set())
         facts = {"messages": messages, "prompt": prompt, "checks": clean_checks(checks)}
         facts["greedy_text"] = tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
         write_case(folder / "cases", name, tensors, facts)
+
+
+def make_families(real_config):
+    for name in FAMILIES:
+        print(name)
+        write_text_family(HERE / name, real_config, name)
+        record_text(HERE / name, text_family(name)[0])
 
 
 # --------------------------------------------------------------------------------------------------- image processor
@@ -1276,7 +1353,8 @@ def make_config_defaults():
     fields = lambda config: {key: value for key, value in config.to_dict().items() if key in NUMBERS}  # noqa: E731
     vl = Qwen2_5_VLConfig()
     write_json(HERE / "config_defaults.json", {
-        "qwen2": fields(Qwen2Config()), "qwen2_5_vl": {"text": fields(vl.text_config), "vision": fields(vl.vision_config)}})
+        "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
+        "mistral": fields(MistralConfig()), "qwen2_5_vl": {"text": fields(vl.text_config), "vision": fields(vl.vision_config)}})
 
 
 NUMBERS = [
@@ -1302,10 +1380,10 @@ def make_models(real_config):
     make_bare(real_config)
     print("qwen2")
     write_qwen2(HERE / "qwen2", real_config, SEED_QWEN2)
-    record_qwen2(HERE)
+    record_text(HERE / "qwen2", Qwen2ForCausalLM)
 
 
-MADE = ["qwen2_5_vl", BARE, "qwen2", "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
+MADE = ["qwen2_5_vl", BARE, "qwen2", *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
         "config_defaults.json"]
 
 
@@ -1323,6 +1401,7 @@ def main():
     photograph = read_photograph(wheel)
     steps = {
         "models": lambda: make_models(real_config),
+        "families": lambda: make_families(real_config),
         "bare": lambda: make_bare(real_config),
         "videos": lambda: record_videos(HERE),
         "processor": lambda: make_processor_cases(photograph),

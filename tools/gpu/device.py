@@ -58,12 +58,12 @@ class TensorMap(ctypes.Structure):
 
 
 class Sections(ctypes.Structure):
-    """Rotary pairs of each axis; an argument by value."""
+    """Rotary pairs of each axis, one after the other or interleaved; an argument by value."""
 
-    _fields_ = [("pairs", ctypes.c_uint32 * 4)]
+    _fields_ = [("pairs", ctypes.c_uint32 * 4), ("is_interleaved", ctypes.c_uint32)]
 
-    def __init__(self, *pairs):
-        super().__init__((ctypes.c_uint32 * 4)(*pairs))
+    def __init__(self, *pairs, is_interleaved=False):
+        super().__init__((ctypes.c_uint32 * 4)(*pairs), int(is_interleaved))
 
 
 def tensor_map(tensor, dimensions, strides, box, swizzle):

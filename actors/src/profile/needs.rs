@@ -107,7 +107,7 @@ impl Needs {
         let graphs = target.has_graphs().then(|| GraphShape {
             sequences: envelope.sequences,
             context_tokens: envelope.context_tokens,
-            axes: model.config().decoder().rope_sections.len(),
+            axes: model.config().decoder().rope_axes.count(),
         });
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),

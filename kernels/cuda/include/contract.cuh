@@ -68,6 +68,8 @@ namespace rotary {
 constexpr uint32_t THREADS_MAX = 320;
 // Axes of positions, whose pairs of elements a launch gives by value.
 constexpr uint32_t AXES_MAX = 4;
+// Most query and key heads that are normalised.
+constexpr uint32_t NORMED_HEADS_MAX = 256;
 }  // namespace rotary
 
 // fill_random.cu: an element a thread, a grid apart.

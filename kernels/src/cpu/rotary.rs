@@ -4,10 +4,13 @@ use super::{
     memory::{Rows, write_rows},
     threads::Threads,
 };
-use crate::{Tensor, ops::rotary::Call};
+use crate::{
+    Tensor,
+    ops::rotary::{Call, PairAxes},
+};
 
 pub(super) fn rotary(threads: &Threads, call: Call<'_>) {
-    turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.sections);
+    turn(threads, &call.x, call.heads, &call.positions, &call.frequencies, call.axes);
 }
 
 /// Rotates the first `heads` heads of each row of `x`.
@@ -17,14 +20,12 @@ pub(super) fn turn(
     heads: usize,
     positions: &Tensor<'_>,
     frequencies: &Tensor<'_>,
-    sections: &[usize],
+    axes: &PairAxes,
 ) {
     let positions = Rows::<u32>::of(positions);
     let frequencies = Rows::<f32>::of(frequencies).all();
     let pairs = frequencies.len();
-    // The axis of each pair.
-    let axes: Vec<usize> =
-        sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count)).collect();
+    let axes = axes.of_pairs(pairs);
     write_rows(threads, x, 8, |row, x| {
         let turns: Vec<(f32, f32)> = axes
             .iter()

@@ -3,18 +3,21 @@
 use std::slice;
 
 use super::{
-    memory::{Rows, indices},
+    memory::{Rows, indices, widened, write_rows},
     rotary::turn,
     threads::Threads,
 };
 use crate::{
     BLOCK_TOKENS, DType, KvLayer,
-    ops::rotary_kv_write::{Call, NO_SLOT},
+    ops::rotary_kv_write::{Call, HeadNorms, NO_SLOT},
 };
 
 pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
     let shape = call.layer.shape;
-    turn(threads, &call.qkv, call.heads + shape.kv_heads, &call.positions, &call.frequencies, call.sections);
+    if let Some(norms) = call.norms {
+        normalise(threads, &call, norms);
+    }
+    turn(threads, &call.qkv, call.heads + shape.kv_heads, &call.positions, &call.frequencies, call.axes);
     let rows = Rows::<f32>::of(&call.qkv);
     let columns = shape.kv_heads * shape.head_dim;
     for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
@@ -30,6 +33,20 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
             }
         }
     }
+}
+
+/// Normalises each query and key head by its root mean square.
+fn normalise(threads: &Threads, call: &Call<'_>, norms: &HeadNorms<'_>) {
+    let shape = call.layer.shape;
+    let (query, key) = (widened(&norms.query), widened(&norms.key));
+    write_rows(threads, &call.qkv, 4, |_, row| {
+        for (head, x) in row.chunks_exact_mut(shape.head_dim).take(call.heads + shape.kv_heads).enumerate() {
+            let mean = x.iter().map(|x| x * x).sum::<f32>() / shape.head_dim as f32;
+            let scale = (mean + norms.epsilon).sqrt().recip();
+            let weight = if head < call.heads { &query } else { &key };
+            x.iter_mut().zip(weight).for_each(|(x, weight)| *x *= scale * weight);
+        }
+    });
 }
 
 /// The sixteen keys (half 0) or values (half 1) of one head in a block.

@@ -2,23 +2,34 @@
 
 use super::{
     Cuda,
-    contract::rotary::{AXES_MAX, THREADS_MAX},
+    contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
     launch::{Extent, arguments, count},
 };
-use crate::{KernelError, ops};
+use crate::{
+    KernelError,
+    ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
+};
 
-/// Pairs per axis, as the kernel takes them by value.
+/// Which axis each pair follows, as the kernel takes it by value.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub(super) struct Sections([u32; AXES_MAX]);
+pub(super) struct Sections {
+    pairs: [u32; AXES_MAX],
+    is_interleaved: u32,
+}
 
 impl Sections {
     /// Panics on more axes than the kernels support; no model has that many.
-    fn of(sections: &[usize]) -> Self {
-        assert!(sections.len() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", sections.len());
+    fn of(axes: &PairAxes) -> Self {
+        assert!(axes.count() <= AXES_MAX, "{} axes of positions; kernels take {AXES_MAX}", axes.count());
         let mut pairs = [0; AXES_MAX];
-        pairs.iter_mut().zip(sections).for_each(|(pairs, section)| *pairs = count(*section));
-        Sections(pairs)
+        match axes {
+            PairAxes::Sections(sections) => {
+                pairs.iter_mut().zip(sections).for_each(|(pairs, section)| *pairs = count(*section));
+            }
+            PairAxes::Interleaved(second, third) => (pairs[1], pairs[2]) = (count(*second), count(*third)),
+        }
+        Sections { pairs, is_interleaved: matches!(axes, PairAxes::Interleaved(..)).into() }
     }
 }
 
@@ -37,7 +48,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
         call.positions.address(),
         count(call.positions.pitch()),
         call.frequencies.address(),
-        Sections::of(call.sections),
+        Sections::of(call.axes),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
@@ -55,11 +66,20 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>)
         call.positions.address(),
         count(call.positions.pitch()),
         call.frequencies.address(),
-        Sections::of(call.sections),
+        Sections::of(call.axes),
         call.slots.address(),
         call.layer.address,
         count(call.layer.blocks),
     ];
+    let (entry_point, arguments) = match call.norms {
+        None => (cuda.entry_points().rotary_kv_write, arguments),
+        Some(HeadNorms { query, key, epsilon }) => {
+            let heads = call.heads + shape.kv_heads;
+            assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalise; the kernel takes {NORMED_HEADS_MAX}");
+            let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
+            (cuda.entry_points().rotary_kv_write_normed, arguments)
+        }
+    };
     // SAFETY: as above.
-    unsafe { cuda.launch(cuda.entry_points().rotary_kv_write, extent(call.qkv.rows(), elements), arguments) }
+    unsafe { cuda.launch(entry_point, extent(call.qkv.rows(), elements), arguments) }
 }

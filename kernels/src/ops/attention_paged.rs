@@ -45,12 +45,14 @@ pub struct Call<'a> {
 
 impl<B: Backend> Scope<'_, B> {
     /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `layer`, where each row sees its own
-    /// sequence up to itself, scaled by `head_dim^-0.5`; returns `[tokens, heads * head_dim]`.
+    /// sequence up to itself. Scores are multiplied by `scale`, mostly `head_dim^-0.5`. Returns
+    /// `[tokens, heads * head_dim]`.
     pub fn attention_paged(
         &self,
         queries: &Tensor<'_>,
         layer: &KvLayer,
         sequences: &PagedSequences<'_>,
+        scale: f32,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_paged";
         let shape = layer.shape;
@@ -92,7 +94,7 @@ impl<B: Backend> Scope<'_, B> {
         self.backend.attention_paged(Call {
             queries: queries.view(),
             heads,
-            scale: (shape.head_dim as f32).powf(-0.5),
+            scale,
             layer,
             sequences,
             scratch: scratch.view(),

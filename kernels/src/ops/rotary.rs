@@ -10,8 +10,54 @@ use super::check;
 pub struct Rope<'m> {
     /// `[head_dim / 2]` f32: radians per position for each pair.
     pub frequencies: Tensor<'m>,
-    /// Consecutive pairs that follow each position axis; they sum to `head_dim / 2`.
-    pub sections: Vec<usize>,
+    /// Which axis of its position each pair follows.
+    pub axes: PairAxes,
+}
+
+/// Which axis of a position each pair of elements follows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PairAxes {
+    /// So many consecutive pairs follow each axis: together all pairs. One entry for positions with one axis.
+    Sections(Vec<usize>),
+    /// Pairs 1, 4, 7, ... below `3 * .0` follow the second axis, pairs 2, 5, 8, ... below `3 * .1` the third, and all
+    /// others the first (Qwen3-VL, arXiv 2511.21631).
+    Interleaved(usize, usize),
+}
+
+impl PairAxes {
+    /// Axes that a position must have.
+    pub fn count(&self) -> usize {
+        match self {
+            PairAxes::Sections(sections) => sections.len(),
+            PairAxes::Interleaved(..) => 3,
+        }
+    }
+
+    /// The axis of each of `pairs` pairs.
+    pub fn of_pairs(&self, pairs: usize) -> Vec<usize> {
+        match self {
+            PairAxes::Sections(sections) => {
+                let axes = sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count));
+                axes.take(pairs).collect()
+            }
+            PairAxes::Interleaved(second, third) => {
+                let axis = |pair: usize| match pair % 3 {
+                    1 if pair < 3 * second => 1,
+                    2 if pair < 3 * third => 2,
+                    _ => 0,
+                };
+                (0..pairs).map(axis).collect()
+            }
+        }
+    }
+
+    /// Whether they say an axis for each of `pairs` pairs, and for no more.
+    fn fit(&self, pairs: usize) -> bool {
+        match self {
+            PairAxes::Sections(sections) => sections.iter().sum::<usize>() == pairs,
+            PairAxes::Interleaved(second, third) => 3 * second <= pairs + 1 && 3 * third <= pairs,
+        }
+    }
 }
 
 /// Rotates, in each of the first `heads` heads of a row, the pair of element `i` and element `i + head_dim / 2` by
@@ -26,8 +72,8 @@ pub struct Call<'a> {
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Pairs per axis.
-    pub sections: &'a [usize],
+    /// Which axis each pair follows.
+    pub axes: &'a PairAxes,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -52,7 +98,7 @@ impl<B: Backend> Scope<'_, B> {
             heads,
             positions: positions.view(),
             frequencies: rope.frequencies.view(),
-            sections: &rope.sections,
+            axes: &rope.axes,
         })
     }
 }
@@ -72,7 +118,26 @@ pub(super) fn check_rope(
     check::shape(op, "frequencies", &rope.frequencies, [pairs])?;
     check::holds(pairs > 0, op, "frequencies", &rope.frequencies, "at least one pair")?;
     check::indices(op, "positions", positions)?;
-    check::shape(op, "positions", positions, [rope.sections.len(), x.rows()])?;
-    let expected = "as many pairs as the sections have together";
-    check::holds(rope.sections.iter().sum::<usize>() == pairs, op, "frequencies", &rope.frequencies, expected)
+    check::shape(op, "positions", positions, [rope.axes.count(), x.rows()])?;
+    check::holds(rope.axes.fit(pairs), op, "frequencies", &rope.frequencies, "as many pairs as have an axis")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interleaved_axes_are_those_of_qwen3_vl() {
+        // `Qwen3VLTextRotaryEmbedding.recomposition_frequencies`, transformers 5.17: first all time, then every third of
+        // height and of width.
+        for (pairs, [_, second, third]) in [(64, [24, 20, 20]), (16, [6, 5, 5]), (64, [64, 0, 0])] {
+            let mut expected = vec![0; pairs];
+            (1..3 * second).step_by(3).for_each(|pair| expected[pair] = 1);
+            (2..3 * third).step_by(3).for_each(|pair| expected[pair] = 2);
+            let axes = PairAxes::Interleaved(second, third);
+            assert_eq!(axes.of_pairs(pairs), expected);
+            assert!(axes.fit(pairs));
+        }
+        assert!(!PairAxes::Interleaved(22, 20).fit(64) && !PairAxes::Interleaved(20, 22).fit(64));
+    }
 }

@@ -4,11 +4,22 @@ use crate::{Backend, KernelError, KvLayer, Scope, Tensor, Work};
 
 use super::{
     check,
-    rotary::{Rope, check_rope},
+    rotary::{PairAxes, Rope, check_rope},
 };
 
 /// A slot for which nothing is written, so that a batch's padding leaves the cache unchanged.
 pub const NO_SLOT: u32 = u32::MAX;
+
+/// Norms of each query and key head before it rotates (RMS, as in Qwen3, arXiv 2505.09388).
+#[derive(Debug)]
+pub struct HeadNorms<'m> {
+    /// `[head_dim]`, the target's weight type.
+    pub query: Tensor<'m>,
+    /// `[head_dim]`, the same type.
+    pub key: Tensor<'m>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
 
 /// Rotates queries in place, as [`rotary`](Scope::rotary) does. Keys are rotated too and written, with the values of
 /// their row, to token `slots[row] % 16` of block `slots[row] / 16`, unless the slot is [`NO_SLOT`]. The contents of
@@ -19,12 +30,14 @@ pub struct Call<'a> {
     pub qkv: Tensor<'a>,
     /// Query heads.
     pub heads: usize,
+    /// Norms of queries and keys, before they rotate.
+    pub norms: Option<&'a HeadNorms<'a>>,
     /// `[axes, tokens]` u32.
     pub positions: Tensor<'a>,
     /// `[head_dim / 2]` f32.
     pub frequencies: Tensor<'a>,
-    /// Pairs per axis.
-    pub sections: &'a [usize],
+    /// Which axis each pair follows.
+    pub axes: &'a PairAxes,
     /// `[tokens]` u32, each below `16 * blocks` or [`NO_SLOT`].
     pub slots: Tensor<'a>,
     /// The layer to write to.
@@ -32,13 +45,15 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Rotates the queries and keys of `qkv` `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions`
-    /// `[axes, tokens]`, and writes keys and values into `layer` at `slots` `[tokens]`. Afterwards only the queries in
+    /// Normalises each query and key head if there are `norms`, rotates the queries and keys of `qkv`
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and writes keys and values into `layer` at `slots` `[tokens]`. Afterwards only the queries in
     /// `qkv` are valid.
+    #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
     pub fn rotary_kv_write(
         &self,
         qkv: &mut Tensor<'_>,
         heads: usize,
+        norms: Option<&HeadNorms<'_>>,
         positions: &Tensor<'_>,
         rope: &Rope<'_>,
         slots: &Tensor<'_>,
@@ -56,13 +71,23 @@ impl<B: Backend> Scope<'_, B> {
         let turned = qkv.rows() * (heads + shape.kv_heads) * shape.head_dim;
         let mut work = Work::over(3 * turned as u64, &[qkv, qkv, positions, slots]);
         work.bytes += rope.frequencies.bytes();
+        if let Some(HeadNorms { query, key, .. }) = norms {
+            for (what, weight) in [("query norm", query), ("key norm", key)] {
+                check::weight(OP, what, weight, self.target())?;
+                check::shape(OP, what, weight, [shape.head_dim])?;
+            }
+            check::holds(query.dtype() == key.dtype(), OP, "key norm", key, "the query norm's type")?;
+            work.flops += 4 * turned as u64;
+            work.bytes += query.bytes() + key.bytes();
+        }
         self.count(work);
         self.backend.rotary_kv_write(Call {
             qkv: qkv.view(),
             heads,
+            norms,
             positions: positions.view(),
             frequencies: rope.frequencies.view(),
-            sections: &rope.sections,
+            axes: &rope.axes,
             slots: slots.view(),
             layer,
         })

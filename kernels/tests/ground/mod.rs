@@ -5,6 +5,7 @@
 mod asked;
 mod paged;
 mod pass;
+mod turned;
 
 use std::sync::Arc;
 
@@ -18,6 +19,7 @@ pub use asked::Batch;
 pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{How, Pass, passes};
+pub use turned::Turned;
 
 struct Nobody;
 

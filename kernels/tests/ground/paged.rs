@@ -1,7 +1,11 @@
 //! Sequences over a paged cache, and the expected result of attention.
 
 use bursar_kernels::{
-    ops::{attention_paged::PagedSequences, rotary::Rope, rotary_kv_write::NO_SLOT},
+    ops::{
+        attention_paged::PagedSequences,
+        rotary::{PairAxes, Rope},
+        rotary_kv_write::NO_SLOT,
+    },
     *,
 };
 
@@ -78,8 +82,9 @@ impl PagedData {
         // Position 0 rotates nothing.
         let positions = scope.upload([1, self.slots.len()], &vec![0u32; self.slots.len()])?;
         let pairs = self.shape.head_dim / 2;
-        let rope = Rope { frequencies: scope.upload([pairs], &vec![1.0f32; pairs])?, sections: vec![pairs] };
-        scope.rotary_kv_write(&mut keys_values, 0, &positions, &rope, &slots, &layer)?;
+        let rope =
+            Rope { frequencies: scope.upload([pairs], &vec![1.0f32; pairs])?, axes: PairAxes::Sections(vec![pairs]) };
+        scope.rotary_kv_write(&mut keys_values, 0, None, &positions, &rope, &slots, &layer)?;
         let lengths: Vec<usize> = self.sequences.iter().map(|(rows, _)| *rows).collect();
         let contexts: Vec<u32> = self.sequences.iter().map(|(_, context)| *context as u32).collect();
         let sequences = PagedSequences {
@@ -92,7 +97,8 @@ impl PagedData {
         let (before, behind) = margins(self.shape.dtype);
         let pitch = before + self.heads * self.shape.head_dim + behind;
         let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.shape.dtype, &self.queries)?;
-        floats(scope, &scope.attention_paged(&inside(&queries), &layer, &sequences)?)
+        let scale = (self.shape.head_dim as f32).powf(-0.5);
+        floats(scope, &scope.attention_paged(&inside(&queries), &layer, &sequences, scale)?)
     }
 
     pub fn expected(&self) -> Vec<f64> {

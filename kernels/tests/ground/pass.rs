@@ -5,14 +5,14 @@ use bursar_kernels::{
         argmax::NO_CHOICE,
         attention_packed::Stretches,
         patchify::{PatchSize, Pixels},
-        rotary::Rope,
+        rotary::{PairAxes, Rope},
     },
     *,
 };
 
 use half::{bf16, f16};
 
-use super::{Batch, PagedData, Random, attend, narrowed, rounded, widened};
+use super::{Batch, PagedData, Random, Turned, attend, narrowed, rounded, widened};
 
 /// Columns before and after a view, in the tensor it is a view of. Attention on a GPU needs rows aligned to 16 bytes.
 pub(super) fn margins(dtype: DType) -> (usize, usize) {
@@ -38,7 +38,8 @@ pub enum Pass {
     AddLayerNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
-    Rotary { rows: usize, heads: usize, head_dim: usize, sections: Vec<usize> },
+    Rotary { rows: usize, heads: usize, head_dim: usize, axes: PairAxes },
+    Turned(Turned),
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
@@ -95,7 +96,7 @@ pub fn passes() -> Vec<Pass> {
         }
     }
     for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
-        passes.push(Pass::Rotary { rows: 23, heads, head_dim, sections: vec![head_dim / 2] });
+        passes.push(Pass::Rotary { rows: 23, heads, head_dim, axes: PairAxes::Sections(vec![head_dim / 2]) });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding beside prefill chunks, both first and later ones, and a sequence without rows.
         let sequences = vec![(1, 1), (1, 333), (37, 37), (18, 150), (0, 40), (1, 16), (16, 32), (3, 129)];
@@ -103,7 +104,10 @@ pub fn passes() -> Vec<Pass> {
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
         passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences });
     }
-    passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, sections: vec![8, 11, 5] });
+    passes.extend(Turned::cases().into_iter().map(Pass::Turned));
+    for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
+        passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
+    }
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
@@ -211,15 +215,16 @@ impl Pass {
                 let bias = if bias { Some(narrowed(scope, [2 * features], dtype, &numbers)?) } else { None };
                 floats(scope, &scope.gated_linear(&inside(&x), &weight, bias.as_ref())?)
             }
-            Pass::Rotary { rows, heads, head_dim, sections } => {
+            Pass::Rotary { rows, heads, head_dim, axes } => {
                 let mut x = wide(scope, rows, heads * head_dim, &mut random)?;
-                let positions = random.indices(sections.len() * rows, 5000);
-                let positions = scope.upload([sections.len(), rows], &positions)?;
+                let positions = random.indices(axes.count() * rows, 5000);
+                let positions = scope.upload([axes.count(), rows], &positions)?;
                 let frequencies = scope.upload([head_dim / 2], &random.floats(head_dim / 2))?;
                 let mut place = x.column_range_mut(before..x.columns());
-                scope.rotary(&mut place, heads, &positions, &Rope { frequencies, sections })?;
+                scope.rotary(&mut place, heads, &positions, &Rope { frequencies, axes })?;
                 floats(scope, &x)
             }
+            Pass::Turned(turned) => turned.run(scope, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 let data =
                     PagedData::new(scope.target().activation(), heads, kv_heads, head_dim, &sequences, &mut random);
@@ -349,11 +354,11 @@ impl Pass {
                 };
                 (0..rows * features).map(element).collect()
             }
-            Pass::Rotary { rows, heads, head_dim, sections } => {
+            Pass::Rotary { rows, heads, head_dim, axes } => {
                 let x = Wide::new(activation, rows, heads * head_dim, &mut random);
-                let positions = random.indices(sections.len() * rows, 5000);
+                let positions = random.indices(axes.count() * rows, 5000);
                 let frequencies = random.floats(head_dim / 2);
-                let axes: Vec<usize> = (0..sections.len()).flat_map(|axis| vec![axis; sections[axis]]).collect();
+                let axes = axes.of_pairs(head_dim / 2);
                 x.clone().changed(|row, column, held| {
                     let (pair, second) = (column % head_dim % (head_dim / 2), column % head_dim >= head_dim / 2);
                     // The angle is rounded to f32, as it is in the models.
@@ -365,6 +370,7 @@ impl Pass {
                     }
                 })
             }
+            Pass::Turned(turned) => turned.expected(activation, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 PagedData::new(activation, heads, kv_heads, head_dim, &sequences, &mut random).expected()
             }
@@ -481,7 +487,7 @@ impl Wide {
         f64::from(self.numbers[row * self.pitch() + self.before() + column])
     }
 
-    fn row(&self, row: usize) -> Vec<f64> {
+    pub(super) fn row(&self, row: usize) -> Vec<f64> {
         widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
     }
 
@@ -504,7 +510,7 @@ impl Wide {
     }
 }
 
-fn wide<'s, B: Backend>(
+pub(super) fn wide<'s, B: Backend>(
     scope: &'s Scope<'_, B>,
     rows: usize,
     columns: usize,

@@ -1,7 +1,10 @@
 //! A result depends on its operands alone: not on the threads, the chunks of a prompt, or the other sequences.
 
 use bursar_kernels::{
-    ops::{attention_paged::PagedSequences, rotary::Rope},
+    ops::{
+        attention_paged::PagedSequences,
+        rotary::{PairAxes, Rope},
+    },
     *,
 };
 
@@ -39,8 +42,8 @@ fn step(
     let positions = pass.upload([1, slots.len()], &vec![0u32; slots.len()])?;
     let slots = pass.upload([slots.len()], &slots)?;
     let pairs = SHAPE.head_dim / 2;
-    let rope = Rope { frequencies: pass.upload([pairs], &vec![0.0f32; pairs])?, sections: vec![pairs] };
-    pass.rotary_kv_write(&mut qkv, heads / SHAPE.head_dim, &positions, &rope, &slots, layer)?;
+    let rope = Rope { frequencies: pass.upload([pairs], &vec![0.0f32; pairs])?, axes: PairAxes::Sections(vec![pairs]) };
+    pass.rotary_kv_write(&mut qkv, heads / SHAPE.head_dim, None, &positions, &rope, &slots, layer)?;
     let contexts: Vec<u32> = sequences.iter().map(|(_, rows)| rows.end as u32).collect();
     let tables: Vec<u32> = sequences.iter().flat_map(|(seed, _)| *seed as u32 * 25..(*seed as u32 + 1) * 25).collect();
     let paged = PagedSequences {
@@ -50,7 +53,7 @@ fn step(
         single_rows: 0,
         query_key_pairs: 1,
     };
-    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), layer, &paged)?)?;
+    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), layer, &paged, 0.2)?)?;
     Ok(starts.windows(2).map(|at| out[at[0] as usize * heads..at[1] as usize * heads].to_vec()).collect())
 }
 

@@ -106,7 +106,7 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
             single_rows: 0,
             query_key_pairs: 137,
         };
-        scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences).unwrap();
+        scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences, 1.0).unwrap();
     });
     let (uploads, tables, queries_and_out, cache) = (4 * (3 + 2 + 14), 4 * 14, 2 * 4 * 64, 137 * 2 * 2 * 8 * 4);
     assert_eq!(work, Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache) });

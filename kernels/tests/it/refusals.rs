@@ -9,7 +9,7 @@ use bursar_kernels::{
         attention_packed::Stretches,
         attention_paged::PagedSequences,
         patchify::{PatchSize, Pixels},
-        rotary::Rope,
+        rotary::{PairAxes, Rope},
         transfer,
     },
     sampling::SampleLayout,
@@ -108,24 +108,24 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         text(|scope| scope.linear_into(&scope.empty([3, 5])?, &scope.empty([7, 5])?, None, &mut scope.empty([3, 8])?)),
         text(|scope| scope.linear_add(&scope.empty([3, 5])?, &scope.empty([7, 5])?, None, &mut scope.empty([4, 7])?)),
         text(|scope| {
-            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![1, 2] };
+            let rope = Rope { frequencies: scope.empty([4])?, axes: PairAxes::Sections(vec![1, 2]) };
             scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([2, 6], &indices)?, &rope)
         }),
         text(|scope| {
-            let rope = Rope { frequencies: scope.upload([4], &indices[..4])?, sections: vec![4] };
+            let rope = Rope { frequencies: scope.upload([4], &indices[..4])?, axes: PairAxes::Sections(vec![4]) };
             scope.rotary(&mut scope.empty([6, 8])?, 1, &scope.upload([1, 6], &indices[..6])?, &rope)
         }),
         text(|scope| {
             let (mut qkv, slots) = (scope.empty([3, 39])?, scope.upload([3], &indices[..3])?);
-            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let rope = Rope { frequencies: scope.empty([4])?, axes: PairAxes::Sections(vec![4]) };
             let positions = scope.upload([1, 3], &indices[..3])?;
-            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::F32))
+            scope.rotary_kv_write(&mut qkv, 1, None, &positions, &rope, &slots, &layer(DType::F32))
         }),
         text(|scope| {
             let (mut qkv, slots) = (scope.empty([3, 40])?, scope.upload([3], &indices[..3])?);
-            let rope = Rope { frequencies: scope.empty([4])?, sections: vec![4] };
+            let rope = Rope { frequencies: scope.empty([4])?, axes: PairAxes::Sections(vec![4]) };
             let positions = scope.upload([1, 3], &indices[..3])?;
-            scope.rotary_kv_write(&mut qkv, 1, &positions, &rope, &slots, &layer(DType::BF16))
+            scope.rotary_kv_write(&mut qkv, 1, None, &positions, &rope, &slots, &layer(DType::BF16))
         }),
         text(|scope| {
             let sequences = PagedSequences {
@@ -135,7 +135,7 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
                 single_rows: 0,
                 query_key_pairs: 1,
             };
-            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences).map(drop)
+            scope.attention_paged(&scope.empty([5, 32])?, &layer(DType::F32), &sequences, 0.2).map(drop)
         }),
         text(|scope| {
             let stretches = Stretches { starts: scope.upload([2], &indices[..2])?, longest: 1, query_key_pairs: 1 };
@@ -181,7 +181,7 @@ linear: bias is [8], expected [7]
 linear: weight is [7, 5], expected contiguous rows
 linear: out is [3, 8], expected [3, 7]
 linear: sum is [4, 7], expected [3, 7]
-rotary: frequencies is [4], expected as many pairs as the sections have together
+rotary: frequencies is [4], expected as many pairs as have an axis
 rotary: frequencies holds u32, expected f32
 rotary_kv_write: qkv is [3, 39], expected [3, 40]
 rotary_kv_write: layer holds bf16, expected the target's activations
@@ -228,7 +228,7 @@ fn paged(scope: &Scope<'_, Cpu>, starts: &[u32], contexts: &[u32], tables: &[u32
         single_rows: 0,
         query_key_pairs: 1,
     };
-    scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences).map(drop)
+    scope.attention_paged(&scope.upload([5, 32], &[0.0f32; 160])?, &layer, &sequences, 0.2).map(drop)
 }
 
 #[test]
@@ -262,9 +262,9 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
         let layer = unsafe { KvLayer::new(cache.address(), 4, shape) };
         let mut keys_values = scope.upload([3, 32], &[0.0f32; 96])?;
         let positions = scope.upload([1, 3], &[0u32; 3])?;
-        let rope = Rope { frequencies: scope.upload([4], &[0.0f32; 4])?, sections: vec![4] };
+        let rope = Rope { frequencies: scope.upload([4], &[0.0f32; 4])?, axes: PairAxes::Sections(vec![4]) };
         let slots = scope.upload([3], &[0u32, 63, 64])?;
-        scope.rotary_kv_write(&mut keys_values, 0, &positions, &rope, &slots, &layer)
+        scope.rotary_kv_write(&mut keys_values, 0, None, &positions, &rope, &slots, &layer)
     });
     assert_eq!(write, "block 4 of a layer of 4 blocks");
 }

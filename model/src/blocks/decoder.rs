@@ -1,8 +1,16 @@
-//! A decoder of equal layers, as in Qwen2, QwQ and Qwen2.5-VL: embeddings in, logits out.
+//! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
-use bursar_kernels::{Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor, ops::rotary::Rope};
+use bursar_kernels::{
+    Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor,
+    ops::rotary::{PairAxes, Rope},
+};
 
-use super::{gated_mlp::GatedMlp, paged_attention::PagedAttention, step_inputs::StepInputs};
+use super::{
+    gated_mlp::GatedMlp,
+    paged_attention::{HeadNorms, PagedAttention},
+    rope_scaling::RopeScaling,
+    step_inputs::StepInputs,
+};
 use crate::{
     flow::{SCORE_ROWS, StepBatch, StepLayout},
     weights::{WeightError, WeightMap},
@@ -27,14 +35,31 @@ pub struct DecoderConfig {
     pub head_dim: usize,
     /// Added to the mean square in norms.
     pub norm_epsilon: f32,
+    /// Which projections have biases.
+    pub biases: Biases,
+    /// Whether each query and key head is normalised (RMS) before it rotates.
+    pub head_norms: bool,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Pairs of elements that rotate with each position axis; one entry for text only.
-    pub rope_sections: Vec<usize>,
+    /// How they are scaled.
+    pub rope_scaling: RopeScaling,
+    /// Which position axis each pair of elements follows.
+    pub rope_axes: PairAxes,
     /// Tokens of the longest sequence that the model was trained for.
     pub context_tokens: usize,
     /// Whether the embedding is the output projection too.
     pub tied_embeddings: bool,
+}
+
+/// Which projections of a layer have biases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Biases {
+    /// Queries, keys and values.
+    pub qkv: bool,
+    /// The output of attention.
+    pub out: bool,
+    /// All three of the MLP.
+    pub mlp: bool,
 }
 
 impl DecoderConfig {
@@ -97,8 +122,8 @@ impl Decoder {
             }
             false => Some(map.tensor("lm_head.weight", [config.vocabulary, config.hidden])?),
         };
-        let frequencies = map.constant(&rope_frequencies(config.rope_theta, config.head_dim));
-        let rope = Rope { frequencies, sections: config.rope_sections.clone() };
+        let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
+        let rope = Rope { frequencies, axes: config.rope_axes.clone() };
         Ok(Decoder { config, embedding, layers, norm, projection, rope })
     }
 
@@ -137,7 +162,7 @@ impl Decoder {
 
     /// The layout that `batch` fills exactly for this decoder.
     pub fn layout(&self, batch: &StepBatch) -> StepLayout {
-        StepLayout::of(batch, self.config.rope_sections.len())
+        StepLayout::of(batch, self.config.rope_axes.count())
     }
 
     /// Launches a step whose arrays are in `image` at the places of `layout`, or will be when a graph of it is
@@ -224,22 +249,35 @@ impl Decoder {
 impl Layer {
     fn claim(config: &DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, head_dim) = (config.hidden, config.head_dim);
+        let (hidden, head_dim, biases) = (config.hidden, config.head_dim, config.biases);
         let (query_rows, kv_rows) = (config.heads * head_dim, config.kv_heads * head_dim);
         let [query, key, value] = ["q", "k", "v"].map(|part| name(&format!("self_attn.{part}_proj")));
         Ok(Layer {
             attention_norm: map.tensor(&name("input_layernorm.weight"), [hidden])?,
             attention: PagedAttention {
-                qkv: map.fused_linear(&[(&query, query_rows), (&key, kv_rows), (&value, kv_rows)], hidden, true)?,
-                out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, false)?,
+                qkv: map.fused_linear(
+                    &[(&query, query_rows), (&key, kv_rows), (&value, kv_rows)],
+                    hidden,
+                    biases.qkv,
+                )?,
+                norms: match config.head_norms {
+                    true => Some(HeadNorms {
+                        query: map.tensor(&name("self_attn.q_norm.weight"), [head_dim])?,
+                        key: map.tensor(&name("self_attn.k_norm.weight"), [head_dim])?,
+                        epsilon: config.norm_epsilon,
+                    }),
+                    false => None,
+                },
+                out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, biases.out)?,
                 heads: config.heads,
+                scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
             mlp: GatedMlp::claim(
                 map,
                 ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
                 (hidden, config.intermediate),
-                false,
+                biases.mlp,
             )?,
         })
     }
@@ -303,9 +341,4 @@ impl Layer {
         let normed = scope.rms_norm(hidden, &self.mlp_norm, pass.config.norm_epsilon)?;
         self.mlp.forward(&scope, &normed, hidden)
     }
-}
-
-/// Radians per position for each pair of a head: `theta^(-2 i / dim)`.
-pub fn rope_frequencies(theta: f64, dim: usize) -> Vec<f32> {
-    (0..dim / 2).map(|pair| theta.powf(-2.0 * pair as f64 / dim as f64) as f32).collect()
 }

@@ -1,10 +1,15 @@
 //! A decoder's sizes and settings, read from a Hugging Face `config.json`.
 
+use bursar_kernels::ops::rotary::PairAxes;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use thiserror::Error;
 
-use super::{config_keys, decoder::DecoderConfig, rope_config::RopeConfig};
+use super::{
+    config_keys,
+    decoder::{Biases, DecoderConfig},
+    rope_config::RopeConfig,
+};
 
 /// A `config.json` from which no model can be built.
 #[derive(Debug, Error)]
@@ -59,6 +64,19 @@ pub struct DecoderDefaults {
     pub rope_types: &'static [&'static str],
     /// Sections if the file has none; `None` for a family whose positions have one axis.
     pub rope_sections: Option<&'static [usize]>,
+    /// What its layers consist of.
+    pub layer: LayerKind,
+}
+
+/// What the layers of a family consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    /// Qwen2's: biases of queries, keys and values, and no others.
+    QkvBias,
+    /// Llama's: `attention_bias` gives all four projections of attention a bias, `mlp_bias` the three of the MLP.
+    ConfiguredBias,
+    /// Qwen3's: as Llama's without `mlp_bias`, and each query and key head is normalised before it rotates.
+    HeadNorms,
 }
 
 #[derive(Deserialize)]
@@ -78,6 +96,8 @@ struct Fields {
     max_window_layers: Option<usize>,
     layer_types: Option<Vec<String>>,
     hidden_act: String,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
 }
 
 impl DecoderConfig {
@@ -107,12 +127,20 @@ impl DecoderConfig {
                 "a head of {head_dim} elements cannot be rotated in pairs"
             )));
         }
-        let rope_sections = match defaults.rope_sections {
+        let rope_axes = match defaults.rope_sections {
             // All axes of a text's position are equal, so sections would change nothing.
-            None => vec![head_dim / 2],
-            Some(default) => sections(rope.sections.unwrap_or_else(|| default.to_vec()), head_dim)?,
+            None => PairAxes::Sections(vec![head_dim / 2]),
+            Some(default) => PairAxes::Sections(sections(rope.sections.unwrap_or_else(|| default.to_vec()), head_dim)?),
+        };
+        let has_bias = fields.attention_bias == Some(true);
+        let biases = match defaults.layer {
+            LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
+            LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
+            LayerKind::HeadNorms => Biases { qkv: has_bias, out: has_bias, mlp: false },
         };
         Ok(DecoderConfig {
+            biases,
+            head_norms: defaults.layer == LayerKind::HeadNorms,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -122,8 +150,9 @@ impl DecoderConfig {
             head_dim,
             norm_epsilon: fields.rms_norm_eps,
             rope_theta: rope.theta,
-            rope_sections,
-            context_tokens: fields.max_position_embeddings,
+            rope_scaling: rope.scaling,
+            rope_axes,
+            context_tokens: rope.scaling.context_tokens(fields.max_position_embeddings),
             tied_embeddings: fields.tie_word_embeddings.unwrap_or(false),
         })
     }

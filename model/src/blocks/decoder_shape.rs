@@ -7,7 +7,10 @@ use crate::text::byte_level;
 /// Text tokens in the released vocabularies.
 const WORDS: usize = 151_643;
 
-/// Control tokens. Their ids follow those of the text tokens, in this order.
+/// Qwen's text.
+pub const CHATML: ShapeText =
+    ShapeText { control: &CONTROL, template: TEMPLATE, ends: &["<|im_end|>", "<|endoftext|>"] };
+
 const CONTROL: [&str; 14] = [
     "<|endoftext|>",
     "<|im_start|>",
@@ -33,9 +36,22 @@ const TEMPLATE: &str = "{% for message in messages %}<|im_start|>{{ message['rol
     {% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
+/// The control tokens of a vocabulary, and the template that uses them.
+#[derive(Clone, Copy)]
+pub struct ShapeText {
+    /// Control tokens. Their ids follow those of the text tokens, in this order.
+    pub control: &'static [&'static str],
+    /// The chat template.
+    pub template: &'static str,
+    /// The tokens that end a reply, the end of a turn first.
+    pub ends: &'static [&'static str],
+}
+
 /// The sizes of a decoder.
 #[derive(Clone, Copy)]
 pub struct DecoderShape {
+    /// Control tokens and template.
+    pub text: ShapeText,
     /// Number of text tokens.
     pub words: usize,
     /// Rows of the embedding, some of which no token uses.
@@ -50,6 +66,12 @@ pub struct DecoderShape {
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
+    /// Elements of a head, if that is not `hidden / heads`.
+    pub head_dim: Option<usize>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Added to the mean square in norms.
+    pub norm_epsilon: f64,
     /// Maximum tokens of a sequence.
     pub context_tokens: usize,
     /// Whether the embedding is the output projection too.
@@ -57,26 +79,39 @@ pub struct DecoderShape {
 }
 
 impl DecoderShape {
-    /// A released size up to 3B: the embedding is the output projection too.
+    /// A released size of Qwen2.5 up to 3B: the embedding is the output projection too.
     pub const fn small([hidden, intermediate, layers, heads, kv_heads]: [usize; 5], context_tokens: usize) -> Self {
-        let (words, vocabulary, is_tied) = (WORDS, 151_936, true);
-        DecoderShape { words, vocabulary, hidden, intermediate, layers, heads, kv_heads, context_tokens, is_tied }
+        DecoderShape {
+            text: CHATML,
+            words: WORDS,
+            vocabulary: 151_936,
+            hidden,
+            intermediate,
+            layers,
+            heads,
+            kv_heads,
+            head_dim: None,
+            rope_theta: 1_000_000.0,
+            norm_epsilon: 1e-6,
+            context_tokens,
+            is_tied: true,
+        }
     }
 
-    /// A released size from 7B on: the embedding has more rows, and the output projection is a matrix of its own.
+    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output projection is a matrix of its own.
     pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }
 
     /// The id of a control token. Panics on any other token.
     pub fn id(&self, token: &str) -> usize {
-        self.words + CONTROL.iter().position(|control| *control == token).expect("a token of the list")
+        self.words + self.text.control.iter().position(|control| *control == token).expect("a token of the list")
     }
 
     /// The decoder's part of `config.json`.
     pub fn config(&self) -> Value {
-        json!({
-            "eos_token_id": self.id("<|im_end|>"),
+        let mut config = json!({
+            "eos_token_id": self.id(self.text.ends[0]),
             "hidden_act": "silu",
             "hidden_size": self.hidden,
             "intermediate_size": self.intermediate,
@@ -84,22 +119,27 @@ impl DecoderShape {
             "num_attention_heads": self.heads,
             "num_hidden_layers": self.layers,
             "num_key_value_heads": self.kv_heads,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 1_000_000.0,
+            "rms_norm_eps": self.norm_epsilon,
+            "rope_theta": self.rope_theta,
             "tie_word_embeddings": self.is_tied,
             "torch_dtype": "bfloat16",
             "use_sliding_window": false,
             "vocab_size": self.vocabulary,
-        })
+        });
+        if let Some(head_dim) = self.head_dim {
+            config["head_dim"] = head_dim.into();
+        }
+        config
     }
 
     /// The checkpoint's files about text.
     pub fn text_files(&self) -> [(&'static str, Vec<u8>); 3] {
-        let ends = [self.id("<|im_end|>"), self.id("<|endoftext|>")];
+        let ends: Vec<_> = self.text.ends.iter().map(|token| self.id(token)).collect();
+        let settings = json!({ "chat_template": self.text.template, "bos_token": self.text.control[0] });
         [
             ("generation_config.json", json!({ "eos_token_id": ends, "do_sample": false }).to_string().into_bytes()),
-            ("tokenizer.json", byte_level::tokenizer(self.words, &CONTROL)),
-            ("tokenizer_config.json", json!({ "chat_template": TEMPLATE }).to_string().into_bytes()),
+            ("tokenizer.json", byte_level::tokenizer(self.words, self.text.control)),
+            ("tokenizer_config.json", settings.to_string().into_bytes()),
         ]
     }
 }

@@ -7,6 +7,7 @@ pub mod decoder_shape;
 pub mod gated_mlp;
 pub mod paged_attention;
 pub mod rope_config;
+pub mod rope_scaling;
 pub mod step_inputs;
 
-pub use decoder_config::{ConfigError, DecoderDefaults, WIDTH_MAX};
+pub use decoder_config::{ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};

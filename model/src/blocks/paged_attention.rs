@@ -1,6 +1,12 @@
 //! Self-attention of a decoder layer over blocks of keys and values.
 
-use bursar_kernels::{Backend, KernelError, KvLayer, Scope, Tensor, ops::rotary::Rope};
+use bursar_kernels::{
+    Backend, KernelError, KvLayer, Scope, Tensor,
+    ops::{rotary::Rope, rotary_kv_write::HeadNorms as NormsOf},
+};
+
+/// The norms of query and key heads.
+pub type HeadNorms = NormsOf<'static>;
 
 use super::step_inputs::StepInputs;
 use crate::weights::Linear;
@@ -11,8 +17,12 @@ pub struct PagedAttention {
     pub qkv: Linear,
     /// `[hidden, heads * head_dim]`
     pub out: Linear,
+    /// Norms of each query and key head, if the model has them.
+    pub norms: Option<HeadNorms>,
     /// Number of query heads.
     pub heads: usize,
+    /// What scores are multiplied by.
+    pub scale: f32,
 }
 
 impl PagedAttention {
@@ -28,7 +38,8 @@ impl PagedAttention {
         cache: &KvLayer,
     ) -> Result<Tensor<'s>, KernelError> {
         let mut qkv = self.qkv.forward(scope, normed)?;
-        scope.rotary_kv_write(&mut qkv, self.heads, &step.positions, rope, &step.slots, cache)?;
+        let norms = self.norms.as_ref();
+        scope.rotary_kv_write(&mut qkv, self.heads, norms, &step.positions, rope, &step.slots, cache)?;
         Ok(qkv)
     }
 
@@ -42,7 +53,7 @@ impl PagedAttention {
         cache: &KvLayer,
     ) -> Result<Tensor<'s>, KernelError> {
         let queries = qkv.column_range(0..self.heads * cache.shape().head_dim);
-        scope.attention_paged(&queries, cache, &step.sequences)
+        scope.attention_paged(&queries, cache, &step.sequences, self.scale)
     }
 
     /// Projects `attended` `[rows, heads * head_dim]` and adds it to `hidden` `[rows, hidden]`.

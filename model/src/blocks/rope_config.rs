@@ -3,13 +3,15 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{config_keys, decoder_config::ConfigError};
+use super::{config_keys, decoder_config::ConfigError, rope_scaling::RopeScaling};
 
 /// The settings of rotary positions.
 #[derive(Debug, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,
+    /// How they are scaled.
+    pub scaling: RopeScaling,
     /// Pairs of elements that rotate with each position axis, if the file has them.
     pub sections: Option<Vec<usize>>,
 }
@@ -19,6 +21,7 @@ struct Outer {
     rope_theta: f64,
     rope_scaling: Option<Map<String, Value>>,
     rope_parameters: Option<Map<String, Value>>,
+    max_position_embeddings: Option<usize>,
 }
 
 #[derive(Default, Deserialize)]
@@ -28,10 +31,39 @@ struct Inner {
     r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
+    factor: Option<f64>,
+    original_max_position_embeddings: Option<usize>,
+    low_freq_factor: Option<f64>,
+    high_freq_factor: Option<f64>,
+    beta_fast: Option<f64>,
+    beta_slow: Option<f64>,
+    attention_factor: Option<f64>,
+    mscale: Option<f64>,
+    mscale_all_dim: Option<f64>,
+    truncate: Option<bool>,
 }
 
-/// The keys of [`Inner`].
-const KNOWN: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
+/// Keys that are read whatever the type.
+const ALWAYS: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
+
+/// Types that scale frequencies, and the keys that each reads.
+const SCALED: [(&str, &[&str]); 3] = [
+    ("linear", &["factor"]),
+    ("llama3", &["factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"]),
+    (
+        "yarn",
+        &[
+            "factor",
+            "original_max_position_embeddings",
+            "beta_fast",
+            "beta_slow",
+            "attention_factor",
+            "mscale",
+            "mscale_all_dim",
+            "truncate",
+        ],
+    ),
+];
 
 impl RopeConfig {
     /// Reads `rope_scaling`, else `rope_parameters`, else neither, and takes the outer `rope_theta` if they have none.
@@ -43,22 +75,98 @@ impl RopeConfig {
         let scaling = outer.rope_scaling.filter(is_there).map(|rope| ("rope_scaling", rope));
         let parameters = outer.rope_parameters.filter(is_there).map(|rope| ("rope_parameters", rope));
         let Some((name, rope)) = scaling.or(parameters) else {
-            return Ok(RopeConfig { theta: outer.rope_theta, sections: None });
+            return Ok(RopeConfig { theta: outer.rope_theta, scaling: RopeScaling::Plain, sections: None });
         };
+        let place = format!("{place}{name}.");
         let inner: Inner = serde_json::from_value(rope.clone().into())?;
-        for (key, kind) in [("rope_type", &inner.rope_type), ("type", &inner.r#type)] {
-            if let Some(kind) = kind.as_ref().filter(|kind| !types.contains(&kind.as_str())) {
-                return Err(ConfigError::Unsupported {
-                    field: format!("{place}{name}.{key}"),
-                    value: kind.clone(),
-                    supported: "default, and mrope for positions of pictures",
-                });
+        let kind = inner.kind(&place, types)?;
+        let own = SCALED.iter().find(|(name, _)| *name == kind).map_or(&[][..], |(_, keys)| keys);
+        let is_read = |key: &str| ALWAYS.contains(&key) || own.contains(&key);
+        if let Some((key, value)) =
+            rope.iter().find(|(key, value)| !is_read(key) && !config_keys::is_neutral(key, value))
+        {
+            return Err(config_keys::unknown(&place, key, value));
+        }
+        Ok(RopeConfig {
+            theta: inner.rope_theta.unwrap_or(outer.rope_theta),
+            scaling: inner.scaling(kind, &place, outer.max_position_embeddings)?,
+            sections: inner.mrope_section,
+        })
+    }
+}
+
+impl Inner {
+    /// The type, of which both spellings must say the same; empty for one that means unscaled frequencies.
+    fn kind(&self, place: &str, types: &[&str]) -> Result<&str, ConfigError> {
+        let mut kinds = Vec::new();
+        for (key, kind) in [("rope_type", &self.rope_type), ("type", &self.r#type)] {
+            let Some(kind) = kind.as_deref() else { continue };
+            match SCALED.iter().find(|(name, _)| *name == kind) {
+                Some((name, _)) => kinds.push(*name),
+                None if types.contains(&kind) => kinds.push(""),
+                None => {
+                    return Err(ConfigError::Unsupported {
+                        field: format!("{place}{key}"),
+                        value: kind.to_owned(),
+                        supported: "default, linear, llama3, yarn, and mrope for positions of pictures",
+                    });
+                }
             }
         }
-        let is_read = |key: &str, value: &Value| KNOWN.contains(&key) || config_keys::is_neutral(key, value);
-        if let Some((key, value)) = rope.iter().find(|(key, value)| !is_read(key, value)) {
-            return Err(config_keys::unknown(&format!("{place}{name}."), key, value));
+        match kinds[..] {
+            [] => Ok(""),
+            [kind] => Ok(kind),
+            [one, other, ..] if one == other => Ok(one),
+            _ => Err(ConfigError::Contradiction(format!("{place}rope_type and {place}type are of different kinds"))),
         }
-        Ok(RopeConfig { theta: inner.rope_theta.unwrap_or(outer.rope_theta), sections: inner.mrope_section })
+    }
+
+    /// Checks the numbers of this type. `context` is the file's `max_position_embeddings`.
+    fn scaling(&self, kind: &str, place: &str, context: Option<usize>) -> Result<RopeScaling, ConfigError> {
+        let refuse = |key: &str, rule: &str| {
+            Err(ConfigError::Contradiction(format!("{place}{key} must be {rule} where the type is {kind}")))
+        };
+        if kind.is_empty() {
+            return Ok(RopeScaling::Plain);
+        }
+        let original_context = self.original_max_position_embeddings.or(context).filter(|tokens| *tokens > 0);
+        let implied = context.zip(original_context).map(|(context, original)| context as f64 / original as f64);
+        let factor = self.factor.or(implied.filter(|_| kind == "yarn"));
+        let Some(factor) = factor.filter(|factor| *factor >= 1.0 && factor.is_finite()) else {
+            return refuse("factor", "1 or more");
+        };
+        match (kind, original_context) {
+            ("linear", _) => Ok(RopeScaling::Linear { factor }),
+            (_, None) => refuse("original_max_position_embeddings", "given"),
+            ("llama3", Some(original_context)) => match (self.low_freq_factor, self.high_freq_factor) {
+                (Some(low_factor), Some(high_factor)) if low_factor > 0.0 && high_factor > low_factor => {
+                    Ok(RopeScaling::Llama3 { factor, low_factor, high_factor, original_context })
+                }
+                _ => refuse("high_freq_factor", "greater than low_freq_factor, and that greater than 0,"),
+            },
+            (_, Some(original_context)) => {
+                // 0 means the default too, as in transformers 5.17 (`_compute_yarn_parameters`).
+                let or = |given: Option<f64>, default: f64| given.filter(|given| *given != 0.0).unwrap_or(default);
+                let (beta_fast, beta_slow) = (or(self.beta_fast, 32.0), or(self.beta_slow, 1.0));
+                if !(beta_slow > 0.0 && beta_fast >= beta_slow) {
+                    return refuse("beta_fast", "at least beta_slow, and that greater than 0,");
+                }
+                let attention_factor = self.attention_factor.unwrap_or_else(|| self.yarn_attention(factor));
+                if !(attention_factor > 0.0 && attention_factor.is_finite()) {
+                    return refuse("attention_factor", "greater than 0");
+                }
+                let truncates = self.truncate.unwrap_or(true);
+                Ok(RopeScaling::Yarn { factor, beta_fast, beta_slow, truncates, attention_factor, original_context })
+            }
+        }
+    }
+
+    /// YaRN's factor of queries and keys where the file gives none: section 3.4 of the paper, as transformers has it.
+    fn yarn_attention(&self, factor: f64) -> f64 {
+        let scale = |weight: f64| if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 };
+        match (self.mscale, self.mscale_all_dim) {
+            (Some(one), Some(other)) if one != 0.0 && other != 0.0 => scale(one) / scale(other),
+            _ => scale(1.0),
+        }
     }
 }

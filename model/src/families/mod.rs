@@ -1,4 +1,9 @@
 //! One folder per model family, with everything that only this family needs. No family imports another.
 
+pub mod llama;
 pub mod qwen2;
 pub mod qwen2_5_vl;
+pub mod qwen3;
+mod row;
+
+pub use row::{Files, PictureSettings, Settings, Weights};

@@ -53,7 +53,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS);
     let expected = step(&decoding);
 
-    let axes = bench.model.config().decoder().rope_sections.len();
+    let axes = bench.model.config().decoder().rope_axes.count();
     for rows in [3, 5, 8] {
         let layout = StepLayout::decode(rows, axes, CONTEXT);
         // Words that the step leaves untouched are NaN and invalid block numbers.

@@ -10,9 +10,10 @@ mod checkpoints;
 mod common;
 mod copy;
 mod golden_processor;
-mod golden_qwen2;
+
 mod golden_qwen2_5_vl;
 mod golden_text;
+mod golden_text_families;
 mod golden_videos;
 mod hostile_pictures;
 mod prompts;

@@ -21,9 +21,9 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
 }
 
-/// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`), and layers, heads and elements
-/// of a head of the keys and values.
-const RELEASED: [(&str, u64, [usize; 3]); 12] = [
+/// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
+/// parameters where a tied head is stored too), and layers, heads and elements of a head of the keys and values.
+const RELEASED: [(&str, u64, [usize; 3]); 29] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
     ("qwen2.5-vl-32b", 66_905_436_672, [64, 8, 128]),
@@ -36,6 +36,23 @@ const RELEASED: [(&str, u64, [usize; 3]); 12] = [
     ("qwen2.5-32b", 65_527_752_704, [64, 8, 128]),
     ("qwen2.5-72b", 145_412_407_296, [80, 8, 128]),
     ("qwq-32b", 65_527_752_704, [64, 8, 128]),
+    ("qwen3-0.6b", 2 * 596_049_920, [28, 8, 128]),
+    ("qwen3-1.7b", 2 * 1_720_574_976, [28, 8, 128]),
+    ("qwen3-4b", 2 * 4_022_468_096, [36, 8, 128]),
+    ("qwen3-8b", 16_381_470_720, [36, 8, 128]),
+    ("qwen3-14b", 29_536_614_400, [40, 8, 128]),
+    ("qwen3-32b", 65_524_246_528, [64, 8, 128]),
+    ("llama-3-8b", 16_060_522_496, [32, 8, 128]),
+    ("llama-3-70b", 141_107_412_992, [80, 8, 128]),
+    ("llama-3.1-8b", 16_060_522_496, [32, 8, 128]),
+    ("llama-3.1-70b", 141_107_412_992, [80, 8, 128]),
+    ("llama-3.2-1b", 2 * 1_235_814_400, [16, 8, 64]),
+    ("llama-3.2-3b", 6_425_499_648, [28, 8, 128]),
+    ("llama-3.3-70b", 141_107_412_992, [80, 8, 128]),
+    ("smollm2-135m", 2 * 134_515_008, [30, 3, 64]),
+    ("smollm2-360m", 2 * 361_821_120, [32, 5, 64]),
+    ("smollm2-1.7b", 2 * 1_711_376_384, [24, 32, 64]),
+    ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
 ];
 
 #[test]

@@ -21,6 +21,9 @@ use crate::bench::{self, Memory, Random, repository};
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2: &str = "tests/golden/qwen2";
+/// Head norms; biases of every projection.
+const QWEN3: &str = "tests/golden/qwen3";
+const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 
 /// Maximum sequences of the envelopes below.
@@ -147,6 +150,16 @@ fn every_worst_case_of_qwen2_5_vl_takes_what_its_plan_says() {
 #[test]
 fn every_worst_case_of_qwen2_takes_what_its_plan_says() {
     every_worst_case_takes_what_its_plan_says(QWEN2);
+}
+
+#[test]
+fn every_worst_case_of_qwen3_takes_what_its_plan_says() {
+    every_worst_case_takes_what_its_plan_says(QWEN3);
+}
+
+#[test]
+fn every_worst_case_of_llama_takes_what_its_plan_says() {
+    every_worst_case_takes_what_its_plan_says(LLAMA);
 }
 
 #[test]
@@ -312,7 +325,7 @@ proptest! {
     ) {
         let hopper = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
-        for (folder, target) in [QWEN2_5_VL, QWEN2].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
+        for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
@@ -322,7 +335,7 @@ proptest! {
 #[test]
 fn the_worst_cases_of_a_model_cover_its_familys_workloads_and_no_more() {
     let room = CacheCapacity { blocks: 64, cache_rows: 1024 };
-    for folder in [QWEN2, QWEN2_5_VL] {
+    for folder in [QWEN2, QWEN2_5_VL, QWEN3, LLAMA] {
         let model = Model::plan(&bench::open(folder), &Target::Cpu { threads: 1 }).expect("it can be planned");
         let asked = model.config().workloads();
         let worst_cases = worst_cases::worst_cases(&model, &Envelope::small(), room);

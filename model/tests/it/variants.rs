@@ -86,7 +86,13 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
     let vision = json!({ "out_hidden_size": recorded["qwen2_5_vl"]["text"]["hidden_size"] });
     let vl = config(&Copy::of(QWEN2_5_VL).write(CONFIG, bare("qwen2_5_vl", &vision)).open());
     let qwen2 = config(&Copy::of(QWEN2).write(CONFIG, bare("qwen2", &Value::Null)).open());
-    for (config, recorded) in [(&vl, &recorded["qwen2_5_vl"]["text"]), (&qwen2, &recorded["qwen2"])] {
+    let text = |model_type: &str| {
+        let windowless = json!({ "model_type": model_type, "sliding_window": null }).to_string();
+        config(&Copy::of(QWEN2).write(CONFIG, windowless).open())
+    };
+    let texts = ["qwen3", "llama", "mistral"].map(|name| (text(name), &recorded[name]));
+    let all = [(&vl, &recorded["qwen2_5_vl"]["text"]), (&qwen2, &recorded["qwen2"])];
+    for (config, recorded) in all.into_iter().chain(texts.iter().map(|(config, recorded)| (config, *recorded))) {
         let decoder = config.decoder();
         let found = json!({
             "vocab_size": decoder.vocabulary,
@@ -338,4 +344,50 @@ fn a_tokenizer_in_parts_is_refused_where_its_ids_would_be_guessed() {
     let whole = Copy::of(QWEN2).prompts();
     let text = "<|im_start|>user\nHi<|im_end|>";
     assert_eq!(copy.prompts().tokenizer().encode(text, false).ok(), whole.tokenizer().encode(text, false).ok());
+}
+
+#[test]
+fn a_window_that_would_slide_is_refused_by_name() {
+    let refused = |edit: Value| {
+        let mut fields = json!({ "model_type": "mistral", "max_position_embeddings": 8192 });
+        fields.as_object_mut().expect("an object").extend(edit.as_object().expect("an object").clone());
+        FamilyConfig::of(&Copy::of(QWEN2).write(CONFIG, fields.to_string()).open()).map(drop).map_err(|e| e.to_string())
+    };
+    let error = "config.json: sliding_window is 4096, supported: null, or no less than max_position_embeddings";
+    assert_eq!(refused(json!({})), Err(error.to_owned()), "the class's default slides");
+    assert_eq!(refused(json!({ "sliding_window": 4096 })), Err(error.to_owned()));
+    assert_eq!(refused(json!({ "sliding_window": 8192 })), Ok(()), "it never slides");
+    assert_eq!(refused(json!({ "sliding_window": null })), Ok(()));
+}
+
+#[test]
+fn scaled_frequencies_are_followed_or_refused_by_name() {
+    let with = |rope: Value| {
+        let copy = Copy::of("tests/golden/llama").set(CONFIG, &["rope_scaling"], rope).open();
+        FamilyConfig::of(&copy).map(|config| config.decoder().clone()).map_err(|error| error.to_string())
+    };
+    let llama3 = json!({ "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192 });
+    let without = |key: &str| {
+        let mut rope = llama3.clone();
+        rope.as_object_mut().expect("an object").remove(key);
+        with(rope).expect_err("it is needed")
+    };
+    assert!(with(llama3.clone()).is_ok());
+    let place = "config.json: rope_scaling";
+    assert_eq!(without("factor"), format!("{place}.factor must be 1 or more where the type is llama3"));
+    assert!(without("low_freq_factor").starts_with(&format!("{place}.high_freq_factor must be greater")));
+    let yarn = json!({ "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096 });
+    assert_eq!(with(yarn).expect("it is YaRN").context_tokens, 16_384);
+    assert_eq!(with(json!({ "type": "linear", "factor": 4.0 })).expect("it is linear").context_tokens, 4096);
+    let other = with(json!({ "rope_type": "longrope", "factor": 4.0 })).expect_err("it is another");
+    assert!(other.starts_with(&format!("{place}.rope_type is longrope, supported: default")), "{other}");
+    let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 })).expect_err("not of linear");
+    assert_eq!(
+        unread,
+        format!("{place}.beta_fast is 32.0, which changes what the model computes and is not supported")
+    );
+    let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 })).expect_err("which is it");
+    assert_eq!(both, format!("{place}.rope_type and rope_scaling.type are of different kinds"));
+    assert!(with(json!({ "rope_type": "yarn", "factor": 0.5 })).is_err());
 }

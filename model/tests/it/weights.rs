@@ -134,12 +134,12 @@ fn a_type_that_is_not_computed_with_is_named() {
 
 #[test]
 fn an_unknown_architecture_is_told_what_is_known() {
-    let error = Copy::of(QWEN2).set("config.json", &["architectures"], json!(["LlamaForCausalLM"])).error();
+    let error = Copy::of(QWEN2).set("config.json", &["architectures"], json!(["FalconForCausalLM"])).error();
     assert!(matches!(error, LoadError::Architecture(_)), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "no family serves the architecture [\"LlamaForCausalLM\"]; \
-         known: Qwen2_5_VLForConditionalGeneration, Qwen2ForCausalLM"
+        "no family serves the architecture [\"FalconForCausalLM\"]; known: Qwen2_5_VLForConditionalGeneration, \
+         Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, MistralForCausalLM"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("qwen3_vl")).error();
@@ -167,9 +167,9 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0, not from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
     assert_eq!(absurd, format!("config.json: hidden_size is {}, not from 1 to 1048576", u64::MAX));
-    let yarn = text("rope_scaling", json!({ "type": "yarn", "factor": 4.0 }));
-    let expected = "config.json: rope_scaling.type is yarn, supported: default, and mrope for positions of pictures";
-    assert_eq!(yarn, expected);
+    let dynamic = text("rope_scaling", json!({ "type": "dynamic", "factor": 4.0 }));
+    let supported = "default, linear, llama3, yarn, and mrope for positions of pictures";
+    assert_eq!(dynamic, format!("config.json: rope_scaling.type is dynamic, supported: {supported}"));
 
     let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);
     let sections = refused(QWEN2_5_VL, &["rope_scaling", "mrope_section"], json!([16, 24, 25]));
@@ -255,7 +255,7 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
     Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("both spellings say the same");
     let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
-    let expected = "config.json: rope_scaling.type is yarn, supported: default, and mrope for positions of pictures";
+    let expected = "config.json: rope_scaling.rope_type and rope_scaling.type are of different kinds";
     assert_eq!(error.to_string(), expected);
 }
 

@@ -127,15 +127,21 @@ def gelu(rows, columns, kind, gap=0):
 
 
 class Positions:
-    """Of tokens on as many axes as there are sections, up to 2^17, and how far each pair of a head turns."""
+    """Of tokens on as many axes as there are sections, up to 2^17, and how far each pair of a head turns. Interleaved, the
+    second and the third axis have every third pair."""
 
-    def __init__(self, tokens, head_dim, sections):
+    def __init__(self, tokens, head_dim, sections, is_interleaved=False):
         self.pitch = tokens + 3
         self.numbers = torch.randint(1 << 17, (sum(pairs > 0 for pairs in sections), self.pitch), device="cuda")
         self.frequencies = (1e6 ** (-torch.arange(0, head_dim, 2, device="cuda").double() / head_dim)).float()
         axes = torch.repeat_interleave(torch.arange(4), torch.tensor(sections)).cuda()
+        if is_interleaved:
+            axes.zero_()
+            for axis in (1, 2):
+                axes[axis : 3 * sections[axis] : 3] = axis
         self.angles = (self.numbers[axes, :tokens].T.float() * self.frequencies).double()[:, None]  # [tokens, 1, pairs]
-        self.arguments = (unsigned(self.numbers), self.pitch, self.frequencies, Sections(*sections))
+        self.arguments = (unsigned(self.numbers), self.pitch, self.frequencies,
+                          Sections(*sections, is_interleaved=is_interleaved))  # fmt: skip
 
     def turned(self, heads):
         """[tokens, heads, head_dim] in f64, pairs in halves."""
@@ -170,28 +176,41 @@ def rotary(tokens, heads, head_dim, sections, kind, behind=0):
     )  # fmt: skip
 
 
-def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False):
-    """`is_odd`: one token's slot is none, another's lies in no block."""
+EPSILON = 1e-6
+
+
+def normed(heads, weight):
+    """[tokens, heads, head_dim] by the root mean square of each head, in f64."""
+    heads = heads.double()
+    return heads * (heads.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.double()
+
+
+def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False):
+    """`is_odd`: one token's slot is none, another's lies in no block. `is_normed`: as Qwen3-VL, with interleaved axes."""
     qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
     qkv.tensor.normal_()
     in_heads = qkv.tensor.unflatten(1, (heads + 2 * kv_heads, head_dim))
     before = in_heads.clone()
-    positions, blocks = Positions(tokens, head_dim, sections), divide_up(tokens, BLOCK_TOKENS) + 2
+    positions = Positions(tokens, head_dim, sections, is_interleaved=is_normed)
+    blocks = divide_up(tokens, BLOCK_TOKENS) + 2
+    weights = torch.randn(2, head_dim, device="cuda").to(kind) if is_normed else None
+    norms = (weights[0], weights[1], float(EPSILON)) if is_normed else ()
+    of = lambda heads, weight: normed(heads, weights[weight]) if is_normed else heads.double()  # noqa: E731
     cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), kind)
     places = torch.randperm(blocks * BLOCK_TOKENS, device="cuda")[:tokens]
     slots, written = places.clone(), torch.ones(tokens, dtype=torch.bool, device="cuda")
     if is_odd:
         slots[1], slots[2], written[1:3] = NONE, blocks * BLOCK_TOKENS, False
-    sent, kernel = unsigned(slots), Kernel("rotary", f"rotary_kv_write_{ENDINGS[kind]}")
+    sent, kernel = unsigned(slots), Kernel("rotary", f"rotary_kv_write_{'normed_' if is_normed else ''}{ENDINGS[kind]}")
 
     def wrong():
         wanted = before.double()
-        wanted[:, :heads] = positions.turned(before[:, :heads])
+        wanted[:, :heads] = positions.turned(of(before[:, :heads], 0))
         found = qkv.error(wanted.flatten(1))
         here = places[written]
         keys = cache.tensor[here // BLOCK_TOKENS, 0, :, here % BLOCK_TOKENS]
         values = cache.tensor[here // BLOCK_TOKENS, 1, :, here % BLOCK_TOKENS]
-        turned = positions.turned(before[:, heads : heads + kv_heads])[written]
+        turned = positions.turned(of(before[:, heads : heads + kv_heads], 1))[written]
         others = torch.ones(blocks * BLOCK_TOKENS, dtype=torch.bool, device="cuda")
         others[here] = False
         rest = cache.tensor.permute(0, 3, 1, 2, 4).flatten(0, 1)[others]
@@ -202,11 +221,15 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
 
     return Case(
         run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), qkv.tensor, qkv.tensor.stride(0),
-                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, blocks),
+                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, blocks, *norms),
         error=wrong,
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * tokens * (heads + 2 * kv_heads) * head_dim,
     )  # fmt: skip
+
+
+def rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, sections, kind, gap=0):
+    return rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3, is_normed=True)
 
 
 @functools.lru_cache(1)
@@ -309,6 +332,10 @@ def check(table):
                 rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3),
             )
             table.check("rotary", work, rotary(tokens, heads, head_dim, sections, kind, behind=gap))  # fmt: skip
+            third = head_dim // 8
+            interleaved = (head_dim // 2 - 2 * third, third, third, 0)
+            table.check("rotary_kv_write", f"{work}, normed",
+                        rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
         for operation in (gather_rows, scatter_rows):
@@ -326,6 +353,8 @@ def measure(table):
         (layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (add_layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
+        (rotary_kv_write, "32:8 heads of 128", (32, 8, 128, TEXT, kind)),
+        (rotary_kv_write_normed, "32:8 heads of 128", (32, 8, 128, (24, 20, 20, 0), kind)),
         (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),
         (silu_mul, f"{features:,} features", (features, kind)),
         (gelu, f"{features:,} columns", (features, kind)),

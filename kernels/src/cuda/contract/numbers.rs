@@ -91,6 +91,8 @@ contract! {
         const THREADS_MAX: usize = 320;
         /// Axes of positions, whose pairs of elements a launch gives by value.
         const AXES_MAX: usize = 4;
+        /// Most query and key heads that are normalised.
+        const NORMED_HEADS_MAX: usize = 256;
     }
 
     /// fill_random.cu: an element a thread, a grid apart.

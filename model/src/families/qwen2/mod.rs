@@ -2,40 +2,39 @@
 
 mod shape;
 
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
-pub use shape::{SHAPES, Shape};
-
+pub use super::row::TextModel as Model;
+use super::row::{Files, Settings, TEXT_WORKLOADS};
 use crate::{
-    blocks::{
-        ConfigError, DecoderDefaults,
-        decoder::{Decoder, DecoderConfig},
-    },
-    flow::{POSITION_AXES, PromptLayout},
-    weights::{WeightError, WeightMap},
+    blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    checkpoint::Checkpoint,
     workload::Workload,
 };
 
-/// `architectures` entries that this family serves.
-pub const ARCHITECTURES: &[&str] = &["Qwen2ForCausalLM"];
-
-/// The `model_type` of its configurations.
-pub const MODEL_TYPE: &str = "qwen2";
-
-/// Every kind of work except those with pictures.
-pub const WORKLOADS: &[Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
-
-/// The family's configuration.
+/// The family's configuration: a decoder and nothing else.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Config {
-    /// The model is a decoder and nothing else.
-    pub decoder: DecoderConfig,
-}
+pub struct Config(DecoderConfig);
 
-impl Config {
-    /// Reads `config.json`.
-    pub fn read(config: &Map<String, Value>) -> Result<Self, ConfigError> {
-        Ok(Config { decoder: DecoderConfig::read("", config, &defaults())? })
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen2ForCausalLM", "qwen2")];
+
+    const WORKLOADS: &'static [Workload] = TEXT_WORKLOADS;
+
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        Ok(Config(DecoderConfig::read("", &checkpoint.config, &defaults())?))
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.0
+    }
+
+    fn shapes() -> Vec<&'static str> {
+        shape::SHAPES.iter().map(|shape| shape.name).collect()
+    }
+
+    fn shape_files(name: &str) -> Option<Files> {
+        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
     }
 }
 
@@ -55,24 +54,5 @@ fn defaults() -> DecoderDefaults {
         "sliding_window": 4096,
         "max_window_layers": 28,
     });
-    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None }
-}
-
-/// The family's weights.
-pub struct Model {
-    /// The model is a decoder and nothing else.
-    pub decoder: Decoder,
-}
-
-impl Model {
-    /// Claims the weights, which released checkpoints name `model.*`.
-    pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        Ok(Model { decoder: Decoder::claim(config.decoder, "model", map)? })
-    }
-}
-
-/// Numbers the tokens' positions from 0, the same on all axes.
-pub fn lay_out(tokens: Vec<u32>) -> PromptLayout {
-    let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
-    PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }
+    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None, layer: LayerKind::QkvBias }
 }

@@ -3,8 +3,8 @@
 //! The numbers are from `config.json` of Qwen/Qwen2.5-*-Instruct and Qwen/QwQ-32B on huggingface.co (arXiv 2412.15115,
 //! table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B did before May 2025 (QwenLM/QwQ#26).
 
-use super::ARCHITECTURES;
 use crate::blocks::decoder_shape::DecoderShape;
+use crate::families::Files;
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
@@ -27,9 +27,9 @@ pub const SHAPES: [Shape; 8] = [
 
 impl Shape {
     /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+    pub fn files(&self) -> Files {
         let mut config = self.decoder.config();
-        config["architectures"] = ARCHITECTURES.into();
+        config["architectures"] = ["Qwen2ForCausalLM"].into();
         config["model_type"] = "qwen2".into();
         let mut files = vec![("config.json", config.to_string().into_bytes())];
         files.extend(self.decoder.text_files());

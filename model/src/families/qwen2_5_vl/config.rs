@@ -6,7 +6,10 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     MergeSize,
-    blocks::{ConfigError, DecoderDefaults, WIDTH_MAX, config_keys, decoder::DecoderConfig, rope_config::RopeConfig},
+    blocks::{
+        ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys, decoder::DecoderConfig,
+        rope_config::RopeConfig, rope_scaling::RopeScaling,
+    },
     processor::ImageProcessorConfig,
 };
 
@@ -84,7 +87,7 @@ impl VisionConfig {
         });
         let fields = config_keys::over(&defaults, given);
         let rope = RopeConfig::read(PLACE, &fields, &["default", "axial"])?;
-        if rope != (RopeConfig { theta: ROPE_THETA, sections: None }) {
+        if rope != (RopeConfig { theta: ROPE_THETA, scaling: RopeScaling::Plain, sections: None }) {
             let (field, value) = (format!("{PLACE}rope_theta"), rope.theta.to_string());
             return Err(ConfigError::Unsupported { field, value, supported: "10000" });
         }
@@ -254,5 +257,10 @@ fn defaults() -> DecoderDefaults {
         "sliding_window": 4096,
         "max_window_layers": 80,
     });
-    DecoderDefaults { fields, rope_types: &["default", "mrope"], rope_sections: Some(&[16, 24, 24]) }
+    DecoderDefaults {
+        fields,
+        rope_types: &["default", "mrope"],
+        rope_sections: Some(&[16, 24, 24]),
+        layer: LayerKind::QkvBias,
+    }
 }

@@ -7,43 +7,109 @@ mod shape;
 mod vision;
 mod windows;
 
-pub use config::Config;
-pub use placeholder::{Placeholders, lay_out};
-pub use shape::{SHAPES, Shape, processor};
-pub use vision::{PictureBatch, VisionTower};
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use serde_json::Value;
 
+pub use config::Config;
+use placeholder::{Placeholders, lay_out};
+use vision::{PictureBatch, VisionTower};
+
+use super::row::{Files, PictureSettings, Settings, Weights};
 use crate::{
-    blocks::decoder::Decoder,
+    Depth,
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+    },
+    checkpoint::Checkpoint,
+    flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    processor::{ImageProcessor, VideoProcessor},
     weights::{WeightError, WeightMap},
     workload::Workload,
 };
 
-/// `architectures` entries that this family serves.
-pub const ARCHITECTURES: &[&str] = &["Qwen2_5_VLForConditionalGeneration"];
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
+        &[("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl")];
 
-/// The `model_type` of its configurations.
-pub const MODEL_TYPE: &str = "qwen2_5_vl";
+    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    const WORKLOADS: &'static [Workload] = Workload::ALL;
 
-/// Every kind of work. The encoder sees a video as pictures, so videos add none.
-pub const WORKLOADS: &[Workload] =
-    &[Workload::Encode, Workload::Merge, Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
+        let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
+        Config::read(&checkpoint.config, processor, videos)
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn pictures(&self) -> Option<PictureSettings> {
+        let (merge, patch) = (self.vision.merge(), self.vision.patch());
+        Some(PictureSettings { merge, patch, token: self.image_token })
+    }
+
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+        lay_out(&tokens, visuals, &Placeholders::of(self))
+    }
+
+    fn shapes() -> Vec<&'static str> {
+        shape::SHAPES.iter().map(|shape| shape.name).collect()
+    }
+
+    fn shape_files(name: &str) -> Option<Files> {
+        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
+    }
+
+    fn released_processor(config: &Value) -> Option<Value> {
+        config.get("vision_config").map(|_| shape::processor(config))
+    }
+}
 
 /// The family's weights.
 pub struct Model {
     /// Turns pictures into embeddings.
-    pub vision: VisionTower,
+    vision: VisionTower,
     /// Turns embeddings and text into logits.
-    pub decoder: Decoder,
+    decoder: Decoder,
 }
 
-impl Model {
-    /// Claims the weights of tower and decoder.
-    pub fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+impl Weights<Config> for Model {
+    type Batch = PictureBatch;
+
+    fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         // Tensor names changed with transformers 4.52. As transformers does, this reads both (5.17,
         // `conversion_mapping.py`, under `Qwen2VLForConditionalGeneration`).
         let tower = if map.has("model.visual.patch_embed.proj.weight") { "model.visual" } else { "visual" };
         let text = if map.has("model.language_model.norm.weight") { "model.language_model" } else { "model" };
         let vision = VisionTower::claim(config.vision, tower, map)?;
         Ok(Model { vision, decoder: Decoder::claim(config.decoder, text, map)? })
+    }
+
+    fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+        self.vision.pack(pictures)
+    }
+
+    fn patches(batch: &PictureBatch) -> usize {
+        batch.patches()
+    }
+
+    fn embeddings(batch: &PictureBatch) -> usize {
+        batch.embeddings()
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PictureBatch,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        self.vision.encode(scope, batch, cache, depth)
     }
 }

@@ -5,8 +5,8 @@
 
 use serde_json::{Value, json};
 
-use super::ARCHITECTURES;
 use crate::blocks::decoder_shape::DecoderShape;
+use crate::families::Files;
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
@@ -49,7 +49,7 @@ pub const SHAPES: [Shape; 5] = [
 
 impl Shape {
     /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Vec<(&'static str, Vec<u8>)> {
+    pub fn files(&self) -> Files {
         let config = self.config();
         let mut files = vec![
             ("config.json", config.to_string().into_bytes()),
@@ -62,7 +62,7 @@ impl Shape {
     fn config(&self) -> Value {
         let Shape { decoder, vision, .. } = self;
         let mut config = decoder.config();
-        config["architectures"] = ARCHITECTURES.into();
+        config["architectures"] = ["Qwen2_5_VLForConditionalGeneration"].into();
         config["model_type"] = "qwen2_5_vl".into();
         config["image_token_id"] = decoder.id("<|image_pad|>").into();
         config["video_token_id"] = decoder.id("<|video_pad|>").into();

@@ -8,7 +8,7 @@ use bursar_kernels::{
     ops::{
         attention_packed::Stretches,
         patchify::{LAYOUT_NUMBERS, LEVEL_NUMBERS, PatchSize, Pixels},
-        rotary::Rope,
+        rotary::{PairAxes, Rope},
     },
 };
 
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Depth,
-    blocks::{decoder::rope_frequencies, gated_mlp::GatedMlp},
+    blocks::{gated_mlp::GatedMlp, rope_scaling::RopeScaling},
     flow::{Grid, ResizedImage, RgbImage},
     weights::{Linear, WeightError, WeightMap},
 };
@@ -81,9 +81,9 @@ impl VisionTower {
         let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
         let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
         // Half of a head's pairs rotate with the row and half with the column, at the same frequencies.
-        let per_axis = rope_frequencies(ROPE_THETA, config.head_dim() / 2);
-        let sections = vec![per_axis.len(); 2];
-        let rope = Rope { frequencies: map.constant(&[per_axis.clone(), per_axis].concat()), sections };
+        let per_axis = RopeScaling::Plain.frequencies(ROPE_THETA, config.head_dim() / 2);
+        let axes = PairAxes::Sections(vec![per_axis.len(); 2]);
+        let rope = Rope { frequencies: map.constant(&[per_axis.clone(), per_axis].concat()), axes };
         Ok(VisionTower { config, patch_embedding, layers, merger_norm, merger_up, merger_down, rope })
     }
 

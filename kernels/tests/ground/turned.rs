@@ -1,0 +1,147 @@
+//! Queries, keys and values on their way into the cache: normalised by heads or not, rotated, and put into blocks.
+
+use bursar_kernels::{
+    ops::{
+        rotary::{PairAxes, Rope},
+        rotary_kv_write::HeadNorms,
+    },
+    *,
+};
+
+use super::{
+    Random, narrowed,
+    pass::{Wide, floats, margins, wide},
+    rounded,
+};
+
+const BLOCKS: usize = 3;
+const TOKENS: usize = BLOCKS * BLOCK_TOKENS;
+const EPSILON: f32 = 1e-6;
+
+/// As many tokens as fill the blocks, in no order.
+#[derive(Clone, Debug)]
+pub struct Turned {
+    pub heads: usize,
+    pub kv_heads: usize,
+    pub head_dim: usize,
+    pub axes: PairAxes,
+    pub has_norms: bool,
+}
+
+/// The numbers beside the row itself, drawn in this order after it.
+struct Numbers {
+    positions: Vec<u32>,
+    frequencies: Vec<f32>,
+    slots: Vec<u32>,
+    norms: [Vec<f32>; 2],
+}
+
+impl Turned {
+    /// Every kind of heads and axes, with norms and without.
+    pub fn cases() -> Vec<Turned> {
+        let mut cases = Vec::new();
+        for (heads, kv_heads, head_dim) in [(4, 2, 128), (7, 1, 64), (3, 3, 80), (5, 1, 32), (2, 1, 34), (32, 8, 128)] {
+            let third = head_dim / 8;
+            for axes in [PairAxes::Sections(vec![head_dim / 2]), PairAxes::Interleaved(third, third)] {
+                let case = Turned { heads, kv_heads, head_dim, axes, has_norms: true };
+                cases.extend([Turned { has_norms: false, ..case.clone() }, case]);
+            }
+        }
+        cases
+    }
+
+    fn columns(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn numbers(&self, random: &mut Random) -> Numbers {
+        Numbers {
+            positions: random.indices(self.axes.count() * TOKENS, 5000),
+            frequencies: random.floats(self.head_dim / 2),
+            slots: random.shuffled(TOKENS),
+            norms: [(); 2].map(|()| random.floats(self.head_dim)),
+        }
+    }
+
+    /// The queries, then the cache.
+    pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
+        let activation = scope.target().activation();
+        let shape = KvShape { layers: 1, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: activation };
+        let mut row = wide(scope, TOKENS, self.columns(), random)?;
+        let numbers = self.numbers(random);
+        let cache = scope.empty([BLOCKS, shape.block_bytes().as_usize() / activation.size()])?;
+        // SAFETY: the cache lives as long as the layer, and nothing else uses it.
+        let layer = unsafe { KvLayer::new(cache.address(), BLOCKS, shape) };
+        let positions = scope.upload([self.axes.count(), TOKENS], &numbers.positions)?;
+        let frequencies = scope.upload([self.head_dim / 2], &numbers.frequencies)?;
+        let slots = scope.upload([TOKENS], &numbers.slots)?;
+        let [query, key] = &numbers.norms;
+        let norms = HeadNorms {
+            query: narrowed(scope, [self.head_dim], activation, query)?,
+            key: narrowed(scope, [self.head_dim], activation, key)?,
+            epsilon: EPSILON,
+        };
+        let before = margins(activation).0;
+        let rope = Rope { frequencies, axes: self.axes.clone() };
+        let mut qkv = row.column_range_mut(before..before + self.columns());
+        scope.rotary_kv_write(
+            &mut qkv,
+            self.heads,
+            self.has_norms.then_some(&norms),
+            &positions,
+            &rope,
+            &slots,
+            &layer,
+        )?;
+        let pitch = row.columns();
+        let queries = |row: &[f32]| row[before..][..self.heads * self.head_dim].to_vec();
+        let queries: Vec<f32> = floats(scope, &row)?.chunks_exact(pitch).flat_map(queries).collect();
+        Ok([queries, floats(scope, &cache)?].concat())
+    }
+
+    pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
+        let Turned { heads, kv_heads, head_dim, .. } = *self;
+        let rows = Wide::new(activation, TOKENS, self.columns(), random);
+        let numbers = self.numbers(random);
+        let norms = numbers.norms.each_ref().map(|norm| rounded(activation, norm));
+        let turned: Vec<Vec<f64>> = (0..TOKENS)
+            .map(|token| {
+                let row = rows.row(token);
+                let head = |at: usize| self.turn(token, at, &row[at * head_dim..][..head_dim], &numbers, &norms);
+                (0..heads + 2 * kv_heads).flat_map(head).collect()
+            })
+            .collect();
+        let mut cache = vec![f64::NAN; TOKENS * 2 * kv_heads * head_dim];
+        for (token, slot) in numbers.slots.iter().enumerate() {
+            let (block, place) = (*slot as usize / BLOCK_TOKENS, *slot as usize % BLOCK_TOKENS);
+            for at in 0..2 * kv_heads {
+                let vector = &turned[token][(heads + at) * head_dim..][..head_dim];
+                cache[((block * 2 * kv_heads + at) * BLOCK_TOKENS + place) * head_dim..][..head_dim]
+                    .copy_from_slice(vector);
+            }
+        }
+        turned.iter().flat_map(|row| row[..heads * head_dim].to_vec()).chain(cache).collect()
+    }
+
+    /// Head `at` of a token's row.
+    fn turn(&self, token: usize, at: usize, x: &[f64], numbers: &Numbers, norms: &[Vec<f64>; 2]) -> Vec<f64> {
+        if at >= self.heads + self.kv_heads {
+            return x.to_vec();
+        }
+        let mut x = x.to_vec();
+        if self.has_norms {
+            let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+            let scale = (mean + f64::from(EPSILON)).sqrt().recip();
+            x.iter_mut().zip(&norms[usize::from(at >= self.heads)]).for_each(|(x, weight)| *x *= scale * weight);
+        }
+        let (half, axes) = (self.head_dim / 2, self.axes.of_pairs(self.head_dim / 2));
+        let angle = |pair: usize| {
+            let position = numbers.positions[axes[pair] * TOKENS + token];
+            // The angle is rounded to f32, as it is in the models.
+            f64::from(position as f32 * numbers.frequencies[pair])
+        };
+        let left = (0..half).map(|pair| x[pair] * angle(pair).cos() - x[pair + half] * angle(pair).sin());
+        let right = (0..half).map(|pair| x[pair + half] * angle(pair).cos() + x[pair] * angle(pair).sin());
+        left.chain(right).collect()
+    }
+}

@@ -1,0 +1,93 @@
+//! Llama 3 (arXiv 2407.21783) and models with its architecture, text only: SmolLM2 (arXiv 2502.02737) and Mistral 7B
+//! (arXiv 2310.06825) without its window.
+
+mod shape;
+
+use serde_json::json;
+
+pub use super::row::TextModel as Model;
+use super::row::{Files, Settings, TEXT_WORKLOADS};
+use crate::{
+    blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    checkpoint::Checkpoint,
+    workload::Workload,
+};
+
+/// The family's configuration: a decoder and nothing else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config(DecoderConfig);
+
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
+        &[("LlamaForCausalLM", LLAMA), ("MistralForCausalLM", MISTRAL)];
+
+    const WORKLOADS: &'static [Workload] = TEXT_WORKLOADS;
+
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let is_mistral = checkpoint.model_type() == Some(MISTRAL)
+            || checkpoint.architectures().any(|name| name == "MistralForCausalLM");
+        let defaults = if is_mistral { mistral_defaults() } else { llama_defaults() };
+        let decoder = DecoderConfig::read("", &checkpoint.config, &defaults)?;
+        let window = match checkpoint.config.get("sliding_window") {
+            // The class's own default.
+            None if is_mistral => Some(4096),
+            window => window.and_then(serde_json::Value::as_u64),
+        };
+        match window.filter(|window| is_mistral && (*window as usize) < decoder.context_tokens) {
+            None => Ok(Config(decoder)),
+            Some(window) => Err(ConfigError::Unsupported {
+                field: "sliding_window".to_owned(),
+                value: window.to_string(),
+                supported: "null, or no less than max_position_embeddings",
+            }),
+        }
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.0
+    }
+
+    fn shapes() -> Vec<&'static str> {
+        shape::SHAPES.iter().map(|shape| shape.name).collect()
+    }
+
+    fn shape_files(name: &str) -> Option<Files> {
+        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
+    }
+}
+
+const LLAMA: &str = "llama";
+const MISTRAL: &str = "mistral";
+
+/// The defaults of `LlamaConfig` (transformers 5.17, `configuration_llama.py`).
+fn llama_defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+    });
+    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None, layer: LayerKind::ConfiguredBias }
+}
+
+/// The defaults of `MistralConfig` (transformers 5.17, `configuration_mistral.py`).
+fn mistral_defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 32_000,
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131_072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+    });
+    DecoderDefaults { fields, ..llama_defaults() }
+}

@@ -1,0 +1,60 @@
+//! Qwen3 without experts, text only (arXiv 2505.09388): Qwen2.5's decoder with norms of query and key heads instead of
+//! biases.
+
+mod shape;
+
+use serde_json::json;
+
+pub use super::row::TextModel as Model;
+use super::row::{Files, Settings, TEXT_WORKLOADS};
+use crate::{
+    blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    checkpoint::Checkpoint,
+    workload::Workload,
+};
+
+/// The family's configuration: a decoder and nothing else.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config(DecoderConfig);
+
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3ForCausalLM", "qwen3")];
+
+    const WORKLOADS: &'static [Workload] = TEXT_WORKLOADS;
+
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        Ok(Config(DecoderConfig::read("", &checkpoint.config, &defaults())?))
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.0
+    }
+
+    fn shapes() -> Vec<&'static str> {
+        shape::SHAPES.iter().map(|shape| shape.name).collect()
+    }
+
+    fn shape_files(name: &str) -> Option<Files> {
+        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
+    }
+}
+
+/// The defaults of `Qwen3Config` (transformers 5.17, `configuration_qwen3.py`).
+fn defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    });
+    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None, layer: LayerKind::HeadNorms }
+}

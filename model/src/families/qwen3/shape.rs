@@ -1,0 +1,41 @@
+//! The settings of this family's models, for checkpoints with random weights or without weights.
+//!
+//! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co (arXiv 2505.09388, table 1).
+
+use crate::blocks::decoder_shape::DecoderShape;
+use crate::families::Files;
+
+/// The sizes of a model, without its weights.
+pub struct Shape {
+    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
+    pub name: &'static str,
+    decoder: DecoderShape,
+}
+
+const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool) -> Shape {
+    let decoder = DecoderShape::small(sizes, 40_960);
+    Shape { name, decoder: DecoderShape { head_dim: Some(128), is_tied, ..decoder } }
+}
+
+/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied.
+pub const SHAPES: [Shape; 6] = [
+    released("qwen3-0.6b", [1024, 3072, 28, 16, 8], true),
+    released("qwen3-1.7b", [2048, 6144, 28, 16, 8], true),
+    released("qwen3-4b", [2560, 9728, 36, 32, 8], true),
+    released("qwen3-8b", [4096, 12_288, 36, 32, 8], false),
+    released("qwen3-14b", [5120, 17_408, 40, 40, 8], false),
+    released("qwen3-32b", [5120, 25_600, 64, 64, 8], false),
+];
+
+impl Shape {
+    /// The files of its checkpoint, by name, without the weights.
+    pub fn files(&self) -> Files {
+        let mut config = self.decoder.config();
+        config["architectures"] = ["Qwen3ForCausalLM"].into();
+        config["model_type"] = "qwen3".into();
+        config["attention_bias"] = false.into();
+        let mut files = vec![("config.json", config.to_string().into_bytes())];
+        files.extend(self.decoder.text_files());
+        files
+    }
+}

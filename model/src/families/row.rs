@@ -1,0 +1,150 @@
+//! What a family tells the registry. A family implements [`Settings`] for its `config.json` and [`Weights`] for its
+//! model, and is a row there. Passes are generic over the backend, so the registry makes enums of the rows.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
+use serde_json::Value;
+
+use crate::{
+    Depth, MergeSize,
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+    },
+    checkpoint::Checkpoint,
+    flow::{LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
+    weights::{WeightError, WeightMap},
+    workload::Workload,
+};
+
+/// The files of a checkpoint, by name, without the weights.
+pub type Files = Vec<(&'static str, Vec<u8>)>;
+
+/// What a family with pictures says about them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PictureSettings {
+    /// How patches merge into tokens.
+    pub merge: MergeSize,
+    /// Pixels and frames of a patch.
+    pub patch: PatchSize,
+    /// The placeholder token.
+    pub token: u32,
+}
+
+/// A family's configuration.
+pub trait Settings: Sized {
+    /// `architectures` entries that the family serves, each with its `model_type`.
+    const ARCHITECTURES: &'static [(&'static str, &'static str)];
+
+    /// The kinds of work that serving it puts on a device.
+    const WORKLOADS: &'static [Workload];
+
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError>;
+
+    /// The decoder's sizes.
+    fn decoder(&self) -> &DecoderConfig;
+
+    /// None for a family without pictures.
+    fn pictures(&self) -> Option<PictureSettings> {
+        None
+    }
+
+    /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+        match visuals.len() {
+            0 => Ok(text_layout(tokens)),
+            pictures => Err(LayoutError::TextOnly { pictures }),
+        }
+    }
+
+    /// The names of the shapes that [`shape_files`](Settings::shape_files) knows.
+    fn shapes() -> Vec<&'static str>;
+
+    /// The files of a shape's checkpoint.
+    fn shape_files(name: &str) -> Option<Files>;
+
+    /// The settings of the released image processor for this `config.json`.
+    fn released_processor(_config: &Value) -> Option<Value> {
+        None
+    }
+}
+
+/// A family's model.
+pub trait Weights<S: Settings>: Sized {
+    /// Pictures packed for one launch.
+    type Batch: Clone + std::fmt::Debug + PartialEq;
+
+    /// Claims the model's weights.
+    fn claim(settings: S, map: &mut WeightMap<'_>) -> Result<Self, WeightError>;
+
+    /// Its decoder.
+    fn decoder(&self) -> &Decoder;
+
+    /// Packs pictures, each with the rows of the vision cache for its embeddings.
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
+
+    /// Patches over all pictures of a batch.
+    fn patches(batch: &Self::Batch) -> usize;
+
+    /// Embeddings over all pictures of a batch.
+    fn embeddings(batch: &Self::Batch) -> usize;
+
+    /// Writes the embeddings of a batch to `cache` `[rows, width]`.
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &Self::Batch,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError>;
+}
+
+/// The model of a family without pictures: a decoder, whose weights released checkpoints name `model.*`.
+pub struct TextModel(Decoder);
+
+/// A family without pictures packs none.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NoPictures;
+
+impl<S: Settings> Weights<S> for TextModel {
+    type Batch = NoPictures;
+
+    fn claim(settings: S, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        Ok(TextModel(Decoder::claim(settings.decoder().clone(), "model", map)?))
+    }
+
+    fn decoder(&self) -> &Decoder {
+        &self.0
+    }
+
+    fn pack(&self, _: &[(&ResizedImage, &[u32])]) -> NoPictures {
+        panic!("a text-only family was given pictures; lay_out refuses them")
+    }
+
+    fn patches(_: &NoPictures) -> usize {
+        0
+    }
+
+    fn embeddings(_: &NoPictures) -> usize {
+        0
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        _: &Scope<'_, B>,
+        _: &NoPictures,
+        _: &mut Tensor<'_>,
+        _: Depth,
+    ) -> Result<(), KernelError> {
+        panic!("a text-only family packs no pictures")
+    }
+}
+
+/// Numbers the tokens' positions from 0, the same on all axes.
+fn text_layout(tokens: Vec<u32>) -> PromptLayout {
+    let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
+    PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }
+}
+
+/// Every kind of work except those with pictures.
+pub const TEXT_WORKLOADS: &[Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];

@@ -1,0 +1,76 @@
+//! Families without pictures against results of transformers: ids, logits, answers; whole, in chunks, batched with
+//! others. Qwen3 with plain frequencies and YaRN, Llama with Llama 3.1's and with linear ones and biases everywhere.
+
+use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
+
+const FOLDERS: [&str; 6] = [
+    "tests/golden/qwen2",
+    "tests/golden/qwen3",
+    "tests/golden/qwen3_yarn",
+    "tests/golden/llama",
+    "tests/golden/llama_biased",
+    "tests/golden/mistral",
+];
+const CASES: [&str; 2] = ["short", "long"];
+
+/// As for Qwen2.5-VL.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+fn cases(folder: &str, bench: &Bench) -> Vec<Case> {
+    CASES.iter().map(|name| Case::read(folder, &bench.checkpoint, name)).collect()
+}
+
+#[test]
+fn prompts_are_the_recorded_ones_and_positions_count_tokens() {
+    for folder in FOLDERS {
+        let bench = Bench::load(folder, 1);
+        for case in cases(folder, &bench) {
+            assert_eq!(
+                bench.checkpoint.template.render(&case.messages, &Default::default()).expect("it renders"),
+                case.prompt
+            );
+            let ids = case.prompt_ids(&bench.checkpoint);
+            let recorded = case.integers("input_ids").expect("ids");
+            assert_eq!(ids.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), recorded, "{}", case.name);
+            let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
+            assert_eq!(layout.next_position as usize, recorded.len());
+            assert!(layout.positions.iter().enumerate().all(|(index, place)| *place == [index as u32; 3]));
+        }
+    }
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    for folder in FOLDERS {
+        let bench = Bench::load(folder, 2);
+        for case in cases(folder, &bench) {
+            assert_recorded(&bench, &case, &[], REFERENCE_TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn chunks_and_neighbours_change_nothing() {
+    for folder in FOLDERS {
+        let bench = Bench::load(folder, 2);
+        let cases = cases(folder, &bench);
+        let whole: Vec<_> = cases.iter().map(|case| alone(&bench, case, &[], &[usize::MAX])).collect();
+        for (case, whole) in cases.iter().zip(&whole) {
+            for sizes in [&[1][..], &[7], &[16], &[33], &[17, 1, 29, 5]] {
+                let what = format!("{} in chunks of {sizes:?}", case.name);
+                let chunked = alone(&bench, case, &[], sizes);
+                println!("{what}: {:.1e}", assert_same_run(&what, &chunked, whole, NOISE_TOLERANCE));
+            }
+        }
+        // Each case twice, so that a sequence is in the batch at two places.
+        let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
+        for (steps_between, seed) in [(0, 1), (3, 2), (9, 3)] {
+            let runs = together(&bench, &company, steps_between, seed);
+            for ((case, run), alone) in cases.iter().chain(&cases).zip(&runs).zip(whole.iter().chain(&whole)) {
+                let what = format!("{} among all, {steps_between} steps apart", case.name);
+                println!("{what}: {:.1e}", assert_same_run(&what, run, alone, NOISE_TOLERANCE));
+            }
+        }
+    }
+}
