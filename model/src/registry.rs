@@ -97,6 +97,7 @@ macro_rules! families {
         pub struct PictureBatch(Batch);
 
         #[derive(Clone, Debug, PartialEq)]
+        #[expect(clippy::large_enum_variant, reason = "families without pictures make none")]
         enum Batch {
             $($name(<$folder::Model as Weights<$folder::Config>>::Batch),)*
         }

@@ -309,9 +309,9 @@ fn settings() -> Vec<Row> {
         (
             "an unknown architecture",
             TEXT,
-            |c| c.set("config.json", &["architectures"], json!(["LlamaForCausalLM"])),
+            |c| c.set("config.json", &["architectures"], json!(["FalconForCausalLM"])),
             |e| matches!(e, StartError::Model(LoadError::Architecture(_))),
-            &["LlamaForCausalLM", "Qwen2ForCausalLM"],
+            &["FalconForCausalLM", "Qwen2ForCausalLM"],
         ),
         ("no layers", TEXT, |c| c.set("config.json", &["num_hidden_layers"], json!(0)), is_config, &["0", "4096"]),
         (

@@ -140,7 +140,7 @@ impl Asked {
         let biases = random.floats(biased.len());
         // Some ids are beyond the vocabulary, as pictures' placeholders may be.
         let produced = random.indices(23, vocabulary + 3);
-        let unseen = (at % 3 > 0).then(|| UnseenToken { row: random.below(rows) as u32 });
+        let unseen = (!at.is_multiple_of(3)).then(|| UnseenToken { row: random.below(rows) as u32 });
         let forbidden = if on(random) { random.indices(3, vocabulary + 3) } else { Vec::new() };
         Asked {
             logits,
