@@ -1,4 +1,4 @@
-//! Both families on a GPU, in bf16 and in f16 with f32 sums, against results of transformers in f32
+//! Every family on a GPU, in bf16 and in f16 with f32 sums, against results of transformers in f32
 //! (`tests/golden/README.md`): embeddings, logits, answers; whole, in chunks, batched with others. Without a GPU each
 //! test prints that and ends.
 
@@ -13,8 +13,18 @@ struct Recorded {
     cases: &'static [&'static str],
 }
 
-const RECORDED: [Recorded; 2] = [
-    Recorded { folder: "tests/golden/qwen2", cases: &["short", "long"] },
+/// The cases of a family without pictures.
+const fn text(folder: &'static str) -> Recorded {
+    Recorded { folder, cases: &["short", "long"] }
+}
+
+const RECORDED: [Recorded; 7] = [
+    text("tests/golden/qwen2"),
+    text("tests/golden/qwen3"),
+    text("tests/golden/qwen3_yarn"),
+    text("tests/golden/llama"),
+    text("tests/golden/llama_biased"),
+    text("tests/golden/mistral"),
     Recorded {
         folder: "tests/golden/qwen2_5_vl",
         cases: &[
