@@ -5,6 +5,7 @@
 mod bench;
 
 mod cache_files;
+mod candle_oracle;
 mod captured_steps;
 mod checkpoints;
 mod common;
