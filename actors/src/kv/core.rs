@@ -72,7 +72,7 @@ pub struct KvUse {
 }
 
 /// The largest pool, in blocks, that is checked after each change.
-const CHECKED_MAX: usize = 1 << 14;
+const CHECKED_MAX: usize = 16_384;
 
 /// One block.
 #[derive(Clone, Debug, Default)]

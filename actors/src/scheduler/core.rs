@@ -90,9 +90,9 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// In order of age, whether new, preempted or admitted again.
-    waiting: VecDeque<Sequence>,
-    /// In order of age, because ids are given in order of arrival.
+    /// In order of age, whether new, preempted or admitted again, because ids are given in order of arrival.
+    waiting: BTreeMap<SequenceId, Sequence>,
+    /// In order of age too.
     running: BTreeMap<SequenceId, Sequence>,
     /// The steps that the lane has, the older first. At most two.
     under_way: VecDeque<StepUnderWay>,
@@ -119,7 +119,7 @@ impl SchedulerCore {
         SchedulerCore {
             kv: KvCore::new(limits.kv_tokens / BLOCK_TOKENS),
             limits,
-            waiting: VecDeque::new(),
+            waiting: BTreeMap::new(),
             running: BTreeMap::new(),
             under_way: VecDeque::new(),
             looks_ahead: true,
@@ -176,7 +176,7 @@ impl SchedulerCore {
 
     /// Whether a sequence waits or runs.
     pub fn is_known(&self, sequence: SequenceId) -> bool {
-        self.running.contains_key(&sequence) || self.waiting.iter().any(|waiting| waiting.id() == sequence)
+        self.running.contains_key(&sequence) || self.waiting.contains_key(&sequence)
     }
 
     /// A running sequence's specification, with its tokens so far.
@@ -186,12 +186,11 @@ impl SchedulerCore {
 
     /// Queues a sequence by age, behind all older ones.
     fn wait(&mut self, sequence: Sequence) {
-        let place = self.waiting.partition_point(|waiting| waiting.id() < sequence.id());
-        self.waiting.insert(place, sequence);
+        self.waiting.insert(sequence.id(), sequence);
     }
 
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
-        self.waiting.retain(|waiting| waiting.id() != sequence);
+        self.waiting.remove(&sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
             if self.under_way.is_empty() {
                 self.running.remove(&sequence);
@@ -238,8 +237,8 @@ impl SchedulerCore {
 
     fn admit_what_fits(&mut self) {
         while !self.admission_paused && self.running.len() < self.limits.sequences && self.fits_next() {
-            let sequence = self.waiting.pop_front().expect("fits_next has seen it");
-            self.running.insert(sequence.id(), sequence);
+            let (id, sequence) = self.waiting.pop_first().expect("fits_next has seen it");
+            self.running.insert(id, sequence);
         }
     }
 
@@ -283,7 +282,7 @@ impl SchedulerCore {
     /// Whether the pool can hold the first waiting sequence beside the running ones. If none runs it always fits: a
     /// request too large for the empty pool was refused earlier.
     fn fits_next(&self) -> bool {
-        let Some(next) = self.waiting.front() else { return false };
+        let Some((_, next)) = self.waiting.first_key_value() else { return false };
         if self.running.is_empty() {
             return true;
         }

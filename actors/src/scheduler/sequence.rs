@@ -190,7 +190,8 @@ impl Sequence {
         let (known, end) = (self.spec.tokens.len(), self.cached + count);
         let stretch = self.cached..end.min(known);
         let (tokens, positions) = (&self.spec.tokens[stretch.clone()], &self.spec.positions[stretch]);
-        let unseen = self.unseen().filter(|_| end > known);
+        // A step that chooses has run all known tokens, so the next one has only its choice to run.
+        let unseen = self.unseen();
         let positions = match unseen {
             None => positions.into(),
             Some(_) => [positions, &[[self.spec.next_position; POSITION_AXES]]].concat().into(),

@@ -161,6 +161,22 @@ fn new_blocks_are_blank_and_the_lowest_are_taken_first() {
     assert_eq!(blocks(&kv.allot(&[demand(A, 0, 1)])), [(A, vec![0])]);
 }
 
+#[test]
+fn a_sequence_that_is_printed_is_named_by_its_number() {
+    assert_eq!(SequenceId(7).to_string(), "sequence 7");
+}
+
+#[cfg(debug_assertions)]
+#[test]
+fn a_lost_block_is_noticed_unless_the_pool_is_large() {
+    let notices = |blocks| {
+        let mut kv = KvCore::new(blocks);
+        kv.blank.pop_first();
+        std::panic::catch_unwind(|| kv.check()).is_err()
+    };
+    assert_eq!([1, CHECKED_MAX, CHECKED_MAX + 1].map(notices), [true, true, false]);
+}
+
 proptest! {
     /// Compared with a model that only remembers what was written where. A sequence told that tokens are cached finds
     /// the content of its own beginning. No block of one sequence is written by another, and none is lost.

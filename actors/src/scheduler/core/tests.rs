@@ -15,6 +15,7 @@ use crate::scheduler::PicturePlace;
 mod ahead;
 mod pictures;
 mod pool;
+mod sequences;
 
 const STOP: u32 = 0;
 
@@ -209,6 +210,33 @@ fn running_sequences_never_exceed_those_stressed() {
 }
 
 #[test]
+fn waiting_sequences_come_in_by_age_and_leave_no_gap_when_one_is_cancelled() {
+    let mut bed = Bed::new(limits(1, 64, 32));
+    [1, 4, 2, 3].into_iter().for_each(|id| _ = bed.admit(sequence(id, 3, 1)));
+    let known = |bed: &Bed| [1, 2, 3, 4].map(|id| bed.scheduler.is_known(SequenceId(id)));
+    bed.cancel(3);
+    assert_eq!(known(&bed), [true, true, false, true]);
+    let order = std::iter::from_fn(|| {
+        let id = bed.running.front()?.parts[0];
+        bed.stepped(5);
+        Some(id.0)
+    });
+    assert_eq!(order.collect::<Vec<_>>(), [1, 2, 4]);
+}
+
+#[test]
+fn answers_are_expected_to_be_short_until_over_half_the_pool_is_held() {
+    let running_beside = |prompt| {
+        let mut bed = Bed::new(limits(4, 128, 8));
+        // Answers have been short so far.
+        bed.admit(sequence(1, 2, 9)).stepped(STOP);
+        bed.admit(sequence(2, prompt, 200)).admit(sequence(3, 10, 200)).stepped(5);
+        bed.scheduler.counts()
+    };
+    assert_eq!((running_beside(64), running_beside(65)), ((0, 2), (1, 1)));
+}
+
+#[test]
 fn a_stop_token_ends_a_sequence_without_being_sent() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
@@ -299,9 +327,10 @@ fn the_youngest_sequence_is_preempted_requeued_first_and_recomputed() {
         }
         bed.cancel(4).stepped(6);
     }
-    assert_eq!(bed.scheduler.waiting.front().map(Sequence::id), Some(SequenceId(3)), "in front of later ones");
-    let produced = bed.scheduler.waiting.front().expect("seen above").spec.produced;
-    assert!(produced > 0);
+    assert_eq!(bed.scheduler.waiting.keys().next(), Some(&SequenceId(3)), "in front of later ones");
+    let preempted = &bed.scheduler.waiting[&SequenceId(3)];
+    assert!(preempted.spec.produced > 0);
+    assert_eq!((preempted.cached, preempted.named), (0, 0), "it has no blocks, so nothing of it is computed");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }
@@ -319,7 +348,7 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     // Samples of one prompt are expected to share its blocks. These begin in one step and cannot.
     let mut bed = Bed::new(limits(4, 200, 8));
     let sample = |id| NewSequence { group: Some(1), ..alike(id, 40, 9) };
-    bed.scheduler.waiting.extend([1, 2].map(|id| Sequence::new(sample(id))));
+    bed.scheduler.waiting.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sample(id)))));
     let effects = bed.scheduler.step(Input::Admit(Box::new(sample(3))));
     assert!(effects.contains(&Effect::Short(vec![SequenceId(3)], 1)), "{effects:?}");
     bed.hear(effects);

@@ -135,6 +135,17 @@ fn an_end_known_in_advance_wastes_no_step() {
 }
 
 #[test]
+fn a_sequence_that_ends_outside_the_running_step_is_released_at_once() {
+    let mut bed = Bed::ahead(limits(2, 64, 8));
+    bed.admit(sequence(1, 3, 3)).admit(sequence(2, 3, 9)).stepped(5).stepped(6);
+    assert_eq!((bed.wanted_at(0), bed.wanted_at(1)), (vec![1, 2], vec![2]));
+    bed.heard();
+    bed.stepped(7);
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Length), token(2, 7), released(&[1])]);
+    assert_eq!(bed.wanted_at(0), [2], "which does not use its blocks");
+}
+
+#[test]
 fn a_draw_names_the_unseen_token_before_it() {
     let mut bed = Bed::ahead(limits(3, 64, 16));
     bed.admit(drawn(1, 12, 4)).admit(sequence(2, 3, 9)).stepped(5);

@@ -35,6 +35,15 @@ fn pictures_are_held_until_a_step_holds_the_last() {
 }
 
 #[test]
+fn a_picture_over_the_border_of_chunks_is_held_for_the_second_of_them() {
+    let mut bed = Bed::new(limits(1, 10, 8));
+    bed.admit(shown(1, 34, 3, 2..24)).stepped(5);
+    assert_eq!(read_and_past(&bed), (vec![1], vec![]), "20 of its 24 tokens");
+    bed.stepped(5);
+    assert_eq!(read_and_past(&bed), (vec![1], vec![1]));
+}
+
+#[test]
 fn a_step_ahead_holds_the_pictures_that_it_reads() {
     let mut bed = Bed::ahead(limits(1, 10, 8));
     bed.admit(shown(1, 24, 3, 4..14));
@@ -73,8 +82,8 @@ fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     let mut again = shown(3, 15 + produced, 40, 3..9);
     again.produced = produced;
     bed.admit(again);
-    let waiting: Vec<_> = bed.scheduler.waiting.iter().map(Sequence::id).collect();
-    assert_eq!(waiting.first(), Some(&SequenceId(3)), "it keeps its age, so it is before those that came later");
+    let waiting: Vec<_> = bed.scheduler.waiting.keys().collect();
+    assert_eq!(waiting.first(), Some(&&SequenceId(3)), "it keeps its age, so it is before those that came later");
     while !bed.running.is_empty() {
         bed.stepped(6);
     }

@@ -21,6 +21,7 @@ fn only_holders_of_the_tail_are_recomputed() {
     bed.stepped(6);
     assert_eq!(bed.heard(), [token(1, 6), token(2, 6), released(&[2]), Effect::Resized]);
     assert_eq!((bed.scheduler.kv.blocks(), bed.scheduler.kv_tokens(), bed.scheduler.counts()), (4, 64, (1, 1)));
+    assert_eq!(bed.scheduler.preemptions(), Preemptions { for_blocks: 0, by_shrinks: 1 });
     assert_eq!(bed.wanted(), [1], "the next step is planned at once");
     while !bed.running.is_empty() {
         bed.stepped(6);
@@ -71,6 +72,19 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
     assert_eq!(bed.heard(), [Effect::Resized]);
     bed.stepped(6);
     assert_eq!((bed.scheduler.counts(), bed.parts()), ((0, 2), vec![1, 40]));
+}
+
+#[test]
+fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
+    let mut bed = Bed::ahead(limits(2, 64, 4));
+    // Answers have been short so far, so both are admitted although the pool cannot hold them to their ends.
+    bed.admit(sequence(1, 2, 9)).stepped(STOP).stepped(STOP);
+    bed.admit(sequence(2, 30, 30)).stepped(5).admit(sequence(3, 30, 30)).stepped(5);
+    while bed.running.len() == 2 {
+        bed.stepped(5);
+    }
+    assert_eq!(bed.scheduler.step(Input::Resize(4)), [Effect::Resized], "it would lack the same blocks again");
+    assert!(matches!(bed.scheduler.step(Input::Resize(5))[..], [Effect::Resized, Effect::Run(_)]));
 }
 
 #[test]

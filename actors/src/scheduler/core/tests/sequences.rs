@@ -1,0 +1,56 @@
+//! What a sequence knows of itself, and where it shows.
+
+use super::*;
+
+#[test]
+fn a_sequence_that_is_printed_shows_counts_and_no_tokens() {
+    let returning = NewSequence { produced: 2, ..sequence(7, 5, 9) };
+    assert_eq!(format!("{returning:?}"), "NewSequence(sequence 7, 5 tokens, 2 of 9 produced)");
+}
+
+#[test]
+fn samples_share_whole_blocks_but_never_a_prompts_last_token() {
+    let shared = |prompt| Sequence::new(sequence(1, prompt, 9)).shared_tokens();
+    assert_eq!([1, 15, 16, 17, 32, 33].map(shared), [0, 0, 0, 16, 16, 32]);
+}
+
+/// The sequences of the second step, and how many tokens it runs of each. The first step runs the first four of 30
+/// tokens of sequence 1, and meanwhile `second` arrives.
+fn second_step_beside(second: NewSequence) -> (Vec<SequenceId>, Vec<usize>) {
+    let mut bed = Bed::new(limits(2, 4, 32));
+    bed.admit(sequence(1, 30, 9)).admit(second).stepped(5);
+    (bed.running[0].parts.clone(), bed.parts())
+}
+
+#[test]
+fn only_a_sequence_with_one_produced_token_left_goes_before_older_prompts() {
+    let first_alone = (vec![SequenceId(1)], vec![4]);
+    assert_eq!(second_step_beside(sequence(2, 1, 9)), first_alone, "a short prompt is a prompt");
+    let returning = |tokens| NewSequence { produced: 1, ..sequence(2, tokens, 9) };
+    assert_eq!(second_step_beside(returning(2)), first_alone, "one that must be recomputed is like a prompt");
+}
+
+#[test]
+fn a_recomputed_prompt_is_scored_from_where_its_scores_ended() {
+    let mut scheduler = SchedulerCore::new(limits(4, 100, 8));
+    let mut scored = Sequence::new(NewSequence { score_prompt: Some(3), ..sequence(1, 20, 9) });
+    scored.launch(7, None);
+    scored.forget_cache();
+    scored.launch(4, None);
+    scheduler.running.insert(SequenceId(1), scored);
+    let plan = scheduler.plan(
+        &[Share { sequence: SequenceId(1), tokens: 16 }],
+        &[Table { sequence: SequenceId(1), blocks: vec![0, 1], held: 4 }],
+    );
+    assert_eq!(plan.scored[0].first, 8, "the first seven have scored the tokens 1 to 7");
+    assert_eq!(plan.scored[0].tokens, (1008..1020).collect::<Vec<_>>());
+    assert_eq!(plan.batch.score_rows, (3..15).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_sequence_that_may_produce_nothing_more_ends_with_its_next_token() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(NewSequence { produced: 2, ..sequence(1, 5, 2) }).stepped(6);
+    assert_eq!(bed.heard(), [token(1, 6), finished(1, Finish::Length), released(&[1])]);
+    bed.assert_all_home();
+}
