@@ -76,15 +76,16 @@ fn a_larger_pool_admits_sequences_waiting_for_blocks() {
 
 #[test]
 fn a_resize_to_as_many_blocks_makes_no_room_for_a_step_ahead() {
-    let mut bed = Bed::ahead(limits(2, 64, 4));
-    // Answers have been short so far, so both are admitted although the pool cannot hold them to their ends.
-    bed.admit(sequence(1, 2, 9)).stepped(STOP).stepped(STOP);
-    bed.admit(sequence(2, 30, 30)).stepped(5).admit(sequence(3, 30, 30)).stepped(5);
+    let mut bed = Bed::ahead(limits(4, 64, 4));
+    // Both were expected to be short.
+    bed.scheduler.running.extend([1, 2].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 40)))));
+    bed.give(Input::Gathered);
     while bed.running.len() == 2 {
         bed.stepped(5);
     }
+    assert_eq!(bed.scheduler.counts(), (0, 2));
     assert_eq!(bed.scheduler.step(Input::Resize(4)), [Effect::Resized], "it would lack the same blocks again");
-    assert!(matches!(bed.scheduler.step(Input::Resize(5))[..], [Effect::Resized, Effect::Run(_)]));
+    assert!(matches!(bed.scheduler.step(Input::Resize(8))[..], [Effect::Resized, Effect::Run(_)]));
 }
 
 #[test]
