@@ -484,7 +484,7 @@ ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
 //   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
 //     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
-//     tokens: splits = min(multiprocessors / jobs, blocks_max * 16 / 1024), `parts` at most multiprocessors * 66,560 bytes.
+//     tokens: splits = min(multiprocessors / jobs, keys / SPLIT_KEYS), `parts` at most multiprocessors * 66,560 bytes.
 //   attention_packed_hopper_<type>_d80   block PACKED_THREADS, dynamic shared memory PACKED_SHARED_BYTES
 //     jobs = heads * ((rows + 191 * stretches) / 192)
 // A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised

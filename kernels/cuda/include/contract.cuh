@@ -142,6 +142,8 @@ constexpr uint32_t PAGED_HEAD_DIM = 128;
 constexpr uint32_t PAGED_QUERIES = 128;
 // Keys per step.
 constexpr uint32_t PAGED_KEYS = 128;
+// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
+constexpr uint32_t SPLIT_KEYS = 512;
 // Threads of a block.
 constexpr uint32_t PAGED_THREADS = 384;
 // Bytes of dynamic shared memory.

@@ -10,9 +10,6 @@ use super::{
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
-/// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
-const SPLIT_KEYS: usize = 512;
-
 /// As many blocks over the cache as a Hopper device runs at once, at most; each takes one job after another.
 fn paged_extent(jobs: usize, processors: usize) -> Extent {
     let (threads, shared) = (attention_hopper::PAGED_THREADS, attention_hopper::PAGED_SHARED_BYTES);
@@ -106,7 +103,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
     let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
-    let splits = (processors / jobs).min(keys / SPLIT_KEYS);
+    let splits = (processors / jobs).min(keys / attention_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
     let (arguments, kernel, extent) = if let Some(hopper) = hopper {
         let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];

@@ -11,7 +11,6 @@ from operations.paged import BLOCK_TOKENS, Paged
 from table import Case
 
 NUMBERS, HOPPER = contract("attention_prefill"), contract("attention_hopper")
-SPLIT_KEYS = 1024
 ROWS_CHECKED = 64  # of a timed case, which is too large to be computed again in f64
 
 
@@ -46,7 +45,7 @@ def hopper(paged, out):
 
 def split(paged, out, splits=None):
     ending, jobs, view = ENDINGS[paged.kind], tiles(paged, HOPPER.PAGED_QUERIES), cache_map(paged)
-    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // SPLIT_KEYS))
+    splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // HOPPER.SPLIT_KEYS))
     name = f"attention_paged_hopper_split_{ending}_d128"
     gather = Kernel("attention_prefill_hopper", name, HOPPER.PAGED_SHARED_BYTES)
     combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ending}_d128")

@@ -171,6 +171,8 @@ contract! {
         const PAGED_QUERIES: usize = 128;
         /// Keys per step.
         const PAGED_KEYS: usize = 128;
+        /// Fewest keys in one part of a split tile; with fewer, the second launch costs more than it saves.
+        const SPLIT_KEYS: usize = 512;
         /// Threads of a block.
         const PAGED_THREADS: usize = threads(PAGED_QUERIES);
         /// Bytes of dynamic shared memory.
