@@ -262,18 +262,17 @@ fn a_prompt_sharing_a_running_prefix_waits_and_reuses_it() {
 #[test]
 fn no_sequence_is_preempted_for_a_step_planned_ahead() {
     let mut bed = Bed::ahead(limits(2, 64, 4));
-    // Answers have been short so far.
-    bed.admit(sequence(1, 2, 9)).stepped(STOP).stepped(STOP);
-    bed.heard();
-    bed.admit(sequence(2, 30, 30)).stepped(5);
-    bed.admit(sequence(3, 30, 30)).stepped(5).stepped(5);
-    // The first has 33 tokens now and needs a third block. The second's two fill the pool.
-    let mut held_back = false;
-    while !bed.heard.contains(&released(&[3])) {
-        held_back |= bed.running.len() == 1;
+    // Both were expected to be short. Each has two blocks, and needs a third for its 33rd token.
+    bed.scheduler.running.extend([2, 3].map(|id| (SequenceId(id), Sequence::new(sequence(id, 15, 30)))));
+    bed.give(Input::Gathered);
+    while bed.running.len() == 2 {
         bed.stepped(5);
     }
-    assert!(held_back, "the step behind was planned when it was known who had ended");
+    assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((0, 2), 0));
+    assert!(!bed.heard.contains(&released(&[3])), "the next step is planned when it is known who has ended");
+    bed.stepped(5);
+    assert!(bed.heard.contains(&released(&[3])));
+    assert_eq!(bed.scheduler.preemptions().for_blocks, 1);
     while !bed.running.is_empty() {
         bed.stepped(5);
     }
