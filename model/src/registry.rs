@@ -13,7 +13,7 @@ use crate::{
     },
     checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
     error::CheckpointError,
-    families::{PictureSettings, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen3},
+    families::{Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen3},
     flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
     text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
@@ -120,11 +120,11 @@ macro_rules! families {
 
         /// The names of all shapes that [`random_checkpoint`] makes.
         pub fn shapes() -> impl Iterator<Item = &'static str> {
-            [$(<$folder::Config as Settings>::shapes(),)*].concat().into_iter()
+            [$(names::<$folder::Config>(),)*].concat().into_iter()
         }
 
-        fn shape_files(name: &str) -> Option<Vec<(&'static str, Vec<u8>)>> {
-            None$(.or_else(|| <$folder::Config as Settings>::shape_files(name)))*
+        fn shape_files(name: &str) -> Option<Files> {
+            None$(.or_else(|| files::<$folder::Config>(name)))*
         }
 
         fn released_processor(config: &Value) -> Option<Value> {
@@ -272,6 +272,14 @@ impl FamilyConfig {
     pub fn image_token(&self) -> Option<u32> {
         self.pictures().map(|pictures| pictures.token)
     }
+}
+
+fn names<S: Settings>() -> Vec<&'static str> {
+    S::SHAPES.iter().map(ReleasedShape::name).collect()
+}
+
+fn files<S: Settings>(name: &str) -> Option<Files> {
+    S::SHAPES.iter().find(|shape| shape.name() == name).map(ReleasedShape::files)
 }
 
 fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {

@@ -184,7 +184,7 @@ impl SchedulerCore {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
     }
 
-    /// Queues a sequence by age, behind all older ones.
+    /// Queues a sequence. The oldest is admitted first.
     fn wait(&mut self, sequence: Sequence) {
         self.waiting.insert(sequence.id(), sequence);
     }

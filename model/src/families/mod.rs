@@ -6,4 +6,4 @@ pub mod qwen2_5_vl;
 pub mod qwen3;
 mod row;
 
-pub use row::{Files, PictureSettings, Settings, Weights};
+pub use row::{Files, PictureSettings, ReleasedShape, Settings, Weights};

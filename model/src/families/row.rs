@@ -19,6 +19,15 @@ use crate::{
 /// The files of a checkpoint, by name, without the weights.
 pub type Files = Vec<(&'static str, Vec<u8>)>;
 
+/// The sizes of a released model, without its weights.
+pub trait ReleasedShape: 'static {
+    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
+    fn name(&self) -> &'static str;
+
+    /// The files of its checkpoint.
+    fn files(&self) -> Files;
+}
+
 /// What a family with pictures says about them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureSettings {
@@ -35,8 +44,14 @@ pub trait Settings: Sized {
     /// `architectures` entries that the family serves, each with its `model_type`.
     const ARCHITECTURES: &'static [(&'static str, &'static str)];
 
-    /// The kinds of work that serving it puts on a device.
-    const WORKLOADS: &'static [Workload];
+    /// The kinds of work that serving it puts on a device. By default those of a family without pictures.
+    const WORKLOADS: &'static [Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];
+
+    /// A released size of the family.
+    type Shape: ReleasedShape;
+
+    /// Its released sizes.
+    const SHAPES: &'static [Self::Shape];
 
     /// Reads `config.json`, and checks the checkpoint's processors against it.
     fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError>;
@@ -56,12 +71,6 @@ pub trait Settings: Sized {
             pictures => Err(LayoutError::TextOnly { pictures }),
         }
     }
-
-    /// The names of the shapes that [`shape_files`](Settings::shape_files) knows.
-    fn shapes() -> Vec<&'static str>;
-
-    /// The files of a shape's checkpoint.
-    fn shape_files(name: &str) -> Option<Files>;
 
     /// The settings of the released image processor for this `config.json`.
     fn released_processor(_config: &Value) -> Option<Value> {
@@ -145,6 +154,3 @@ fn text_layout(tokens: Vec<u32>) -> PromptLayout {
     let positions = (0..tokens.len() as u32).map(|position| [position; POSITION_AXES]).collect();
     PromptLayout { next_position: tokens.len() as u32, tokens, positions, pictures: Vec::new() }
 }
-
-/// Every kind of work except those with pictures.
-pub const TEXT_WORKLOADS: &[Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];

@@ -155,8 +155,6 @@ impl StepLayout {
         words.clear();
         words.resize(self.place(StepArray::BlockTables).start, 0);
         let mut put = |array, with: &[u32]| words[self.place(array)][..with.len()].copy_from_slice(with);
-        let tokens: Vec<u32> = batch.tokens.iter().map(|token| token.code()).collect();
-        put(StepArray::Tokens, &tokens);
         put(StepArray::Slots, &batch.slots);
         put(StepArray::QueryStarts, &batch.query_starts);
         put(StepArray::ContextLengths, &batch.context_lengths);
@@ -165,6 +163,8 @@ impl StepLayout {
         }
         put(StepArray::PictureRows, &batch.picture_rows);
         put(StepArray::PictureCacheRows, &batch.picture_cache_rows);
+        let tokens = words[self.place(StepArray::Tokens)].iter_mut().zip(&batch.tokens);
+        tokens.for_each(|(word, token)| *word = token.code());
         let positions = &mut words[self.place(StepArray::Positions)];
         // A decoder with one axis takes the first, as text moves along all axes at once.
         for axis in 0..self.axes {

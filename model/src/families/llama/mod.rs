@@ -5,13 +5,13 @@ mod shape;
 
 use serde_json::json;
 
+use super::row::Settings;
 pub use super::row::TextModel as Model;
-use super::row::{Files, Settings, TEXT_WORKLOADS};
 use crate::{
     blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::Checkpoint,
-    workload::Workload,
 };
+use shape::Shape;
 
 /// The family's configuration: a decoder and nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,7 +21,9 @@ impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("LlamaForCausalLM", LLAMA), ("MistralForCausalLM", MISTRAL)];
 
-    const WORKLOADS: &'static [Workload] = TEXT_WORKLOADS;
+    type Shape = Shape;
+
+    const SHAPES: &'static [Shape] = &shape::SHAPES;
 
     fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let is_mistral = checkpoint.model_type() == Some(MISTRAL)
@@ -45,14 +47,6 @@ impl Settings for Config {
 
     fn decoder(&self) -> &DecoderConfig {
         &self.0
-    }
-
-    fn shapes() -> Vec<&'static str> {
-        shape::SHAPES.iter().map(|shape| shape.name).collect()
-    }
-
-    fn shape_files(name: &str) -> Option<Files> {
-        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
     }
 }
 

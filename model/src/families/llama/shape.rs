@@ -6,7 +6,7 @@
 use serde_json::json;
 
 use crate::blocks::decoder_shape::{DecoderShape, ShapeText};
-use crate::families::Files;
+use crate::families::{Files, ReleasedShape};
 
 /// Llama 3's text.
 const TEXT: ShapeText = ShapeText {
@@ -36,8 +36,7 @@ enum Maker {
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
-    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
-    pub name: &'static str,
+    name: &'static str,
     maker: Maker,
     decoder: DecoderShape,
 }
@@ -70,9 +69,12 @@ pub const SHAPES: [Shape; 11] = [
     released("mistral-7b-v0.3", Maker::Mistral, [4096, 14_336, 32, 32, 8], false),
 ];
 
-impl Shape {
-    /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Files {
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
         let mut config = self.decoder.config();
         let (architecture, model_type) = match self.maker {
             Maker::Mistral => ("MistralForCausalLM", "mistral"),

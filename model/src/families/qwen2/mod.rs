@@ -4,13 +4,13 @@ mod shape;
 
 use serde_json::json;
 
+use super::row::Settings;
 pub use super::row::TextModel as Model;
-use super::row::{Files, Settings, TEXT_WORKLOADS};
 use crate::{
     blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::Checkpoint,
-    workload::Workload,
 };
+use shape::Shape;
 
 /// The family's configuration: a decoder and nothing else.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,7 +19,9 @@ pub struct Config(DecoderConfig);
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen2ForCausalLM", "qwen2")];
 
-    const WORKLOADS: &'static [Workload] = TEXT_WORKLOADS;
+    type Shape = Shape;
+
+    const SHAPES: &'static [Shape] = &shape::SHAPES;
 
     fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         Ok(Config(DecoderConfig::read("", &checkpoint.config, &defaults())?))
@@ -27,14 +29,6 @@ impl Settings for Config {
 
     fn decoder(&self) -> &DecoderConfig {
         &self.0
-    }
-
-    fn shapes() -> Vec<&'static str> {
-        shape::SHAPES.iter().map(|shape| shape.name).collect()
-    }
-
-    fn shape_files(name: &str) -> Option<Files> {
-        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
     }
 }
 

@@ -4,12 +4,11 @@
 //! table 1). Base models from 7B on have 131,072 tokens of context, as QwQ-32B did before May 2025 (QwenLM/QwQ#26).
 
 use crate::blocks::decoder_shape::DecoderShape;
-use crate::families::Files;
+use crate::families::{Files, ReleasedShape};
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
-    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
-    pub name: &'static str,
+    name: &'static str,
     decoder: DecoderShape,
 }
 
@@ -25,9 +24,12 @@ pub const SHAPES: [Shape; 8] = [
     Shape { name: "qwq-32b", decoder: DecoderShape::large([5120, 27_648, 64, 40, 8], 40_960) },
 ];
 
-impl Shape {
-    /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Files {
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
         let mut config = self.decoder.config();
         config["architectures"] = ["Qwen2ForCausalLM"].into();
         config["model_type"] = "qwen2".into();

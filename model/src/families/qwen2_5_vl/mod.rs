@@ -12,9 +12,10 @@ use serde_json::Value;
 
 pub use config::Config;
 use placeholder::{Placeholders, lay_out};
+use shape::Shape;
 use vision::{PictureBatch, VisionTower};
 
-use super::row::{Files, PictureSettings, Settings, Weights};
+use super::row::{PictureSettings, Settings, Weights};
 use crate::{
     Depth,
     blocks::{
@@ -35,6 +36,10 @@ impl Settings for Config {
     /// Every kind of work. The encoder sees a video as pictures, so videos add none.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
 
+    type Shape = Shape;
+
+    const SHAPES: &'static [Shape] = &shape::SHAPES;
+
     fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
@@ -52,14 +57,6 @@ impl Settings for Config {
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
         lay_out(&tokens, visuals, &Placeholders::of(self))
-    }
-
-    fn shapes() -> Vec<&'static str> {
-        shape::SHAPES.iter().map(|shape| shape.name).collect()
-    }
-
-    fn shape_files(name: &str) -> Option<Files> {
-        shape::SHAPES.iter().find(|shape| shape.name == name).map(shape::Shape::files)
     }
 
     fn released_processor(config: &Value) -> Option<Value> {

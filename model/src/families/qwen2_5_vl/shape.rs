@@ -6,12 +6,11 @@
 use serde_json::{Value, json};
 
 use crate::blocks::decoder_shape::DecoderShape;
-use crate::families::Files;
+use crate::families::{Files, ReleasedShape};
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
-    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
-    pub name: &'static str,
+    name: &'static str,
     decoder: DecoderShape,
     rope_sections: [usize; 3],
     vision: VisionShape,
@@ -47,9 +46,12 @@ pub const SHAPES: [Shape; 5] = [
     },
 ];
 
-impl Shape {
-    /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Files {
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
         let config = self.config();
         let mut files = vec![
             ("config.json", config.to_string().into_bytes()),
@@ -58,7 +60,9 @@ impl Shape {
         files.extend(self.decoder.text_files());
         files
     }
+}
 
+impl Shape {
     fn config(&self) -> Value {
         let Shape { decoder, vision, .. } = self;
         let mut config = decoder.config();

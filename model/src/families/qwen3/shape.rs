@@ -3,12 +3,11 @@
 //! The numbers are from `config.json` of Qwen/Qwen3-* on huggingface.co (arXiv 2505.09388, table 1).
 
 use crate::blocks::decoder_shape::DecoderShape;
-use crate::families::Files;
+use crate::families::{Files, ReleasedShape};
 
 /// The sizes of a model, without its weights.
 pub struct Shape {
-    /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
-    pub name: &'static str,
+    name: &'static str,
     decoder: DecoderShape,
 }
 
@@ -27,9 +26,12 @@ pub const SHAPES: [Shape; 6] = [
     released("qwen3-32b", [5120, 25_600, 64, 64, 8], false),
 ];
 
-impl Shape {
-    /// The files of its checkpoint, by name, without the weights.
-    pub fn files(&self) -> Files {
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
         let mut config = self.decoder.config();
         config["architectures"] = ["Qwen3ForCausalLM"].into();
         config["model_type"] = "qwen3".into();
