@@ -122,6 +122,33 @@ pub trait Backend {
     fn sample(&self, call: sample::Call<'_>) -> Result<(), KernelError>;
 }
 
+/// Calls the macro `$then` with the name and the argument of every required operation but copies.
+macro_rules! each_operation {
+    ($then:ident) => {
+        $then! {
+            fill_random: $crate::ops::fill_random::Call<'_>,
+            patchify: $crate::ops::patchify::Call<'_>,
+            embed: $crate::ops::embed::Call<'_>,
+            rms_norm: $crate::ops::rms_norm::Call<'_>,
+            add_rms_norm: $crate::ops::add_rms_norm::Call<'_>,
+            layer_norm: $crate::ops::layer_norm::Call<'_>,
+            add_layer_norm: $crate::ops::add_layer_norm::Call<'_>,
+            linear: $crate::ops::linear::Call<'_>,
+            rotary: $crate::ops::rotary::Call<'_>,
+            rotary_kv_write: $crate::ops::rotary_kv_write::Call<'_>,
+            attention_paged: $crate::ops::attention_paged::Call<'_>,
+            attention_packed: $crate::ops::attention_packed::Call<'_>,
+            silu_mul: $crate::ops::silu_mul::Call<'_>,
+            gelu: $crate::ops::gelu::Call<'_>,
+            gather_rows: $crate::ops::gather_rows::Call<'_>,
+            scatter_rows: $crate::ops::scatter_rows::Call<'_>,
+            argmax: $crate::ops::argmax::Call<'_>,
+            sample: $crate::ops::sample::Call<'_>,
+        }
+    };
+}
+pub(crate) use each_operation;
+
 /// The captured launches of one pass, replayed as a unit.
 ///
 /// It may be replayed only on the lane that captured it, and only while all memory that its launches name is backed.

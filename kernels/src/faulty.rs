@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bursar_budgets::DeviceError;
 
-use crate::{Backend, Graph, KernelError, Target, ops::*};
+use crate::{Backend, Graph, KernelError, Target, backend::each_operation, ops::*};
 
 /// A backend whose operations can be made to fail, as if the device had refused their launches. Only the passes that
 /// they belong to fail. Until then it computes as the backend that it wraps.
@@ -82,25 +82,6 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.download_later(call)
     }
 
-    launches! {
-        fill_random: fill_random::Call<'_>,
-        patchify: patchify::Call<'_>,
-        embed: embed::Call<'_>,
-        rms_norm: rms_norm::Call<'_>,
-        add_rms_norm: add_rms_norm::Call<'_>,
-        layer_norm: layer_norm::Call<'_>,
-        add_layer_norm: add_layer_norm::Call<'_>,
-        linear: linear::Call<'_>,
-        gated_linear: gated_linear::Call<'_>,
-        rotary: rotary::Call<'_>,
-        rotary_kv_write: rotary_kv_write::Call<'_>,
-        attention_paged: attention_paged::Call<'_>,
-        attention_packed: attention_packed::Call<'_>,
-        silu_mul: silu_mul::Call<'_>,
-        gelu: gelu::Call<'_>,
-        gather_rows: gather_rows::Call<'_>,
-        scatter_rows: scatter_rows::Call<'_>,
-        argmax: argmax::Call<'_>,
-        sample: sample::Call<'_>,
-    }
+    launches! { gated_linear: gated_linear::Call<'_>, }
+    each_operation!(launches);
 }

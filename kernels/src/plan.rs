@@ -1,6 +1,6 @@
 //! The backend with no arithmetic: a plan is the same code run on shapes alone.
 
-use crate::{Backend, KernelError, Target, ops::*};
+use crate::{Backend, KernelError, Target, backend::each_operation, ops::*};
 
 /// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
 /// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host buffer unchanged.
@@ -46,26 +46,6 @@ impl Backend for Plan {
         Ok(Box::new(Nothing))
     }
 
-    nothing_to_compute! {
-        upload: transfer::Upload<'_>,
-        download: transfer::Download<'_>,
-        fill_random: fill_random::Call<'_>,
-        patchify: patchify::Call<'_>,
-        embed: embed::Call<'_>,
-        rms_norm: rms_norm::Call<'_>,
-        add_rms_norm: add_rms_norm::Call<'_>,
-        layer_norm: layer_norm::Call<'_>,
-        add_layer_norm: add_layer_norm::Call<'_>,
-        linear: linear::Call<'_>,
-        rotary: rotary::Call<'_>,
-        rotary_kv_write: rotary_kv_write::Call<'_>,
-        attention_paged: attention_paged::Call<'_>,
-        attention_packed: attention_packed::Call<'_>,
-        silu_mul: silu_mul::Call<'_>,
-        gelu: gelu::Call<'_>,
-        gather_rows: gather_rows::Call<'_>,
-        scatter_rows: scatter_rows::Call<'_>,
-        argmax: argmax::Call<'_>,
-        sample: sample::Call<'_>,
-    }
+    nothing_to_compute! { upload: transfer::Upload<'_>, download: transfer::Download<'_>, }
+    each_operation!(nothing_to_compute);
 }
