@@ -22,7 +22,7 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
 }
 
 /// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
-/// parameters where a tied head is stored too), and layers, heads and elements of a head of the keys and values.
+/// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again), and layers, heads and elements of a head of the keys and values.
 const RELEASED: [(&str, u64, [usize; 3]); 29] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
