@@ -10,7 +10,8 @@ use ractor::{Actor, ActorCell, ActorRef};
 use thiserror::Error;
 
 use super::{
-    DeviceChoice, Health, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened, unwinding,
+    DeviceChoice, Health, Order, RuntimeActor, RuntimeArguments, RuntimeMessage, Shown, Supervised, device::Opened,
+    unwinding,
 };
 use crate::{
     budget::{Budget, BudgetMailbox, WatchOptions},
@@ -208,10 +209,9 @@ impl Runtime {
     ) -> Result<ModelHandle, RuntimeError> {
         let progress: ProgressSink = Arc::new(progress);
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        let (source, options) = (source.checkpoint, Box::new(options));
-        let loaded = tree::LOAD_MODEL
-            .ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, source, options, progress, reply })
-            .await;
+        let order = |reply| Box::new(Order { source: source.checkpoint, options, progress, reply });
+        let loaded =
+            tree::LOAD_MODEL.ask(&self.inner.actor, |reply| RuntimeMessage::Load { name, order: order(reply) }).await;
         match (loaded, self.device().check()) {
             // A runtime that ended with its device has already given the reason.
             (Err(AskError::Gone { .. }), Err(lost)) => Err(lost.into()),

@@ -17,6 +17,18 @@ use crate::{
 /// Called with the number of requests cut off, when all memory of a model is back.
 pub type Home = Box<dyn FnOnce(usize) + Send>;
 
+/// A model to load.
+pub struct Order {
+    /// Where its files come from.
+    pub source: CheckpointOrigin,
+    /// Its limits and other options.
+    pub options: LoadOptions,
+    /// Called for each step of the start.
+    pub progress: ProgressSink,
+    /// A handle to the model, or why it did not start.
+    pub reply: Responder<Result<ModelHandle, Arc<StartError>>>,
+}
+
 /// The actors that a runtime supervises, to link to, watch or kill.
 #[derive(Clone, Debug)]
 pub struct Supervised {
@@ -32,14 +44,8 @@ pub enum RuntimeMessage {
     Load {
         /// The model's name.
         name: String,
-        /// Where its files come from.
-        source: CheckpointOrigin,
-        /// Its limits and other options.
-        options: Box<LoadOptions>,
-        /// Called for each step of the start.
-        progress: ProgressSink,
-        /// A handle to the model, or why it did not start.
-        reply: Responder<Result<ModelHandle, Arc<StartError>>>,
+        /// What is loaded, and who is told of it.
+        order: Box<Order>,
     },
     /// Asks for the health; see [`crate::tree::HEALTH`].
     Health(Responder<Health>),
@@ -61,7 +67,7 @@ pub enum RuntimeMessage {
         /// The load number; another model of this name may exist by now.
         load: u64,
         /// Called when all its memory is back.
-        home: Home,
+        home: Option<Home>,
     },
     /// A dead engine's memory is back and the wait is over: start its successor.
     Respawn {
@@ -69,6 +75,8 @@ pub enum RuntimeMessage {
         name: String,
         /// The load number; another model of this name may exist by now.
         load: u64,
+        /// The number of the death; the engine may have been replaced since.
+        death: u64,
     },
     /// All memory of an ended model is back.
     Ended {
@@ -76,13 +84,18 @@ pub enum RuntimeMessage {
         name: String,
         /// The load number; another model of this name may exist by now.
         load: u64,
+        /// Requests that ran when it began to end.
+        cut_off: usize,
     },
     /// The budget found the device lost.
     DeviceLost,
     /// Everything on the lost device has ended. Carries its successor, or why there is none.
     DeviceMade(Result<Arc<dyn Device>, DeviceError>),
     /// The wait before the budget restarts is over.
-    RespawnBudget,
+    RespawnBudget {
+        /// The number of the death; the budget may have been replaced since.
+        death: u64,
+    },
     /// A model's running requests have ended, or their time is up.
     Due {
         /// The model's name.

@@ -1,18 +1,18 @@
 //! The runtime: its device, budget and engines, and the handle that users hold.
 
 mod actor;
+mod core;
 mod device;
 #[cfg(feature = "prometheus")]
 mod door;
 mod handle;
 mod health;
-mod loss;
 mod message;
 #[cfg(feature = "prometheus")]
 mod metrics_server;
 #[cfg(feature = "prometheus")]
 mod recorder;
-mod show;
+mod shown;
 mod unwinding;
 
 pub use crate::losses::Losses;
@@ -20,7 +20,7 @@ pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
-pub use loss::Shown;
-pub use message::{Home, RuntimeMessage, Supervised};
+pub use message::{Home, Order, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::{MetricsServer, ServeMetricsError};
+pub use shown::Shown;

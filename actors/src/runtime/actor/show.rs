@@ -2,7 +2,7 @@
 
 use bursar_budgets::Label;
 
-use super::actor::{Engine, RuntimeState};
+use super::{Engine, RuntimeState};
 use crate::{
     engine::Status,
     metric::{self, Architecture, DeviceLabel, Dtype},
@@ -54,7 +54,7 @@ impl RuntimeState {
         up(Role::Runtime, true);
         up(Role::Budget, runs(&self.budget));
         metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 0);
-        metric::expect_device(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
+        metric::expect_device(&DeviceLabel::of(self.device().as_ref()));
         for engine in self.engines.values_mut() {
             if !runs(&engine.cell) {
                 // Its actors died with it.
@@ -77,6 +77,6 @@ impl Drop for RuntimeState {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
         known.chain(self.fallen.values()).for_each(|known| known.show(false));
-        self.mailbox.0.forget_shown(&DeviceLabel::of(self.shown.device.borrow().as_ref()));
+        self.settings.mailbox().forget_shown(&DeviceLabel::of(self.device().as_ref()));
     }
 }

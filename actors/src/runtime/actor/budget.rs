@@ -1,0 +1,54 @@
+//! What a budget is started with, each time.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, Device, LedgerConfig};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
+
+use crate::{
+    budget::{BudgetActor, BudgetArguments, BudgetMailbox, OnLoss, WatchOptions},
+    runtime::RuntimeMessage,
+};
+
+/// What a budget is started with, each time.
+pub(super) struct BudgetSettings {
+    pub(super) ledger: LedgerConfig,
+    pub(super) canary: Bytes,
+    pub(super) mailbox: ClosingMailbox,
+    pub(super) watch: WatchOptions,
+}
+
+/// Closes the mailbox on drop, so that callers waiting for a budget hear that none will come, however the runtime ends.
+pub(super) struct ClosingMailbox(pub(super) Arc<BudgetMailbox>);
+
+impl Drop for ClosingMailbox {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl BudgetSettings {
+    pub(super) fn mailbox(&self) -> &Arc<BudgetMailbox> {
+        &self.mailbox.0
+    }
+
+    /// Starts a budget of `device`.
+    pub(super) async fn spawn(
+        &self,
+        myself: &ActorRef<RuntimeMessage>,
+        device: &Arc<dyn Device>,
+    ) -> Result<ActorCell, ActorProcessingErr> {
+        let runtime = myself.clone();
+        let on_loss: OnLoss = Box::new(move || drop(runtime.send_message(RuntimeMessage::DeviceLost)));
+        let arguments = BudgetArguments {
+            device: device.clone(),
+            mailbox: self.mailbox().clone(),
+            config: self.ledger.clone(),
+            canary: self.canary,
+            on_loss: Some(on_loss),
+            watch: self.watch,
+        };
+        let (budget, _) = BudgetActor::spawn_linked(None, BudgetActor, arguments, myself.get_cell()).await?;
+        Ok(budget.get_cell())
+    }
+}

@@ -1,0 +1,210 @@
+//! Carries out what the core of a runtime decides.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::{Gate, Label};
+use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
+use tokio::sync::{oneshot, watch};
+
+use super::{
+    ActorParts, Engine, RuntimeState,
+    memory::{bring_all_home, bring_home},
+    show::no_model,
+};
+use crate::{
+    budget::Budget,
+    chat::{ChatError, ModelHandle},
+    engine::{EngineActor, EngineArguments, StartError, Status, WeightStore},
+    event::Event,
+    metric,
+    responder::Responder,
+    runtime::{
+        Home, Order, RuntimeMessage,
+        core::{Effect, Input},
+    },
+    tree::Role,
+};
+
+impl RuntimeState {
+    /// Takes an input, and those that follow from its effects.
+    pub(super) async fn step(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        input: Input<ActorParts>,
+    ) -> Result<(), ActorProcessingErr> {
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            for effect in self.core.step(input, self.born.elapsed()) {
+                next = self.carry_out(myself, effect).await?.or(next);
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries out one effect. Returns the input that follows, if one does.
+    async fn carry_out(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        effect: Effect<ActorParts>,
+    ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
+        match effect {
+            Effect::Refuse(order) => order.reply.answer(Err(Arc::new(StartError::ShuttingDown))),
+            Effect::ForgetFallen { name } => {
+                self.fallen.remove(&name).iter().for_each(|fallen| fallen.show(false));
+            }
+            Effect::Begin { name, generation, order } => self.begin(myself, name, generation, *order).await?,
+            Effect::RespawnAfter { name, load, death, wait, reason } => {
+                let arguments = self.engines[&name].arguments.clone();
+                arguments.show(Status::Starting);
+                arguments.tell_of_restart(Role::Engine, &reason);
+                let myself = myself.clone();
+                tokio::spawn(async move {
+                    bring_home(&arguments).await;
+                    myself.send_after(wait, move || RuntimeMessage::Respawn { name, load, death });
+                });
+            }
+            Effect::Respawn { name, generation } => {
+                let engine = self.engines.get_mut(&name).expect("a model of the core's");
+                engine.arguments.generation = generation;
+                engine.cell = spawn_engine(myself, &engine.arguments).await?;
+            }
+            Effect::Close { name, load, within } => self.close(myself, name, load, within),
+            Effect::End { name, load, reason } => self.end(myself, name, load, reason),
+            Effect::Gone { name, is_let_go } => self.gone(name, is_let_go),
+            Effect::Answer { waiter, cut_off } => waiter(cut_off),
+            Effect::RespawnBudgetAfter { death, wait, reason } => {
+                metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
+                metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
+                self.settings.mailbox().events().tell(Event::Restart {
+                    model: None,
+                    actor: Role::Budget.name(),
+                    reason,
+                });
+                myself.send_after(wait, move || RuntimeMessage::RespawnBudget { death });
+            }
+            Effect::SpawnBudget => match self.settings.spawn(myself, &self.device()).await {
+                Ok(budget) => self.budget = budget,
+                // A budget that dies while it starts counts as a death.
+                Err(error) => return Ok(Some(Input::BudgetDied { reason: error.to_string() })),
+            },
+            Effect::LoseDevice { error, models, replace } => self.lose_device(myself, error, &models, replace),
+            Effect::TakeDevice(device) => self.take_device(myself, device).await?,
+            Effect::Fail { reason } => {
+                for engine in self.engines.values() {
+                    engine.arguments.show(Status::Stopped { reason: reason.as_str().into() });
+                }
+                return Err(reason.into());
+            }
+            Effect::Stop => myself.stop(None),
+        }
+        Ok(None)
+    }
+
+    async fn begin(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: String,
+        generation: u64,
+        order: Order,
+    ) -> Result<(), ActorProcessingErr> {
+        let Order { source, options, progress, reply } = order;
+        let (status, watched) = watch::channel(Status::Starting);
+        let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
+        metric::expect_model(&label);
+        let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
+        let arguments = EngineArguments {
+            label,
+            source,
+            options,
+            budget: Budget::at(self.settings.mailbox().clone()),
+            device: self.device(),
+            weight_store: WeightStore::default(),
+            generation,
+            status: Arc::new(status),
+            progress,
+        };
+        let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
+        self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
+        tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
+        Ok(())
+    }
+
+    fn close(&self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, within: Duration) {
+        let (myself, requests) = (myself.clone(), self.engines[&name].requests.clone());
+        requests.close();
+        tokio::spawn(async move {
+            // Running into the deadline is no error: the remaining requests are cut off.
+            let _ = tokio::time::timeout(within, requests.idle()).await;
+            drop(myself.send_message(RuntimeMessage::Due { name, load }));
+        });
+    }
+
+    fn end(&mut self, myself: &ActorRef<RuntimeMessage>, name: String, load: u64, reason: String) {
+        let engine = self.engines.get_mut(&name).expect("a model of the core's");
+        // The model may have ended before its status was last read.
+        engine.get_to_know();
+        let cut_off = engine.requests.taken();
+        let (myself, (cell, arguments)) = (myself.clone(), engine.place());
+        tokio::spawn(async move {
+            let budget = &arguments.budget;
+            // From now on late claims are refused. The next model of this name opens the gate again. If the name never
+            // had a gate, this changes nothing.
+            drop(budget.move_gate(arguments.label.clone(), Gate::Teardown).await);
+            // Its children die with it.
+            drop(cell.kill_and_wait(None).await);
+            // An engine that gave a reason keeps it.
+            arguments.show(Status::Stopped { reason: reason.into() });
+            bring_all_home(&arguments).await;
+            drop(myself.send_message(RuntimeMessage::Ended { name, load, cut_off }));
+        });
+    }
+
+    fn gone(&mut self, name: String, is_let_go: bool) {
+        let engine = self.engines.remove(&name).expect("a model of the core's");
+        metric::forget_model(&engine.arguments.label);
+        match engine.known {
+            Some(known) if is_let_go => known.show(false),
+            Some(known) => drop(self.fallen.insert(name, known)),
+            None => {}
+        }
+    }
+}
+
+async fn spawn_engine(
+    myself: &ActorRef<RuntimeMessage>,
+    arguments: &EngineArguments,
+) -> Result<ActorCell, ActorProcessingErr> {
+    let (engine, _) = EngineActor::spawn_linked(None, EngineActor, arguments.clone(), myself.get_cell()).await?;
+    Ok(engine.get_cell())
+}
+
+/// Waits for a model's start and answers the load. If the caller has gone, the model is ended. A failed start is
+/// answered once all its memory is back.
+async fn await_start(
+    runtime: ActorRef<RuntimeMessage>,
+    name: String,
+    load: u64,
+    handle: ModelHandle,
+    mut reply: Responder<Result<ModelHandle, Arc<StartError>>>,
+) {
+    let forget = |home| drop(runtime.send_message(RuntimeMessage::Forget { name, load, home }));
+    let started = tokio::select! {
+        started = handle.serving() => started,
+        () = reply.given_up() => return forget(None),
+    };
+    let error = match started {
+        Ok(_) => return reply.answer(Ok(handle)),
+        Err(ChatError::NotStarted(error)) => error,
+        Err(ChatError::Stopped { reason }) => Arc::new(StartError::Stopped { reason }),
+        Err(error) => Arc::new(StartError::Stopped { reason: error.to_string().into() }),
+    };
+    let (home, is_home) = oneshot::channel();
+    let home: Home = Box::new(move |_| {
+        let _ = home.send(());
+    });
+    forget(Some(home));
+    // If the runtime ends with this message unread, everything it supervised is gone too. The caller still hears the
+    // reason.
+    let _ = is_home.await;
+    reply.answer(Err(error));
+}

@@ -1,0 +1,72 @@
+//! Ends what is on a lost device, and takes its successor.
+
+use std::sync::Arc;
+
+use bursar_budgets::{Device, DeviceError, LedgerConfig};
+use ractor::{ActorProcessingErr, ActorRef};
+
+use super::{RuntimeState, memory::bring_all_home};
+use crate::{
+    engine::{EngineArguments, Status, WeightStore},
+    event::Event,
+    losses::Losses,
+    metric::{self, DeviceLabel},
+    runtime::RuntimeMessage,
+};
+
+impl RuntimeState {
+    /// The device's error, if it is lost. This asks the driver, because a kernel's fault is reported only on the next
+    /// call.
+    pub(super) fn loss(&self) -> Option<DeviceError> {
+        self.device().memory().err().filter(DeviceError::is_lost)
+    }
+
+    /// Tells every request and ends the engines of `models`. A [`RuntimeMessage::DeviceMade`] follows.
+    pub(super) fn lose_device(
+        &self,
+        myself: &ActorRef<RuntimeMessage>,
+        error: DeviceError,
+        models: &[String],
+        replace: bool,
+    ) {
+        metric::DEVICE_LOSSES_TOTAL.add(&DeviceLabel::of(self.device().as_ref()), 1);
+        let reason: Arc<str> = error.to_string().into();
+        self.settings.mailbox().events().tell(Event::DeviceLost { reason: error.to_string() });
+        // Before anything else: a request that hears of its actors' end must not take it for an ordinary death.
+        self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
+        let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
+        engines.iter().for_each(|(_, arguments)| arguments.show(Status::Starting));
+        let (myself, again) = (myself.clone(), self.again.clone().filter(|_| replace));
+        tokio::spawn(async move {
+            for (cell, arguments) in engines {
+                drop(cell.kill_and_wait(None).await);
+                bring_all_home(&arguments).await;
+            }
+            let made = match again {
+                None => Err(error),
+                Some(again) => tokio::task::spawn_blocking(move || again()).await.unwrap_or(Err(error)),
+            };
+            drop(myself.send_message(RuntimeMessage::DeviceMade(made)));
+        });
+    }
+
+    /// Publishes a device, with a budget of its own. What models keep for their engines was on the lost one.
+    pub(super) async fn take_device(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        device: Arc<dyn Device>,
+    ) -> Result<(), ActorProcessingErr> {
+        // Only users' leases are left of the lost device, and they are worthless.
+        drop(self.budget.kill_and_wait(None).await);
+        self.settings.mailbox().forget_device();
+        let LedgerConfig { host_total, waiting_max, .. } = self.settings.ledger;
+        self.settings.ledger = LedgerConfig { host_total, waiting_max, ..LedgerConfig::of(device.as_ref()) };
+        self.shown.device.send_replace(device.clone());
+        for engine in self.engines.values_mut() {
+            let (device, weight_store) = (device.clone(), WeightStore::default());
+            engine.arguments = EngineArguments { device, weight_store, ..engine.arguments.clone() };
+        }
+        self.budget = self.settings.spawn(myself, &device).await?;
+        Ok(())
+    }
+}

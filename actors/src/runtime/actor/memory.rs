@@ -1,0 +1,25 @@
+//! Takes back what an engine held.
+
+use crate::engine::EngineArguments;
+
+/// Returns all memory that an engine's attempts may hold. The threads end first: a thread that still used memory after
+/// it was unmapped would crash the process.
+pub(super) async fn bring_home(arguments: &EngineArguments) {
+    let owner = arguments.last_owner();
+    arguments.weight_store.shut_down(owner.generation).await;
+    for owner in [owner, arguments.vision_owner()] {
+        // Only a runtime that is gone has no budget actor, and then there is no ledger either.
+        let _ = arguments.budget.clear(owner).await;
+    }
+}
+
+/// As `bring_home`, then returns the weights too.
+pub(super) async fn bring_all_home(arguments: &EngineArguments) {
+    bring_home(arguments).await;
+    let (weights, model) = arguments.weight_store.clear();
+    if let Some(weights) = weights {
+        let _ = arguments.budget.clear(weights).await;
+    }
+    drop(model);
+    arguments.weight_store.clear_processor().await;
+}

@@ -1,0 +1,295 @@
+//! What a runtime does next about its models, its budget and its device: pure.
+//!
+//! ```text
+//! a model     wanted ──► let go ──► ending ──► gone    its engine is restarted in the first two
+//!                └────────────────────▲                it gave up, or did not start
+//! the device  there ◄──► lost                          models that are not ending begin again on its successor
+//! ```
+
+mod child;
+mod effect;
+mod input;
+mod model;
+
+use std::{collections::BTreeMap, mem, time::Duration};
+
+use bursar_budgets::DeviceError;
+
+use self::{
+    child::{Child, Verdict},
+    model::{Ended, Model},
+};
+pub use self::{
+    effect::Effect,
+    input::{Input, Load},
+};
+use crate::{budget::NO_MODEL, supervise::Intensity};
+
+/// What a runtime is given and passes on unseen.
+pub trait Parts {
+    /// What is loaded, and who is told of it.
+    type Order;
+    /// Who waits for the end of a model or of the runtime, and hears how many requests were cut off.
+    type Waiter;
+    /// A device.
+    type Device;
+}
+
+/// What is fixed for a runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// How many restarts of the budget are tolerated, and within what time.
+    pub budget: Intensity,
+    /// How many losses of the device are survived, and within what time.
+    pub device: Intensity,
+    /// Whether a lost device can have a successor.
+    pub has_successor: bool,
+}
+
+/// The decisions of one runtime.
+pub struct RuntimeCore<P: Parts> {
+    rules: Rules,
+    device: Child,
+    /// While the device is lost, and everything on it is being ended: the loads that wait for its successor.
+    lost: Option<Vec<Load<P>>>,
+    budget: Child,
+    models: BTreeMap<String, Model<P::Waiter>>,
+    /// Numbers all engines. A load has the number of its first.
+    next_generation: u64,
+    shutdown: Option<Shutdown<P::Waiter>>,
+    /// Of the step in progress.
+    effects: Vec<Effect<P>>,
+}
+
+/// The end of a runtime.
+pub struct Shutdown<W> {
+    /// Who waits for it.
+    pub waiters: Vec<W>,
+    /// Requests cut off by ends of models that began after it was first asked for.
+    pub cut_off: usize,
+}
+
+const SHUT_DOWN: &str = "the runtime was shut down";
+const UNLOADED: &str = "it was unloaded";
+const NOT_STARTED: &str = "it did not start";
+
+impl<P: Parts> RuntimeCore<P> {
+    /// A runtime with a device and a budget, and no models yet.
+    pub fn new(rules: Rules) -> Self {
+        RuntimeCore {
+            device: Child::new(rules.device),
+            lost: None,
+            budget: Child::new(rules.budget),
+            models: BTreeMap::new(),
+            next_generation: 0,
+            shutdown: None,
+            effects: Vec::new(),
+            rules,
+        }
+    }
+
+    /// Whether the model was let go: it takes no more requests, and nothing of it is shown once it has ended.
+    pub fn is_let_go(&self, name: &str) -> bool {
+        self.models.get(name).is_some_and(Model::is_let_go)
+    }
+
+    /// The shutdown, if one was asked for: for the runtime's last words.
+    pub fn take_shutdown(&mut self) -> Option<Shutdown<P::Waiter>> {
+        self.shutdown.take()
+    }
+
+    /// Takes one input at `now`, measured from any fixed moment. Returns what must be done, in order.
+    pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
+        match input {
+            Input::Load(load) => self.load(load),
+            Input::Unload { name, within, waiter } => {
+                self.effects.push(Effect::ForgetFallen { name: name.clone() });
+                self.leave(name, within, Some(waiter));
+            }
+            Input::Forget { name, load, waiter } => self.forget(name, load, waiter),
+            Input::Due { name, load } => self.due(name, load),
+            Input::Ended { name, load, cut_off } => self.ended(name, load, cut_off),
+            Input::EngineGaveUp { name, reason } => self.end(name, reason),
+            Input::EngineDied { name, reason } => self.engine_died(name, reason, now),
+            Input::Respawn { name, load, death } => self.respawn(name, load, death),
+            Input::BudgetDied { reason } => self.budget_died(reason, now),
+            Input::RespawnBudget { death } => self.respawn_budget(death),
+            Input::DeviceLost(error) => self.device_lost(error, now),
+            Input::DeviceMade(made) => self.device_made(made),
+            Input::ShutDown { within, waiter } => self.shut_down(within, waiter),
+        }
+        if self.shutdown.is_some() && self.models.is_empty() {
+            self.effects.push(Effect::Stop);
+        }
+        mem::take(&mut self.effects)
+    }
+
+    fn load(&mut self, load: Load<P>) {
+        if self.shutdown.is_some() {
+            return self.effects.push(Effect::Refuse(load.order));
+        }
+        if let Some(waiting) = &mut self.lost {
+            return waiting.push(load);
+        }
+        let name = self.free_name(load.name);
+        let generation = self.take_generation();
+        self.models.insert(name.clone(), Model::new(generation, load.intensity));
+        self.effects.push(Effect::ForgetFallen { name: name.clone() });
+        self.effects.push(Effect::Begin { name, generation, order: load.order });
+    }
+
+    fn free_name(&self, name: String) -> String {
+        // A model named like the label of tenants' leases would share a gate with them.
+        let is_free = |name: &String| !self.models.contains_key(name) && name != NO_MODEL;
+        let numbered = (2u64..).map(|number| format!("{name} {number}"));
+        std::iter::once(name.clone()).chain(numbered).find(is_free).expect("numbers do not end")
+    }
+
+    fn take_generation(&mut self) -> u64 {
+        self.next_generation += 1;
+        self.next_generation - 1
+    }
+
+    fn of_load(&mut self, name: &str, load: u64) -> Option<&mut Model<P::Waiter>> {
+        self.models.get_mut(name).filter(|model| model.load == load)
+    }
+
+    fn answer(&mut self, waiters: impl IntoIterator<Item = P::Waiter>, cut_off: usize) {
+        self.effects.extend(waiters.into_iter().map(|waiter| Effect::Answer { waiter, cut_off }));
+    }
+
+    /// Stops a model from taking requests. It ends when its running requests have ended, or at the deadline.
+    fn leave(&mut self, name: String, within: Duration, waiter: Option<P::Waiter>) {
+        let Some(model) = self.models.get_mut(&name) else { return self.answer(waiter, 0) };
+        model.let_go(waiter);
+        self.effects.push(Effect::Close { load: model.load, name, within });
+    }
+
+    fn forget(&mut self, name: String, load: u64, waiter: Option<P::Waiter>) {
+        let Some(model) = self.of_load(&name, load) else { return self.answer(waiter, 0) };
+        model.let_go(waiter);
+        self.end(name, NOT_STARTED.to_owned());
+    }
+
+    fn due(&mut self, name: String, load: u64) {
+        let reason = if self.shutdown.is_some() { SHUT_DOWN } else { UNLOADED };
+        if self.of_load(&name, load).is_some() {
+            self.end(name, reason.to_owned());
+        }
+    }
+
+    /// Begins to end a model, once.
+    fn end(&mut self, name: String, reason: String) {
+        let of_shutdown = self.shutdown.is_some();
+        let Some(model) = self.models.get_mut(&name) else { return };
+        if model.end(of_shutdown) {
+            self.effects.push(Effect::End { load: model.load, name, reason });
+        }
+    }
+
+    fn ended(&mut self, name: String, load: u64, cut_off: usize) {
+        if self.of_load(&name, load).is_none() {
+            return;
+        }
+        let Some(Ended { let_go, of_shutdown }) = self.models.remove(&name).map(Model::into_ended) else { return };
+        if let (true, Some(shutdown)) = (of_shutdown, &mut self.shutdown) {
+            shutdown.cut_off += cut_off;
+        }
+        self.effects.push(Effect::Gone { name, is_let_go: let_go.is_some() });
+        self.answer(let_go.into_iter().flatten(), cut_off);
+    }
+
+    /// An engine's actors died with it. Once its bytes are back, it starts again with the same weights.
+    fn engine_died(&mut self, name: String, reason: String, now: Duration) {
+        // What dies on a lost device begins again on its successor.
+        let Some(model) = self.models.get_mut(&name).filter(|_| self.lost.is_none()) else { return };
+        let load = model.load;
+        match model.engine().map(|engine| engine.died(now)) {
+            Some(Verdict::Again { death, wait }) => {
+                self.effects.push(Effect::RespawnAfter { name, load, death, wait, reason });
+            }
+            Some(Verdict::CrashLoop { restarts }) => {
+                self.end(name, format!("its engine was restarted {restarts} times, the last after: {reason}"));
+            }
+            None => {}
+        }
+    }
+
+    fn respawn(&mut self, name: String, load: u64, death: u64) {
+        let is_lost = self.lost.is_some();
+        let engine = self.of_load(&name, load).and_then(Model::engine);
+        if !is_lost && engine.is_some_and(|engine| engine.restart(death)) {
+            self.spawn(name);
+        }
+    }
+
+    fn spawn(&mut self, name: String) {
+        let generation = self.take_generation();
+        self.effects.push(Effect::Respawn { name, generation });
+    }
+
+    fn budget_died(&mut self, reason: String, now: Duration) {
+        match self.budget.died(now) {
+            Verdict::Again { death, wait } => self.effects.push(Effect::RespawnBudgetAfter { death, wait, reason }),
+            Verdict::CrashLoop { restarts } => {
+                let reason = format!("the budget was restarted {restarts} times, the last after: {reason}");
+                self.effects.push(Effect::Fail { reason });
+            }
+        }
+    }
+
+    fn respawn_budget(&mut self, death: u64) {
+        if self.budget.restart(death) {
+            self.effects.push(Effect::SpawnBudget);
+        }
+    }
+
+    /// Ends what is on the device, and has another made if one may be.
+    fn device_lost(&mut self, error: DeviceError, now: Duration) {
+        if self.lost.is_some() {
+            return;
+        }
+        self.lost = Some(Vec::new());
+        let is_tolerated = matches!(self.device.died(now), Verdict::Again { .. });
+        let replace = is_tolerated && self.rules.has_successor && self.shutdown.is_none();
+        let models = self.going();
+        self.effects.push(Effect::LoseDevice { error, models, replace });
+    }
+
+    /// Starts again on the new device, or ends.
+    fn device_made(&mut self, made: Result<P::Device, DeviceError>) {
+        let device = match made {
+            Ok(device) => device,
+            // The models end as they would have.
+            Err(_) if self.shutdown.is_some() => return,
+            Err(error) => return self.effects.push(Effect::Fail { reason: error.to_string() }),
+        };
+        self.budget.replaced();
+        self.effects.push(Effect::TakeDevice(device));
+        for name in self.going() {
+            self.models.get_mut(&name).and_then(Model::engine).into_iter().for_each(Child::replaced);
+            self.spawn(name);
+        }
+        let waiting = self.lost.take();
+        waiting.into_iter().flatten().for_each(|load| self.load(load));
+    }
+
+    /// The models that are not ending.
+    fn going(&mut self) -> Vec<String> {
+        let going = self.models.iter_mut().filter_map(|(name, model)| model.engine().map(|_| name.clone()));
+        going.collect()
+    }
+
+    fn shut_down(&mut self, within: Duration, waiter: P::Waiter) {
+        let begun = self.shutdown.get_or_insert(Shutdown { waiters: Vec::new(), cut_off: 0 });
+        begun.waiters.push(waiter);
+        let refused = self.lost.iter_mut().flat_map(mem::take);
+        self.effects.extend(refused.map(|load| Effect::Refuse(load.order)));
+        for name in self.models.keys().cloned().collect::<Vec<_>>() {
+            self.leave(name, within, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

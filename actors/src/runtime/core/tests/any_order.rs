@@ -1,0 +1,210 @@
+//! Whatever happens, in whatever order: a model has one engine at most, everyone who waits is answered once, and a
+//! shutdown ends.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::super::*;
+
+struct Numbers;
+
+impl Parts for Numbers {
+    type Order = u64;
+    type Waiter = u64;
+    type Device = ();
+}
+
+const NAMES: [&str; 2] = ["one", "two"];
+
+/// The actors that a runtime commands, and everything that was promised to it.
+struct World {
+    core: RuntimeCore<Numbers>,
+    now: Duration,
+    /// Inputs that will come, in any order.
+    promised: Vec<Input<Numbers>>,
+    /// Models, with whether an engine of theirs runs.
+    models: BTreeMap<String, bool>,
+    has_budget: bool,
+    has_device: bool,
+    /// Waiters and loaders without an answer.
+    waiting: BTreeSet<u64>,
+    next: u64,
+    end: Option<End>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    Stopped,
+    Failed,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Promised(usize),
+    Load(usize),
+    Unload(usize),
+    Forget(usize, u64),
+    EngineDies(usize),
+    EngineGivesUp(usize),
+    BudgetDies,
+    DeviceIsLost,
+    ShutDown,
+}
+
+fn events() -> impl Strategy<Value = Event> {
+    let name = 0..NAMES.len();
+    prop_oneof![
+        8 => any::<usize>().prop_map(Event::Promised),
+        3 => name.clone().prop_map(Event::Load),
+        2 => name.clone().prop_map(Event::Unload),
+        1 => (name.clone(), 0u64..8).prop_map(|(name, load)| Event::Forget(name, load)),
+        3 => name.clone().prop_map(Event::EngineDies),
+        1 => name.prop_map(Event::EngineGivesUp),
+        1 => Just(Event::BudgetDies),
+        1 => Just(Event::DeviceIsLost),
+        1 => Just(Event::ShutDown),
+    ]
+}
+
+fn lost() -> DeviceError {
+    DeviceError::Lost { reason: "a bug".to_owned() }
+}
+
+impl World {
+    fn new() -> Self {
+        let intensity = Intensity { restarts_max: 3, within: Duration::from_secs(1), back_off: Duration::ZERO };
+        World {
+            core: RuntimeCore::new(Rules { budget: intensity, device: intensity, has_successor: true }),
+            now: Duration::ZERO,
+            promised: Vec::new(),
+            models: BTreeMap::new(),
+            has_budget: true,
+            has_device: true,
+            waiting: BTreeSet::new(),
+            next: 0,
+            end: None,
+        }
+    }
+
+    fn waiter(&mut self) -> u64 {
+        self.next += 1;
+        self.waiting.insert(self.next);
+        self.next
+    }
+
+    fn happen(&mut self, event: Event) {
+        let name = |name: usize| NAMES[name].to_owned();
+        let input = match event {
+            Event::Promised(_) if self.promised.is_empty() => return,
+            Event::Promised(which) => self.promised.swap_remove(which % self.promised.len()),
+            Event::Load(which) => {
+                let intensity = Intensity::ENGINE;
+                Input::Load(Load { name: name(which), intensity, order: self.waiter() })
+            }
+            Event::Unload(which) => Input::Unload { name: name(which), within: Duration::ZERO, waiter: self.waiter() },
+            Event::Forget(which, load) => Input::Forget { name: name(which), load, waiter: Some(self.waiter()) },
+            Event::EngineDies(which) if self.dies(which) => {
+                Input::EngineDied { name: name(which), reason: "a bug".to_owned() }
+            }
+            Event::EngineGivesUp(which) if self.dies(which) => {
+                Input::EngineGaveUp { name: name(which), reason: "it gave up".to_owned() }
+            }
+            Event::BudgetDies if self.has_budget => {
+                self.has_budget = false;
+                Input::BudgetDied { reason: "a bug".to_owned() }
+            }
+            Event::DeviceIsLost if self.has_device => {
+                self.has_device = false;
+                Input::DeviceLost(lost())
+            }
+            Event::ShutDown => Input::ShutDown { within: Duration::ZERO, waiter: self.waiter() },
+            _ => return,
+        };
+        self.give(input);
+    }
+
+    /// Whether an engine of the model runs, which it does no more.
+    fn dies(&mut self, which: usize) -> bool {
+        self.models.get_mut(NAMES[which]).is_some_and(mem::take)
+    }
+
+    fn give(&mut self, input: Input<Numbers>) {
+        self.now += Duration::from_millis(10);
+        for effect in self.core.step(input, self.now) {
+            self.carry_out(effect);
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect<Numbers>) {
+        match effect {
+            Effect::Refuse(order) => self.answered(order),
+            Effect::ForgetFallen { .. } => {}
+            Effect::Begin { name, order, .. } => {
+                assert!(self.has_device, "engines start on a device");
+                assert_eq!(self.models.insert(name, true), None, "each model has its name");
+                self.answered(order);
+            }
+            Effect::RespawnAfter { name, load, death, .. } => {
+                assert!(!self.models[&name], "its engine is dead");
+                self.promised.push(Input::Respawn { name, load, death });
+            }
+            Effect::Respawn { name, .. } => {
+                assert!(self.has_device, "engines start on a device");
+                assert_eq!(self.models.insert(name, true), Some(false), "one engine at a time");
+            }
+            Effect::Close { name, load, .. } => self.promised.push(Input::Due { name, load }),
+            Effect::End { name, load, .. } => {
+                self.models.insert(name.clone(), false);
+                self.promised.push(Input::Ended { name, load, cut_off: 1 });
+            }
+            Effect::Gone { name, .. } => assert_eq!(self.models.remove(&name), Some(false), "it is dead"),
+            Effect::Answer { waiter, .. } => self.answered(waiter),
+            Effect::RespawnBudgetAfter { death, .. } => self.promised.push(Input::RespawnBudget { death }),
+            Effect::SpawnBudget => assert!(!mem::replace(&mut self.has_budget, true), "one budget at a time"),
+            Effect::LoseDevice { models, replace, .. } => {
+                self.models.extend(models.into_iter().map(|name| (name, false)));
+                assert!(self.models.values().all(|runs| !runs), "nothing runs on a lost device");
+                self.promised.push(Input::DeviceMade(if replace { Ok(()) } else { Err(lost()) }));
+            }
+            Effect::TakeDevice(()) => {
+                self.has_budget = true;
+                self.has_device = true;
+            }
+            // What waits hears that the runtime is gone.
+            Effect::Fail { .. } => self.end = Some(End::Failed),
+            Effect::Stop => {
+                assert!(self.models.is_empty(), "all memory is back");
+                let shutdown = self.core.take_shutdown().expect("the runtime is shut down");
+                shutdown.waiters.into_iter().for_each(|waiter| self.answered(waiter));
+                self.end = Some(End::Stopped);
+            }
+        }
+    }
+
+    fn answered(&mut self, waiter: u64) {
+        assert!(self.waiting.remove(&waiter), "everyone is answered once");
+    }
+}
+
+proptest! {
+    #[test]
+    fn every_model_ends_and_everyone_is_answered(happened in prop::collection::vec(events(), 0..80)) {
+        let mut world = World::new();
+        for event in happened.into_iter().chain([Event::ShutDown]) {
+            if world.end.is_none() {
+                world.happen(event);
+            }
+        }
+        // All that was promised comes.
+        for _ in 0..1000 {
+            if world.end.is_none() {
+                world.happen(Event::Promised(0));
+            }
+        }
+        prop_assert!(world.end.is_some(), "{} promises are left", world.promised.len());
+        if world.end == Some(End::Stopped) {
+            prop_assert!(world.waiting.is_empty(), "without an answer: {:?}", world.waiting);
+        }
+    }
+}
