@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint of Qwen2.5-VL-7B's shape with random weights, and what transformers computes from it.
+"""Writes a checkpoint of a released model's shape with random weights, and what transformers computes from it.
 
-    seven_billion.py FOLDER [--tiny] [--device cpu] [--weights-only]
+    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b] [--tiny] [--device cpu] [--weights-only]
 
-FOLDER gets 16.6 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids with a
-placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with sdpa.
-`model/tests/seven_billion.rs` reads all of it. --tiny makes the same of two layers, to try the script on a CPU.
+FOLDER gets 16.6 or 17.5 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
+with a placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
+sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of few layers, to try the script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
 rate of its bus is printed: what loading can reach.
 
-Needs torch, transformers 5.17, numpy and Pillow; the 7B shape needs a GPU with 60 GB free.
+Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU with 60 GB free.
 """
 
 import argparse
@@ -22,15 +22,15 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoConfig, AutoImageProcessor, Qwen2_5_VLForConditionalGeneration
+from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
 SHARDS = 4
 ROWS = 32
 VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
 PLAIN = 151643  # ids below are text
-# Multiples of 28, so that nothing is resized; rows and columns of windows are cut off at the ends.
-PICTURES = {"large": (1036, 1036), "wide": (1092, 616), "middle": (644, 448), "small": (252, 336)}
+# In merged patches, so that nothing is resized; rows and columns of windows are cut off at the ends.
+PICTURES = {"large": (37, 37), "wide": (39, 22), "middle": (23, 16), "small": (9, 12)}
 # Runs of text between pictures.
 PROMPTS = {
     "text": [512],
@@ -50,8 +50,12 @@ def write_json(path, value):
     path.write_text(json.dumps(value, indent=1))
 
 
-def write_settings(folder, tiny):
-    """All files of a checkpoint but the weights."""
+TOKENS = {"vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END, "image_token_id": IMAGE,
+          "video_token_id": 151656}  # fmt: skip
+
+
+def settings_of_qwen2_5_vl(tiny):
+    """`config.json` and `preprocessor_config.json`, as released."""
     text = {"hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
             "num_key_value_heads": 4, "max_window_layers": 28}  # fmt: skip
     vision = {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "out_hidden_size": 3584}
@@ -62,19 +66,59 @@ def write_settings(folder, tiny):
     vision |= {"model_type": "qwen2_5_vl", "hidden_act": "silu", "in_chans": 3, "patch_size": 14, "window_size": 112,
                "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2, "tokens_per_second": 2,
                "fullatt_block_indexes": list(range(7, vision["depth"], 8))}  # fmt: skip
-    write_json(folder / "config.json", text | {
+    config = text | TOKENS | {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "vocab_size": 152064,
         "hidden_act": "silu", "rms_norm_eps": 1e-6, "rope_theta": 1e6, "max_position_embeddings": 128000,
         "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": False,
         "sliding_window": 32768, "use_sliding_window": False, "torch_dtype": "bfloat16", "bos_token_id": 151643,
-        "eos_token_id": 151645, "vision_start_token_id": VISION_START, "vision_end_token_id": VISION_END,
-        "vision_token_id": 151654, "image_token_id": IMAGE, "video_token_id": 151656, "vision_config": vision,
-    })  # fmt: skip
-    write_json(folder / "preprocessor_config.json", {
+        "eos_token_id": 151645, "vision_token_id": 151654, "vision_config": vision,
+    }  # fmt: skip
+    processor = {
         "image_processor_type": "Qwen2VLImageProcessor", "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14,
         "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
-    })  # fmt: skip
+    }  # fmt: skip
+    return config, processor
+
+
+def settings_of_qwen3_vl(tiny):
+    """As above; the released files nest the text's settings."""
+    text = {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+            "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+    vision = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "out_hidden_size": 4096,
+              "deepstack_visual_indexes": [8, 16, 24]}  # fmt: skip
+    if tiny:
+        text |= {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "num_attention_heads": 2,
+                 "num_key_value_heads": 1}  # fmt: skip
+        vision |= {"depth": 6, "hidden_size": 144, "intermediate_size": 212, "num_heads": 2, "out_hidden_size": 256,
+                   "deepstack_visual_indexes": [1, 2, 4]}  # fmt: skip
+    config = TOKENS | {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "tie_word_embeddings": False,
+        "text_config": text | {
+            "model_type": "qwen3_vl_text", "vocab_size": 151936, "hidden_act": "silu", "rms_norm_eps": 1e-6,
+            "rope_theta": 5e6, "max_position_embeddings": 262144, "attention_bias": False, "dtype": "bfloat16",
+            "rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20], "mrope_interleaved": True},
+            "bos_token_id": 151643, "eos_token_id": 151645,
+        },
+        "vision_config": vision | {
+            "model_type": "qwen3_vl", "hidden_act": "gelu_pytorch_tanh", "in_channels": 3, "patch_size": 16,
+            "temporal_patch_size": 2, "spatial_merge_size": 2, "num_position_embeddings": 2304,
+        },
+    }  # fmt: skip
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+    }  # fmt: skip
+    return config, processor
+
+
+SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_qwen3_vl}
+
+
+def write_settings(folder, config, processor):
+    """All files of a checkpoint but the weights."""
+    write_json(folder / "config.json", config)
+    write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
     (folder / "tokenizer.json").write_bytes(gzip.decompress((GOLDEN / "qwen2_5_tokenizer/tokenizer.json.gz").read_bytes()))
@@ -93,7 +137,10 @@ def draw_weights(model):
             weight.normal_(1, 0.1, generator=generator)
 
 
-def released_name(name):
+def released_name(name, model_type):
+    """Qwen2.5-VL was released before transformers nested its names."""
+    if model_type != "qwen2_5_vl":
+        return name
     return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
 
 
@@ -116,7 +163,7 @@ def write_safetensors(path, tensors):
 
 def write_weights(folder, model):
     """Shards of about the same bytes with an index, each by a thread."""
-    tensors = {released_name(name): weight for name, weight in model.named_parameters()}
+    tensors = {released_name(name, model.config.model_type): weight for name, weight in model.named_parameters()}
     total = sum(weight.numel() for weight in tensors.values())
     shards, used = [{} for _ in range(SHARDS)], 0
     for name, weight in tensors.items():
@@ -166,7 +213,8 @@ def make_prompt(parts, seed):
 
 @torch.no_grad()
 def run(model, processor, ids, pictures):
-    """Logits of the last rows [ROWS, vocabulary], and the pictures' embeddings [tokens of pictures, hidden]."""
+    """Logits of the last rows [ROWS, vocabulary], and the rows of pictures [tokens of pictures, columns]: embeddings, and
+    behind them what later layers add, if the model has that."""
     device = model.device
     inputs, embeddings = {}, None
     if pictures:
@@ -175,8 +223,9 @@ def run(model, processor, ids, pictures):
         ids = [id for known in ids for id in ([IMAGE] * next(counts) if known == IMAGE else [known])]
         inputs = {"pixel_values": shown["pixel_values"], "image_grid_thw": shown["image_grid_thw"],
                   "mm_token_type_ids": torch.tensor([[int(id == IMAGE) for id in ids]], device=device)}  # fmt: skip
-        embeddings = model.model.visual(shown["pixel_values"].to(model.dtype), shown["image_grid_thw"]).pooler_output
-        embeddings = embeddings.float().cpu()
+        seen = model.model.visual(shown["pixel_values"].to(model.dtype), shown["image_grid_thw"])
+        parts = [seen.pooler_output, *(getattr(seen, "deepstack_features", None) or [])]
+        embeddings = torch.cat(parts, 1).float().cpu()
     model.model.rope_deltas = None
     out = model(input_ids=torch.tensor([ids], device=device), use_cache=False, logits_to_keep=ROWS, **inputs)
     return out.logits[0].float().cpu(), embeddings, len(ids)
@@ -190,6 +239,7 @@ def error(found, expected):
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--shape", choices=SETTINGS, default="qwen2.5-vl-7b")
     arguments.add_argument("--tiny", action="store_true")
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--weights-only", action="store_true")
@@ -200,9 +250,10 @@ def main():
     started = time.monotonic()
     said = lambda what: print(f"{time.monotonic() - started:6.1f} s  {what}", flush=True)  # noqa: E731
 
-    write_settings(folder, arguments.tiny)
+    config, settings = SETTINGS[arguments.shape](arguments.tiny)
+    write_settings(folder, config, settings)
     with torch.device(arguments.device):
-        model = Qwen2_5_VLForConditionalGeneration._from_config(
+        model = AutoModelForImageTextToText.from_config(
             AutoConfig.from_pretrained(folder), dtype=torch.bfloat16, attn_implementation="sdpa")  # fmt: skip
     draw_weights(model.eval())
     said(f"{sum(weight.numel() for weight in model.parameters()) / 1e9:.2f} billion weights are drawn")
@@ -213,7 +264,9 @@ def main():
         return
 
     processor = AutoImageProcessor.from_pretrained(folder)
-    pictures = {name: draw_picture(*size, seed) for seed, (name, size) in enumerate(PICTURES.items())}
+    side = settings["patch_size"] * settings["merge_size"]
+    sizes = {name: [side * length for length in size] for name, size in PICTURES.items()}
+    pictures = {name: draw_picture(*size, seed) for seed, (name, size) in enumerate(sizes.items())}
     for name, picture in pictures.items():
         picture.save(prompts / f"{name}.png", compress_level=1)
     made = {name: make_prompt(parts, seed) for seed, (name, parts) in enumerate(PROMPTS.items())}
