@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, cuda_sample_scratch},
+    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_sample_scratch},
 };
 
 /// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
@@ -69,11 +69,19 @@ impl Target {
         }
     }
 
-    /// Whether attention supports heads of `head_dim` elements.
-    pub fn has_head_dim(&self, head_dim: usize) -> bool {
+    /// Elements of a head that attention over the cache supports; `None` is any number.
+    pub fn paged_head_dims(&self) -> Option<&'static [usize]> {
         match self {
-            Target::Cpu { .. } => true,
-            Target::Cuda(_) => CudaHeadDim::of(head_dim).is_some(),
+            Target::Cpu { .. } => None,
+            Target::Cuda(_) => Some(&CudaHeadDim::ELEMENTS),
+        }
+    }
+
+    /// Elements of a head that attention within packed stretches supports; `None` is any number.
+    pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
+        match self {
+            Target::Cpu { .. } => None,
+            Target::Cuda(_) => Some(&CudaPackedHeadDim::ELEMENTS),
         }
     }
 

@@ -60,7 +60,7 @@ impl Gpu {
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
-        for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
+        for pass in passes().into_iter().filter(|pass| is_served(pass, &target)) {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
@@ -96,8 +96,8 @@ impl Gpu {
 }
 
 /// Whether a GPU supports the pass: weights must have the activations' type, and heads one of some sizes.
-fn is_served(pass: &Pass, activation: DType) -> bool {
-    let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
+fn is_served(pass: &Pass, target: &Target) -> bool {
+    let is_among = |head_dim: &usize, sizes: Option<&[usize]>| sizes.is_none_or(|sizes| sizes.contains(head_dim));
     match pass {
         Pass::Embed { dtype, .. }
         | Pass::RmsNorm { dtype, .. }
@@ -105,8 +105,10 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
         | Pass::LayerNorm { dtype, .. }
         | Pass::AddLayerNorm { dtype, .. }
         | Pass::Linear { dtype, .. }
-        | Pass::GatedLinear { dtype, .. } => *dtype == activation,
-        Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
+        | Pass::GatedLinear { dtype, .. }
+        | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
+        Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
+        Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         _ => true,
     }
 }
@@ -184,10 +186,15 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
 fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
     let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
-    let pass = Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] };
-    let error = pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err();
-    let expected = "attention_packed: qkv is [5, 204], expected heads of 32, 64, 80 or 128 elements on this target";
-    assert_eq!(error.to_string(), expected);
+    let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
+    assert_eq!(
+        refused(Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] }),
+        "attention_packed: qkv is [5, 204], expected heads of 32, 64, 72, 80 or 128 elements on this target"
+    );
+    assert_eq!(
+        refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
+        "attention_paged: queries is [3, 144], expected heads of 32, 64, 80 or 128 elements on this target"
+    );
 }
 
 /// A product and a gated product, of the first rows of the same x.
