@@ -167,6 +167,7 @@ fn a_model_that_did_not_start_ends_at_once_and_leaves_nothing() {
 #[test]
 fn a_dead_engine_restarts_until_that_is_too_often() {
     let mut bed = serving();
+    assert!(bed.respawn("demo", 0, 0).is_empty(), "it lives");
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
     assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 1"]);
     assert!(bed.respawn("demo", 0, 1).is_empty(), "once");
