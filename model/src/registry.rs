@@ -10,6 +10,7 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
+        vision::PictureRow,
     },
     checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
     error::CheckpointError,
@@ -266,6 +267,12 @@ impl FamilyConfig {
     /// Pixels and frames of one patch; `None` if the family takes no pictures.
     pub fn patch(&self) -> Option<PatchSize> {
         self.pictures().map(|pictures| pictures.patch)
+    }
+
+    /// A row of the vision cache. Where the family takes no pictures there is no such cache, and the row is as wide as the
+    /// decoder.
+    pub fn picture_row(&self) -> PictureRow {
+        self.pictures().map_or(PictureRow::plain(self.decoder().hidden), |pictures| pictures.row)
     }
 
     /// The id of the placeholder token for pictures; `None` if the family takes no pictures.

@@ -27,6 +27,15 @@ const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 /// Characters of a value that an error shows.
 const SHOWN: usize = 60;
 
+/// The object under `name`, if the file has it.
+pub fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
+    match config.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(part)) => Ok(Some(part)),
+        Some(_) => Err(ConfigError::Contradiction(format!("{name} is not an object"))),
+    }
+}
+
 /// Merges `given` over `defaults`, key by key at the top level.
 pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> {
     let mut fields = defaults.as_object().cloned().unwrap_or_default();

@@ -9,5 +9,6 @@ pub mod paged_attention;
 pub mod rope_config;
 pub mod rope_scaling;
 pub mod step_inputs;
+pub mod vision;
 
 pub use decoder_config::{ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};

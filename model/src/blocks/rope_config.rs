@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::{config_keys, decoder_config::ConfigError, rope_scaling::RopeScaling};
 
 /// The settings of rotary positions.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, Default, PartialEq)]
 pub struct RopeConfig {
     /// Base of the frequencies.
     pub theta: f64,

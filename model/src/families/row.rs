@@ -9,6 +9,7 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
+        vision::PictureRow,
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
@@ -37,6 +38,8 @@ pub struct PictureSettings {
     pub patch: PatchSize,
     /// The placeholder token.
     pub token: u32,
+    /// What the tower leaves in the vision cache for each token.
+    pub row: PictureRow,
 }
 
 /// A family's configuration.
@@ -98,7 +101,7 @@ pub trait Weights<S: Settings>: Sized {
     /// Embeddings over all pictures of a batch.
     fn embeddings(batch: &Self::Batch) -> usize;
 
-    /// Writes the embeddings of a batch to `cache` `[rows, width]`.
+    /// Writes the [`PictureRow`]s of a batch to `cache` `[rows, width]`.
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -1,46 +1,44 @@
 //! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
 
-use super::Config;
+use super::PictureTokens;
 use crate::MergeSize;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
 
-/// The placeholder tokens, and the numbers that their count and positions follow from.
+/// The placeholder tokens, and what their count and positions follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholders {
-    /// The token that stands for a picture.
-    pub image: u32,
-    /// The token that stands for a video, if the checkpoint has one.
-    pub video: Option<u32>,
+    /// Their ids.
+    pub tokens: PictureTokens,
     /// How patches merge into tokens.
     pub merge: MergeSize,
-    /// Frames of a step of time.
-    pub temporal: usize,
-    /// Positions on the time axis per second.
-    pub tokens_per_second: usize,
+    /// How a video stands in a prompt.
+    pub video: VideoPlace,
+}
+
+/// How a video stands in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VideoPlace {
+    /// One placeholder stands for all steps, which follow each other and the clock.
+    Timed {
+        /// Frames of a step of time.
+        frames: usize,
+        /// Positions on the time axis per second.
+        tokens_per_second: usize,
+    },
 }
 
 /// The greatest position on the time axis. Rotary angles are computed in f32, which counts whole numbers up to this.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
-impl Placeholders {
-    /// Reads the placeholders from a configuration.
-    pub fn of(config: &Config) -> Self {
-        Placeholders {
-            image: config.image_token,
-            video: config.video_token,
-            merge: config.vision.merge(),
-            temporal: config.vision.temporal_patch_size,
-            tokens_per_second: config.vision.tokens_per_second,
-        }
-    }
-
+impl VideoPlace {
     /// A step's offset on the time axis from the video's first step: `tokens_per_second` positions per second, rounded
     /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
-    /// that steps of a video of more than `temporal` frames per second share positions. The release did not, and
+    /// that steps of a video of more than `frames` frames per second share positions. The release did not, and
     /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
     /// whole position.
-    fn time(&self, step: usize, frames_per_second: f64) -> u32 {
-        let seconds_times_rate = (step * self.temporal * self.tokens_per_second) as f64;
+    fn time(self, step: usize, frames_per_second: f64) -> u32 {
+        let VideoPlace::Timed { frames, tokens_per_second } = self;
+        let seconds_times_rate = (step * frames * tokens_per_second) as f64;
         (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
     }
 }
@@ -54,25 +52,25 @@ impl Placeholders {
 /// lets text begin at positions of a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
     let (pictures, videos) = by_kind(visuals);
-    if let (None, false) = (words.video, videos.is_empty()) {
+    if let (None, false) = (words.tokens.video, videos.is_empty()) {
         return Err(LayoutError::NoVideos { videos: videos.len() });
     }
     let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
     let mut layout = PromptLayout::default();
     let mut next = 0;
     for token in tokens {
-        if *token == words.image {
+        if *token == words.tokens.image {
             let (first, grid) =
                 pictures_left.next().ok_or(LayoutError::MorePlaceholders { pictures: pictures.len() })?;
             layout.push_step(*first, *token, grid, [next; 3], words.merge);
             next = layout.behind();
-        } else if Some(*token) == words.video {
-            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.video).count();
+        } else if Some(*token) == words.tokens.video {
+            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.tokens.video).count();
             let (first, step, steps, frames_per_second) = videos_left
                 .next()
                 .ok_or_else(|| LayoutError::VideoPlaceholders { placeholders: placeholders(), videos: videos.len() })?;
             for index in 0..*steps {
-                let time = (next + words.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
+                let time = (next + words.video.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
                 let begin = [time, next, next];
                 layout.push_step(first + index, *token, step, begin, words.merge);
             }
@@ -142,7 +140,8 @@ mod tests {
     const VIDEO: u32 = 98;
 
     fn words() -> Placeholders {
-        Placeholders { image: IMAGE, video: Some(VIDEO), merge: MergeSize::new(2), temporal: 2, tokens_per_second: 2 }
+        let tokens = PictureTokens { image: IMAGE, video: Some(VIDEO) };
+        Placeholders { tokens, merge: MergeSize::new(2), video: VideoPlace::Timed { frames: 2, tokens_per_second: 2 } }
     }
 
     fn still(h: u32, w: u32) -> Grid {
@@ -223,7 +222,7 @@ mod tests {
             refused(&[VIDEO], &[film(1, 2.0), film(1, 2.0)]),
             LayoutError::VideoPlaceholders { placeholders: 1, videos: 2 }
         );
-        let mute = Placeholders { video: None, ..words() };
+        let mute = Placeholders { tokens: PictureTokens { image: IMAGE, video: None }, ..words() };
         assert_eq!(lay_out(&[VIDEO], &[film(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
     }
 }
