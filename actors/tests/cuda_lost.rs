@@ -13,7 +13,7 @@ use bursar_actors::{
     runtime::{ModelSource, RuntimeError},
 };
 use bursar_budgets::{Address, Bytes, Class, Device, DeviceError, Hint, LeaseId, Segment, Workspace};
-use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter};
+use bursar_kernels::{Cuda, CudaKernels, CudaTarget, KernelError, Scope, Tensor, WorkCounter, ops::gelu::Gelu};
 use bursar_model::Envelope;
 use gpu::{Stage, answer, eventually, neighbour, neighbour::Neighbour, options, picture, question, soon, story};
 use tokio::task::JoinHandle;
@@ -63,7 +63,7 @@ impl Tenant {
         // SAFETY: both pages belong to this tenant, and only this thread uses them. The second has no memory: the
         // kernel's fault stays on the device, and is what this story tests.
         let mut x = unsafe { Tensor::persistent(address, [1, 64], scope.target().activation()) };
-        scope.gelu(&mut x)?;
+        scope.gelu(&mut x, Gelu::Erf)?;
         self.cuda.wait()
     }
 

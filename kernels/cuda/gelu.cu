@@ -1,6 +1,8 @@
-// The Gaussian error linear unit, exact form (Hendrycks and Gimpel 2016, arXiv 1606.08415).
+// The Gaussian error linear unit (Hendrycks and Gimpel 2016, arXiv 1606.08415), in place:
 //
-// x = x / 2 * (1 + erf(x / sqrt(2))), in place
+// gelu        x / 2 * (1 + erf(x / sqrt(2)))
+// gelu_tanh   x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))
+// gelu_quick  x / (1 + exp(-1.702 * x))
 //
 // x [rows, columns]   rows pitch elements apart
 //
@@ -11,7 +13,24 @@
 #include "element.cuh"
 #include "kernel_order.cuh"
 
-template <uint32_t WIDTH, typename Element>
+enum class Kind { ERF, TANH, QUICK };
+
+// x / (1 + exp(-y)). exp overflows to infinity for a very negative y, and the quotient is then a zero.
+__device__ __forceinline__ float times_logistic(float x, float y) { return __fdividef(x, 1.0f + __expf(-y)); }
+
+template <Kind KIND>
+__device__ __forceinline__ float unit(float x) {
+    if constexpr (KIND == Kind::ERF) {
+        return 0.5f * x * (1.0f + erff(x * 0.70710678f));
+    } else if constexpr (KIND == Kind::TANH) {
+        // (1 + tanh(y)) / 2 is the logistic function of 2 * y; 1.5957691 is 2 * sqrt(2 / pi).
+        return times_logistic(x, 1.5957691f * (x + 0.044715f * x * x * x));
+    } else {
+        return times_logistic(x, 1.702f * x);
+    }
+}
+
+template <Kind KIND, uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void gelu_row(Element* x, uint32_t columns) {
     const uint32_t vectors = columns / WIDTH, stride = gridDim.y * blockDim.x;
     for (uint32_t vector = blockIdx.y * blockDim.x + threadIdx.x; vector < vectors; vector += stride) {
@@ -19,31 +38,35 @@ __device__ __forceinline__ void gelu_row(Element* x, uint32_t columns) {
         load<WIDTH>(x + vector * WIDTH, values);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = 0.5f * values[i] * (1.0f + erff(values[i] * 0.70710678f));
+            values[i] = unit<KIND>(values[i]);
         }
         store<WIDTH>(x + vector * WIDTH, values);
     }
 }
 
-template <typename Element>
+template <Kind KIND, typename Element>
 __device__ __forceinline__ void gelu(Element* x, uint32_t pitch, uint32_t columns) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     x += static_cast<uint64_t>(blockIdx.x) * pitch;
     if (aligned_to(x, 16) && columns % VECTOR<Element> == 0) {
-        gelu_row<VECTOR<Element>>(x, columns);
+        gelu_row<KIND, VECTOR<Element>>(x, columns);
     } else if (aligned_to(x, 8) && columns % (VECTOR<Element> / 2) == 0) {
-        gelu_row<VECTOR<Element> / 2>(x, columns);
+        gelu_row<KIND, VECTOR<Element> / 2>(x, columns);
     } else {
-        gelu_row<1>(x, columns);
+        gelu_row<KIND, 1>(x, columns);
     }
 }
 
-#define KERNEL(name, Element)                                             \
-    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS) \
-        gelu_##name(Element* x, uint32_t pitch, uint32_t columns) {       \
-        gelu(x, pitch, columns);                                          \
+#define KERNEL_OF(operation, KIND, name, Element)                          \
+    extern "C" __global__ void __launch_bounds__(contract::gate::THREADS)  \
+        operation##_##name(Element* x, uint32_t pitch, uint32_t columns) { \
+        gelu<KIND>(x, pitch, columns);                                     \
     }
+#define KERNEL(name, Element)                         \
+    KERNEL_OF(gelu, Kind::ERF, name, Element)         \
+    KERNEL_OF(gelu_tanh, Kind::TANH, name, Element)   \
+    KERNEL_OF(gelu_quick, Kind::QUICK, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows, div_ceil(columns, rows < 128 ? 2048 : 4096)), block (THREADS of contract::gate), no dynamic shared

@@ -74,6 +74,8 @@ pub trait Backend {
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
     /// Cuts pictures into normalised patches.
     fn patchify(&self, call: patchify::Call<'_>) -> Result<(), KernelError>;
+    /// Reads learned positions between the points of a grid.
+    fn position_grid(&self, call: position_grid::Call<'_>) -> Result<(), KernelError>;
     /// Looks up rows of a table, by ids or by what the previous pass has chosen.
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.
@@ -110,12 +112,14 @@ pub trait Backend {
     fn attention_packed(&self, call: attention_packed::Call<'_>) -> Result<(), KernelError>;
     /// SiLU of one half times the other.
     fn silu_mul(&self, call: silu_mul::Call<'_>) -> Result<(), KernelError>;
-    /// The Gaussian error linear unit in place.
+    /// A Gaussian error linear unit in place.
     fn gelu(&self, call: gelu::Call<'_>) -> Result<(), KernelError>;
     /// Copies chosen rows.
     fn gather_rows(&self, call: gather_rows::Call<'_>) -> Result<(), KernelError>;
     /// Writes rows to chosen places.
     fn scatter_rows(&self, call: scatter_rows::Call<'_>) -> Result<(), KernelError>;
+    /// Adds chosen rows to chosen places.
+    fn add_rows(&self, call: add_rows::Call<'_>) -> Result<(), KernelError>;
     /// The index of each row's largest element.
     fn argmax(&self, call: argmax::Call<'_>) -> Result<(), KernelError>;
     /// Chooses a token for each row of logits.
@@ -128,6 +132,7 @@ macro_rules! each_operation {
         $then! {
             fill_random: $crate::ops::fill_random::Call<'_>,
             patchify: $crate::ops::patchify::Call<'_>,
+            position_grid: $crate::ops::position_grid::Call<'_>,
             embed: $crate::ops::embed::Call<'_>,
             rms_norm: $crate::ops::rms_norm::Call<'_>,
             add_rms_norm: $crate::ops::add_rms_norm::Call<'_>,
@@ -142,6 +147,7 @@ macro_rules! each_operation {
             gelu: $crate::ops::gelu::Call<'_>,
             gather_rows: $crate::ops::gather_rows::Call<'_>,
             scatter_rows: $crate::ops::scatter_rows::Call<'_>,
+            add_rows: $crate::ops::add_rows::Call<'_>,
             argmax: $crate::ops::argmax::Call<'_>,
             sample: $crate::ops::sample::Call<'_>,
         }

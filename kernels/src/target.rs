@@ -69,11 +69,19 @@ impl Target {
         }
     }
 
-    /// Whether attention supports heads of `head_dim` elements.
-    pub fn has_head_dim(&self, head_dim: usize) -> bool {
+    /// Elements of a head that attention over the cache supports; `None` is any number.
+    pub fn paged_head_dims(&self) -> Option<&'static [usize]> {
         match self {
-            Target::Cpu { .. } => true,
-            Target::Cuda(_) => CudaHeadDim::of(head_dim).is_some(),
+            Target::Cpu { .. } => None,
+            Target::Cuda(_) => Some(&CudaHeadDim::ELEMENTS),
+        }
+    }
+
+    /// Elements of a head that attention within packed stretches supports; `None` is any number.
+    pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
+        match self {
+            Target::Cpu { .. } => None,
+            Target::Cuda(_) => Some(&CudaHeadDim::ELEMENTS),
         }
     }
 

@@ -32,13 +32,13 @@ use crate::{DType, Shape};
 ///
 /// ```compile_fail,E0502
 /// # use bursar_budgets::Workspace;
-/// # use bursar_kernels::{Plan, Scope, WorkCounter, Target};
+/// # use bursar_kernels::{Plan, Scope, WorkCounter, Target, ops::gelu::Gelu};
 /// # let (workspace, counter) = (Workspace::dry(), WorkCounter::default());
 /// # let plan = Plan::new(Target::Cpu { threads: 1 });
 /// # let pass = Scope::new(&plan, &workspace, &counter);
 /// let mut hidden = pass.empty([3, 64])?;
 /// let part = hidden.column_range(0..32);
-/// pass.gelu(&mut hidden)?; // `hidden` is borrowed by `part`
+/// pass.gelu(&mut hidden, Gelu::Erf)?; // `hidden` is borrowed by `part`
 /// println!("{:?}", part.shape());
 /// # Ok::<(), bursar_kernels::KernelError>(())
 /// ```

@@ -60,7 +60,7 @@ impl Gpu {
     fn compare(&self, kernels: &Arc<CudaKernels>) {
         let target = kernels.target();
         let activation = target.activation();
-        for pass in passes().into_iter().filter(|pass| is_served(pass, activation)) {
+        for pass in passes().into_iter().filter(|pass| is_served(pass, &target)) {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
@@ -96,8 +96,8 @@ impl Gpu {
 }
 
 /// Whether a GPU supports the pass: weights must have the activations' type, and heads one of some sizes.
-fn is_served(pass: &Pass, activation: DType) -> bool {
-    let has_head = |head_dim: &usize| [32, 64, 80, 128].contains(head_dim);
+fn is_served(pass: &Pass, target: &Target) -> bool {
+    let is_among = |head_dim: &usize, sizes: Option<&[usize]>| sizes.is_none_or(|sizes| sizes.contains(head_dim));
     match pass {
         Pass::Embed { dtype, .. }
         | Pass::RmsNorm { dtype, .. }
@@ -105,8 +105,10 @@ fn is_served(pass: &Pass, activation: DType) -> bool {
         | Pass::LayerNorm { dtype, .. }
         | Pass::AddLayerNorm { dtype, .. }
         | Pass::Linear { dtype, .. }
-        | Pass::GatedLinear { dtype, .. } => *dtype == activation,
-        Pass::Paged { head_dim, .. } | Pass::Packed { head_dim, .. } => has_head(head_dim),
+        | Pass::GatedLinear { dtype, .. }
+        | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
+        Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
+        Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         _ => true,
     }
 }

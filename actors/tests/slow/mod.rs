@@ -144,6 +144,7 @@ impl Backend for Slow {
         linear: linear::Call<'_>,
         rotary: rotary::Call<'_>,
         rotary_kv_write: rotary_kv_write::Call<'_>,
+        position_grid: position_grid::Call<'_>,
         patchify: patchify::Call<'_>,
         fill_random: fill_random::Call<'_>,
         attention_paged: attention_paged::Call<'_>,
@@ -152,6 +153,7 @@ impl Backend for Slow {
         gelu: gelu::Call<'_>,
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,
+        add_rows: add_rows::Call<'_>,
         argmax: argmax::Call<'_>,
     }
 }

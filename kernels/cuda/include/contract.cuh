@@ -44,7 +44,7 @@ constexpr uint32_t THREADS = 512;
 constexpr uint32_t CLUSTER = 8;
 }  // namespace argmax
 
-// embed.cu, gather_rows.cu and scatter_rows.cu: a block a row.
+// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: a block a row.
 namespace copy_rows {
 // Threads of a block.
 constexpr uint32_t THREADS = 128;
@@ -91,6 +91,12 @@ constexpr uint32_t LAYOUT_NUMBERS = 4;
 // Numbers that normalise a picture's levels.
 constexpr uint32_t LEVEL_NUMBERS = 7;
 }  // namespace patchify
+
+// position_grid.cu: patches in y, a patch's elements in x.
+namespace position_grid {
+// Threads of a block.
+constexpr uint32_t THREADS = 256;
+}  // namespace position_grid
 
 // attention_decode.cu: single rows over the cache.
 namespace attention_decode {

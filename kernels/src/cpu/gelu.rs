@@ -2,13 +2,25 @@
 
 use std::f32::consts::FRAC_1_SQRT_2;
 
-use super::{memory::write_rows, threads::Threads};
-use crate::ops::gelu::Call;
+use super::{arithmetic::exp, memory::write_rows, threads::Threads};
+use crate::ops::gelu::{Call, Gelu};
+
+/// `2 * sqrt(2 / pi)`: the approximation's `(1 + tanh(y)) / 2` is the logistic function of `2 * y`.
+const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
 
 pub(super) fn gelu(threads: &Threads, call: Call<'_>) {
-    write_rows(threads, &call.x, 32, |_, x| {
-        for x in x {
-            *x = 0.5 * *x * (1.0 + libm::erff(*x * FRAC_1_SQRT_2));
-        }
-    });
+    match call.kind {
+        Gelu::Erf => apply(threads, call, 32, |x| 0.5 * x * (1.0 + libm::erff(x * FRAC_1_SQRT_2))),
+        Gelu::Tanh => apply(threads, call, 12, |x| x * logistic(TWICE_SQRT_2_OVER_PI * (x + 0.044_715 * x * x * x))),
+        Gelu::Quick => apply(threads, call, 8, |x| x * logistic(1.702 * x)),
+    }
+}
+
+fn apply(threads: &Threads, call: Call<'_>, cost: usize, unit: impl Fn(f32) -> f32 + Sync) {
+    write_rows(threads, &call.x, cost, |_, x| x.iter_mut().for_each(|x| *x = unit(*x)));
+}
+
+#[inline(always)]
+fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + exp(-x))
 }

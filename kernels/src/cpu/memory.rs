@@ -86,6 +86,16 @@ pub(super) fn indices<'a>(tensor: &'a Tensor<'_>) -> &'a [u32] {
     Rows::of(tensor).all()
 }
 
+/// Panics unless each of `places` is one of `rows` rows, and none is named twice.
+pub(super) fn assert_places(places: &[u32], rows: usize) {
+    let mut taken = vec![false; rows];
+    for place in places {
+        let place = *place as usize;
+        assert!(place < rows, "row {place} of {rows}");
+        assert!(!std::mem::replace(&mut taken[place], true), "row {place} is named twice");
+    }
+}
+
 /// The rows of an output, for threads that each write separate parts.
 pub(super) struct Output<'a> {
     start: *mut f32,
@@ -173,6 +183,22 @@ pub(super) fn widen(tensor: &Tensor<'_>, row: usize, out: &mut [f32]) {
             for (out, half) in out.iter_mut().zip(row) {
                 *out = f32::from_bits(u32::from(half.to_bits()) << 16);
             }
+        }
+        DType::U32 | DType::U8 => unreachable!("the front of each operation checks for floating-point weights"),
+    }
+}
+
+/// Adds `weight` times the widened elements of a floating-point tensor's row `row` to `out`.
+#[inline(always)]
+pub(super) fn add_widened(tensor: &Tensor<'_>, row: usize, weight: f32, out: &mut [f32]) {
+    let add = |(sum, number): (&mut f32, f32)| *sum += number * weight;
+    match tensor.dtype() {
+        DType::F32 => out.iter_mut().zip(Rows::<f32>::of(tensor).row(row).iter().copied()).for_each(add),
+        DType::F16 => {
+            out.iter_mut().zip(Rows::<f16>::of(tensor).row(row).iter().map(|half| half.to_f32())).for_each(add)
+        }
+        DType::BF16 => {
+            out.iter_mut().zip(Rows::<bf16>::of(tensor).row(row).iter().map(|half| half.to_f32())).for_each(add)
         }
         DType::U32 | DType::U8 => unreachable!("the front of each operation checks for floating-point weights"),
     }

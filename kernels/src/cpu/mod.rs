@@ -3,6 +3,7 @@
 
 mod add_layer_norm;
 mod add_rms_norm;
+mod add_rows;
 mod argmax;
 mod arithmetic;
 mod attention;
@@ -16,6 +17,7 @@ mod layer_norm;
 mod linear;
 mod memory;
 mod patchify;
+mod position_grid;
 mod residual;
 mod rms_norm;
 mod rotary;
@@ -75,6 +77,7 @@ impl Backend for Cpu {
         download: ops::transfer::Download<'_> => transfer::download,
         fill_random: ops::fill_random::Call<'_> => fill_random::fill_random,
         patchify: ops::patchify::Call<'_> => patchify::patchify,
+        position_grid: ops::position_grid::Call<'_> => position_grid::position_grid,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
         add_rms_norm: ops::add_rms_norm::Call<'_> => add_rms_norm::add_rms_norm,
@@ -89,6 +92,7 @@ impl Backend for Cpu {
         gelu: ops::gelu::Call<'_> => gelu::gelu,
         gather_rows: ops::gather_rows::Call<'_> => gather_rows::gather_rows,
         scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,
+        add_rows: ops::add_rows::Call<'_> => add_rows::add_rows,
         argmax: ops::argmax::Call<'_> => argmax::argmax,
         sample: ops::sample::Call<'_> => sample::sample,
     }

@@ -1,19 +1,14 @@
 //! Writes rows to chosen places.
 
 use super::{
-    memory::{Output, Rows, indices},
+    memory::{Output, Rows, assert_places, indices},
     threads::Threads,
 };
 use crate::ops::scatter_rows::Call;
 
 pub(super) fn scatter_rows(threads: &Threads, call: Call<'_>) {
     let (x, rows, columns) = (Rows::<f32>::of(&call.x), indices(&call.rows), call.x.columns());
-    let mut taken = vec![false; call.out.rows()];
-    for target in rows {
-        let target = *target as usize;
-        assert!(target < taken.len(), "row {target} of {}", taken.len());
-        assert!(!std::mem::replace(&mut taken[target], true), "row {target} is named twice");
-    }
+    assert_places(rows, call.out.rows());
     let out = Output::of(&call.out);
     threads.share(rows.len(), rows.len() * columns, |_, source| {
         // SAFETY: no place is named twice.

@@ -257,7 +257,7 @@ impl<'t> Trial<'t> {
     fn stand_between(&self) -> Result<(), KernelError> {
         let (cuda, shape) = (self.cuda, [self.product.rows, self.product.in_features]);
         let x = Tensor::over(Address(self.x), shape.into(), cuda.kernels.target.activation);
-        elementwise::gelu(cuda, ops::gelu::Call { x })
+        elementwise::gelu(cuda, ops::gelu::Call { x, kind: ops::gelu::Gelu::Erf })
     }
 
     /// Launches the product with weight number `turn`.

@@ -3,10 +3,16 @@
 
 use super::{
     Cuda,
-    contract::{argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, random},
+    contract::{
+        argmax as argmax_numbers, copy_rows, gate, norm, patchify as patchify_numbers, position_grid as grid_numbers,
+        random,
+    },
     launch::{Arguments, Extent, Function, arguments, count},
 };
-use crate::{DType, KernelError, Tensor, ops};
+use crate::{
+    DType, KernelError, Tensor,
+    ops::{self, gelu::Gelu},
+};
 
 fn pitch(tensor: &Tensor<'_>) -> u32 {
     count(tensor.pitch())
@@ -47,6 +53,28 @@ pub(super) fn patchify(cuda: &Cuda, call: ops::patchify::Call<'_>) -> Result<(),
     ];
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
     unsafe { cuda.launch(cuda.entry_points().patchify, extent, arguments) }
+}
+
+/// Elements that a thread takes of a row at once.
+const GRID_VECTOR: usize = 8;
+
+pub(super) fn position_grid(cuda: &Cuda, call: ops::position_grid::Call<'_>) -> Result<(), KernelError> {
+    let wide = call.out.columns().div_ceil(GRID_VECTOR).clamp(1, grid_numbers::THREADS);
+    let tall = grid_numbers::THREADS / wide;
+    let extent = Extent { grid: [call.out.rows().div_ceil(tall), 1, 1], block: [wide, tall], shared: 0 };
+    let arguments = arguments![
+        call.table.address(),
+        count(call.side),
+        columns(&call.table),
+        call.places.address(),
+        count(call.out.rows()),
+        call.layout.address(),
+        count(call.layout.rows()),
+        call.out.address(),
+        pitch(&call.out),
+    ];
+    // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
+    unsafe { cuda.launch(cuda.entry_points().position_grid, extent, arguments) }
 }
 
 pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
@@ -124,8 +152,14 @@ pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(),
 pub(super) fn gelu(cuda: &Cuda, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
     let extent = over_columns(call.x.rows(), call.x.columns());
     let arguments = arguments![call.x.address(), pitch(&call.x), columns(&call.x)];
+    let kernels = cuda.entry_points();
+    let kernel = match call.kind {
+        Gelu::Erf => kernels.gelu,
+        Gelu::Tanh => kernels.gelu_tanh,
+        Gelu::Quick => kernels.gelu_quick,
+    };
     // SAFETY: as above.
-    unsafe { cuda.launch(cuda.entry_points().gelu, extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
 pub(super) fn gather_rows(cuda: &Cuda, call: ops::gather_rows::Call<'_>) -> Result<(), KernelError> {
@@ -160,6 +194,22 @@ pub(super) fn scatter_rows(cuda: &Cuda, call: ops::scatter_rows::Call<'_>) -> Re
     unsafe {
         cuda.launch(cuda.entry_points().scatter_rows, Extent::line(call.rows.rows(), copy_rows::THREADS), arguments)
     }
+}
+
+pub(super) fn add_rows(cuda: &Cuda, call: ops::add_rows::Call<'_>) -> Result<(), KernelError> {
+    let arguments = arguments![
+        call.x.address(),
+        count(call.x.rows()),
+        pitch(&call.x),
+        call.from.address(),
+        call.to.address(),
+        columns(&call.x),
+        call.out.address(),
+        count(call.out.rows()),
+        pitch(&call.out),
+    ];
+    // SAFETY: as above.
+    unsafe { cuda.launch(cuda.entry_points().add_rows, Extent::line(call.to.rows(), copy_rows::THREADS), arguments) }
 }
 
 pub(super) fn argmax(cuda: &Cuda, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {

@@ -47,8 +47,8 @@ macro_rules! machine_code {
 }
 
 images! {
-    "argmax" "attention_decode" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm" "patchify"
-    "rms_norm" "rotary" "sampling" "scatter_rows" "silu_mul"
+    "add_rows" "argmax" "attention_decode" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm"
+    "patchify" "position_grid" "rms_norm" "rotary" "sampling" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first. An older driver may refuse machine code from a newer compiler

@@ -243,6 +243,10 @@ impl Backend for Cuda {
         elementwise::patchify(self, call)
     }
 
+    fn position_grid(&self, call: ops::position_grid::Call<'_>) -> Result<(), KernelError> {
+        elementwise::position_grid(self, call)
+    }
+
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
         elementwise::embed(self, call)
     }
@@ -301,6 +305,10 @@ impl Backend for Cuda {
 
     fn scatter_rows(&self, call: ops::scatter_rows::Call<'_>) -> Result<(), KernelError> {
         elementwise::scatter_rows(self, call)
+    }
+
+    fn add_rows(&self, call: ops::add_rows::Call<'_>) -> Result<(), KernelError> {
+        elementwise::add_rows(self, call)
     }
 
     fn argmax(&self, call: ops::argmax::Call<'_>) -> Result<(), KernelError> {

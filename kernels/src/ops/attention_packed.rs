@@ -59,7 +59,7 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "starts", &stretches.starts)?;
         check::holds(stretches.starts.rows() > 0, OP, "starts", &stretches.starts, "a start and an end at least")?;
         let head_dim = hidden / heads;
-        check::head_dim(OP, "qkv", qkv, head_dim, self.target())?;
+        check::head_dim(OP, "qkv", qkv, head_dim, self.target().packed_head_dims())?;
         let out = self.empty([qkv.rows(), hidden])?;
         self.count(Work::over(4 * stretches.query_key_pairs * hidden as u64, &[qkv, &out]));
         let inner = self.scope();

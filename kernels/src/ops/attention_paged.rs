@@ -66,7 +66,7 @@ impl<B: Backend> Scope<'_, B> {
             queries,
             "a whole number of heads in each group",
         )?;
-        check::head_dim(OP, "queries", queries, shape.head_dim, self.target())?;
+        check::head_dim(OP, "queries", queries, shape.head_dim, self.target().paged_head_dims())?;
         let count = sequences.context_lengths.rows();
         check::shape(OP, "query_starts", &sequences.query_starts, [count + 1])?;
         check::holds(

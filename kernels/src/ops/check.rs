@@ -98,15 +98,24 @@ pub(super) fn activation_or_f32(
     }
 }
 
-/// The target's kernels must support heads of `head_dim` elements.
+/// Heads of `head_dim` elements must be among the `sizes` that the target's kernels have; `None` is all sizes.
 pub(super) fn head_dim(
     op: &'static str,
     what: &'static str,
     found: &Tensor<'_>,
     head_dim: usize,
-    target: &Target,
+    sizes: Option<&[usize]>,
 ) -> Result<(), KernelError> {
-    holds(target.has_head_dim(head_dim), op, what, found, "heads of 32, 64, 80 or 128 elements on this target")
+    let Some(sizes) = sizes.filter(|sizes| !sizes.contains(&head_dim)) else { return Ok(()) };
+    let sizes: Vec<String> = sizes.iter().map(usize::to_string).collect();
+    let listed =
+        sizes.split_last().map(|(last, others)| format!("{} or {last}", others.join(", "))).unwrap_or_default();
+    Err(KernelError::Shape {
+        op,
+        what,
+        expected: format!("heads of {listed} elements on this target"),
+        found: found.shape(),
+    })
 }
 
 /// `found` must hold u32 indices.

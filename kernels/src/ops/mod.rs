@@ -4,6 +4,7 @@
 
 pub mod add_layer_norm;
 pub mod add_rms_norm;
+pub mod add_rows;
 pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;
@@ -17,6 +18,7 @@ pub mod layer_norm;
 pub mod linear;
 pub mod measure;
 pub mod patchify;
+pub mod position_grid;
 pub mod rms_norm;
 pub mod rotary;
 pub mod rotary_kv_write;

@@ -4,6 +4,7 @@ use bursar_kernels::{
     ops::{
         argmax::NO_CHOICE,
         attention_packed::Stretches,
+        gelu::Gelu,
         patchify::{PatchSize, Pixels},
         rotary::{PairAxes, Rope},
     },
@@ -31,6 +32,7 @@ pub enum How {
 #[derive(Clone, Debug)]
 pub enum Pass {
     Patchify { pictures: Vec<(usize, usize, usize)>, side: usize, frames: usize, patches: usize },
+    PositionGrid { pictures: Vec<(usize, usize, usize)>, side: usize, hidden: usize, patches: usize, dtype: DType },
     Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
     AddRmsNorm { rows: usize, hidden: usize, dtype: DType },
@@ -43,9 +45,10 @@ pub enum Pass {
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
-    Gelu { rows: usize, features: usize },
+    Gelu { rows: usize, features: usize, kind: Gelu },
     GatherRows { rows: usize, columns: usize, chosen: usize },
     ScatterRows { rows: usize, columns: usize, chosen: usize },
+    AddRows { rows: usize, places: usize, columns: usize, chosen: usize },
     Argmax { rows: usize, columns: usize },
     Sample { rows: usize, vocabulary: usize },
 }
@@ -56,6 +59,13 @@ pub fn passes() -> Vec<Pass> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         passes.push(Pass::Embed { vocabulary: 53, hidden: 37, tokens: 19, dtype });
         passes.push(Pass::Embed { vocabulary: 7, hidden: 4099, tokens: 41, dtype });
+        // Pictures of one patch down or across, larger than the grid and smaller, and grids of one point.
+        let pictures = vec![(4, 6, 1), (1, 1, 2), (1, 9, 1), (61, 1, 1), (33, 50, 2)];
+        passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 7, hidden: 35, patches: 203, dtype });
+        passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 16, hidden: 72, patches: 67, dtype });
+        passes.push(Pass::PositionGrid { pictures: pictures.clone(), side: 3, hidden: 2060, patches: 5, dtype });
+        passes.push(Pass::PositionGrid { pictures, side: 1, hidden: 16, patches: 9, dtype });
+        passes.push(Pass::PositionGrid { pictures: vec![], side: 2, hidden: 8, patches: 0, dtype });
         // Rows short enough to keep in registers, with and without vector loads, and longer ones.
         for (rows, hidden) in [(11, 61), (257, 1031), (1100, 72), (3, 9001)] {
             passes.push(Pass::RmsNorm { rows, hidden, dtype });
@@ -95,7 +105,7 @@ pub fn passes() -> Vec<Pass> {
             passes.push(Pass::GatedLinear { rows, in_features, features, dtype, bias: rows == 257 });
         }
     }
-    for (heads, head_dim) in [(5, 32), (3, 64), (2, 80), (2, 128), (1, 2), (2, 34)] {
+    for (heads, head_dim) in [(5, 32), (3, 64), (3, 72), (2, 80), (2, 128), (1, 2), (2, 34)] {
         passes.push(Pass::Rotary { rows: 23, heads, head_dim, axes: PairAxes::Sections(vec![head_dim / 2]) });
         passes.push(Pass::Packed { heads, head_dim, lengths: vec![1, 64, 7, 0, 33, 129, 31] });
         // Decoding beside prefill chunks, both first and later ones, and a sequence without rows.
@@ -109,6 +119,8 @@ pub fn passes() -> Vec<Pass> {
         passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
     }
     passes.push(Pass::Packed { heads: 3, head_dim: 32, lengths: vec![300, 211] });
+    passes.push(Pass::Packed { heads: 2, head_dim: 72, lengths: vec![200, 64, 113, 1] });
+    passes.push(Pass::Packed { heads: 1, head_dim: 72, lengths: vec![64, 40, 0, 64] });
     passes.push(Pass::Paged { heads: 33, kv_heads: 1, head_dim: 20, sequences: vec![(1, 0), (5, 47)] });
     passes.push(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 8, sequences: vec![(1, 0); 3] });
     // Decoding alone: as many sequences as a GPU gives blocks of eight, four, two and one warps each, one of them long.
@@ -130,12 +142,18 @@ pub fn passes() -> Vec<Pass> {
     passes.push(Pass::Patchify { pictures: vec![], side: 16, frames: 2, patches: 0 });
     passes.push(Pass::SiluMul { rows: 13, features: 41 });
     passes.push(Pass::SiluMul { rows: 301, features: 523 });
-    passes.push(Pass::Gelu { rows: 13, features: 41 });
-    passes.push(Pass::Gelu { rows: 101, features: 523 });
+    for kind in [Gelu::Erf, Gelu::Tanh, Gelu::Quick] {
+        for (rows, features) in [(13, 41), (101, 523), (3, 4304)] {
+            passes.push(Pass::Gelu { rows, features, kind });
+        }
+    }
     passes.push(Pass::GatherRows { rows: 29, columns: 37, chosen: 61 });
     passes.push(Pass::GatherRows { rows: 29, columns: 2053, chosen: 67 });
     passes.push(Pass::ScatterRows { rows: 29, columns: 37, chosen: 11 });
     passes.push(Pass::ScatterRows { rows: 83, columns: 2053, chosen: 71 });
+    for (rows, places, columns, chosen) in [(29, 53, 37, 11), (7, 83, 2053, 71), (31, 40, 2568, 40), (5, 3, 8, 0)] {
+        passes.push(Pass::AddRows { rows, places, columns, chosen });
+    }
     passes.push(Pass::Argmax { rows: 17, columns: 1009 });
     // More rows than a GPU processes at a time, and a vocabulary of many slices.
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
@@ -253,13 +271,23 @@ impl Pass {
                 scope.patchify(&pixels, size, &mut out)?;
                 floats(scope, &out)
             }
+            Pass::PositionGrid { pictures, side, hidden, patches, dtype } => {
+                let table = narrowed(scope, [side * side, hidden], dtype, &random.floats(side * side * hidden))?;
+                let data = PixelData::new(&pictures, 1, patches, &mut random);
+                let places = scope.upload([3, patches], &data.places.concat())?;
+                let layout = scope.upload([pictures.len(), 4], data.layout.as_flattened())?;
+                let mut out = wide(scope, patches, hidden, &mut random)?;
+                let mut place = out.column_range_mut(before..before + hidden);
+                scope.position_grid(&table, side, &places, &layout, &mut place)?;
+                floats(scope, &out)
+            }
             Pass::SiluMul { rows, features } => {
                 let gate_up = wide(scope, rows, 2 * features, &mut random)?;
                 floats(scope, &scope.silu_mul(&inside(&gate_up))?)
             }
-            Pass::Gelu { rows, features } => {
+            Pass::Gelu { rows, features, kind } => {
                 let mut x = wide(scope, rows, features, &mut random)?;
-                scope.gelu(&mut x.column_range_mut(before..before + features))?;
+                scope.gelu(&mut x.column_range_mut(before..before + features), kind)?;
                 floats(scope, &x)
             }
             Pass::GatherRows { rows, columns, chosen } => {
@@ -272,6 +300,14 @@ impl Pass {
                 let places = scope.upload([chosen], &random.shuffled(rows)[..chosen])?;
                 let mut out = wide(scope, rows, columns, &mut random)?;
                 scope.scatter_rows(&inside(&x), &places, &mut out.column_range_mut(before..before + columns))?;
+                floats(scope, &out)
+            }
+            Pass::AddRows { rows, places, columns, chosen } => {
+                let x = wide(scope, rows, columns, &mut random)?;
+                let from = scope.upload([chosen], &random.indices(chosen, rows))?;
+                let to = scope.upload([chosen], &random.shuffled(places)[..chosen])?;
+                let mut out = wide(scope, places, columns, &mut random)?;
+                scope.add_rows(&inside(&x), &from, &to, &mut out.column_range_mut(before..before + columns))?;
                 floats(scope, &out)
             }
             Pass::Argmax { rows, columns } => {
@@ -400,6 +436,23 @@ impl Pass {
                 };
                 (0..patches * 3 * frames * side * side).map(value).collect()
             }
+            Pass::PositionGrid { pictures, side, hidden, patches, dtype } => {
+                let table = rounded(dtype, &random.floats(side * side * hidden));
+                let data = PixelData::new(&pictures, 1, patches, &mut random);
+                let point = |row: usize, column: usize, element: usize| table[(row * side + column) * hidden + element];
+                // The place is rounded to f32, as it is in the models.
+                let on_grid =
+                    |index: u32, count: usize| f64::from(index as f32 * (side - 1) as f32 / (count.max(2) - 1) as f32);
+                Wide::new(activation, patches, hidden, &mut random).changed(|patch, element, _| {
+                    let [picture, row, column] = [0, 1, 2].map(|axis| data.places[axis][patch]);
+                    let (down, across, _) = pictures[picture as usize];
+                    let (y, x) = (on_grid(row, down), on_grid(column, across));
+                    // A hat around each point of the grid.
+                    let near = |place: f64, point: usize| (1.0 - (place - point as f64).abs()).max(0.0);
+                    let points = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
+                    points.map(|(row, column)| near(y, row) * near(x, column) * point(row, column, element)).sum()
+                })
+            }
             Pass::SiluMul { rows, features } => {
                 let gate_up = Wide::new(activation, rows, 2 * features, &mut random);
                 let element = |at: usize| {
@@ -409,8 +462,15 @@ impl Pass {
                 };
                 (0..rows * features).map(element).collect()
             }
-            Pass::Gelu { rows, features } => Wide::new(activation, rows, features, &mut random)
-                .changed(|_, _, x| 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2))),
+            Pass::Gelu { rows, features, kind } => {
+                let tanh_of = |x: f64| std::f64::consts::FRAC_2_PI.sqrt() * (x + 0.044715 * x.powi(3));
+                let unit = |x: f64| match kind {
+                    Gelu::Erf => 0.5 * x * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+                    Gelu::Tanh => 0.5 * x * (1.0 + tanh_of(x).tanh()),
+                    Gelu::Quick => x / (1.0 + (-1.702 * x).exp()),
+                };
+                Wide::new(activation, rows, features, &mut random).changed(|_, _, x| unit(x))
+            }
             Pass::GatherRows { rows, columns, chosen } => {
                 let x = Wide::new(activation, rows, columns, &mut random);
                 random.indices(chosen, rows).iter().flat_map(|row| x.row(*row as usize)).collect()
@@ -421,6 +481,14 @@ impl Pass {
                 Wide::new(activation, rows, columns, &mut random).changed(|row, column, held| {
                     let source = places.iter().position(|place| *place as usize == row);
                     source.map_or(held, |source| x.at(source, column))
+                })
+            }
+            Pass::AddRows { rows, places, columns, chosen } => {
+                let x = Wide::new(activation, rows, columns, &mut random);
+                let (from, to) = (random.indices(chosen, rows), random.shuffled(places)[..chosen].to_vec());
+                Wide::new(activation, places, columns, &mut random).changed(|row, column, held| {
+                    let added = to.iter().position(|place| *place as usize == row);
+                    held + added.map_or(0.0, |chosen| x.at(from[chosen] as usize, column))
                 })
             }
             Pass::Argmax { rows, columns } => {

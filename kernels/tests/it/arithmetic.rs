@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Cpu, DType, KernelError, UnseenToken,
-    ops::{argmax::NO_CHOICE, attention_packed::Stretches, transfer},
+    ops::{argmax::NO_CHOICE, attention_packed::Stretches, gelu::Gelu, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
 
@@ -52,7 +52,7 @@ fn the_activations_are_candles() {
     let expected = candle.gelu_erf().unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let found = compute(1, |scope| {
         let mut x = scope.upload([2, 997], &numbers)?;
-        scope.gelu(&mut x)?;
+        scope.gelu(&mut x, Gelu::Erf)?;
         scope.download(&x)
     });
     assert_close("gelu", &found, &widened(&expected), 1e-6);

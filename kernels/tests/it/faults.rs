@@ -1,7 +1,7 @@
 //! Injected faults: a faulty backend computes as the one that it wraps, but for the operations that are to fail.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{Cpu, FaultyBackend, KernelError, Scope, WorkCounter};
+use bursar_kernels::{Cpu, FaultyBackend, KernelError, Scope, WorkCounter, ops::gelu::Gelu};
 
 use crate::ground::{compute, passes, poisoned};
 
@@ -33,7 +33,7 @@ fn faults_come_after_as_many_launches_as_were_said() {
         |backend| backend.fail_launches(2, 3),
         |scope| {
             let mut x = scope.upload([1, 4], &[1.0f32; 4])?;
-            Ok((0..7).map(|_| scope.gelu(&mut x).is_err()).collect::<Vec<_>>())
+            Ok((0..7).map(|_| scope.gelu(&mut x, Gelu::Erf).is_err()).collect::<Vec<_>>())
         },
     );
     assert_eq!(failed.expect("copies are no launches"), [false, false, true, true, true, false, false]);

@@ -8,6 +8,7 @@ use bursar_kernels::{
         argmax::NO_CHOICE,
         attention_packed::Stretches,
         attention_paged::PagedSequences,
+        gelu::Gelu,
         patchify::{PatchSize, Pixels},
         rotary::{PairAxes, Rope},
         transfer,
@@ -78,6 +79,32 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.patchify(&pixels(scope, bytes, 7, 4)?, SIZE, &mut scope.empty([4, 23])?)
         }),
         text(|scope| {
+            let (places, layout) = (scope.upload([3, 4], &indices)?, scope.upload([1, 4], &indices[..4])?);
+            scope.position_grid(&scope.empty([8, 5])?, 3, &places, &layout, &mut scope.empty([4, 5])?)
+        }),
+        text(|scope| {
+            let (places, layout) = (scope.upload([3, 4], &indices)?, scope.upload([1, 4], &indices[..4])?);
+            scope.position_grid(
+                &scope.empty([9, 6])?.column_range(0..5),
+                3,
+                &places,
+                &layout,
+                &mut scope.empty([4, 5])?,
+            )
+        }),
+        text(|scope| {
+            let (places, layout) = (scope.upload([3, 3], &indices[..9])?, scope.upload([1, 4], &indices[..4])?);
+            scope.position_grid(&scope.empty([9, 5])?, 3, &places, &layout, &mut scope.empty([4, 5])?)
+        }),
+        text(|scope| {
+            let (places, layout) = (scope.upload([3, 4], &indices)?, scope.upload([1, 3], &indices[..3])?);
+            scope.position_grid(&scope.empty([9, 5])?, 3, &places, &layout, &mut scope.empty([4, 5])?)
+        }),
+        text(|scope| {
+            let (places, layout) = (scope.upload([3, 4], &indices)?, scope.upload([1, 4], &indices[..4])?);
+            scope.position_grid(&scope.empty([9, 5])?, 3, &places, &layout, &mut scope.empty([4, 6])?)
+        }),
+        text(|scope| {
             let ids = scope.upload([12], &indices)?;
             scope.embed(&scope.upload([3, 4], &indices)?, &ids, &ids).map(drop)
         }),
@@ -143,11 +170,23 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
         text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
-        text(|scope| scope.gelu(&mut scope.upload([12], &indices)?)),
+        text(|scope| scope.gelu(&mut scope.upload([12], &indices)?, Gelu::Erf)),
         text(|scope| scope.gather_rows(&scope.empty([5, 3])?, &scope.empty([2])?).map(drop)),
         text(|scope| {
             let rows = scope.upload([3], &indices[..3])?;
             scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([5, 4])?)
+        }),
+        text(|scope| {
+            let (from, to) = (scope.upload([3], &indices[..3])?, scope.upload([2], &indices[..2])?);
+            scope.add_rows(&scope.empty([2, 4])?, &from, &to, &mut scope.empty([5, 4])?)
+        }),
+        text(|scope| {
+            let rows = scope.upload([2], &indices[..2])?;
+            scope.add_rows(&scope.empty([2, 3])?, &rows, &rows, &mut scope.empty([5, 4])?)
+        }),
+        text(|scope| {
+            let rows = scope.upload([2], &indices[..2])?;
+            scope.add_rows(&scope.empty([2, 4])?, &scope.empty([2])?, &rows, &mut scope.empty([5, 4])?)
         }),
         text(|scope| scope.argmax(&scope.empty([2, 0])?).map(drop)),
         text(|scope| scope.argmax_into(&scope.empty([2, 3])?, &mut scope.upload([12], &indices)?)),
@@ -169,6 +208,11 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
 patchify: levels is [1, 6], expected [1, 7]
 patchify: places is [3, 3], expected [3, 4]
 patchify: out is [4, 23], expected [4, 24]
+position_grid: table is [8, 5], expected side * side rows
+position_grid: table is [9, 5], expected contiguous rows
+position_grid: places is [3, 3], expected [3, 4]
+position_grid: layout is [1, 3], expected [1, 4]
+position_grid: out is [4, 6], expected [4, 5]
 embed: table holds u32, expected floating-point numbers
 embed: ids is [3, 4], expected [3]
 embed: previous holds f32, expected u32 indices
@@ -192,6 +236,9 @@ gated_linear: weight is [3, 4], expected an even number of rows
 gelu: x holds u32, expected the target's activations
 gather_rows: rows holds f32, expected u32 indices
 scatter_rows: rows is [3], expected [2]
+add_rows: to is [2], expected [3]
+add_rows: x is [2, 3], expected as many columns as the output
+add_rows: from holds f32, expected u32 indices
 argmax: x is [2, 0], expected at least one column
 argmax: out is [12], expected [2]
 argmax: out holds f32, expected u32 indices
@@ -255,6 +302,15 @@ fn an_index_outside_of_its_tensor_touches_no_memory() {
     };
     assert_eq!(scatter([0, 1, 3]), "row 3 of 3");
     assert_eq!(scatter([0, 2, 0]), "row 0 is named twice");
+    let add = |from: [u32; 2], to: [u32; 2]| {
+        panics(|scope| {
+            let (from, to) = (scope.upload([2], &from)?, scope.upload([2], &to)?);
+            scope.add_rows(&scope.upload([3, 4], &table)?, &from, &to, &mut scope.empty([5, 4])?)
+        })
+    };
+    assert_eq!(add([0, 3], [4, 0]), "row 3 of 3");
+    assert_eq!(add([1, 1], [0, 5]), "row 5 of 5");
+    assert_eq!(add([0, 1], [2, 2]), "row 2 is named twice");
     let write = panics(|scope| {
         let shape = KvShape { layers: 1, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
         let cache = scope.empty([4, 512])?;
@@ -292,6 +348,20 @@ fn a_patch_outside_of_its_picture_touches_no_memory() {
     assert!(outside.contains("out of range"), "{outside}");
     let outside = patchify([0, 2, 2, 2], [0, 0, 0], 48);
     assert!(outside.contains("out of range"), "{outside}");
+}
+
+#[test]
+fn a_patch_outside_of_its_picture_has_no_position() {
+    let position = |place: [u32; 3]| {
+        panics(|scope| {
+            let (places, layout) = (scope.upload([3, 1], &place)?, scope.upload([1, 4], &[0u32, 2, 3, 1])?);
+            let table = scope.upload([4, 2], &[0.0f32; 8])?;
+            scope.position_grid(&table, 2, &places, &layout, &mut scope.empty([1, 2])?)
+        })
+    };
+    assert_eq!(position([1, 0, 0]), "row 1 of 1");
+    assert_eq!(position([0, 2, 0]), "patch 2, 0 of a picture of 2 x 3");
+    assert_eq!(position([0, 0, 3]), "patch 0, 3 of a picture of 2 x 3");
 }
 
 #[test]
@@ -338,7 +408,7 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
         scope.linear_add(&x, &weight, None, &mut same)
     });
     assert_eq!(add, format!("linear: sum {shared}"));
-    let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32])));
+    let gelu = panics(|scope| scope.gelu(&mut scope.empty([4, 8])?.reshape([32]), Gelu::Tanh));
     assert_eq!(gelu, format!("gelu: x {shared}"));
     let argmax = panics(|scope| {
         let chosen = scope.upload([4], &[0u32; 4])?;
@@ -353,6 +423,11 @@ fn a_view_that_others_may_have_too_is_not_worked_on_in_place() {
         scope.scatter_rows(&scope.empty([2, 4])?, &rows, &mut scope.empty([4, 8])?.column_range(0..4))
     });
     assert_eq!(scatter, format!("scatter_rows: out {shared}"));
+    let add = panics(|scope| {
+        let rows = scope.upload([2], &[0u32, 1])?;
+        scope.add_rows(&scope.empty([2, 4])?, &rows, &rows, &mut scope.empty([4, 8])?.column_range(0..4))
+    });
+    assert_eq!(add, format!("add_rows: out {shared}"));
 }
 
 #[test]

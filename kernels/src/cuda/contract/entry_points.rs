@@ -23,6 +23,7 @@ const fn in_order(name: &'static str) -> Source {
 
 const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
+const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const LINEAR_FEW: Source = waiting("linear_few");
 const LINEAR_MANY: Source = waiting("linear_gated_hopper");
@@ -41,6 +42,7 @@ pub(in crate::cuda) struct EntryPoint {
 
 /// What a launch is given of each entry point, `F`, for one type of activations.
 pub(in crate::cuda) struct EntryPoints<F> {
+    pub add_rows: F,
     pub argmax: F,
     pub argmax_f32: F,
     pub attention_decode: ByHeadDim<F>,
@@ -53,9 +55,12 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub fill_random_f32: F,
     pub gather_rows: F,
     pub gelu: F,
+    pub gelu_tanh: F,
+    pub gelu_quick: F,
     pub layer_norm: F,
     pub add_layer_norm: F,
     pub patchify: F,
+    pub position_grid: F,
     pub rms_norm: F,
     pub add_rms_norm: F,
     pub rotary: F,
@@ -100,6 +105,7 @@ impl<F> EntryPoints<F> {
     ) -> Result<Self, E> {
         let mut all = Finder { activation: activation.name(), find };
         Ok(EntryPoints {
+            add_rows: all.typed(waiting("add_rows"), "add_rows")?,
             argmax: all.typed(waiting("argmax"), "argmax")?,
             argmax_f32: all.named(waiting("argmax"), "argmax_f32")?,
             attention_decode: all.by_head_dim(waiting("attention_decode"), "attention_decode")?,
@@ -110,10 +116,13 @@ impl<F> EntryPoints<F> {
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
             fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
             gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
-            gelu: all.typed(waiting("gelu"), "gelu")?,
+            gelu: all.typed(GELU, "gelu")?,
+            gelu_tanh: all.typed(GELU, "gelu_tanh")?,
+            gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
             add_layer_norm: all.typed(LAYER_NORM, "add_layer_norm")?,
             patchify: all.typed(in_order("patchify"), "patchify")?,
+            position_grid: all.typed(waiting("position_grid"), "position_grid")?,
             rms_norm: all.typed(RMS_NORM, "rms_norm")?,
             add_rms_norm: all.typed(RMS_NORM, "add_rms_norm")?,
             rotary: all.typed(ROTARY, "rotary")?,

@@ -67,7 +67,7 @@ contract! {
         const CLUSTER: usize = 8;
     }
 
-    /// embed.cu, gather_rows.cu and scatter_rows.cu: a block a row.
+    /// embed.cu, gather_rows.cu, scatter_rows.cu and add_rows.cu: a block a row.
     mod copy_rows {
         /// Threads of a block.
         const THREADS: usize = 128;
@@ -113,6 +113,12 @@ contract! {
         const LAYOUT_NUMBERS: usize = crate::ops::patchify::LAYOUT_NUMBERS;
         /// Numbers that normalise a picture's levels.
         const LEVEL_NUMBERS: usize = crate::ops::patchify::LEVEL_NUMBERS;
+    }
+
+    /// position_grid.cu: patches in y, a patch's elements in x.
+    mod position_grid {
+        /// Threads of a block.
+        const THREADS: usize = 256;
     }
 
     /// attention_decode.cu: single rows over the cache.

@@ -14,6 +14,9 @@ pub(crate) enum HeadDim {
 impl HeadDim {
     pub(crate) const ALL: [HeadDim; 4] = [HeadDim::D32, HeadDim::D64, HeadDim::D80, HeadDim::D128];
 
+    /// How many elements they have.
+    pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128];
+
     /// Those of the kernel for many short stretches.
     pub(crate) const OF_WINDOWS: [HeadDim; 3] = [HeadDim::D32, HeadDim::D64, HeadDim::D80];
 

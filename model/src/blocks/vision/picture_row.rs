@@ -23,7 +23,10 @@ impl PictureRow {
     /// # Panics
     /// If the width is no multiple of it, 1 or more: our own bug.
     pub fn of_width(width: usize, hidden: usize) -> Self {
-        assert!(width >= hidden && width.is_multiple_of(hidden), "a row of {width} columns, where {hidden} are one part");
+        assert!(
+            width >= hidden && width.is_multiple_of(hidden),
+            "a row of {width} columns, where {hidden} are one part"
+        );
         PictureRow { hidden, parts: width / hidden - 1 }
     }
 

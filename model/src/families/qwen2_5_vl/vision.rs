@@ -2,7 +2,7 @@
 
 use bursar_kernels::{
     Backend, KernelError, Scope, Tensor,
-    ops::{attention_packed::Stretches, rotary::Rope},
+    ops::{attention_packed::Stretches, gelu::Gelu, rotary::Rope},
 };
 
 use super::{config::VisionConfig, windows::WindowOrder};
@@ -146,7 +146,7 @@ impl VisionTower {
         let normed = scope.rms_norm(hidden, &self.merger_norm, NORM_EPSILON)?; // [patches, hidden]
         let squares = normed.reshape([batch.embeddings(), merged * self.config.hidden_size]);
         let mut widened = self.merger_up.forward(&scope, &squares)?; // [embeddings, merged * hidden]
-        scope.gelu(&mut widened)?;
+        scope.gelu(&mut widened, Gelu::Erf)?;
         let embeddings = self.merger_down.forward(&scope, &widened)?; // [embeddings, out_hidden]
         scope.scatter_rows(&embeddings, &rows, cache)
     }

@@ -1,0 +1,133 @@
+// Learned positions on a square grid, read between its points (bilinear, corners aligned; Qwen3-VL's vision encoder).
+//
+// table  [side * side, hidden]   activations' type, contiguous: rows of the grid one after the other
+// places [3, patches] u32        picture, row and column of each patch
+// layout [pictures, 4] u32       of which the second number is a picture's patches down, the third those across
+// out    [patches, hidden]       rows out_pitch elements apart
+//
+// place = index * (side - 1) / max(count - 1, 1) on each axis, the weight of the point before it 1 - (place -
+// floor(place)), that of the one behind 1 less that; the sum of four points in f32, rows before columns, none of it
+// fused, so that the bits are those of the CPU and one rounding is left. A patch that is not in its picture, or whose
+// picture is not there, becomes a row of NaN: it shows, and nothing outside is read. Any alignment; 16-byte accesses when
+// addresses, pitch and hidden are aligned to it. side is 1 to 65,535.
+//
+// The table stays in the L2 cache (5.3 MB of 48 x 48 points of 1152), and neighbouring patches, which a block has beside
+// each other, read the same points; what has to cross memory is the output.
+
+#include "contract.cuh"
+#include "element.cuh"
+#include "kernel_order.cuh"
+
+constexpr uint32_t POINTS = 4;
+constexpr uint32_t LAYOUT_NUMBERS = contract::patchify::LAYOUT_NUMBERS;
+
+// A place between two points of a side of the grid, or on the last.
+struct Between {
+    uint32_t point[2];
+    float weight[2];
+
+    // Where `index` lies, which is below `count`.
+    __device__ __forceinline__ Between(uint32_t index, uint32_t count, uint32_t side) {
+        const float steps = static_cast<float>(count > 1 ? count - 1 : 1);
+        const float place = __fdiv_rn(__fmul_rn(static_cast<float>(index), static_cast<float>(side - 1)), steps);
+        const float before = floorf(place);
+        weight[0] = __fsub_rn(1.0f, __fsub_rn(place, before));
+        weight[1] = __fsub_rn(1.0f, weight[0]);
+        point[0] = min(static_cast<uint32_t>(before), side - 1);
+        point[1] = min(point[0] + 1, side - 1);
+    }
+};
+
+// The four points around a patch, and what each counts.
+template <typename Element>
+struct Around {
+    const Element* points[POINTS];
+    float weights[POINTS];
+
+    // Of no patch: what it gives is no number.
+    __device__ __forceinline__ explicit Around(const Element* table) {
+#pragma unroll
+        for (uint32_t point = 0; point < POINTS; ++point) {
+            points[point] = table;
+            weights[point] = __uint_as_float(0x7fffffffu);
+        }
+    }
+
+    __device__ __forceinline__ void find(const Between& row, const Between& column, uint32_t side, uint32_t hidden) {
+        const Element* table = points[0];
+#pragma unroll
+        for (uint32_t point = 0; point < POINTS; ++point) {
+            const uint32_t at = row.point[point / 2] * side + column.point[point % 2];
+            points[point] = table + static_cast<uint64_t>(at) * hidden;
+            weights[point] = __fmul_rn(row.weight[point / 2], column.weight[point % 2]);
+        }
+    }
+};
+
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void add_points(const Around<Element>& around, uint32_t hidden, Element* out) {
+    for (uint32_t vector = threadIdx.x; vector < hidden / WIDTH; vector += blockDim.x) {
+        Words<WIDTH, Element> held[POINTS];
+#pragma unroll
+        for (uint32_t point = 0; point < POINTS; ++point) {
+            held[point] = load_words<WIDTH>(around.points[point] + vector * WIDTH);
+        }
+        float sums[WIDTH] = {};
+#pragma unroll
+        for (uint32_t point = 0; point < POINTS; ++point) {
+            float values[WIDTH];
+            widen<WIDTH, Element>(held[point], values);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                sums[i] = __fadd_rn(sums[i], __fmul_rn(values[i], around.weights[point]));
+            }
+        }
+        store<WIDTH>(out + vector * WIDTH, sums);
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void position_grid(const Element* table, uint32_t side, uint32_t hidden,
+                                              const uint32_t* places, uint32_t patches, const uint32_t* layout,
+                                              uint32_t pictures, Element* out, uint32_t out_pitch) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const uint32_t patch = blockIdx.x * blockDim.y + threadIdx.y;
+    if (patch >= patches) {
+        return;
+    }
+    const uint32_t picture = places[patch];
+    const uint32_t row = places[static_cast<uint64_t>(patches) + patch];
+    const uint32_t column = places[2 * static_cast<uint64_t>(patches) + patch];
+    Around<Element> around(table);
+    if (picture < pictures) {
+        const uint32_t* numbers = layout + static_cast<uint64_t>(picture) * LAYOUT_NUMBERS;
+        const uint32_t down = numbers[1], across = numbers[2];
+        if (row < down && column < across) {
+            around.find(Between(row, down, side), Between(column, across, side), side, hidden);
+        }
+    }
+    out += static_cast<uint64_t>(patch) * out_pitch;
+    const uint64_t together = reinterpret_cast<uint64_t>(table) | reinterpret_cast<uint64_t>(out);
+    constexpr uint32_t HALF = VECTOR<Element> / 2;
+    if (aligned_to(together, 16) && hidden % VECTOR<Element> == 0) {
+        add_points<VECTOR<Element>>(around, hidden, out);
+    } else if (aligned_to(together, 8) && hidden % HALF == 0) {
+        add_points<HALF>(around, hidden, out);
+    } else {
+        add_points<1>(around, hidden, out);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(contract::position_grid::THREADS) position_grid_##name(              \
+        const Element* __restrict__ table, uint32_t side, uint32_t hidden, const uint32_t* __restrict__ places,       \
+        uint32_t patches, const uint32_t* __restrict__ layout, uint32_t pictures, Element* __restrict__ out,          \
+        uint32_t out_pitch) {                                                                                         \
+        position_grid(table, side, hidden, places, patches, layout, pictures, out, out_pitch);                        \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: wide = min(div_ceil(hidden, 8), THREADS), tall = THREADS / wide (of contract::position_grid); grid
+// (div_ceil(patches, tall)), block (wide, tall), no dynamic shared memory. patches > 0. Any block of at most THREADS
+// threads is right.

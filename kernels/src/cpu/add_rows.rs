@@ -1,0 +1,19 @@
+//! Adds chosen rows to chosen places.
+
+use super::{
+    memory::{Output, Rows, assert_places, indices},
+    threads::Threads,
+};
+use crate::ops::add_rows::Call;
+
+pub(super) fn add_rows(threads: &Threads, call: Call<'_>) {
+    let (x, from, to) = (Rows::<f32>::of(&call.x), indices(&call.from), indices(&call.to));
+    assert_places(to, call.out.rows());
+    let (out, columns) = (Output::of(&call.out), call.out.columns());
+    threads.share(to.len(), to.len() * columns, |_, chosen| {
+        let added = x.row(from[chosen] as usize);
+        // SAFETY: no place is named twice.
+        let sum = unsafe { out.part(to[chosen] as usize, 0, columns) };
+        sum.iter_mut().zip(added).for_each(|(sum, added)| *sum += added);
+    });
+}

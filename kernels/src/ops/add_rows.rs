@@ -1,0 +1,44 @@
+//! Sums of chosen rows: what a vision encoder's middle layers add to the picture tokens of the language model's first
+//! layers.
+
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+use super::check;
+
+/// Computes `out[to[i]] += x[from[i]]`, in f32, rounded once. Each place of `out` is named at most once.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, columns]` activations.
+    pub x: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `x`.
+    pub from: Tensor<'a>,
+    /// `[chosen]` u32, each below the rows of `out`.
+    pub to: Tensor<'a>,
+    /// `[rows, columns]` activations; rows that are not named keep what they hold.
+    pub out: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Adds the rows of `x` `[n, columns]` that `from` `[chosen]` names to the rows of `out` `[rows, columns]` that `to`
+    /// `[chosen]` names. Both may have gaps between their rows.
+    pub fn add_rows(
+        &self,
+        x: &Tensor<'_>,
+        from: &Tensor<'_>,
+        to: &Tensor<'_>,
+        out: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "add_rows";
+        check::activation(OP, "x", x, self.target().activation())?;
+        check::activation(OP, "out", out, self.target().activation())?;
+        check::writable(OP, "out", out);
+        check::index_list(OP, "from", from)?;
+        check::indices(OP, "to", to)?;
+        check::shape(OP, "to", to, [from.rows()])?;
+        check::holds(x.columns() == out.columns(), OP, "x", x, "as many columns as the output")?;
+        let elements = from.rows() * out.columns();
+        let bytes = out.dtype().bytes(3 * elements) + from.bytes() + to.bytes();
+        self.count(Work { flops: elements as u64, bytes });
+        self.backend.add_rows(Call { x: x.view(), from: from.view(), to: to.view(), out: out.view() })
+    }
+}
