@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     MergeSize,
     blocks::{
-        ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
+        AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
         vision::{PictureTokens, TowerInput, tower_rope},
     },
@@ -201,7 +201,7 @@ fn defaults() -> DecoderDefaults {
     DecoderDefaults {
         fields,
         rope_types: &["default", "mrope"],
-        rope_sections: Some(&[16, 24, 24]),
+        axes: AxesRule::Consecutive([16, 24, 24]),
         layer: LayerKind::QkvBias,
     }
 }
