@@ -63,7 +63,7 @@ impl Stage {
             Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
         let shape = model.kv_shape(cpu.target());
         let kv = (0..shape.layers).map(|_| segment(&device, shape.block_bytes() * BLOCKS as u64)).collect();
-        let cache = segment(&device, model.embedding_bytes(cpu.target()) * CACHE_ROWS as u64);
+        let cache = segment(&device, model.picture_row_bytes(cpu.target()) * CACHE_ROWS as u64);
         let workspace = Workspace::over(segment(&device, Bytes::mib(64)));
         Stage { checkpoint, model, cpu, kv, cache, workspace }
     }
@@ -119,9 +119,9 @@ impl Stage {
         self.model.encode(&scope, batch, &mut self.cache()).expect("the launch runs");
     }
 
-    /// `[CACHE_ROWS, hidden]`
+    /// `[CACHE_ROWS, width]`
     fn cache(&self) -> Tensor<'static> {
-        let shape = [CACHE_ROWS, self.model.config().decoder().hidden];
+        let shape = [CACHE_ROWS, self.model.config().picture_row().width()];
         // SAFETY: this many rows are backed as long as the stage lives, and one thread uses it.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.cpu.target().activation()) }
     }

@@ -140,9 +140,9 @@ impl Model {
         self.config.decoder().kv_shape(target)
     }
 
-    /// Bytes of one picture embedding on `target`.
-    pub fn embedding_bytes(&self, target: &Target) -> Bytes {
-        target.activation().bytes(self.config.decoder().hidden)
+    /// Bytes of one row of the vision cache on `target`.
+    pub fn picture_row_bytes(&self, target: &Target) -> Bytes {
+        target.activation().bytes(self.config.picture_row().width())
     }
 
     /// Packs pictures for one launch, each with the vision cache rows for its embeddings.
@@ -150,7 +150,8 @@ impl Model {
         self.family.pack(pictures)
     }
 
-    /// Runs the vision encoder and writes the embeddings to their rows of `cache` `[rows, hidden]`.
+    /// Runs the vision encoder and writes what it makes to the rows of `cache` `[rows, width]`, `width` as
+    /// [`PictureRow`](crate::blocks::vision::PictureRow) says.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -139,7 +139,7 @@ fn dry(
     let layers: Vec<KvLayer> = (0..kv.layers)
         .map(|_| unsafe { KvLayer::new(workspace.address(), usize::MAX / bytes.as_usize().max(1), kv) })
         .collect();
-    let cache_shape = [u32::MAX as usize, model.config().decoder().hidden];
+    let cache_shape = [u32::MAX as usize, model.config().picture_row().width()];
     // SAFETY: as above.
     let mut cache = unsafe { Tensor::persistent(workspace.address(), cache_shape, target.activation()) };
     let shape = sampling_shape(model, pass);

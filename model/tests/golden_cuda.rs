@@ -18,7 +18,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 7] = [
+const RECORDED: [Recorded; 9] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -41,6 +41,23 @@ const RECORDED: [Recorded; 7] = [
             "two_videos",
         ],
     },
+    Recorded {
+        folder: "tests/golden/qwen3_vl",
+        cases: &[
+            "single_image",
+            "several_images",
+            "two_turns",
+            "same_image_twice",
+            "text_only",
+            "long_text",
+            "video_even",
+            "video_odd_slow",
+            "video_fraction",
+            "video_and_picture",
+            "two_videos",
+        ],
+    },
+    Recorded { folder: "tests/golden/qwen3_vl_72", cases: &["several_images", "two_turns", "video_even"] },
 ];
 
 /// Largest errors of a type against the recorded f32, and between two of our ways to the same numbers, relative to the

@@ -152,20 +152,20 @@ impl GraphInputs {
 pub struct VisionCache {
     segment: Segment,
     rows: usize,
-    hidden: usize,
+    width: usize,
     dtype: DType,
 }
 
 impl VisionCache {
-    /// All of a backed segment, as rows of `hidden` elements.
-    pub fn over(segment: Segment, hidden: usize, dtype: DType) -> Self {
-        let rows = (segment.backed() / dtype.bytes(hidden)) as usize;
-        VisionCache { segment, rows, hidden, dtype }
+    /// All of a backed segment, as rows of `width` elements.
+    pub fn over(segment: Segment, width: usize, dtype: DType) -> Self {
+        let rows = (segment.backed() / dtype.bytes(width)) as usize;
+        VisionCache { segment, rows, width, dtype }
     }
 
     /// Bytes of one embedding.
     pub fn row_bytes(&self) -> Bytes {
-        self.dtype.bytes(self.hidden)
+        self.dtype.bytes(self.width)
     }
 
     /// The number of embeddings that fit.
@@ -173,11 +173,11 @@ impl VisionCache {
         self.rows
     }
 
-    /// `[rows, hidden]`
+    /// `[rows, width]`
     pub fn tensor(&self) -> Tensor<'_> {
         // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision actor gives a row to one
         // picture at a time, and the step lane reads it only after the vision lane has reported it written.
-        unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.hidden], self.dtype) }
+        unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.width], self.dtype) }
     }
 }
 

@@ -84,7 +84,7 @@ impl Needs {
     /// Shapes that do not match. A plan cannot run out of memory.
     pub fn plan(model: &Model, target: Target, envelope: &Envelope, page: Bytes) -> Result<Self, KernelError> {
         // Whole pages are leased, and all of their rows are used.
-        let row_bytes = model.embedding_bytes(&target);
+        let row_bytes = model.picture_row_bytes(&target);
         let rows = model.config().merge().map_or(0, |merge| rows_on_their_way(envelope, merge));
         let vision_cache = (row_bytes * rows as u64).round_up(page);
         let cache_rows = (vision_cache / row_bytes) as usize;
@@ -299,7 +299,7 @@ mod tests {
         let (target, page, envelope) = (Target::Cpu { threads: 1 }, Bytes::kib(64), Envelope::small());
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
         let needs = Needs::plan(&model, target, &envelope, page).expect("its worst cases go together");
-        let row = model.embedding_bytes(&target);
+        let row = model.picture_row_bytes(&target);
         let rest = needs.vision_cache.checked_sub(row * needs.cache_rows as u64).expect("rows of its own pages");
         assert!(rest < row && needs.cache_rows >= rows_on_their_way(&envelope, MERGE), "all of them: {needs:?}");
         assert_eq!(needs.probe_blocks, 4 * 512 / 16, "four sequences of a whole context");

@@ -27,6 +27,15 @@ const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 /// Characters of a value that an error shows.
 const SHOWN: usize = 60;
 
+/// The object under `name`, if the file has it.
+pub fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
+    match config.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Object(part)) => Ok(Some(part)),
+        Some(_) => Err(ConfigError::Contradiction(format!("{name} is not an object"))),
+    }
+}
+
 /// Merges `given` over `defaults`, key by key at the top level.
 pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> {
     let mut fields = defaults.as_object().cloned().unwrap_or_default();
@@ -37,8 +46,13 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
 /// Refuses keys that would change what the model computes and that nothing here follows, unless the value means "none".
 /// `place` is the prefix of the key in a message.
 pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
+    refuse_unknown_but(place, given, &[])
+}
+
+/// As [`refuse_unknown`], in a family that follows the keys `followed` of them.
+pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&str]) -> Result<(), ConfigError> {
     let changes = |key: &str| {
-        CHANGING.contains(&key)
+        CHANGING.contains(&key) && !followed.contains(&key)
             || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) && !ROPE.contains(&key)
     };
     match given.iter().find(|(key, value)| changes(key) && !is_neutral(key, value)) {

@@ -10,6 +10,7 @@ use super::{
     paged_attention::{HeadNorms, PagedAttention},
     rope_scaling::RopeScaling,
     step_inputs::StepInputs,
+    vision::PictureRow,
 };
 use crate::{
     flow::{SCORE_ROWS, StepBatch, StepLayout},
@@ -97,7 +98,7 @@ struct LayerPass<'a> {
 pub struct StepCaches<'a> {
     /// Keys and values, one entry per layer. A step runs the first layers, as many as there are entries.
     pub layers: &'a [KvLayer],
-    /// `[rows, hidden]`: embeddings of pictures.
+    /// `[rows, width]`: what pictures left, as [`PictureRow`] says. Its width says how many parts there are.
     pub pictures: Option<&'a Tensor<'a>>,
     /// `[rows]` u32: the tokens that the previous step has chosen, one per row of its logits. Tokens that the host has
     /// not seen yet are read from here; see [`StepBatch::tokens`].
@@ -202,9 +203,11 @@ impl Decoder {
         let mut hidden = self.embed(scope, inputs, caches)?;
         let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= hidden.rows());
         let mut layers = self.layers.iter().zip(caches.layers);
-        let whole = layers.len().saturating_sub(usize::from(ends_early));
-        for (layer, cache) in layers.by_ref().take(whole) {
+        // Parts of pictures are added to all rows, so a layer with one behind it runs for all.
+        let whole = layers.len().saturating_sub(usize::from(ends_early && layers.len() > self.parts(caches)));
+        for (index, (layer, cache)) in layers.by_ref().take(whole).enumerate() {
             layer.forward(scope, &pass, cache, &mut hidden)?;
+            self.add_picture_part(scope, index, inputs, caches, &mut hidden)?;
         }
         let Some((rows, mut chosen)) = chosen else { return Ok(hidden) };
         match layers.next() {
@@ -239,10 +242,34 @@ impl Decoder {
         let mut hidden = scope.embed(&self.embedding, &inputs.tokens, caches.previous)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
-            let rows = merge.gather_rows(pictures, &inputs.picture_cache_rows)?; // [picture_rows, hidden]
+            let embeddings = pictures.column_range(PictureRow::plain(self.config.hidden).embedding());
+            let rows = merge.gather_rows(&embeddings, &inputs.picture_cache_rows)?; // [picture_rows, hidden]
             merge.scatter_rows(&rows, &inputs.picture_rows, &mut hidden)?;
         }
         Ok(hidden)
+    }
+
+    /// Parts behind the embedding in a row of the vision cache; 0 in a step without that cache.
+    fn parts(&self, caches: &StepCaches<'_>) -> usize {
+        caches.pictures.map_or(0, |pictures| PictureRow::of_width(pictures.columns(), self.config.hidden).parts)
+    }
+
+    /// Adds the part of layer `layer`, if pictures have one, to the tokens of pictures in `hidden` `[tokens, hidden]`.
+    fn add_picture_part<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        layer: usize,
+        inputs: &StepInputs<'_>,
+        caches: &StepCaches<'_>,
+        hidden: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) else { return Ok(()) };
+        let row = PictureRow::of_width(pictures.columns(), self.config.hidden);
+        if layer >= row.parts {
+            return Ok(());
+        }
+        let part = pictures.column_range(row.part(layer));
+        scope.add_rows(&part, &inputs.picture_cache_rows, &inputs.picture_rows, hidden)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
+        vision::PictureRow,
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
@@ -37,6 +38,8 @@ pub struct PictureSettings {
     pub patch: PatchSize,
     /// The placeholder token.
     pub token: u32,
+    /// What the tower leaves in the vision cache for each token.
+    pub row: PictureRow,
 }
 
 /// A family's configuration.
@@ -64,6 +67,12 @@ pub trait Settings: Sized {
         None
     }
 
+    /// Writes videos into a rendered prompt before it is encoded, in a family whose prompts have text between the steps of
+    /// a video.
+    fn write_videos(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
+        rendered
+    }
+
     /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
         match visuals.len() {
@@ -72,8 +81,8 @@ pub trait Settings: Sized {
         }
     }
 
-    /// The settings of the released image processor for this `config.json`.
-    fn released_processor(_config: &Value) -> Option<Value> {
+    /// The files of the released processors of pictures and videos for this `config.json`, if it is the family's.
+    fn released_processors(_config: &Value) -> Option<Files> {
         None
     }
 }
@@ -98,7 +107,7 @@ pub trait Weights<S: Settings>: Sized {
     /// Embeddings over all pictures of a batch.
     fn embeddings(batch: &Self::Batch) -> usize;
 
-    /// Writes the embeddings of a batch to `cache` `[rows, width]`.
+    /// Writes the [`PictureRow`]s of a batch to `cache` `[rows, width]`.
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -17,7 +17,7 @@ mod tiff_header;
 pub mod video_processor;
 pub mod visual_plan;
 
-pub use config::{ImageProcessorConfig, Resample};
+pub use config::{CountedPixels, ImageProcessorConfig, Resample};
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 pub use smart_resize::{PixelBounds, Size, smart_resize};

@@ -135,7 +135,7 @@ impl<B: Backend> Bench<B> {
         let shape = model.kv_shape(&target);
         let layer = |_| memory.poisoned(&backend, Class::Kv, shape.block_bytes() * room.blocks as u64);
         let kv = (0..shape.layers).map(layer).collect();
-        let row = model.embedding_bytes(&target);
+        let row = model.picture_row_bytes(&target);
         let cache = memory.poisoned(&backend, Class::VisionCache, row * room.cache_rows as u64);
         let workspace = Workspace::over(memory.poisoned(&backend, Class::StepWorkspace, room.workspace));
         let mut random = Random::new(7);
@@ -154,7 +154,7 @@ impl<B: Backend> Bench<B> {
 
     /// `[cache rows, hidden]`
     pub fn cache(&self) -> Tensor<'static> {
-        let shape = [self.room.cache_rows, self.model.config().decoder().hidden];
+        let shape = [self.room.cache_rows, self.model.config().picture_row().width()];
         // SAFETY: the rows are backed for as long as the bench lives, and a test has one thread.
         unsafe { Tensor::persistent(self.cache.address(), shape, self.backend.target().activation()) }
     }

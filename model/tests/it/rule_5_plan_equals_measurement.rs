@@ -74,7 +74,7 @@ impl Machine {
         let shape = model.kv_shape(cpu.target());
         let layer = |_| memory.poisoned(&cpu, Class::Kv, shape.block_bytes() * room.blocks as u64);
         let kv = (0..shape.layers).map(layer).collect();
-        let row = model.embedding_bytes(cpu.target());
+        let row = model.picture_row_bytes(cpu.target());
         let cache = memory.poisoned(&cpu, Class::VisionCache, row * room.cache_rows as u64);
         let sampling = SamplingShape {
             sequences: SEQUENCES,
@@ -96,7 +96,7 @@ impl Machine {
         // SAFETY: the machine's segments are backed for these blocks and rows, and a test has one thread.
         let layers: Vec<KvLayer> =
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
-        let cache_shape = [self.room.cache_rows, self.model.config().decoder().hidden];
+        let cache_shape = [self.room.cache_rows, self.model.config().picture_row().width()];
         // SAFETY: as above.
         let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
         let sequences = match pass {

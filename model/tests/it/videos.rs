@@ -67,7 +67,7 @@ fn a_video_is_planned_from_headers_and_processed_as_planned() {
         assert!(processed.iter().all(|step| step.image.grid == plan.step.grid));
         let bytes: Bytes = processed.iter().map(|step| step.image.bytes()).sum();
         assert_eq!(plan.patches_bytes(), bytes);
-        let VisualGrid::Video { step, steps: counted, frames_per_second } = plan.grid() else {
+        let VisualGrid::Video { step, steps: counted, frames_per_second, .. } = plan.grid() else {
             panic!("a video's grid is one");
         };
         assert_eq!((step, counted, frames_per_second), (plan.step.grid, steps, 2.0));

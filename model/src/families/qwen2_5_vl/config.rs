@@ -7,8 +7,9 @@ use serde_json::{Map, Value, json};
 use crate::{
     MergeSize,
     blocks::{
-        ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys, decoder::DecoderConfig,
-        rope_config::RopeConfig, rope_scaling::RopeScaling,
+        AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
+        decoder::DecoderConfig,
+        vision::{PictureTokens, TowerInput, tower_rope},
     },
     processor::ImageProcessorConfig,
 };
@@ -20,10 +21,8 @@ pub struct Config {
     pub decoder: DecoderConfig,
     /// The vision part.
     pub vision: VisionConfig,
-    /// The token that stands for one merged patch of a picture.
-    pub image_token: u32,
-    /// The token that stands for one merged patch of a video's step; `None` if the checkpoint has no such token.
-    pub video_token: Option<u32>,
+    /// The placeholder tokens.
+    pub tokens: PictureTokens,
 }
 
 /// The sizes and settings of the vision tower.
@@ -59,9 +58,6 @@ pub struct VisionConfig {
     hidden_act: String,
 }
 
-/// Base of the tower's rotary frequencies.
-pub const ROPE_THETA: f64 = 10_000.0;
-
 impl VisionConfig {
     /// Reads `vision_config` over the defaults of `Qwen2_5_VLVisionConfig` (transformers 5.17,
     /// `configuration_qwen2_5_vl.py`). transformers saves only what differs from its defaults, and released files were
@@ -83,14 +79,10 @@ impl VisionConfig {
             "window_size": 112,
             "out_hidden_size": 3584,
             "fullatt_block_indexes": [7, 15, 23, 31],
-            "rope_theta": ROPE_THETA,
+            "rope_theta": tower_rope::THETA,
         });
         let fields = config_keys::over(&defaults, given);
-        let rope = RopeConfig::read(PLACE, &fields, &["default", "axial"])?;
-        if rope != (RopeConfig { theta: ROPE_THETA, scaling: RopeScaling::Plain, sections: None }) {
-            let (field, value) = (format!("{PLACE}rope_theta"), rope.theta.to_string());
-            return Err(ConfigError::Unsupported { field, value, supported: "10000" });
-        }
+        tower_rope::check(PLACE, &fields)?;
         let mut config: VisionConfig = serde_json::from_value(fields.into())?;
         if let Some(channels) = config.in_chans.take() {
             config.in_channels = channels;
@@ -98,8 +90,7 @@ impl VisionConfig {
         Ok(config)
     }
 
-    /// Pixels and frames of a patch. It has three colour channels: `check_processor` refuses a tower with another
-    /// number.
+    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
     pub fn patch(&self) -> PatchSize {
         PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
     }
@@ -129,12 +120,7 @@ impl VisionConfig {
                 supported: "silu",
             });
         }
-        if !self.hidden_size.is_multiple_of(4 * self.num_heads) {
-            return contradiction(format!(
-                "vision_config: {} heads of {} elements cannot be rotated along two axes",
-                self.num_heads, self.hidden_size
-            ));
-        }
+        tower_rope::head_dim(self.hidden_size, self.num_heads)?;
         if self.window_side() == 0 {
             return contradiction("vision_config: a window holds no merged patch".to_owned());
         }
@@ -164,22 +150,6 @@ impl VisionConfig {
         ConfigError::check_size("vision_config.tokens_per_second", self.tokens_per_second, 1 << 10)?;
         ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
     }
-
-    /// Refuses the processor of `what` ("image" or "video") if its patches differ from those that the tower reads.
-    fn check_processor(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
-        let pairs = [
-            ("patch_size", self.patch_size, processor.patch_size),
-            ("spatial_merge_size", self.spatial_merge_size, processor.merge_size),
-            ("temporal_patch_size", self.temporal_patch_size, processor.temporal_patch_size),
-            ("in_channels", self.in_channels, 3),
-        ];
-        match pairs.iter().find(|(_, tower, processor)| *tower != *processor as usize) {
-            None => Ok(()),
-            Some((field, tower, processor)) => Err(ConfigError::Contradiction(format!(
-                "vision_config.{field} is {tower}, but the {what} processor's is {processor}"
-            ))),
-        }
-    }
 }
 
 impl Config {
@@ -190,50 +160,21 @@ impl Config {
         videos: Option<&ImageProcessorConfig>,
     ) -> Result<Self, ConfigError> {
         let decoder = decoder(config)?;
-        let vision = VisionConfig::read(part(config, "vision_config")?.unwrap_or(&Map::new()))?;
-        let processor = processor.ok_or_else(|| {
-            let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
-            ConfigError::Contradiction(text.to_owned())
-        })?;
+        let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
-        vision.check_processor("image", processor)?;
-        videos.map_or(Ok(()), |videos| vision.check_processor("video", videos))?;
-        let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
-        let image_token = token("image_token_id")?.unwrap_or(IMAGE_TOKEN);
-        let default = Some(VIDEO_TOKEN).filter(|token| (*token as usize) < decoder.vocabulary);
-        let video_token = token("video_token_id")?.or(default);
-        for (field, token) in [("image_token_id", Some(image_token)), ("video_token_id", video_token)] {
-            if let Some(token) = token.filter(|token| *token as usize >= decoder.vocabulary) {
-                let vocabulary = decoder.vocabulary;
-                let text = format!("{field} is {token}, but vocab_size is {vocabulary}");
-                return Err(ConfigError::Contradiction(text));
-            }
-        }
-        if video_token == Some(image_token) {
-            let text = format!("image_token_id and video_token_id are both {image_token}");
-            return Err(ConfigError::Contradiction(text));
-        }
-        Ok(Config { decoder, vision, image_token, video_token })
-    }
-}
-
-/// Defaults of `Qwen2_5_VLConfig`.
-const IMAGE_TOKEN: u32 = 151_655;
-const VIDEO_TOKEN: u32 = 151_656;
-
-/// The object under `name`, if the file has it.
-fn part<'c>(config: &'c Map<String, Value>, name: &str) -> Result<Option<&'c Map<String, Value>>, ConfigError> {
-    match config.get(name) {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::Object(part)) => Ok(Some(part)),
-        Some(_) => Err(ConfigError::Contradiction(format!("{name} is not an object"))),
+        let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
+        TowerInput { patch, merge, channels }.check(processor, videos)?;
+        let tokens = PictureTokens::read(config, decoder.vocabulary)?;
+        Ok(Config { decoder, vision, tokens })
     }
 }
 
 /// Reads the text fields: from `text_config` alone if there is one, else from the top level, as in releases.
 /// `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
 fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
-    let Some(text) = part(config, "text_config")? else { return DecoderConfig::read("", config, &defaults()) };
+    let Some(text) = config_keys::part(config, "text_config")? else {
+        return DecoderConfig::read("", config, &defaults());
+    };
     config_keys::refuse_unknown("", config)?;
     let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
     decoder.tied_embeddings |= config.get("tie_word_embeddings").is_some_and(|tied| *tied == Value::Bool(true));
@@ -260,7 +201,7 @@ fn defaults() -> DecoderDefaults {
     DecoderDefaults {
         fields,
         rope_types: &["default", "mrope"],
-        rope_sections: Some(&[16, 24, 24]),
+        axes: AxesRule::Consecutive([16, 24, 24]),
         layer: LayerKind::QkvBias,
     }
 }

@@ -2,7 +2,6 @@
 //! multimodal rotary positions.
 
 mod config;
-mod placeholder;
 mod shape;
 mod vision;
 mod windows;
@@ -11,16 +10,16 @@ use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 use serde_json::Value;
 
 pub use config::Config;
-use placeholder::{Placeholders, lay_out};
 use shape::Shape;
 use vision::{PictureBatch, VisionTower};
 
-use super::row::{PictureSettings, Settings, Weights};
+use super::row::{Files, PictureSettings, Settings, Weights};
 use crate::{
     Depth,
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
+        vision::{PictureRow, Placeholders, VideoPlace, lay_out},
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
@@ -51,16 +50,19 @@ impl Settings for Config {
     }
 
     fn pictures(&self) -> Option<PictureSettings> {
-        let (merge, patch) = (self.vision.merge(), self.vision.patch());
-        Some(PictureSettings { merge, patch, token: self.image_token })
+        let (merge, patch, token) = (self.vision.merge(), self.vision.patch(), self.tokens.image);
+        Some(PictureSettings { merge, patch, token, row: PictureRow::plain(self.decoder.hidden) })
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
-        lay_out(&tokens, visuals, &Placeholders::of(self))
+        let (frames, tokens_per_second) = (self.vision.temporal_patch_size, self.vision.tokens_per_second);
+        let video = VideoPlace::Timed { frames, tokens_per_second };
+        lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge: self.vision.merge(), video })
     }
 
-    fn released_processor(config: &Value) -> Option<Value> {
-        config.get("vision_config").map(|_| shape::processor(config))
+    fn released_processors(config: &Value) -> Option<Files> {
+        let is_ours = config["model_type"] == Self::ARCHITECTURES[0].1;
+        is_ours.then(|| vec![("preprocessor_config.json", shape::processor(config).to_string().into_bytes())])
     }
 }
 

@@ -32,18 +32,6 @@ impl WindowOrder {
     }
 }
 
-/// The row and column of each patch of one frame in the picture's own order: merged patches row by row, and within each
-/// its square of patches row by row.
-pub(super) fn patch_places(grid: Grid, merge: MergeSize) -> impl Iterator<Item = (u32, u32)> {
-    let (rows, columns) = grid.merged(merge);
-    (0..rows * columns).flat_map(move |merged| {
-        let (row, column) = (merged / columns, merged % columns);
-        let side = merge.side();
-        (0..merge.patches_per_token())
-            .map(move |inner| ((row * side + inner / side) as u32, (column * side + inner % side) as u32))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -58,12 +46,6 @@ mod tests {
         assert_eq!(order.merged, [0, 1, 5, 6, 2, 3, 7, 8, 4, 9, 10, 11, 12, 13, 14]);
         let exact = WindowOrder::of(Grid { t: 2, h: 4, w: 4 }, SQUARES, 2);
         assert_eq!((exact.lengths, exact.merged), (vec![4, 4], vec![0, 1, 2, 3, 4, 5, 6, 7]));
-    }
-
-    #[test]
-    fn patches_of_a_merged_patch_follow_each_other() {
-        let places: Vec<_> = patch_places(Grid { t: 1, h: 2, w: 4 }, SQUARES).collect();
-        assert_eq!(places, [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (0, 3), (1, 2), (1, 3)]);
     }
 
     /// A tensor of integers that the reference recorded, if the case has it.

@@ -1,46 +1,46 @@
 //! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
 
-use super::Config;
+use super::PictureTokens;
 use crate::MergeSize;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
 
-/// The placeholder tokens, and the numbers that their count and positions follow from.
+/// The placeholder tokens, and what their count and positions follow from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placeholders {
-    /// The token that stands for a picture.
-    pub image: u32,
-    /// The token that stands for a video, if the checkpoint has one.
-    pub video: Option<u32>,
+    /// Their ids.
+    pub tokens: PictureTokens,
     /// How patches merge into tokens.
     pub merge: MergeSize,
-    /// Frames of a step of time.
-    pub temporal: usize,
-    /// Positions on the time axis per second.
-    pub tokens_per_second: usize,
+    /// How a video stands in a prompt.
+    pub video: VideoPlace,
+}
+
+/// How a video stands in a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VideoPlace {
+    /// One placeholder stands for all steps, which follow each other and the clock.
+    Timed {
+        /// Frames of a step of time.
+        frames: usize,
+        /// Positions on the time axis per second.
+        tokens_per_second: usize,
+    },
+    /// Each step has a placeholder of its own and stands like a picture, with its time as text in front.
+    Written,
 }
 
 /// The greatest position on the time axis. Rotary angles are computed in f32, which counts whole numbers up to this.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
-impl Placeholders {
-    /// Reads the placeholders from a configuration.
-    pub fn of(config: &Config) -> Self {
-        Placeholders {
-            image: config.image_token,
-            video: config.video_token,
-            merge: config.vision.merge(),
-            temporal: config.vision.temporal_patch_size,
-            tokens_per_second: config.vision.tokens_per_second,
-        }
-    }
-
+impl VideoPlace {
     /// A step's offset on the time axis from the video's first step: `tokens_per_second` positions per second, rounded
     /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
-    /// that steps of a video of more than `temporal` frames per second share positions. The release did not, and
+    /// that steps of a video of more than `frames` frames per second share positions. The release did not, and
     /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
     /// whole position.
-    fn time(&self, step: usize, frames_per_second: f64) -> u32 {
-        let seconds_times_rate = (step * self.temporal * self.tokens_per_second) as f64;
+    fn time(self, step: usize, frames_per_second: f64) -> u32 {
+        let VideoPlace::Timed { frames, tokens_per_second } = self else { return 0 };
+        let seconds_times_rate = (step * frames * tokens_per_second) as f64;
         (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
     }
 }
@@ -53,26 +53,33 @@ impl Placeholders {
 /// (`get_rope_index` of transformers' pull request 35569, by its authors), and vLLM does the same. transformers 5.17
 /// lets text begin at positions of a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
-    let (pictures, videos) = by_kind(visuals);
-    if let (None, false) = (words.video, videos.is_empty()) {
+    let (pictures, mut videos) = by_kind(visuals);
+    if let (None, false) = (words.tokens.video, videos.is_empty()) {
         return Err(LayoutError::NoVideos { videos: videos.len() });
     }
+    if words.video == VideoPlace::Written {
+        videos = videos.into_iter().flat_map(steps_of).collect();
+    }
+    // `videos` has a place in the prompt for each of its entries.
+    let wrong_count = |placeholders: usize| match words.video {
+        VideoPlace::Written => LayoutError::StepPlaceholders { placeholders, steps: videos.len() },
+        VideoPlace::Timed { .. } => LayoutError::VideoPlaceholders { placeholders, videos: videos.len() },
+    };
     let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
     let mut layout = PromptLayout::default();
     let mut next = 0;
     for token in tokens {
-        if *token == words.image {
+        if *token == words.tokens.image {
             let (first, grid) =
                 pictures_left.next().ok_or(LayoutError::MorePlaceholders { pictures: pictures.len() })?;
             layout.push_step(*first, *token, grid, [next; 3], words.merge);
             next = layout.behind();
-        } else if Some(*token) == words.video {
-            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.video).count();
-            let (first, step, steps, frames_per_second) = videos_left
-                .next()
-                .ok_or_else(|| LayoutError::VideoPlaceholders { placeholders: placeholders(), videos: videos.len() })?;
+        } else if Some(*token) == words.tokens.video {
+            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.tokens.video).count();
+            let (first, step, steps, frames_per_second) =
+                videos_left.next().ok_or_else(|| wrong_count(placeholders()))?;
             for index in 0..*steps {
-                let time = (next + words.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
+                let time = (next + words.video.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
                 let begin = [time, next, next];
                 layout.push_step(first + index, *token, step, begin, words.merge);
             }
@@ -88,8 +95,7 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
         return Err(LayoutError::FewerPlaceholders { placeholders, pictures: pictures.len() });
     }
     if videos_left.len() > 0 {
-        let placeholders = videos.len() - videos_left.len();
-        return Err(LayoutError::VideoPlaceholders { placeholders, videos: videos.len() });
+        return Err(wrong_count(videos.len() - videos_left.len()));
     }
     layout.next_position = next;
     Ok(layout)
@@ -106,13 +112,18 @@ fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     for visual in visuals {
         match *visual {
             VisualGrid::Image(grid) => pictures.push((first, grid)),
-            VisualGrid::Video { step, steps, frames_per_second } => {
+            VisualGrid::Video { step, steps, frames_per_second, .. } => {
                 videos.push((first, step, steps, frames_per_second));
             }
         }
         first += visual.pictures();
     }
     (pictures, videos)
+}
+
+/// Each step of a video as a video of one step.
+fn steps_of((first, step, steps, frames_per_second): PlacedVideo) -> impl Iterator<Item = PlacedVideo> {
+    (0..steps).map(move |index| (first + index, step, 1, frames_per_second))
 }
 
 impl PromptLayout {
@@ -142,7 +153,8 @@ mod tests {
     const VIDEO: u32 = 98;
 
     fn words() -> Placeholders {
-        Placeholders { image: IMAGE, video: Some(VIDEO), merge: MergeSize::new(2), temporal: 2, tokens_per_second: 2 }
+        let tokens = PictureTokens { image: IMAGE, video: Some(VIDEO) };
+        Placeholders { tokens, merge: MergeSize::new(2), video: VideoPlace::Timed { frames: 2, tokens_per_second: 2 } }
     }
 
     fn still(h: u32, w: u32) -> Grid {
@@ -150,7 +162,7 @@ mod tests {
     }
 
     fn film(steps: usize, frames_per_second: f64) -> VisualGrid {
-        VisualGrid::Video { step: still(2, 4), steps, frames_per_second } // 1 x 2 embeddings a step
+        VisualGrid::Video { step: still(2, 4), steps, frames: 2 * steps, frames_per_second } // 1 x 2 embeddings a step
     }
 
     #[test]
@@ -209,6 +221,22 @@ mod tests {
     }
 
     #[test]
+    fn steps_of_written_videos_stand_like_pictures_wherever_their_placeholders_are() {
+        let words = Placeholders { video: VideoPlace::Written, ..words() };
+        let picture = VisualGrid::Image(still(2, 4));
+        let layout =
+            lay_out(&[1, VIDEO, 2, VIDEO, IMAGE, VIDEO], &[film(2, 2.0), picture, film(1, 2.0)], &words).unwrap();
+        assert_eq!(layout.tokens, [1, 98, 98, 2, 98, 98, 99, 99, 98, 98]);
+        let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
+        assert_eq!(numbers, [0, 1, 2, 3]);
+        assert_eq!(layout.positions[1..6], [[1, 1, 1], [1, 1, 2], [3, 3, 3], [4, 4, 4], [4, 4, 5]]);
+        assert_eq!(layout.next_position, 10);
+        let refused = |tokens: &[u32]| lay_out(tokens, &[film(3, 2.0)], &words).unwrap_err();
+        assert_eq!(refused(&[VIDEO]), LayoutError::StepPlaceholders { placeholders: 1, steps: 3 });
+        assert_eq!(refused(&[VIDEO; 4]), LayoutError::StepPlaceholders { placeholders: 4, steps: 3 });
+    }
+
+    #[test]
     fn placeholders_pictures_and_videos_must_match() {
         let picture = VisualGrid::Image(still(2, 2));
         let refused = |tokens: &[u32], visuals: &[VisualGrid]| lay_out(tokens, visuals, &words()).unwrap_err();
@@ -223,7 +251,7 @@ mod tests {
             refused(&[VIDEO], &[film(1, 2.0), film(1, 2.0)]),
             LayoutError::VideoPlaceholders { placeholders: 1, videos: 2 }
         );
-        let mute = Placeholders { video: None, ..words() };
+        let mute = Placeholders { tokens: PictureTokens { image: IMAGE, video: None }, ..words() };
         assert_eq!(lay_out(&[VIDEO], &[film(1, 2.0)], &mute), Err(LayoutError::NoVideos { videos: 1 }));
     }
 }

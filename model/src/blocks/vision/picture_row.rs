@@ -1,0 +1,60 @@
+//! The row of the vision cache that one merged patch of a picture has.
+
+use std::ops::Range;
+
+/// The columns of a row: the embedding, which takes the place of the placeholder, and behind it the parts that are added
+/// to its token after each of the decoder's first layers (DeepStack, Meng et al. 2024, arXiv 2406.04334).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PictureRow {
+    /// Width of the decoder, and so of the embedding and of each part.
+    pub hidden: usize,
+    /// Parts behind the embedding; part `k` is added after layer `k`.
+    pub parts: usize,
+}
+
+impl PictureRow {
+    /// A row of a family whose tower gives an embedding and nothing else.
+    pub const fn plain(hidden: usize) -> Self {
+        PictureRow { hidden, parts: 0 }
+    }
+
+    /// The row of `width` columns for a decoder of `hidden`.
+    ///
+    /// # Panics
+    /// If the width is no multiple of it, 1 or more: our own bug.
+    pub fn of_width(width: usize, hidden: usize) -> Self {
+        assert!(
+            width >= hidden && width.is_multiple_of(hidden),
+            "a row of {width} columns, where {hidden} are one part"
+        );
+        PictureRow { hidden, parts: width / hidden - 1 }
+    }
+
+    /// Columns of the row.
+    pub const fn width(self) -> usize {
+        (1 + self.parts) * self.hidden
+    }
+
+    /// The columns of the embedding.
+    pub const fn embedding(self) -> Range<usize> {
+        0..self.hidden
+    }
+
+    /// The columns of part `part`.
+    pub const fn part(self, part: usize) -> Range<usize> {
+        (1 + part) * self.hidden..(2 + part) * self.hidden
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_embedding_and_the_parts_share_a_row_without_a_gap() {
+        let row = PictureRow { hidden: 5, parts: 3 };
+        assert_eq!((row.embedding(), row.part(0), row.part(2), row.width()), (0..5, 5..10, 15..20, 20));
+        assert_eq!(PictureRow::of_width(20, 5), row);
+        assert_eq!(PictureRow::of_width(5, 5), PictureRow::plain(5));
+    }
+}

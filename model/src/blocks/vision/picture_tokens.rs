@@ -1,0 +1,40 @@
+//! The placeholder tokens of a `config.json`.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use crate::blocks::ConfigError;
+
+/// The tokens that stand for pictures and videos.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PictureTokens {
+    /// Stands for one merged patch of a picture.
+    pub image: u32,
+    /// Stands for one merged patch of a video's step; `None` if the checkpoint has no such token.
+    pub video: Option<u32>,
+}
+
+/// Defaults of Qwen's configuration classes.
+const IMAGE: u32 = 151_655;
+const VIDEO: u32 = 151_656;
+
+impl PictureTokens {
+    /// Reads `image_token_id` and `video_token_id`. Both must be among the `vocabulary` ids.
+    pub fn read(config: &Map<String, Value>, vocabulary: usize) -> Result<Self, ConfigError> {
+        let token = |field: &str| config.get(field).map(u32::deserialize).transpose();
+        let image = token("image_token_id")?.unwrap_or(IMAGE);
+        let default = Some(VIDEO).filter(|token| (*token as usize) < vocabulary);
+        let video = token("video_token_id")?.or(default);
+        for (field, token) in [("image_token_id", Some(image)), ("video_token_id", video)] {
+            if let Some(token) = token.filter(|token| *token as usize >= vocabulary) {
+                let text = format!("{field} is {token}, but vocab_size is {vocabulary}");
+                return Err(ConfigError::Contradiction(text));
+            }
+        }
+        if video == Some(image) {
+            let text = format!("image_token_id and video_token_id are both {image}");
+            return Err(ConfigError::Contradiction(text));
+        }
+        Ok(PictureTokens { image, video })
+    }
+}

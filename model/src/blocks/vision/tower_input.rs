@@ -1,0 +1,48 @@
+//! What a vision tower reads, and whether a checkpoint's processors cut that.
+
+use bursar_kernels::ops::patchify::{CHANNELS, PatchSize};
+
+use crate::{MergeSize, blocks::ConfigError, processor::ImageProcessorConfig};
+
+/// What a tower reads, under the names that `vision_config` has for it.
+#[derive(Clone, Copy, Debug)]
+pub struct TowerInput {
+    /// Pixels and frames of a patch.
+    pub patch: PatchSize,
+    /// How patches merge into tokens.
+    pub merge: MergeSize,
+    /// Colour channels of a pixel.
+    pub channels: usize,
+}
+
+impl TowerInput {
+    /// Refuses processors whose patches differ from those that the tower reads, and a checkpoint without a processor of
+    /// pictures.
+    pub fn check(
+        &self,
+        images: Option<&ImageProcessorConfig>,
+        videos: Option<&ImageProcessorConfig>,
+    ) -> Result<(), ConfigError> {
+        let images = images.ok_or_else(|| {
+            let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
+            ConfigError::Contradiction(text.to_owned())
+        })?;
+        self.check_one("image", images)?;
+        videos.map_or(Ok(()), |videos| self.check_one("video", videos))
+    }
+
+    fn check_one(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {
+        let pairs = [
+            ("patch_size", self.patch.side, processor.patch_size as usize),
+            ("spatial_merge_size", self.merge.side(), processor.merge_size as usize),
+            ("temporal_patch_size", self.patch.frames, processor.temporal_patch_size as usize),
+            ("in_channels", self.channels, CHANNELS),
+        ];
+        match pairs.iter().find(|(_, tower, processor)| tower != processor) {
+            None => Ok(()),
+            Some((field, tower, processor)) => Err(ConfigError::Contradiction(format!(
+                "vision_config.{field} is {tower}, but the {what} processor's is {processor}"
+            ))),
+        }
+    }
+}
