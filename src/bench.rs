@@ -11,6 +11,7 @@ mod workload;
 
 use std::{
     process::ExitCode,
+    sync::Arc,
     time::{Duration, Instant, SystemTime},
 };
 
@@ -18,7 +19,11 @@ use bursar::{
     Bytes, LoadOptions, ModelSource, Runtime, RuntimeConfig,
     crates::{
         kernels::{KernelError, Target, Work},
-        model::{LoadError, Model, checkpoint::Checkpoint},
+        model::{
+            LoadError, Model,
+            checkpoint::{Checkpoint, CheckpointSource},
+            registry::{self, FamilyConfig},
+        },
     },
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -66,8 +71,12 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
 
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
-    let (source, workload) = (options.model.source(seed)?, options.workload());
-    let load = LoadOptions { profiles: device.said_profiles(), ..options.load(device.blas())? };
+    let source = options.model.source(seed)?;
+    let workload = match patch_side(&source).await {
+        Some(patch) => options.workload().of_patches(patch),
+        None => options.workload(),
+    };
+    let load = LoadOptions { profiles: device.said_profiles(), ..options.load(&workload, device.blas())? };
     options.knobs.tell_notes()?;
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config).await?;
@@ -142,6 +151,17 @@ fn bar(shown: bool) -> ProgressBar {
     bar
 }
 
+/// Pixels along a side of the model's patches, if it takes pictures. What is wrong with its settings, loading says.
+async fn patch_side(source: &ModelSource) -> Option<u32> {
+    let origin = source.origin().clone();
+    let side = move || {
+        let random = registry::without_weights(origin.bring_settings().ok()?).ok()?;
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).ok()?;
+        Some(FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32)
+    };
+    tokio::task::spawn_blocking(side).await.ok()?
+}
+
 /// The model without its weights.
 async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> {
     let plan = move || {
@@ -158,7 +178,7 @@ async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> 
 }
 
 struct Bench {
-    workload: &'static Workload,
+    workload: Workload,
     meter: Meter,
     planner: Planner,
     rates: Option<Rates>,
@@ -196,7 +216,7 @@ impl Bench {
             }
         }
         if options.wants(Part::Pictures) {
-            for pictures in workload.pictures {
+            for pictures in &workload.pictures {
                 for &reply in pictures.replies {
                     self.pictures(pictures, reply).await?;
                 }
@@ -207,7 +227,7 @@ impl Bench {
 
     /// Times long replies, subtracts one-token replies, and divides by the steps.
     async fn decode(&mut self, batch: usize) -> Result<(), Failure> {
-        let Workload { context, steps, .. } = *self.workload;
+        let Workload { context, steps, .. } = self.workload;
         let id = format!("decode_{batch}");
         let name = format!("decode, a step of batch {batch} at {context} to {}", context + steps);
         let prompts = Prompts { count: batch, length: context };

@@ -52,13 +52,12 @@ impl Options {
         self.only.is_empty() || self.only.contains(&part)
     }
 
-    pub fn workload(&self) -> &'static Workload {
-        if self.quick { &QUICK } else { &FULL }
+    pub fn workload(&self) -> Workload {
+        if self.quick { QUICK } else { FULL }
     }
 
     /// Load options: the envelope follows from the figures unless a knob sets it.
-    pub fn load(&self, blas: BlasSearch) -> Result<LoadOptions, Failure> {
-        let workload = self.workload();
+    pub fn load(&self, workload: &Workload, blas: BlasSearch) -> Result<LoadOptions, Failure> {
         let (envelope, requests) = (Some(workload.envelope()), workload.requests());
         self.knobs.over(LoadOptions { envelope, requests, blas, ..LoadOptions::default() })
     }

@@ -49,13 +49,14 @@ pub struct Workload {
     pub batches: &'static [usize],
     /// Prompts answered with one token.
     pub prefill: &'static [Prompts],
-    pub pictures: &'static [Pictures],
+    pub pictures: [Pictures; 2],
+    /// Pixels along a patch's side.
+    pub patch: u32,
     /// Tokens in a step.
     pub step_tokens: usize,
 }
 
-/// The same workload as vLLM's on the same card: see `benches/README.md`. Picture sides are whole patches, so none is
-/// resized.
+/// The same workload as vLLM's on the same card: see `benches/README.md`.
 pub const FULL: Workload = Workload {
     context: 512,
     steps: 128,
@@ -65,10 +66,11 @@ pub const FULL: Workload = Workload {
         Prompts { count: 32, length: 2048 },
         Prompts { count: 8, length: 8000 },
     ],
-    pictures: &[
+    pictures: [
         Pictures { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
         Pictures { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
+    patch: 14,
     step_tokens: Envelope::gpu().step_tokens,
 };
 
@@ -78,33 +80,39 @@ pub const QUICK: Workload = Workload {
     steps: 16,
     batches: &[1, 4, 16],
     prefill: &[Prompts { count: 4, length: 64 }, Prompts { count: 2, length: 256 }],
-    pictures: &[
+    pictures: [
         Pictures { count: 4, width: 224, height: 224, replies: &[1, 8] },
         Pictures { count: 2, width: 448, height: 336, replies: &[1, 8] },
     ],
+    patch: 14,
     step_tokens: 256,
 };
 
-/// Pixels along a patch's side, and how patches merge into tokens, in every served family. The envelope must be chosen
-/// before the model is known; for a family that differs it is merely another envelope.
-const PATCH: u32 = 14;
+/// How patches merge into tokens in every served family.
 const MERGE: MergeSize = MergeSize::new(2);
 
 /// Tokens around a picture, for the turn's markers and the question, at worst one token a byte.
 const AROUND: usize = 128;
 
-impl Pictures {
-    /// Patches of each picture.
-    pub fn patches(&self) -> usize {
-        (self.width / PATCH) as usize * (self.height / PATCH) as usize
-    }
-
-    fn tokens(&self) -> usize {
-        MERGE.tokens(self.patches())
-    }
-}
-
 impl Workload {
+    /// The same for a model with patches of `patch` pixels: each picture's sides become the nearest whole number of merged
+    /// patches, so that none is resized.
+    pub fn of_patches(self, patch: u32) -> Workload {
+        let factor = patch * MERGE.side() as u32;
+        let whole = |side: u32| (side + factor / 2) / factor * factor;
+        let pictures = self.pictures.map(|pictures| Pictures {
+            width: whole(pictures.width),
+            height: whole(pictures.height),
+            ..pictures
+        });
+        Workload { pictures, patch, ..self }
+    }
+
+    /// Patches of each picture.
+    pub fn patches(&self, pictures: &Pictures) -> usize {
+        (pictures.width / self.patch) as usize * (pictures.height / self.patch) as usize
+    }
+
     /// The most requests that run at once.
     pub fn requests(&self) -> usize {
         let prompts = self.prefill.iter().map(|prompts| prompts.count);
@@ -115,11 +123,12 @@ impl Workload {
     /// The smallest envelope that admits everything at once.
     pub fn envelope(&self) -> Envelope {
         let of_text = self.prefill.iter().map(|prompts| prompts.length + 1).chain([self.context + self.steps + 1]);
-        let of_pictures = self
-            .pictures
-            .iter()
-            .map(|pictures| pictures.tokens() + AROUND + pictures.replies.iter().copied().max().unwrap_or_default());
-        let largest = self.pictures.iter().map(Pictures::patches).max().unwrap_or(MERGE.patches_per_token());
+        let of_pictures = self.pictures.iter().map(|pictures| {
+            let reply = pictures.replies.iter().copied().max().unwrap_or_default();
+            MERGE.tokens(self.patches(pictures)) + AROUND + reply
+        });
+        let patches = self.pictures.iter().map(|pictures| self.patches(pictures));
+        let largest = patches.max().unwrap_or(MERGE.patches_per_token());
         Envelope {
             context_tokens: of_text.chain(of_pictures).max().unwrap_or(2).next_power_of_two(),
             sequences: self.requests(),
@@ -147,30 +156,33 @@ mod tests {
 
     #[test]
     fn the_envelope_admits_everything_at_once() {
-        for workload in [FULL, QUICK] {
+        for workload in [FULL, QUICK, FULL.of_patches(16), QUICK.of_patches(16)] {
             let envelope = workload.envelope();
             envelope.check().expect("limits that go together");
             assert!(workload.batches.iter().all(|batch| *batch <= envelope.sequences));
             assert!(workload.prefill.iter().all(|prompts| prompts.length < envelope.context_tokens));
-            for pictures in workload.pictures {
-                assert!(pictures.patches() <= envelope.picture_patches);
-                let (width, height) = (pictures.width, pictures.height);
-                assert!(width.is_multiple_of(28) && height.is_multiple_of(28), "{width} x {height} would be resized");
+            for pictures in &workload.pictures {
+                assert!(workload.patches(pictures) <= envelope.picture_patches);
             }
         }
         assert_eq!(FULL.envelope().context_tokens, 8192, "as the peer's");
     }
 
     #[test]
-    fn no_picture_of_the_full_workload_is_resized_for_7b() {
-        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
-        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-        let processor = checkpoint.image_processor.expect("it takes pictures");
-        let pixels = FULL.envelope().picture_patches as u64 * u64::from(PATCH).pow(2);
-        let processor = processor.limited(pixels).expect("a limit");
-        for pictures in FULL.pictures {
-            let plan = processor.plan(pictures.width, pictures.height).expect("a picture of usual sides");
-            assert_eq!((plan.resized, plan.patches), (plan.source, pictures.patches()));
+    fn no_picture_of_the_full_workload_is_resized() {
+        for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
+            let workload = FULL.of_patches(patch);
+            let random = random_checkpoint(shape, 0).expect("a known shape");
+            let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+            let processor = checkpoint.image_processor.expect("it takes pictures");
+            let pixels = workload.envelope().picture_patches as u64 * u64::from(patch).pow(2);
+            let processor = processor.limited(pixels).expect("a limit");
+            for pictures in &workload.pictures {
+                let plan = processor.plan(pictures.width, pictures.height).expect("a picture of usual sides");
+                assert_eq!((plan.resized, plan.patches), (plan.source, workload.patches(pictures)), "{shape}");
+            }
         }
+        let [square, wide] = FULL.of_patches(16).pictures.map(|pictures| (pictures.width, pictures.height));
+        assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "as near as can be");
     }
 }

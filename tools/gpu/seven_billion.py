@@ -112,6 +112,11 @@ def settings_of_qwen3_vl(tiny):
     return config, processor
 
 
+# Beside them in a folder of Qwen3-VL.
+VIDEO_PROCESSOR = {
+    "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
+    "size": {"shortest_edge": 4096, "longest_edge": 25165824}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+}  # fmt: skip
 SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_qwen3_vl}
 
 
@@ -119,6 +124,8 @@ def write_settings(folder, config, processor):
     """All files of a checkpoint but the weights."""
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", processor)
+    if config["model_type"] == "qwen3_vl":
+        write_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
     write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
     (folder / "tokenizer.json").write_bytes(gzip.decompress((GOLDEN / "qwen2_5_tokenizer/tokenizer.json.gz").read_bytes()))
