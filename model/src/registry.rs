@@ -14,7 +14,9 @@ use crate::{
     },
     checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
     error::CheckpointError,
-    families::{Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen3},
+    families::{
+        Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl,
+    },
     flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
     text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
@@ -72,8 +74,8 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
     let mut files = vec![("tokenizer.json", byte_level::tokenizer(0, &[]))];
     let has_processor =
         source.read("preprocessor_config.json")?.is_some() || source.read("processor_config.json")?.is_some();
-    if let (false, Some(processor)) = (has_processor, released_processor(&config)) {
-        files.push(("preprocessor_config.json", processor.to_string().into_bytes()));
+    if !has_processor {
+        files.extend(released_processors(&config).unwrap_or_default());
     }
     Ok(RandomCheckpoint::over(source, files))
 }
@@ -128,8 +130,8 @@ macro_rules! families {
             None$(.or_else(|| files::<$folder::Config>(name)))*
         }
 
-        fn released_processor(config: &Value) -> Option<Value> {
-            None$(.or_else(|| <$folder::Config as Settings>::released_processor(config)))*
+        fn released_processors(config: &Value) -> Option<Files> {
+            None$(.or_else(|| <$folder::Config as Settings>::released_processors(config)))*
         }
 
         /// Every architecture, with its `model_type`.
@@ -175,6 +177,14 @@ macro_rules! families {
             fn pictures(&self) -> Option<PictureSettings> {
                 match self {
                     $(FamilyConfig::$name(config) => config.pictures(),)*
+                }
+            }
+
+            /// Writes videos into a rendered prompt, in a family whose prompts have text between the steps of a video. The
+            /// others leave it as it is.
+            pub fn write_videos(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+                match self {
+                    $(FamilyConfig::$name(config) => config.write_videos(rendered, visuals),)*
                 }
             }
 
@@ -237,6 +247,10 @@ macro_rules! families {
 families! {
     /// Qwen2.5-VL: pictures, videos and text.
     Qwen2_5Vl: qwen2_5_vl;
+    /// Qwen2-VL: pictures, videos and text.
+    Qwen2Vl: qwen2_vl;
+    /// Qwen3-VL without experts: pictures, videos and text.
+    Qwen3Vl: qwen3_vl;
     /// Qwen2 and Qwen2.5: text only.
     Qwen2: qwen2;
     /// Qwen3 without experts: text only.

@@ -37,10 +37,12 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
 from transformers.vision_utils import get_vision_window_index
 
 HERE = Path(__file__).parent
@@ -132,6 +134,70 @@ def qwen2_5_vl_template():
         "        {%- endfor -%}\n"
         "    {%- endif -%}\n"
         "    {{- '<|im_end|>\\n' -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+    )
+
+
+def qwen3_vl_template():
+    """Our own wording of the chat template that Qwen/Qwen3-VL-*-Instruct ships: it renders the same text. (Compared with
+    the released one as a test of TensorSharp, github.com/zhongkaifu/TensorSharp, quotes it from the official GGUF file,
+    SHA-256 3636d0f0bd6bef02654cdffdc447b79cb2cef8ab02cc75267345946291a489e4.)"""
+    return (
+        "{%- set seen = namespace(pictures=0, videos=0) -%}\n"
+        "{%- macro words(content) -%}\n"
+        "    {%- if content is string -%}{{- content -}}\n"
+        "    {%- else -%}{%- for part in content if 'text' in part -%}{{- part.text -}}{%- endfor -%}{%- endif -%}\n"
+        "{%- endmacro -%}\n"
+        "{%- macro shown(content) -%}\n"
+        "    {%- if content is string -%}\n"
+        "        {{- content -}}\n"
+        "    {%- else -%}\n"
+        "        {%- for part in content -%}\n"
+        "            {%- if part.type == 'image' or 'image' in part or 'image_url' in part -%}\n"
+        "                {%- set seen.pictures = seen.pictures + 1 -%}\n"
+        "                {%- if add_vision_id -%}{{- 'Picture ' ~ seen.pictures ~ ': ' -}}{%- endif -%}\n"
+        "                {{- '<|vision_start|><|image_pad|><|vision_end|>' -}}\n"
+        "            {%- elif part.type == 'video' or 'video' in part -%}\n"
+        "                {%- set seen.videos = seen.videos + 1 -%}\n"
+        "                {%- if add_vision_id -%}{{- 'Video ' ~ seen.videos ~ ': ' -}}{%- endif -%}\n"
+        "                {{- '<|vision_start|><|video_pad|><|vision_end|>' -}}\n"
+        "            {%- elif 'text' in part -%}\n"
+        "                {{- part.text -}}\n"
+        "            {%- endif -%}\n"
+        "        {%- endfor -%}\n"
+        "    {%- endif -%}\n"
+        "{%- endmacro -%}\n"
+        "{%- set opens = messages[0].role == 'system' -%}\n"
+        "{%- if opens or tools -%}{{- '<|im_start|>system\\n' -}}{%- endif -%}\n"
+        "{%- if opens -%}{{- words(messages[0].content) -}}{%- endif -%}\n"
+        "{%- if tools -%}\n"
+        "    {%- if opens -%}{{- '\\n\\n' -}}{%- endif -%}\n"
+        "    {{- '# Tools\\n\\nYou may call one or more functions to assist with the user query.\\n\\nYou are provided with '\n"
+        "        ~ 'function signatures within <tools></tools> XML tags:\\n<tools>' -}}\n"
+        "    {%- for tool in tools -%}{{- '\\n' ~ (tool | tojson) -}}{%- endfor -%}\n"
+        "    {{- '\\n</tools>\\n\\nFor each function call, return a json object with function name and arguments within '\n"
+        "        ~ '<tool_call></tool_call> XML tags:\\n<tool_call>\\n{\"name\": <function-name>, \"arguments\": '\n"
+        "        ~ '<args-json-object>}\\n</tool_call>' -}}\n"
+        "{%- endif -%}\n"
+        "{%- if opens or tools -%}{{- '<|im_end|>\\n' -}}{%- endif -%}\n"
+        "{%- for message in messages -%}\n"
+        "    {%- if message.role == 'user' -%}\n"
+        "        {{- '<|im_start|>user\\n' ~ shown(message.content) ~ '<|im_end|>\\n' -}}\n"
+        "    {%- elif message.role == 'assistant' -%}\n"
+        "        {{- '<|im_start|>assistant\\n' ~ words(message.content) -}}\n"
+        "        {%- for call in message.tool_calls or [] -%}\n"
+        "            {%- if message.content or not loop.first -%}{{- '\\n' -}}{%- endif -%}\n"
+        "            {%- set call = call.function or call -%}\n"
+        "            {%- set given = call.arguments if call.arguments is string else call.arguments | tojson -%}\n"
+        "            {{- '<tool_call>\\n{\"name\": \"' ~ call.name ~ '\", \"arguments\": ' ~ given ~ '}\\n</tool_call>' -}}\n"
+        "        {%- endfor -%}\n"
+        "        {{- '<|im_end|>\\n' -}}\n"
+        "    {%- elif message.role == 'tool' -%}\n"
+        "        {%- if loop.first or loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}\n"
+        "        {{- '\\n<tool_response>\\n' ~ shown(message.content) ~ '\\n</tool_response>' -}}\n"
+        "        {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}\n"
+        "    {%- endif -%}\n"
         "{%- endfor -%}\n"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
     )
@@ -259,6 +325,9 @@ def make_templates(qwen2_5_config):
                     qwen2_5, text_conversations()),
         "qwen2_5_vl": ("our own wording of Qwen/Qwen2.5-VL-*-Instruct's; renders the same text",
                        qwen2_5_vl_template(), picture_conversations()),
+        "qwen3_vl": ("our own wording of Qwen/Qwen3-VL-*-Instruct's; renders the same text",
+                     qwen3_vl_template(), picture_conversations() + [
+                         case for case in text_conversations() if case[0] not in ("two_turns", "system_prompt")]),
         "qwq": ("Qwen2.5's template, edited by make.py to render what Qwen/QwQ-32B's renders",
                 qwq_template(qwen2_5), text_conversations()),
     }  # fmt: skip
@@ -374,8 +443,8 @@ class Weights:
         values = mean + deviation * self.random.standard_normal(size)
         self.tensors[name] = torch.from_numpy(values.astype(np.float32)).to(self.dtype)
 
-    def linear(self, name, rows, columns, gain=1.0):
-        self.matrix(f"{name}.weight", rows, columns, gain=gain)
+    def linear(self, name, rows, *columns, gain=1.0):
+        self.matrix(f"{name}.weight", rows, *columns, gain=gain)
         self.vector(f"{name}.bias", rows)
 
     def decoder(self, config, embedding_deviation, biases=("q", "k", "v"), head_norms=False):
@@ -402,6 +471,48 @@ class Weights:
             project("mlp.up", config["intermediate_size"], hidden, gain=1.5)
             project("mlp.down", hidden, config["intermediate_size"], gain=1.5)
         self.vector("model.norm.weight", hidden, mean=1.0)
+
+    def layer_norm(self, name, size):
+        self.vector(f"{name}.weight", size, mean=1.0)
+        self.vector(f"{name}.bias", size)
+
+    def qwen3_vision(self, config):
+        """Qwen3-VL's tower."""
+        hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
+        patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        self.linear("visual.patch_embed.proj", hidden, *patch, gain=1.5)
+        # As large as the patches, so that a wrong place shows.
+        self.matrix("visual.pos_embed.weight", config["num_position_embeddings"], hidden, gain=math.sqrt(hidden))
+        for block in range(config["depth"]):
+            at = f"visual.blocks.{block}"
+            self.layer_norm(f"{at}.norm1", hidden)
+            self.linear(f"{at}.attn.qkv", 3 * hidden, hidden, gain=1.4)
+            self.linear(f"{at}.attn.proj", hidden, hidden, gain=1.5)
+            self.layer_norm(f"{at}.norm2", hidden)
+            self.linear(f"{at}.mlp.linear_fc1", config["intermediate_size"], hidden, gain=1.5)
+            self.linear(f"{at}.mlp.linear_fc2", hidden, config["intermediate_size"], gain=1.5)
+        deep = [f"visual.deepstack_merger_list.{part}" for part in range(len(config["deepstack_visual_indexes"]))]
+        for at in ["visual.merger", *deep]:
+            self.layer_norm(f"{at}.norm", merged if at in deep else hidden)
+            self.linear(f"{at}.linear_fc1", merged, merged)
+            self.linear(f"{at}.linear_fc2", config["out_hidden_size"], merged, gain=1.5)
+
+    def qwen2_vision(self, config):
+        """Qwen2-VL's tower."""
+        hidden, merged = config["embed_dim"], config["embed_dim"] * config["spatial_merge_size"] ** 2
+        patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        self.matrix("visual.patch_embed.proj.weight", hidden, *patch, gain=1.5)
+        for block in range(config["depth"]):
+            at = f"visual.blocks.{block}"
+            self.layer_norm(f"{at}.norm1", hidden)
+            self.linear(f"{at}.attn.qkv", 3 * hidden, hidden, gain=1.4)
+            self.linear(f"{at}.attn.proj", hidden, hidden, gain=1.5)
+            self.layer_norm(f"{at}.norm2", hidden)
+            self.linear(f"{at}.mlp.fc1", config["mlp_ratio"] * hidden, hidden, gain=1.5)
+            self.linear(f"{at}.mlp.fc2", hidden, config["mlp_ratio"] * hidden, gain=1.5)
+        self.layer_norm("visual.merger.ln_q", hidden)
+        self.linear("visual.merger.mlp.0", merged, merged)
+        self.linear("visual.merger.mlp.2", config["hidden_size"], merged, gain=1.5)
 
     def vision(self, config):
         hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
@@ -539,6 +650,101 @@ def write_qwen2_5_vl_bare(folder, real_config, seed):
     weights.quieten("model.embed_tokens.weight", ids["<|endoftext|>"])
     new = lambda name: re.sub(r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # noqa: E731
     write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
+
+
+QWEN3_VL = {  # name: seed, heads of the tower, elements of a head, its depth, where parts are taken, layers, is tied
+    "qwen3_vl": (9, 2, 64, 4, [0, 2, 3], 4, True),  # as in 2B and 4B
+    "qwen3_vl_72": (1, 2, 72, 3, [0, 1, 2], 3, False),  # as in 8B and 32B; a part is added behind the last layer too
+}
+
+
+QWEN3_VL_72 = (["several_images", "two_turns"], ["video_even"])  # the cases of the second
+
+
+def write_qwen3_vl(name, real_config):
+    """Limits of pixels are `size`, as released, those of videos of a whole video."""
+    folder, (seed, heads, head_dim, depth, deepstack, layers, tied) = HERE / name, QWEN3_VL[name]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, qwen3_vl_template())
+    text_config = {
+        "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": ids["<|endoftext|>"], "dtype": "bfloat16",
+        "eos_token_id": ids["<|im_end|>"], "head_dim": 128, "hidden_act": "silu", "hidden_size": 64,
+        "initializer_range": 0.02, "intermediate_size": 92, "max_position_embeddings": 4096, "model_type": "qwen3_vl_text",
+        "num_attention_heads": 4, "num_hidden_layers": layers, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
+        "rope_theta": 5000000, "use_cache": True, "vocab_size": 384}  # fmt: skip
+    vision_config = {
+        "deepstack_visual_indexes": deepstack, "depth": depth, "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": heads * head_dim, "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 80,
+        "model_type": "qwen3_vl", "num_heads": heads, "num_position_embeddings": 144, "out_hidden_size": 64,
+        "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+    write_json(folder / "config.json", {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "model_type": "qwen3_vl", "text_config": text_config, "tie_word_embeddings": tied,
+        "transformers_version": "4.57.0.dev0", "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "vision_config": vision_config, "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
+        "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>")})  # fmt: skip
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": True,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "top_k": 20, "top_p": 0.8,
+        "repetition_penalty": 1.0, "temperature": 0.7, "transformers_version": "4.56.0"})  # fmt: skip
+    patches = {"patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+               "processor_class": "Qwen3VLProcessor"}  # fmt: skip
+    write_json(folder / "preprocessor_config.json", patches | {
+        "size": {"shortest_edge": 6 * 32**2, "longest_edge": 40 * 32**2}, "image_processor_type": "Qwen2VLImageProcessorFast"})
+    write_json(folder / "video_preprocessor_config.json", patches | {
+        "size": {"shortest_edge": 12 * 32**2, "longest_edge": 60 * 32**2}, "video_processor_type": "Qwen3VLVideoProcessor"})
+    (folder / "chat_template.jinja").write_text(qwen3_vl_template(), encoding="utf-8")
+    weights = Weights(seed, torch.bfloat16, levels=3, width=1.2)
+    weights.qwen3_vision(vision_config)
+    weights.decoder(text_config, embedding_deviation=0.4 if tied else 1.0, biases="", head_norms=True)
+    output = "model.embed_tokens.weight" if tied else "lm_head.weight"
+    if not tied:
+        weights.matrix("lm_head.weight", 384, 64, gain=3.0)
+    weights.quieten(output, ids["<|endoftext|>"])
+    new = lambda name: name if name == "lm_head.weight" else re.sub(  # noqa: E731
+        r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # fmt: skip
+    write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
+
+
+QWEN2_VL = {"qwen2_vl": 3}  # its seed
+
+
+def write_qwen2_vl(name, real_config):
+    """As released: text fields on top, `in_chans`, widths of the MLP by its ratio, and nothing said of the activation."""
+    folder = HERE / name
+    folder.mkdir(parents=True, exist_ok=True)
+    template = qwen2_5_vl_template()  # Qwen2-VL's renders the same text
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, template)
+    vision_config = {"depth": 2, "embed_dim": 160, "mlp_ratio": 2, "num_heads": 2, "in_chans": 3, "hidden_size": 128,
+                     "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2}  # fmt: skip
+    config = {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"], "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"), "vision_token_id": tokenizer.token_to_id("<|vision_pad|>"),
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"), "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "hidden_act": "silu", "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 92,
+        "max_position_embeddings": 4096, "max_window_layers": 2, "model_type": "qwen2_vl", "num_attention_heads": 1,
+        "num_hidden_layers": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.41.2",
+        "use_cache": True, "use_sliding_window": False, "vision_config": vision_config,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 384}  # fmt: skip
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": True,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "temperature": 0.01, "top_p": 0.001, "top_k": 1,
+        "transformers_version": "4.37.0"})  # fmt: skip
+    write_json(folder / "preprocessor_config.json", {
+        "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor"})  # fmt: skip
+    write_json(folder / "chat_template.json", {"chat_template": template})
+    weights = Weights(QWEN2_VL[name], torch.bfloat16, levels=3, width=1.2)
+    weights.qwen2_vision(vision_config)
+    weights.decoder(config, embedding_deviation=1.0)
+    weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
+    weights.quieten("lm_head.weight", ids["<|endoftext|>"])
+    write_shards(folder, weights.tensors, 1)
 
 
 def write_qwen2(folder, real_config, seed):
@@ -804,8 +1010,23 @@ def clean_checks(checks):
     return {key: float(f"{value:.0e}") for key, value in checks.items()}
 
 
+def tower_rows(model, pixels, grids):
+    """What a tower leaves for each merged patch: its embedding, and behind it Qwen3-VL's parts for the decoder's layers."""
+    found = model.model.visual(pixels, grids)
+    return torch.cat([found.pooler_output, *(getattr(found, "deepstack_features", None) or [])], -1)
+
+
+def recorded_windows(grids):
+    """Qwen2.5-VL's windows of pictures of these grids: facts, tensors."""
+    window_index, window_ends = get_vision_window_index(grids, MERGE, 112, PATCH)
+    sizes = sorted(set(window_ends.diff().tolist()))
+    print(f"  {'':18} windows of {sizes} patches (64 is a full one)")
+    facts = {"window_patches": window_ends.diff().tolist()}
+    return facts, {"window_index": window_index, "window_ends": window_ends.long()}
+
+
 @torch.no_grad()
-def record_qwen2_5_vl(root, checkpoint="qwen2_5_vl", names=None):
+def record_pictures(root, checkpoint, kind, names=None):
     """Records `names` of the cases, or all of them."""
     folder, cases = root / checkpoint, root / checkpoint / "cases"
     pictures = root / "pictures"
@@ -813,7 +1034,7 @@ def record_qwen2_5_vl(root, checkpoint="qwen2_5_vl", names=None):
         write_png(pictures / file, draw_scene(width, height, seed))
     processor = AutoProcessor.from_pretrained(folder)
     assert processor.image_processor.backend == "torchvision"
-    oracle = Oracle(Qwen2_5_VLForConditionalGeneration, folder)
+    oracle = Oracle(kind, folder)
     image_token = oracle.model.config.image_token_id
     embeddings_stored = set()
     for name, messages in qwen2_5_vl_cases().items():
@@ -833,24 +1054,24 @@ def record_qwen2_5_vl(root, checkpoint="qwen2_5_vl", names=None):
             grids = inputs["image_grid_thw"]
             positions, delta = oracle.model.model.get_rope_index(
                 inputs["input_ids"], mm_token_type_ids=inputs["mm_token_type_ids"], image_grid_thw=grids)  # fmt: skip
-            visual = oracle.model.model.visual
-            embeddings = visual(inputs["pixel_values"], grids).pooler_output
-            exact = oracle.exact.model.visual(inputs["pixel_values"].double(), grids).pooler_output
+            embeddings = tower_rows(oracle.model, inputs["pixel_values"], grids)
+            exact = tower_rows(oracle.exact, inputs["pixel_values"].double(), grids)
             checks["vision_f32_vs_f64"] = relative(embeddings, exact)
             assert checks["vision_f32_vs_f64"] < 1e-5, checks
-            window_index, window_ends = get_vision_window_index(grids, MERGE, 112, PATCH)
-            sizes = sorted(set(window_ends.diff().tolist()))
-            print(f"  {'':18} grids {grids.tolist()}, windows of {sizes} patches (64 is a full one)")
-            facts["window_patches"] = window_ends.diff().tolist()
-            tensors |= {"image_grid_thw": grids, "window_index": window_index, "window_ends": window_ends.long()}
+            print(f"  {'':18} grids {grids.tolist()}")
+            tensors["image_grid_thw"] = grids
+            if kind is Qwen2_5_VLForConditionalGeneration:
+                more, windows = recorded_windows(grids)
+                facts |= more
+                tensors |= windows
             # Embeddings are kept once a picture: a later case with the same pictures must give the same rows.
             rows = grids.prod(1).div(MERGE**2, rounding_mode="floor").tolist()
             for file, chunk in zip(files, embeddings.split(rows)):
                 if file not in embeddings_stored:
-                    tensors[f"vision_embeddings.{file}"] = chunk  # [patches / 4, hidden], in reading order
+                    tensors[f"vision_embeddings.{file}"] = chunk  # [patches / 4, width], in reading order
                     embeddings_stored.add(file)
             if name == "same_image_twice":  # the smallest picture; image_processor/ has the others' resized bytes
-                tensors[f"pixel_values.{files[0]}"] = inputs["pixel_values"][: grids[0].prod()]  # [patches, 1176]
+                tensors[f"pixel_values.{files[0]}"] = inputs["pixel_values"][: grids[0].prod()]  # [patches, values]
         tensors |= {"position_ids": positions[:, 0], "rope_delta": delta[0]}  # [3, tokens], [1]
         facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
@@ -900,27 +1121,30 @@ def video_cases():
 
 def as_released(model, config):
     """Positions of videos as the model was released with (transformers' pull request 35569, by the model's authors), and
-    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, and what follows a video begins behind
-    all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
+    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, or in Qwen2-VL, which has no clock, at
+    `step`, and what follows a video begins behind all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
     pull request 48669), and lets text begin beside a video's later steps, behind rows and columns only."""
     shipped = model.get_rope_index
 
     def get_rope_index(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None,
                        **more):  # fmt: skip
+        clock = getattr(config.vision_config, "tokens_per_second", None)
+        seconds = {} if clock is None else {"second_per_grid_ts": second_per_grid_ts}
         found, delta = shipped(input_ids, mm_token_type_ids=mm_token_type_ids, image_grid_thw=image_grid_thw,
-                               video_grid_thw=video_grid_thw, second_per_grid_ts=second_per_grid_ts, **more)  # fmt: skip
+                               video_grid_thw=video_grid_thw, **seconds, **more)  # fmt: skip
         if video_grid_thw is None:
             return found, delta
         kinds = mm_token_type_ids[0].tolist()
         images = iter([] if image_grid_thw is None else image_grid_thw.tolist())
-        videos = iter(zip(video_grid_thw.tolist(), second_per_grid_ts.tolist(), strict=True))
+        pace = [1.0] * len(video_grid_thw) if clock is None else second_per_grid_ts.tolist()
+        videos = iter(zip(video_grid_thw.tolist(), pace, strict=True))
         pieces, place, begin, videos_seen = [], 0, 0, 0
         while place < len(kinds):
             if kinds[place] == 0:
                 piece = torch.full((3, 1), begin)
             else:
                 (t, h, w), seconds = (next(images), 0.0) if kinds[place] == 1 else next(videos)
-                times = (torch.arange(t) * (config.vision_config.tokens_per_second * seconds)).long()
+                times = (torch.arange(t) * ((clock or 1) * seconds)).long()
                 axes = torch.meshgrid(times, torch.arange(h // MERGE), torch.arange(w // MERGE), indexing="ij")
                 piece = begin + torch.stack(axes).reshape(3, -1)
                 videos_seen += kinds[place] == 2
@@ -936,20 +1160,45 @@ def as_released(model, config):
     model.get_rope_index = get_rope_index
 
 
+def with_times(prompt, shown):
+    """The prompt that Qwen3-VL was released with (transformers 4.57, `processing_qwen3_vl.py`, by the model's authors), and
+    that vLLM makes: its steps, each with its time in front, stand in place of a video's placeholder with the two tokens
+    around it. transformers 5.17 leaves these two around all steps. `shown` has each video's frames and their rate."""
+    for count, frames_per_second in shown:
+        times = [i / frames_per_second for i in range(count)]
+        pairs = [times[i : i + 2] for i in range(0, count, 2)]
+        steps = [f"<{(pair[0] + pair[-1]) / 2:.1f} seconds><|vision_start|><|video|><|vision_end|>" for pair in pairs]
+        prompt = prompt.replace("<|vision_start|><|video_pad|><|vision_end|>", "".join(steps), 1)
+    return prompt.replace("<|video|>", "<|video_pad|>")
+
+
+def without_outer_tokens(processor):
+    """Makes the processor write what `with_times` writes."""
+    shipped = processor.get_text_with_replacements
+    bare = lambda text: text.replace("<|vision_start|><|video_pad|><|vision_end|>", "<|video_pad|>")  # noqa: E731
+    processor.get_text_with_replacements = lambda text, *more, **named: shipped(list(map(bare, text)), *more, **named)
+
+
 @torch.no_grad()
-def record_videos(root):
-    folder, cases, films = root / "qwen2_5_vl", root / "qwen2_5_vl/cases", root / "videos"
+def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGeneration, names=None):
+    folder, cases, films = root / checkpoint, root / checkpoint / "cases", root / "videos"
+    is_timed, is_written = kind is Qwen2_5_VLForConditionalGeneration, kind is Qwen3VLForConditionalGeneration
     frames = {name: list(draw_video(*how)) for name, how in VIDEOS.items()}
     for name, pictures in frames.items():
         for index, frame in enumerate(pictures):
             write_png(films / f"{name}_{index}.png", frame)
     processor = AutoProcessor.from_pretrained(folder)
-    oracle = Oracle(Qwen2_5_VLForConditionalGeneration, folder)
+    oracle = Oracle(kind, folder)
     config = oracle.model.config
-    for model in (oracle.model, oracle.eager, oracle.exact):
-        as_released(model.model, config)
+    if is_written:
+        without_outer_tokens(processor)
+    else:
+        for model in (oracle.model, oracle.eager, oracle.exact):
+            as_released(model.model, config)
     stored = set()
     for name, messages in video_cases().items():
+        if names and name not in names:
+            continue
         contents = [p for m in messages if isinstance(m["content"], list) for p in m["content"]]
         files = [p["image"] for p in contents if p["type"] == "image"]
         shown = [p for p in contents if p["type"] == "video"]
@@ -958,22 +1207,26 @@ def record_videos(root):
         prompt = processor.apply_chat_template(bare, tokenize=False, add_generation_prompt=True)
         images = [Image.open(root / "pictures" / file).convert("RGB") for file in files]
         arrays = [np.stack([np.asarray(frame) for frame in frames[p["video"]]]) for p in shown]
-        metadata = [{"fps": p["frames_per_second"], "total_num_frames": len(a)} for p, a in zip(shown, arrays)]
+        metadata = [{"fps": p["frames_per_second"], "total_num_frames": len(a), "frames_indices": list(range(len(a)))}
+                    for p, a in zip(shown, arrays)]
         options = dict(video_metadata=metadata, do_sample_frames=False, cap_pixels_per_frame=False, return_tensors="pt")
         inputs = dict(processor(text=[prompt], images=images or None, videos=arrays, **options))
         for model in (oracle.model, oracle.eager, oracle.exact):
             model.model.rope_deltas = None
-        tensors, checks = oracle.record(name, inputs, prompt, {config.image_token_id, config.video_token_id})
+        rates = [(len(a), p["frames_per_second"]) for p, a in zip(shown, arrays)]
+        written = with_times(prompt, rates) if is_written else prompt
+        tensors, checks = oracle.record(name, inputs, written, {config.image_token_id, config.video_token_id})
+        seconds = {"second_per_grid_ts": inputs["second_per_grid_ts"]} if is_timed else {}
         positions, delta = oracle.model.model.get_rope_index(
             inputs["input_ids"], mm_token_type_ids=inputs["mm_token_type_ids"], video_grid_thw=inputs["video_grid_thw"],
-            second_per_grid_ts=inputs["second_per_grid_ts"], image_grid_thw=inputs.get("image_grid_thw"))  # fmt: skip
+            image_grid_thw=inputs.get("image_grid_thw"), **seconds)  # fmt: skip
         tensors |= {"position_ids": positions[:, 0], "rope_delta": delta[0], "video_grid_thw": inputs["video_grid_thw"],
-                    "second_per_grid_ts": inputs["second_per_grid_ts"]}  # fmt: skip
+                    **seconds}  # fmt: skip
         if images:
             tensors["image_grid_thw"] = inputs["image_grid_thw"]
         raw = processor.video_processor(videos=arrays, do_rescale=False, do_normalize=False, **options)
         patches = raw["video_grid_thw"].prod(1).tolist()
-        embeddings = oracle.model.model.visual(inputs["pixel_values_videos"], inputs["video_grid_thw"]).pooler_output
+        embeddings = tower_rows(oracle.model, inputs["pixel_values_videos"], inputs["video_grid_thw"])
         split = zip(shown, raw["pixel_values_videos"].split(patches), inputs["pixel_values_videos"].split(patches),
                     embeddings.split([count // MERGE**2 for count in patches]))  # fmt: skip
         for p, rows, values, embedded in split:
@@ -982,14 +1235,15 @@ def record_videos(root):
             stored.add(p["video"])
             assert rows.dtype == torch.uint8
             if p["video"] == "odd":  # all of the smallest one
-                tensors["levels.odd"] = rows  # u8 [patches, 1176]: pixel_values_videos before they are normalised
+                tensors["levels.odd"] = rows  # u8 [patches, values]: pixel_values_videos before they are normalised
             tensors[f"pixel_probes.{p['video']}"] = values.flatten()[::997]  # f32, every 997th value
-            tensors[f"vision_embeddings.{p['video']}"] = embedded  # [patches / 4, hidden]
+            tensors[f"vision_embeddings.{p['video']}"] = embedded  # [patches / 4, width]
         facts = {"messages": messages, "prompt": prompt, "images": files,
                  "videos": [{"name": p["video"], "frames": len(a), "frames_per_second": p["frames_per_second"]}
                             for p, a in zip(shown, arrays)]}  # fmt: skip
         facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
-        print(f"  {'':18} grids {inputs['video_grid_thw'].tolist()}, seconds {inputs['second_per_grid_ts'].tolist()}")
+        facts |= {"written": written} if is_written else {}
+        print(f"  {'':18} grids {inputs['video_grid_thw'].tolist()}, {seconds}")
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
 
 
@@ -1178,7 +1432,13 @@ def make_smart_resize():
         except (ValueError, ZeroDivisionError) as error:
             refused.append({"in": list(row), "error": type(error).__name__, "message": str(error)})
     columns = ["height", "width", "factor", "min_pixels", "max_pixels"]
-    write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused})
+    # Videos as Qwen3-VL counts them: odd lengths, halves of a step, frames thinner than the factor, both bounds.
+    videos = [(f, h, w, 32, low, high) for f in (2, 3, 4, 5, 7, 9, 768) for h, w in [(480, 640), (20, 300), (300, 20), (65, 97), (1080, 1920)]
+              for low, high in [(4096, 25165824), (128 * 1024, 768 * 1024)]]  # fmt: skip
+    sizes = [video_resize(f, h, w, factor=factor, min_pixels=low, max_pixels=high) for f, h, w, factor, low, high in videos]
+    videos = [{"in": list(row), "out": list(size)} for row, size in zip(videos, sizes)]
+    write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused,
+                                            "video_columns": ["frames", *columns], "videos": videos})
 
 
 def make_printed_pictures():
@@ -1351,17 +1611,18 @@ def check_variants():
 def make_config_defaults():
     """What the classes assume of a config.json that leaves everything out."""
     fields = lambda config: {key: value for key, value in config.to_dict().items() if key in NUMBERS}  # noqa: E731
-    vl = Qwen2_5_VLConfig()
+    both = lambda config: {"text": fields(config.text_config), "vision": fields(config.vision_config)}  # noqa: E731
     write_json(HERE / "config_defaults.json", {
         "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
-        "mistral": fields(MistralConfig()), "qwen2_5_vl": {"text": fields(vl.text_config), "vision": fields(vl.vision_config)}})
+        "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()), "qwen3_vl": both(Qwen3VLConfig())})
 
 
 NUMBERS = [
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "depth", "num_heads", "in_channels",
     "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "out_hidden_size",
-    "fullatt_block_indexes",
+    "fullatt_block_indexes", "head_dim", "num_position_embeddings", "deepstack_visual_indexes", "embed_dim",
+    "mlp_ratio",
 ]  # fmt: skip
 
 
@@ -1370,20 +1631,38 @@ def make_bare(real_config):
     check_variants()
     print(BARE)
     write_qwen2_5_vl_bare(HERE / BARE, real_config, SEED_BARE)
-    record_qwen2_5_vl(HERE, BARE, ["single_image"])
+    record_pictures(HERE, BARE, Qwen2_5_VLForConditionalGeneration, ["single_image"])
 
 
 def make_models(real_config):
     print("qwen2_5_vl")
     write_qwen2_5_vl(HERE / "qwen2_5_vl", real_config, SEED_QWEN2_5_VL)
-    record_qwen2_5_vl(HERE)
+    record_pictures(HERE, "qwen2_5_vl", Qwen2_5_VLForConditionalGeneration)
     make_bare(real_config)
     print("qwen2")
     write_qwen2(HERE / "qwen2", real_config, SEED_QWEN2)
     record_text(HERE / "qwen2", Qwen2ForCausalLM)
 
 
-MADE = ["qwen2_5_vl", BARE, "qwen2", *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
+def make_qwen3_vl(real_config):
+    for name in QWEN3_VL:
+        print(name)
+        write_qwen3_vl(name, real_config)
+        names = QWEN3_VL_72 if name == "qwen3_vl_72" else (None, None)
+        record_pictures(HERE, name, Qwen3VLForConditionalGeneration, names[0])
+        record_videos(HERE, name, Qwen3VLForConditionalGeneration, names[1])
+
+
+def make_qwen2_vl(real_config):
+    for name in QWEN2_VL:
+        print(name)
+        write_qwen2_vl(name, real_config)
+        record_pictures(HERE, name, Qwen2VLForConditionalGeneration, QWEN2_VL_CASES[0])
+        record_videos(HERE, name, Qwen2VLForConditionalGeneration, QWEN2_VL_CASES[1])
+
+
+QWEN2_VL_CASES = (["several_images", "two_turns", "text_only"], ["video_odd_slow", "video_fraction", "two_videos"])
+MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
         "config_defaults.json"]
 
 
@@ -1404,6 +1683,8 @@ def main():
         "families": lambda: make_families(real_config),
         "bare": lambda: make_bare(real_config),
         "videos": lambda: record_videos(HERE),
+        "qwen2_vl": lambda: make_qwen2_vl(real_config),
+        "qwen3_vl": lambda: make_qwen3_vl(real_config),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,
         "animations": make_animations,

@@ -62,7 +62,10 @@ impl Preparation {
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
         let tokens = match &chat.tokens {
             Some(tokens) => checked_tokens(chat, context, tokens)?,
-            None => context.prompts.encode(&messages, &template_inputs(chat))?,
+            None => {
+                let written = |rendered| context.family.write_videos(rendered, &grids);
+                context.prompts.encode_rewritten(&messages, &template_inputs(chat), written)?
+            }
         };
         let prompt = context.family.lay_out(tokens, &grids)?;
         let merge = context.family.merge();

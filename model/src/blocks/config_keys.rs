@@ -46,8 +46,13 @@ pub fn over(defaults: &Value, given: &Map<String, Value>) -> Map<String, Value> 
 /// Refuses keys that would change what the model computes and that nothing here follows, unless the value means "none".
 /// `place` is the prefix of the key in a message.
 pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), ConfigError> {
+    refuse_unknown_but(place, given, &[])
+}
+
+/// As [`refuse_unknown`], in a family that follows the keys `followed` of them.
+pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&str]) -> Result<(), ConfigError> {
     let changes = |key: &str| {
-        CHANGING.contains(&key)
+        CHANGING.contains(&key) && !followed.contains(&key)
             || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) && !ROPE.contains(&key)
     };
     match given.iter().find(|(key, value)| changes(key) && !is_neutral(key, value)) {

@@ -62,10 +62,21 @@ pub struct DecoderDefaults {
     pub fields: Value,
     /// Values of `type` or `rope_type` that mean unscaled frequencies in this family.
     pub rope_types: &'static [&'static str],
-    /// Sections if the file has none; `None` for a family whose positions have one axis.
-    pub rope_sections: Option<&'static [usize]>,
+    /// Which axes of a position the pairs of a head follow.
+    pub axes: AxesRule,
     /// What its layers consist of.
     pub layer: LayerKind,
+}
+
+/// Which axes of a position the pairs of a head follow, with the sections for a file that has none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AxesRule {
+    /// Positions have one axis.
+    One,
+    /// So many consecutive pairs follow each axis.
+    Consecutive([usize; 3]),
+    /// The axes take turns as [`PairAxes::Interleaved`] says, until each has as many pairs.
+    Interleaved([usize; 3]),
 }
 
 /// What the layers of a family consist of.
@@ -101,12 +112,24 @@ struct Fields {
 }
 
 impl DecoderConfig {
+    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as in
+    /// releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
+        let Some(text) = config_keys::part(config, "text_config")? else {
+            return DecoderConfig::read("", config, defaults);
+        };
+        config_keys::refuse_unknown("", config)?;
+        let mut decoder = DecoderConfig::read("text_config.", text, defaults)?;
+        decoder.tied_embeddings |= config.get("tie_word_embeddings").is_some_and(|tied| *tied == Value::Bool(true));
+        Ok(decoder)
+    }
+
     /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields' prefix in errors:
     /// empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         config_keys::refuse_unknown(place, given)?;
         let given = config_keys::over(&defaults.fields, given);
-        let rope = RopeConfig::read(place, &given, defaults.rope_types)?;
+        let rope = RopeConfig::read(place, &given, defaults.rope_types, defaults.axes.keys())?;
         let fields: Fields = serde_json::from_value(given.into())?;
         if fields.hidden_act != "silu" {
             let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
@@ -127,11 +150,7 @@ impl DecoderConfig {
                 "a head of {head_dim} elements cannot be rotated in pairs"
             )));
         }
-        let rope_axes = match defaults.rope_sections {
-            // All axes of a text's position are equal, so sections would change nothing.
-            None => PairAxes::Sections(vec![head_dim / 2]),
-            Some(default) => PairAxes::Sections(sections(rope.sections.unwrap_or_else(|| default.to_vec()), head_dim)?),
-        };
+        let rope_axes = defaults.axes.of(place, &rope, head_dim)?;
         let has_bias = fields.attention_bias == Some(true);
         let biases = match defaults.layer {
             LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
@@ -196,13 +215,48 @@ fn refuse_sliding(fields: &Fields) -> Result<(), ConfigError> {
     Ok(())
 }
 
-fn sections(sections: Vec<usize>, head_dim: usize) -> Result<Vec<usize>, ConfigError> {
+impl AxesRule {
+    /// The keys of rotary positions that only this rule reads.
+    fn keys(self) -> &'static [&'static str] {
+        match self {
+            AxesRule::One | AxesRule::Consecutive(_) => &[],
+            AxesRule::Interleaved(_) => &["mrope_interleaved"],
+        }
+    }
+
+    fn of(self, place: &str, rope: &RopeConfig, head_dim: usize) -> Result<PairAxes, ConfigError> {
+        let given = |default: [usize; 3]| sections(rope.sections.as_deref().unwrap_or(&default), head_dim);
+        match self {
+            // All axes of a text's position are equal, so sections would change nothing.
+            AxesRule::One => Ok(PairAxes::Sections(vec![head_dim / 2])),
+            AxesRule::Consecutive(default) => Ok(PairAxes::Sections(given(default)?.to_vec())),
+            AxesRule::Interleaved(default) => {
+                if rope.interleaved == Some(false) {
+                    let (field, value) = (format!("{place}mrope_interleaved"), "false".to_owned());
+                    return Err(ConfigError::Unsupported { field, value, supported: "true" });
+                }
+                let [first, second, third] = given(default)?;
+                // The last turn of an axis is a pair of the head.
+                match 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
+                    true => Ok(PairAxes::Interleaved(second, third)),
+                    false => Err(ConfigError::Contradiction(format!(
+                        "{place}mrope_section {:?} cannot take turns over the {} pairs of a head",
+                        [first, second, third],
+                        head_dim / 2
+                    ))),
+                }
+            }
+        }
+    }
+}
+
+fn sections(sections: &[usize], head_dim: usize) -> Result<[usize; 3], ConfigError> {
     let pairs = sections.iter().try_fold(0usize, |pairs, section| pairs.checked_add(*section));
-    if pairs != Some(head_dim / 2) || sections.len() != 3 {
-        return Err(ConfigError::Contradiction(format!(
+    match <[usize; 3]>::try_from(sections) {
+        Ok(sections) if pairs == Some(head_dim / 2) => Ok(sections),
+        _ => Err(ConfigError::Contradiction(format!(
             "mrope_section {sections:?} does not share the {} pairs of a head among three axes",
             head_dim / 2
-        )));
+        ))),
     }
-    Ok(sections)
 }

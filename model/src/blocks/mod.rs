@@ -5,10 +5,11 @@ pub mod decoder;
 mod decoder_config;
 pub mod decoder_shape;
 pub mod gated_mlp;
+pub mod layer_norm;
 pub mod paged_attention;
 pub mod rope_config;
 pub mod rope_scaling;
 pub mod step_inputs;
 pub mod vision;
 
-pub use decoder_config::{ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};
+pub use decoder_config::{AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};

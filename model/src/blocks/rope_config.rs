@@ -14,6 +14,8 @@ pub struct RopeConfig {
     pub scaling: RopeScaling,
     /// Pairs of elements that rotate with each position axis, if the file has them.
     pub sections: Option<Vec<usize>>,
+    /// Whether the axes take turns, if the file says so.
+    pub interleaved: Option<bool>,
 }
 
 #[derive(Deserialize)]
@@ -31,6 +33,7 @@ struct Inner {
     r#type: Option<String>,
     rope_theta: Option<f64>,
     mrope_section: Option<Vec<usize>>,
+    mrope_interleaved: Option<bool>,
     factor: Option<f64>,
     original_max_position_embeddings: Option<usize>,
     low_freq_factor: Option<f64>,
@@ -68,20 +71,21 @@ const SCALED: [(&str, &[&str]); 3] = [
 impl RopeConfig {
     /// Reads `rope_scaling`, else `rope_parameters`, else neither, and takes the outer `rope_theta` if they have none.
     /// That is the order of transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are
-    /// the values that mean unscaled frequencies. `fields` must have `rope_theta`, if only by default.
-    pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str]) -> Result<Self, ConfigError> {
+    /// the values that mean unscaled frequencies, `more` the keys that this model reads and others do not. `fields` must
+    /// have `rope_theta`, if only by default.
+    pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str], more: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();
         let scaling = outer.rope_scaling.filter(is_there).map(|rope| ("rope_scaling", rope));
         let parameters = outer.rope_parameters.filter(is_there).map(|rope| ("rope_parameters", rope));
         let Some((name, rope)) = scaling.or(parameters) else {
-            return Ok(RopeConfig { theta: outer.rope_theta, scaling: RopeScaling::Plain, sections: None });
+            return Ok(RopeConfig { theta: outer.rope_theta, ..RopeConfig::default() });
         };
         let place = format!("{place}{name}.");
         let inner: Inner = serde_json::from_value(rope.clone().into())?;
         let kind = inner.kind(&place, types)?;
         let own = SCALED.iter().find(|(name, _)| *name == kind).map_or(&[][..], |(_, keys)| keys);
-        let is_read = |key: &str| ALWAYS.contains(&key) || own.contains(&key);
+        let is_read = |key: &str| ALWAYS.contains(&key) || own.contains(&key) || more.contains(&key);
         if let Some((key, value)) =
             rope.iter().find(|(key, value)| !is_read(key) && !config_keys::is_neutral(key, value))
         {
@@ -91,6 +95,7 @@ impl RopeConfig {
             theta: inner.rope_theta.unwrap_or(outer.rope_theta),
             scaling: inner.scaling(kind, &place, outer.max_position_embeddings)?,
             sections: inner.mrope_section,
+            interleaved: inner.mrope_interleaved,
         })
     }
 }

@@ -67,6 +67,12 @@ pub trait Settings: Sized {
         None
     }
 
+    /// Writes videos into a rendered prompt before it is encoded, in a family whose prompts have text between the steps of
+    /// a video.
+    fn write_videos(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
+        rendered
+    }
+
     /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
         match visuals.len() {
@@ -75,8 +81,8 @@ pub trait Settings: Sized {
         }
     }
 
-    /// The settings of the released image processor for this `config.json`.
-    fn released_processor(_config: &Value) -> Option<Value> {
+    /// The files of the released processors of pictures and videos for this `config.json`, if it is the family's.
+    fn released_processors(_config: &Value) -> Option<Files> {
         None
     }
 }

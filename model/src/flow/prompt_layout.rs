@@ -54,6 +54,14 @@ pub enum LayoutError {
         /// Videos of the request.
         videos: usize,
     },
+    /// The prompt has more or fewer placeholders than the steps of all videos, in a family where each step has its own.
+    #[error("the prompt has {placeholders} placeholders for steps of videos, the request's videos have {steps} steps")]
+    StepPlaceholders {
+        /// Placeholders in the rendered prompt.
+        placeholders: usize,
+        /// Steps of time over all videos.
+        steps: usize,
+    },
     /// The model reads text only.
     #[error("this model takes no pictures or videos, the request has {pictures}")]
     TextOnly {

@@ -59,6 +59,8 @@ pub enum VisualGrid {
         step: Grid,
         /// Steps of time.
         steps: usize,
+        /// Frames of the video; the last step may lack some.
+        frames: usize,
         /// The rate of the frames; a step takes several frames.
         frames_per_second: f64,
     },
@@ -114,7 +116,7 @@ mod tests {
         let image = VisualGrid::Image(step);
         assert_eq!((image.pictures(), image.patches()), (1, 24));
         assert_eq!(image.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture]);
-        let video = VisualGrid::Video { step, steps: 3, frames_per_second: 2.0 };
+        let video = VisualGrid::Video { step, steps: 3, frames: 5, frames_per_second: 2.0 };
         assert_eq!((video.pictures(), video.patches()), (3, 72));
         assert_eq!(video.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture; 3]);
     }

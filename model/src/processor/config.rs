@@ -17,7 +17,10 @@ const KNOWN_PROCESSORS: [&str; 5] = [
 ];
 
 /// The `video_processor_type`s with the same arithmetic, frame by frame.
-const KNOWN_VIDEO_PROCESSORS: [&str; 1] = ["Qwen2VLVideoProcessor"];
+const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
+
+/// The one whose bounds count the pixels of all frames.
+const WHOLE_VIDEO_PROCESSOR: &str = "Qwen3VLVideoProcessor";
 
 /// The means and deviations of CLIP, which transformers assumes if the file has none.
 const CLIP_MEAN: [f64; 3] = [0.48145466, 0.4578275, 0.40821073];
@@ -54,11 +57,25 @@ impl Resample {
     }
 }
 
+/// Whose pixels are held to the bounds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedPixels {
+    /// Those of each picture, or frame.
+    Picture,
+    /// Those of all frames of a video together.
+    Video {
+        /// Tokens of a frame, if the settings limit them (`cap_pixels_per_frame`).
+        tokens_max: Option<u64>,
+    },
+}
+
 /// Settings of a Qwen2-VL image processor, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessorConfig {
     /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
+    /// Whose pixels the bounds count.
+    pub counted: CountedPixels,
     /// Pixels along a side of a patch.
     pub patch_size: u32,
     /// Frames of a patch.
@@ -86,6 +103,7 @@ impl Default for ImageProcessorConfig {
     fn default() -> Self {
         ImageProcessorConfig {
             pixel_bounds: PixelBounds { min: 56 * 56, max: 28 * 28 * 1280 },
+            counted: CountedPixels::Picture,
             patch_size: 14,
             temporal_patch_size: 2,
             merge_size: 2,
@@ -118,6 +136,8 @@ struct RawConfig {
     do_resize: Option<bool>,
     do_rescale: Option<bool>,
     do_normalize: Option<bool>,
+    cap_pixels_per_frame: Option<bool>,
+    max_video_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -142,7 +162,7 @@ impl ImageProcessorConfig {
 
     /// The settings of a video processor, from `video_preprocessor_config.json` or, without such a file, from
     /// `preprocessor_config.json`, as transformers reads them. Missing settings take the defaults of
-    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures.
+    /// `Qwen2VLVideoProcessor`, whose frames are smaller than pictures, or of `Qwen3VLVideoProcessor`.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
@@ -156,8 +176,16 @@ impl ImageProcessorConfig {
             Some(_) => {}
             None => raw.check_type()?,
         }
-        let pixel_bounds = PixelBounds { min: 28 * 28 * 128, max: 28 * 28 * 768 };
-        raw.over(ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() })
+        let group = if raw.counts_whole_videos() { 32 * 32 } else { 28 * 28 };
+        let pixel_bounds = PixelBounds { min: group * 128, max: group * 768 };
+        let default = ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() };
+        if !raw.counts_whole_videos() {
+            return raw.over(default);
+        }
+        // Older settings say nothing of the limit per frame, and transformers 5.17 then has none.
+        let tokens_max = (raw.cap_pixels_per_frame == Some(true)).then(|| raw.max_video_tokens.unwrap_or(768));
+        let counted = CountedPixels::Video { tokens_max };
+        raw.over(ImageProcessorConfig { counted, patch_size: 16, image_mean: [0.5; 3], image_std: [0.5; 3], ..default })
     }
 }
 
@@ -167,17 +195,32 @@ impl RawConfig {
             .map_err(|error| ProcessorError::Malformed { line: error.line(), column: error.column() })
     }
 
+    fn counts_whole_videos(&self) -> bool {
+        self.video_processor_type.as_deref() == Some(WHOLE_VIDEO_PROCESSOR)
+    }
+
+    /// The bounds on pixels. A `size` that bounds no pixels, say a height and a width, is refused: the defaults of the class
+    /// are another model's.
+    fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
+        let size = self.size.as_ref();
+        let min = self.min_pixels.or(size.and_then(|size| size.shortest_edge.or(size.min_pixels)));
+        let max = self.max_pixels.or(size.and_then(|size| size.longest_edge.or(size.max_pixels)));
+        let both = min.zip(max);
+        require(
+            "size",
+            format!("without a bound {}", if min.is_none() { "below" } else { "above" }),
+            size.is_none() || both.is_some(),
+            "shortest_edge and longest_edge, in pixels of a whole picture",
+        )?;
+        Ok(PixelBounds { min: min.unwrap_or(default.min), max: max.unwrap_or(default.max) })
+    }
+
     /// The file's settings over the defaults.
     fn over(self, default: ImageProcessorConfig) -> Result<ImageProcessorConfig, ProcessorError> {
         let raw = self;
-        let size = raw.size.as_ref();
-        let min = size.and_then(|size| size.shortest_edge.or(size.min_pixels));
-        let max = size.and_then(|size| size.longest_edge.or(size.max_pixels));
         let config = ImageProcessorConfig {
-            pixel_bounds: PixelBounds {
-                min: raw.min_pixels.or(min).unwrap_or(default.pixel_bounds.min),
-                max: raw.max_pixels.or(max).unwrap_or(default.pixel_bounds.max),
-            },
+            pixel_bounds: raw.bounds(default.pixel_bounds)?,
+            counted: default.counted,
             patch_size: raw.patch_size.unwrap_or(default.patch_size),
             temporal_patch_size: raw.temporal_patch_size.unwrap_or(default.temporal_patch_size),
             merge_size: raw.merge_size.unwrap_or(default.merge_size),
@@ -218,6 +261,7 @@ impl ImageProcessorConfig {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
+            counted,
             patch_size,
             temporal_patch_size,
             merge_size,
@@ -232,6 +276,7 @@ impl ImageProcessorConfig {
         vec![
             ("min_pixels", min.to_string()),
             ("max_pixels", max.to_string()),
+            ("counted_pixels", format!("{counted:?}")),
             ("patch_size", patch_size.to_string()),
             ("temporal_patch_size", temporal_patch_size.to_string()),
             ("merge_size", merge_size.to_string()),

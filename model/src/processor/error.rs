@@ -12,6 +12,14 @@ pub enum VideoError {
     /// It has no frame.
     #[error("the video has no frames")]
     NoFrames,
+    /// This model's videos have a step of time at least.
+    #[error("it has {frames} frames, fewer than the {least} of a step")]
+    TooFewFrames {
+        /// Frames of the video.
+        frames: usize,
+        /// Frames of a step.
+        least: usize,
+    },
     /// Its rate is 0, negative, infinite or not a number.
     #[error("the video has {frames_per_second} frames a second, which must be above 0 and finite")]
     FrameRate {
@@ -66,6 +74,7 @@ impl Hint for VideoError {
     fn hint(&self) -> String {
         match self {
             VideoError::NoFrames => "give the video at least one frame".into(),
+            VideoError::TooFewFrames { .. } => "show a single frame as a picture".into(),
             VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),
             VideoError::TooManyFrames { limit, .. } => {
                 format!("pick at most {limit} frames, at a lower rate, or raise `video_frames`")

@@ -71,11 +71,7 @@ impl ImageProcessor {
     }
 
     fn bounds_within(&self, pixels_max: u64) -> PixelBounds {
-        let own = self.config.pixel_bounds;
-        let max = own.max.min(pixels_max.max(u64::from(self.config.factor()).pow(2)));
-        // Enlarging rounds up, so with a minimum close to the maximum ordinary pictures would exceed the maximum.
-        let min = if own.min > max / 2 { max / 4 } else { own.min };
-        PixelBounds { min, max }
+        self.config.pixel_bounds.within(pixels_max.max(u64::from(self.config.factor()).pow(2)))
     }
 
     /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant time.
@@ -84,19 +80,26 @@ impl ImageProcessor {
     /// As [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a side is not a multiple of the
     /// factor.
     pub fn plan(&self, width: u32, height: u32) -> Result<PicturePlan, ImageError> {
-        self.plan_bounded(width, height, self.config.pixel_bounds)
+        let bounds = self.config.pixel_bounds;
+        self.plan_by(Size { width, height }, |size, factor| smart_resize(size, factor, bounds))
     }
 
     /// As [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<PicturePlan, ImageError> {
-        self.plan_bounded(width, height, self.bounds_within(pixels_max))
+        let bounds = self.bounds_within(pixels_max);
+        self.plan_by(Size { width, height }, |size, factor| smart_resize(size, factor, bounds))
     }
 
-    fn plan_bounded(&self, width: u32, height: u32, bounds: PixelBounds) -> Result<PicturePlan, ImageError> {
-        let config = &self.config;
-        let (source, factor) = (Size { width, height }, config.factor());
+    /// The plan of a picture of `source`, whose size after resizing `resize` says for a factor.
+    pub(super) fn plan_by(
+        &self,
+        source: Size,
+        resize: impl FnOnce(Size, u32) -> Result<Size, ImageError>,
+    ) -> Result<PicturePlan, ImageError> {
+        let (config, Size { width, height }) = (&self.config, source);
+        let factor = config.factor();
         let resized = if config.do_resize {
-            smart_resize(source, factor, bounds)?
+            resize(source, factor)?
         } else if width == 0 || height == 0 {
             return Err(ImageError::Empty { width, height });
         } else if !width.is_multiple_of(factor) || !height.is_multiple_of(factor) {

@@ -39,6 +39,16 @@ pub struct PixelBounds {
     pub max: u64,
 }
 
+impl PixelBounds {
+    /// The same bounds with at most `pixels_max`.
+    pub fn within(self, pixels_max: u64) -> Self {
+        let max = self.max.min(pixels_max);
+        // Enlarging rounds up, so with a minimum close to the maximum ordinary pictures would exceed the maximum.
+        let min = if self.min > max / 2 { max / 4 } else { self.min };
+        PixelBounds { min, max }
+    }
+}
+
 /// Rounds each side to the nearest multiple of `factor`, and scales when the pixels are out of bounds.
 ///
 /// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen2_vl/image_processing_qwen2_vl.py`:
@@ -49,6 +59,52 @@ pub struct PixelBounds {
 /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200; [`ImageError::NoSize`] if a side would be 0 or beyond
 /// `u32`.
 pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
+    resize_length(size, VideoLength::STILL, factor, bounds)
+}
+
+/// As [`smart_resize`] for the frames of a video, where the bounds count the pixels of all frames.
+///
+/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen3_vl/video_processing_qwen3_vl.py`: frames
+/// count rounded to whole steps, or as they are where the frames are scaled, and one that is thinner than `factor` is
+/// enlarged first.
+///
+/// # Errors
+/// As [`smart_resize`].
+pub fn smart_resize_video(
+    size: Size,
+    length: VideoLength,
+    factor: u32,
+    bounds: PixelBounds,
+) -> Result<Size, ImageError> {
+    let Size { width, height } = size;
+    let side = width.min(height);
+    if side == 0 || side >= factor {
+        return resize_length(size, length, factor, bounds);
+    }
+    let scale = f64::from(factor) / f64::from(side);
+    let enlarged = |side: u32| (f64::from(side) * scale).min(f64::from(u32::MAX)) as u32;
+    resize_length(Size { width: enlarged(width), height: enlarged(height) }, length, factor, bounds)
+}
+
+/// The length of a video.
+#[derive(Clone, Copy, Debug)]
+pub struct VideoLength {
+    /// Its frames.
+    pub frames: usize,
+    /// Frames of a step.
+    pub temporal: usize,
+}
+
+impl VideoLength {
+    const STILL: VideoLength = VideoLength { frames: 1, temporal: 1 };
+
+    /// Frames, rounded to whole steps; a half goes to the even number.
+    pub fn rounded(self) -> usize {
+        (self.frames as f64 / self.temporal as f64).round_ties_even() as usize * self.temporal
+    }
+}
+
+fn resize_length(size: Size, length: VideoLength, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
     let Size { width, height } = size;
     if width == 0 || height == 0 {
         return Err(ImageError::Empty { width, height });
@@ -58,13 +114,14 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
         return Err(ImageError::AspectRatio { width, height, ratio, ratio_max: ASPECT_RATIO_MAX });
     }
     let (rows, columns, step) = (f64::from(height), f64::from(width), f64::from(factor));
-    let pixels = size.pixels() as f64;
+    let pixels = size.pixels() as f64 * length.frames as f64;
+    let counted = length.rounded() as f64;
     let (mut tall, mut wide) = ((rows / step).round_ties_even() * step, (columns / step).round_ties_even() * step);
-    if tall * wide > bounds.max as f64 {
+    if counted * tall * wide > bounds.max as f64 {
         let beta = (pixels / bounds.max as f64).sqrt();
         tall = step.max((rows / beta / step).floor() * step);
         wide = step.max((columns / beta / step).floor() * step);
-    } else if tall * wide < bounds.min as f64 {
+    } else if counted * tall * wide < bounds.min as f64 {
         let beta = (bounds.min as f64 / pixels).sqrt();
         tall = (rows * beta / step).ceil() * step;
         wide = (columns * beta / step).ceil() * step;

@@ -1,4 +1,6 @@
-//! The video processor: frames to one picture per step of time, cut as transformers' `Qwen2VLVideoProcessor` does.
+//! The video processor: frames to one picture per step of time, cut as transformers' `Qwen2VLVideoProcessor` and
+//! `Qwen3VLVideoProcessor` do. Frames are those that the user picked: what those two pick from a film (`fps`, `min_frames`,
+//! `max_frames`, `num_frames`, `do_sample_frames`) is not read.
 //!
 //! A step takes `temporal_patch_size` frames; if the last step has fewer, its last frame is repeated. The vision tower
 //! never attends from one step to another. So a step is a picture whose frames differ, for the tower and everything
@@ -6,11 +8,11 @@
 
 use bursar_budgets::Bytes;
 
-use super::config::ImageProcessorConfig;
+use super::config::{CountedPixels, ImageProcessorConfig};
 use super::error::{ProcessorError, VideoError};
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 use super::resample::resize_bytes;
-use super::smart_resize::Size;
+use super::smart_resize::{Size, VideoLength, smart_resize_video};
 use crate::flow::ImageError;
 use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
 
@@ -38,8 +40,8 @@ pub struct VideoPlan {
 impl VideoPlan {
     /// The grid that its placeholder expands to.
     pub fn grid(&self) -> VisualGrid {
-        let VideoPlan { step, steps, frames_per_second, .. } = *self;
-        VisualGrid::Video { step: step.grid, steps, frames_per_second }
+        let VideoPlan { step, steps, frames, frames_per_second, .. } = *self;
+        VisualGrid::Video { step: step.grid, steps, frames, frames_per_second }
     }
 
     /// Bytes of all resized frames, which stay after processing.
@@ -86,9 +88,14 @@ impl VideoProcessor {
             costs.push(header.cost);
         }
         let source = first.ok_or(VideoError::NoFrames)?;
+        let frames = video.frames().len();
         let patch_pixels = u64::from(self.config().patch_size).pow(2);
         let pixels_max = (step_patches_max as u64).saturating_mul(patch_pixels);
-        let step = self.frames.plan_within(source.width, source.height, pixels_max).map_err(of_frame(0))?;
+        let step = match self.config().counted {
+            CountedPixels::Picture => self.frames.plan_within(source.width, source.height, pixels_max),
+            CountedPixels::Video { tokens_max } => self.plan_whole(source, frames, tokens_max, pixels_max)?,
+        };
+        let step = step.map_err(of_frame(0))?;
         // Resizing can leave a very thin frame larger than the limit.
         if step.patches > step_patches_max {
             return Err(VideoError::TooLarge { patches: step.patches, limit: step_patches_max });
@@ -96,8 +103,31 @@ impl VideoProcessor {
         let resizing = resize_bytes(source, step.resized);
         let decoding = costs.iter().map(|cost| cost.peak_bytes().max(cost.rgb_bytes + resizing));
         let decoding_bytes = decoding.max().unwrap_or_default();
-        let frames = video.frames().len();
         Ok(VideoPlan { step, frames, steps: self.steps(frames), frames_per_second, decoding_bytes })
+    }
+
+    /// The plan of a step where the bounds count the pixels of all frames; each has at most `pixels_max`.
+    fn plan_whole(
+        &self,
+        source: Size,
+        frames: usize,
+        tokens_max: Option<u64>,
+        pixels_max: u64,
+    ) -> Result<Result<PicturePlan, ImageError>, VideoError> {
+        let config = self.config();
+        let temporal = config.temporal_patch_size as usize;
+        if frames < temporal {
+            return Err(VideoError::TooFewFrames { frames, least: temporal });
+        }
+        let (mut bounds, group) = (config.pixel_bounds, u64::from(config.factor()).pow(2));
+        if let Some(tokens) = tokens_max {
+            let of_frame = tokens.saturating_mul(group).min(bounds.max / frames as u64);
+            bounds.max = of_frame.max((bounds.min as f64 * 1.05) as u64).saturating_mul(frames as u64);
+        }
+        let length = VideoLength { frames, temporal };
+        let most = pixels_max.max(group).saturating_mul(frames.min(length.rounded()) as u64);
+        let bounds = bounds.within(most);
+        Ok(self.frames.plan_by(source, |size, factor| smart_resize_video(size, length, factor, bounds)))
     }
 
     /// Decodes, resizes and hashes the frames, one at a time, and returns one picture per step.

@@ -245,7 +245,7 @@ mod tests {
         assert_ne!(key, VisualKey::of(&tall, VisualGrid::Image(grid)), "the same bytes in other rows");
         assert_ne!(key, VisualKey::of(&[ImageBytes::new(&b"one tw"[..])], VisualGrid::Image(grid)), "or in a file");
         let key = VisualKey::of(&file, VisualGrid::Image(grid));
-        let video = VisualGrid::Video { step: grid, steps: 1, frames_per_second: 2.0 };
+        let video = VisualGrid::Video { step: grid, steps: 1, frames: 1, frames_per_second: 2.0 };
         assert_ne!(key, VisualKey::of(&file, video));
     }
 }

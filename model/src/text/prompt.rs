@@ -41,9 +41,23 @@ impl PromptEncoder {
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
     pub fn encode(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<Vec<u32>, TextError> {
+        self.encode_rewritten(messages, inputs, |rendered| rendered)
+    }
+
+    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is encoded. No name of a special
+    /// token in that text is a user's.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_rewritten(
+        &self,
+        messages: &[Message],
+        inputs: &TemplateInputs,
+        rewrite: impl FnOnce(String) -> String,
+    ) -> Result<Vec<u32>, TextError> {
         let written = written_texts(messages, inputs);
         if !written.iter().any(|text| self.is_suspect(text)) {
-            return self.tokenizer.encode(&self.template.render(messages, inputs)?, false);
+            return self.tokenizer.encode(&rewrite(self.template.render(messages, inputs)?), false);
         }
         let sources = self.template.sources().templates.values().map(String::as_str);
         let mark = SpecialGuard::unused_mark(written.iter().copied().chain(sources))
@@ -53,7 +67,7 @@ impl PromptEncoder {
         let mut inputs = inputs.clone();
         inputs.tools.iter_mut().flatten().for_each(|tool| mark_json(tool, guard, mark));
         inputs.variables.values_mut().for_each(|value| mark_json(value, guard, mark));
-        self.encode_marked(&self.template.render(&messages, &inputs)?, mark)
+        self.encode_marked(&rewrite(self.template.render(&messages, &inputs)?), mark)
     }
 
     /// Checks the text before and after the normalizer, which may turn full-width letters into the ASCII of a special

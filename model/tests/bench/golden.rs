@@ -16,6 +16,8 @@ pub struct Case {
     pub name: String,
     pub messages: Vec<Message>,
     pub prompt: String,
+    /// The prompt with the text between the steps of videos, where the family writes any.
+    pub written: Option<String>,
     pub pictures: Vec<String>,
     /// The pictures and videos of its placeholders, in order.
     pub visuals: Vec<VisualGrid>,
@@ -76,6 +78,7 @@ impl Case {
             name: name.to_owned(),
             messages: list(&json["messages"]).map(message).collect(),
             prompt: text(&json["prompt"]).to_owned(),
+            written: json["written"].as_str().map(str::to_owned),
             visuals,
             images: images.concat(),
             pictures,
@@ -83,12 +86,15 @@ impl Case {
         }
     }
 
-    /// The ids of the rendered prompt, with one placeholder per picture.
+    /// The ids of the rendered prompt, with one placeholder per picture, and per video or step of one.
     pub fn prompt_ids(&self, checkpoint: &Checkpoint) -> Vec<u32> {
+        let family = FamilyConfig::of(checkpoint).expect("a family serves it");
         checkpoint
             .prompts()
             .expect("it has a tokenizer")
-            .encode(&self.messages, &TemplateInputs::default())
+            .encode_rewritten(&self.messages, &TemplateInputs::default(), |text| {
+                family.write_videos(text, &self.visuals)
+            })
             .expect("the prompt is encoded")
     }
 

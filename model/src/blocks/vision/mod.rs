@@ -1,14 +1,22 @@
 //! What vision towers share: pictures packed for a launch, and how pictures stand in a prompt and in the vision cache.
 
+mod merger;
 mod packed_pictures;
 mod picture_row;
 mod picture_tokens;
 mod placeholder;
 mod tower_input;
+mod tower_layer;
 pub mod tower_rope;
 
+pub use merger::{Merger, MergerSizes, Normed};
 pub use packed_pictures::{PackedPictures, PatchPlaces, stretches};
 pub use picture_row::PictureRow;
 pub use picture_tokens::PictureTokens;
 pub use placeholder::{Placeholders, VideoPlace, lay_out};
 pub use tower_input::TowerInput;
+pub use tower_layer::{LayerSizes, TowerLayer};
+
+/// Added to the variance, or to the mean square, in the norms of Qwen's towers. The reference has it as a constant; the
+/// configuration does not.
+pub const NORM_EPSILON: f32 = 1e-6;

@@ -25,21 +25,30 @@ pub enum VideoPlace {
         /// Positions on the time axis per second.
         tokens_per_second: usize,
     },
+    /// One placeholder stands for all steps, which follow each other and each have the position behind the one before.
+    Counted,
+    /// Each step has a placeholder of its own and stands like a picture, with its time as text in front.
+    Written,
 }
 
 /// The greatest position on the time axis. Rotary angles are computed in f32, which counts whole numbers up to this.
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl VideoPlace {
-    /// A step's offset on the time axis from the video's first step: `tokens_per_second` positions per second, rounded
+    /// A step's offset on the time axis from the video's first step. Where it is timed: `tokens_per_second` positions per second, rounded
     /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
     /// that steps of a video of more than `frames` frames per second share positions. The release did not, and
     /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
     /// whole position.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
-        let VideoPlace::Timed { frames, tokens_per_second } = self;
-        let seconds_times_rate = (step * frames * tokens_per_second) as f64;
-        (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
+        let position = match self {
+            VideoPlace::Timed { frames, tokens_per_second } => {
+                (step * frames * tokens_per_second) as f64 / frames_per_second
+            }
+            VideoPlace::Counted => step as f64,
+            VideoPlace::Written => 0.0,
+        };
+        position.clamp(0.0, TIME_MAX) as u32
     }
 }
 
@@ -51,10 +60,20 @@ impl VideoPlace {
 /// (`get_rope_index` of transformers' pull request 35569, by its authors), and vLLM does the same. transformers 5.17
 /// lets text begin at positions of a video's later steps.
 pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> Result<PromptLayout, LayoutError> {
-    let (pictures, videos) = by_kind(visuals);
+    let (pictures, mut videos) = by_kind(visuals);
     if let (None, false) = (words.tokens.video, videos.is_empty()) {
         return Err(LayoutError::NoVideos { videos: videos.len() });
     }
+    if words.video == VideoPlace::Written {
+        videos = videos.into_iter().flat_map(steps_of).collect();
+    }
+    // `videos` has a place in the prompt for each of its entries.
+    let wrong_count = |placeholders: usize| match words.video {
+        VideoPlace::Written => LayoutError::StepPlaceholders { placeholders, steps: videos.len() },
+        VideoPlace::Timed { .. } | VideoPlace::Counted => {
+            LayoutError::VideoPlaceholders { placeholders, videos: videos.len() }
+        }
+    };
     let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
     let mut layout = PromptLayout::default();
     let mut next = 0;
@@ -66,9 +85,8 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
             next = layout.behind();
         } else if Some(*token) == words.tokens.video {
             let placeholders = || tokens.iter().filter(|token| Some(**token) == words.tokens.video).count();
-            let (first, step, steps, frames_per_second) = videos_left
-                .next()
-                .ok_or_else(|| LayoutError::VideoPlaceholders { placeholders: placeholders(), videos: videos.len() })?;
+            let (first, step, steps, frames_per_second) =
+                videos_left.next().ok_or_else(|| wrong_count(placeholders()))?;
             for index in 0..*steps {
                 let time = (next + words.video.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
                 let begin = [time, next, next];
@@ -86,8 +104,7 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
         return Err(LayoutError::FewerPlaceholders { placeholders, pictures: pictures.len() });
     }
     if videos_left.len() > 0 {
-        let placeholders = videos.len() - videos_left.len();
-        return Err(LayoutError::VideoPlaceholders { placeholders, videos: videos.len() });
+        return Err(wrong_count(videos.len() - videos_left.len()));
     }
     layout.next_position = next;
     Ok(layout)
@@ -104,13 +121,18 @@ fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     for visual in visuals {
         match *visual {
             VisualGrid::Image(grid) => pictures.push((first, grid)),
-            VisualGrid::Video { step, steps, frames_per_second } => {
+            VisualGrid::Video { step, steps, frames_per_second, .. } => {
                 videos.push((first, step, steps, frames_per_second));
             }
         }
         first += visual.pictures();
     }
     (pictures, videos)
+}
+
+/// Each step of a video as a video of one step.
+fn steps_of((first, step, steps, frames_per_second): PlacedVideo) -> impl Iterator<Item = PlacedVideo> {
+    (0..steps).map(move |index| (first + index, step, 1, frames_per_second))
 }
 
 impl PromptLayout {
@@ -149,7 +171,7 @@ mod tests {
     }
 
     fn film(steps: usize, frames_per_second: f64) -> VisualGrid {
-        VisualGrid::Video { step: still(2, 4), steps, frames_per_second } // 1 x 2 embeddings a step
+        VisualGrid::Video { step: still(2, 4), steps, frames: 2 * steps, frames_per_second } // 1 x 2 embeddings a step
     }
 
     #[test]
@@ -173,6 +195,13 @@ mod tests {
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
         // Text continues after the last step's time.
         assert_eq!((layout.positions[7], layout.next_position), ([10, 10, 10], 11));
+    }
+
+    #[test]
+    fn steps_of_a_counted_video_follow_each_other_whatever_the_clock_says() {
+        let words = Placeholders { video: VideoPlace::Counted, ..words() };
+        let layout = lay_out(&[VIDEO, 8], &[film(3, 0.1)], &words).unwrap();
+        assert_eq!(layout.positions, [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1], [2, 0, 0], [2, 0, 1], [3, 3, 3]]);
     }
 
     #[test]
@@ -205,6 +234,22 @@ mod tests {
         let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
         assert_eq!(numbers, [1, 2, 0, 3]);
         assert_eq!(layout.tokens, [98, 98, 98, 98, 99, 98, 98]);
+    }
+
+    #[test]
+    fn steps_of_written_videos_stand_like_pictures_wherever_their_placeholders_are() {
+        let words = Placeholders { video: VideoPlace::Written, ..words() };
+        let picture = VisualGrid::Image(still(2, 4));
+        let layout =
+            lay_out(&[1, VIDEO, 2, VIDEO, IMAGE, VIDEO], &[film(2, 2.0), picture, film(1, 2.0)], &words).unwrap();
+        assert_eq!(layout.tokens, [1, 98, 98, 2, 98, 98, 99, 99, 98, 98]);
+        let numbers: Vec<usize> = layout.pictures.iter().map(|span| span.picture).collect();
+        assert_eq!(numbers, [0, 1, 2, 3]);
+        assert_eq!(layout.positions[1..6], [[1, 1, 1], [1, 1, 2], [3, 3, 3], [4, 4, 4], [4, 4, 5]]);
+        assert_eq!(layout.next_position, 10);
+        let refused = |tokens: &[u32]| lay_out(tokens, &[film(3, 2.0)], &words).unwrap_err();
+        assert_eq!(refused(&[VIDEO]), LayoutError::StepPlaceholders { placeholders: 1, steps: 3 });
+        assert_eq!(refused(&[VIDEO; 4]), LayoutError::StepPlaceholders { placeholders: 4, steps: 3 });
     }
 
     #[test]

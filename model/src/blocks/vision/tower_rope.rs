@@ -14,7 +14,7 @@ pub const THETA: f64 = 10_000.0;
 
 /// Refuses a `vision_config` that scales its frequencies or has another base. `place` is the prefix of its keys.
 pub fn check(place: &str, fields: &Map<String, Value>) -> Result<(), ConfigError> {
-    let rope = RopeConfig::read(place, fields, &["default", "axial"])?;
+    let rope = RopeConfig::read(place, fields, &["default", "axial"], &[])?;
     if rope != (RopeConfig { theta: THETA, ..RopeConfig::default() }) {
         let (field, value) = (format!("{place}rope_theta"), rope.theta.to_string());
         return Err(ConfigError::Unsupported { field, value, supported: "10000" });

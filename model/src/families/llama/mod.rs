@@ -8,7 +8,7 @@ use serde_json::json;
 use super::row::Settings;
 pub use super::row::TextModel as Model;
 use crate::{
-    blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::Checkpoint,
 };
 use shape::Shape;
@@ -66,7 +66,7 @@ fn llama_defaults() -> DecoderDefaults {
         "rms_norm_eps": 1e-6,
         "rope_theta": 10_000.0,
     });
-    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None, layer: LayerKind::ConfiguredBias }
+    DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::ConfiguredBias }
 }
 
 /// The defaults of `MistralConfig` (transformers 5.17, `configuration_mistral.py`).

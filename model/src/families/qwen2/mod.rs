@@ -7,7 +7,7 @@ use serde_json::json;
 use super::row::Settings;
 pub use super::row::TextModel as Model;
 use crate::{
-    blocks::{ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::Checkpoint,
 };
 use shape::Shape;
@@ -48,5 +48,5 @@ fn defaults() -> DecoderDefaults {
         "sliding_window": 4096,
         "max_window_layers": 28,
     });
-    DecoderDefaults { fields, rope_types: &["default"], rope_sections: None, layer: LayerKind::QkvBias }
+    DecoderDefaults { fields, rope_types: &["default"], axes: AxesRule::One, layer: LayerKind::QkvBias }
 }

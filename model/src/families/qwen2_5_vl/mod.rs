@@ -13,7 +13,7 @@ pub use config::Config;
 use shape::Shape;
 use vision::{PictureBatch, VisionTower};
 
-use super::row::{PictureSettings, Settings, Weights};
+use super::row::{Files, PictureSettings, Settings, Weights};
 use crate::{
     Depth,
     blocks::{
@@ -60,8 +60,9 @@ impl Settings for Config {
         lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge: self.vision.merge(), video })
     }
 
-    fn released_processor(config: &Value) -> Option<Value> {
-        config.get("vision_config").map(|_| shape::processor(config))
+    fn released_processors(config: &Value) -> Option<Files> {
+        let is_ours = config["model_type"] == Self::ARCHITECTURES[0].1;
+        is_ours.then(|| vec![("preprocessor_config.json", shape::processor(config).to_string().into_bytes())])
     }
 }
 

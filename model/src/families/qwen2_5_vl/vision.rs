@@ -10,14 +10,11 @@ use crate::{
     Depth,
     blocks::{
         gated_mlp::GatedMlp,
-        vision::{PackedPictures, stretches, tower_rope},
+        vision::{NORM_EPSILON, PackedPictures, stretches, tower_rope},
     },
     flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
-
-/// Added to the mean square in the tower's norms. The reference has it as a constant; the configuration does not.
-const NORM_EPSILON: f32 = 1e-6;
 
 /// The tower's weights.
 pub struct VisionTower {

@@ -1,0 +1,82 @@
+//! The merger at the end of a tower: each square of patches becomes one embedding.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::gelu::Gelu};
+
+use super::NORM_EPSILON;
+use crate::{
+    MergeSize,
+    blocks::layer_norm::LayerNorm,
+    weights::{Linear, WeightError, WeightMap},
+};
+
+/// The widths of a merger.
+#[derive(Clone, Copy)]
+pub struct MergerSizes {
+    /// Width of a patch.
+    pub hidden: usize,
+    /// How patches merge.
+    pub merge: MergeSize,
+    /// Width of an embedding.
+    pub out: usize,
+    /// What is normalised.
+    pub normed: Normed,
+}
+
+/// What a merger normalises.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Normed {
+    /// Each patch, before the square is one row.
+    Patches,
+    /// The row of a square.
+    Squares,
+}
+
+/// A merger's weights.
+pub struct Merger {
+    sizes: MergerSizes,
+    norm: LayerNorm,
+    up: Linear,   // [square, square]
+    down: Linear, // [out, square]
+}
+
+impl MergerSizes {
+    /// Width of a square of patches in one row.
+    fn square(&self) -> usize {
+        self.merge.patches(self.hidden)
+    }
+}
+
+impl Merger {
+    /// Claims the weights of the norm and of both matrices.
+    pub fn claim(map: &mut WeightMap<'_>, sizes: MergerSizes, names: [&str; 3]) -> Result<Self, WeightError> {
+        let ([norm, up, down], square) = (names, sizes.square());
+        let normed = if sizes.normed == Normed::Patches { sizes.hidden } else { square };
+        Ok(Merger {
+            sizes,
+            norm: LayerNorm::claim(map, norm, normed, NORM_EPSILON)?,
+            up: map.linear(up, square, square, true)?,
+            down: map.linear(down, sizes.out, square, true)?,
+        })
+    }
+
+    /// Merges `hidden` `[patches, hidden]` and writes the embeddings to the rows `rows` `[embeddings]` of `out`
+    /// `[any, out]`.
+    pub fn scatter<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        hidden: &Tensor<'_>,
+        rows: &Tensor<'_>,
+        out: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let squares = [rows.rows(), self.sizes.square()];
+        let normed = match self.sizes.normed {
+            Normed::Patches => self.norm.forward(&scope, hidden)?.into_shape(squares),
+            Normed::Squares => self.norm.forward(&scope, &hidden.reshape(squares))?,
+        };
+        let mut widened = self.up.forward(&scope, &normed)?; // [embeddings, square]
+        scope.gelu(&mut widened, Gelu::Erf)?;
+        let embeddings = self.down.forward(&scope, &widened)?; // [embeddings, out]
+        scope.scatter_rows(&embeddings, rows, out)
+    }
+}

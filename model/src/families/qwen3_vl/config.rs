@@ -1,0 +1,206 @@
+//! The family's `config.json`.
+
+use bursar_kernels::ops::patchify::PatchSize;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    MergeSize,
+    blocks::{
+        AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
+        decoder::DecoderConfig,
+        vision::{PictureRow, PictureTokens, TowerInput, tower_rope},
+    },
+    processor::ImageProcessorConfig,
+};
+
+/// The family's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The text part.
+    pub decoder: DecoderConfig,
+    /// The vision part.
+    pub vision: VisionConfig,
+    /// The placeholder tokens.
+    pub tokens: PictureTokens,
+}
+
+/// The sizes and settings of the vision tower.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct VisionConfig {
+    /// Number of layers.
+    pub depth: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Width of the MLP.
+    pub intermediate_size: usize,
+    /// Attention heads.
+    pub num_heads: usize,
+    /// Colour channels of a pixel.
+    pub in_channels: usize,
+    /// Pixels along a side of a patch.
+    pub patch_size: usize,
+    /// Patches along a side of a merged patch.
+    pub spatial_merge_size: usize,
+    /// Frames that a patch spans.
+    pub temporal_patch_size: usize,
+    /// Rows of the table of positions, a square grid.
+    pub num_position_embeddings: usize,
+    /// Layers behind which a part for the decoder's first layers is taken, in order.
+    pub deepstack_visual_indexes: Vec<usize>,
+    /// Width of the decoder.
+    pub out_hidden_size: usize,
+    /// Activation of the MLP.
+    hidden_act: String,
+}
+
+impl VisionConfig {
+    /// Reads `vision_config` over the defaults of `Qwen3VLVisionConfig` (transformers 5.17,
+    /// `configuration_qwen3_vl.py`).
+    fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
+        const PLACE: &str = "vision_config.";
+        config_keys::refuse_unknown_but(PLACE, given, &["deepstack_visual_indexes"])?;
+        let defaults = json!({
+            "depth": 27,
+            "hidden_size": 1152,
+            "hidden_act": "gelu_pytorch_tanh",
+            "intermediate_size": 4304,
+            "num_heads": 16,
+            "in_channels": 3,
+            "patch_size": 16,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "num_position_embeddings": 2304,
+            "deepstack_visual_indexes": [8, 16, 24],
+            "out_hidden_size": 3584,
+            "rope_theta": tower_rope::THETA,
+        });
+        let fields = config_keys::over(&defaults, given);
+        tower_rope::check(PLACE, &fields)?;
+        Ok(serde_json::from_value(fields.into())?)
+    }
+
+    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
+    pub fn patch(&self) -> PatchSize {
+        PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
+    }
+
+    /// How patches merge into tokens.
+    pub fn merge(&self) -> MergeSize {
+        MergeSize::new(self.spatial_merge_size)
+    }
+
+    /// Positions along a side of the table's grid.
+    pub fn grid_side(&self) -> usize {
+        self.num_position_embeddings.isqrt()
+    }
+
+    /// What the tower leaves for each token.
+    pub fn row(&self) -> PictureRow {
+        PictureRow { hidden: self.out_hidden_size, parts: self.deepstack_visual_indexes.len() }
+    }
+
+    fn check(&self, decoder: &DecoderConfig) -> Result<(), ConfigError> {
+        let contradiction = |text: String| Err(ConfigError::Contradiction(text));
+        self.check_sizes()?;
+        if self.hidden_act != "gelu_pytorch_tanh" {
+            return Err(ConfigError::Unsupported {
+                field: "vision_config.hidden_act".to_owned(),
+                value: self.hidden_act.clone(),
+                supported: "gelu_pytorch_tanh",
+            });
+        }
+        tower_rope::head_dim(self.hidden_size, self.num_heads)?;
+        if self.grid_side().pow(2) != self.num_position_embeddings {
+            let rows = self.num_position_embeddings;
+            return contradiction(format!("vision_config.num_position_embeddings {rows} is no square"));
+        }
+        if self.out_hidden_size != decoder.hidden {
+            let (out, hidden) = (self.out_hidden_size, decoder.hidden);
+            return contradiction(format!("vision_config.out_hidden_size {out} is not hidden_size {hidden}"));
+        }
+        self.check_parts(decoder.layers)
+    }
+
+    /// Each part is taken behind a layer of its own and added behind a layer of the decoder.
+    fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
+        const KEY: &str = "vision_config.deepstack_visual_indexes";
+        let (taken, depth) = (&self.deepstack_visual_indexes, self.depth);
+        let text = if let Some(index) = taken.iter().find(|index| **index >= depth) {
+            format!("{KEY} names layer {index}, but the tower's depth is {depth}")
+        } else if !taken.is_sorted_by(|one, next| one < next) {
+            format!("{KEY} {taken:?} does not name layers in ascending order, each once")
+        } else if taken.len() > decoder_layers {
+            format!("{KEY} has {} parts for {decoder_layers} layers of the decoder", taken.len())
+        } else {
+            return Ok(());
+        };
+        Err(ConfigError::Contradiction(text))
+    }
+
+    fn check_sizes(&self) -> Result<(), ConfigError> {
+        ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
+        ConfigError::check_size("vision_config.hidden_size", self.hidden_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.intermediate_size", self.intermediate_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;
+        ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
+        ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
+        ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
+        ConfigError::check_size("vision_config.num_position_embeddings", self.num_position_embeddings, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
+    }
+}
+
+impl Config {
+    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
+    pub fn read(
+        config: &Map<String, Value>,
+        processor: Option<&ImageProcessorConfig>,
+        videos: Option<&ImageProcessorConfig>,
+    ) -> Result<Self, ConfigError> {
+        let decoder = decoder(config)?;
+        let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
+        vision.check(&decoder)?;
+        let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
+        TowerInput { patch, merge, channels, counts_whole_videos: true }.check(processor, videos)?;
+        let tokens = PictureTokens::read(config, decoder.vocabulary)?;
+        Ok(Config { decoder, vision, tokens })
+    }
+}
+
+/// Reads `text_config`. `tie_word_embeddings` may be there, at the top level, or in both if they agree.
+fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
+    config_keys::refuse_unknown("", config)?;
+    let none = Map::new();
+    let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
+    let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
+    let said = [config, text].map(|place| place.get("tie_word_embeddings").and_then(Value::as_bool));
+    if let [Some(outer), Some(inner)] = said
+        && outer != inner
+    {
+        let text = format!("tie_word_embeddings is {outer}, but {inner} in text_config");
+        return Err(ConfigError::Contradiction(text));
+    }
+    decoder.tied_embeddings = said.contains(&Some(true));
+    Ok(decoder)
+}
+
+/// The defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the sections are from
+/// `modeling_qwen3_vl.py`).
+fn defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 22_016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
+    });
+    let axes = AxesRule::Interleaved([24, 20, 20]);
+    DecoderDefaults { fields, rope_types: &["default"], axes, layer: LayerKind::HeadNorms }
+}

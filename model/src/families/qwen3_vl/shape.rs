@@ -1,0 +1,124 @@
+//! The settings of this family's models, for checkpoints with random weights or without weights.
+//!
+//! The numbers are from `config.json`, `preprocessor_config.json` and `video_preprocessor_config.json` of
+//! Qwen/Qwen3-VL-*-Instruct on huggingface.co (arXiv 2511.21631), as others quote them.
+
+use serde_json::{Value, json};
+
+use crate::blocks::decoder_shape::DecoderShape;
+use crate::families::{Files, ReleasedShape};
+
+/// The sizes of a model, without its weights.
+pub struct Shape {
+    name: &'static str,
+    decoder: DecoderShape,
+    rope_sections: [usize; 3],
+    vision: VisionShape,
+}
+
+struct VisionShape {
+    depth: usize,
+    hidden: usize,
+    intermediate: usize,
+    heads: usize,
+    grid: usize,
+    parts: [usize; 3],
+}
+
+const SMALL_TOWER: VisionShape =
+    VisionShape { depth: 24, hidden: 1024, intermediate: 4096, heads: 16, grid: 48, parts: [5, 11, 17] };
+const LARGE_TOWER: VisionShape =
+    VisionShape { depth: 27, hidden: 1152, intermediate: 4304, heads: 16, grid: 48, parts: [8, 16, 24] };
+
+const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool, vision: VisionShape) -> Shape {
+    let decoder = DecoderShape::small(sizes, 262_144);
+    let decoder = DecoderShape { head_dim: Some(128), rope_theta: 5_000_000.0, is_tied, ..decoder };
+    Shape { name, decoder, rope_sections: [24, 20, 20], vision }
+}
+
+/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied; its tower.
+pub const SHAPES: [Shape; 5] = [
+    released("qwen3-vl-2b", [2048, 6144, 28, 16, 8], true, SMALL_TOWER),
+    released("qwen3-vl-4b", [2560, 9728, 36, 32, 8], true, SMALL_TOWER),
+    released("qwen3-vl-8b", [4096, 12_288, 36, 32, 8], false, LARGE_TOWER),
+    released("qwen3-vl-32b", [5120, 25_600, 64, 64, 8], false, LARGE_TOWER),
+    // Not a released model: small enough for a test on any machine.
+    Shape {
+        name: "qwen3-vl-tiny",
+        decoder: DecoderShape {
+            words: 1000,
+            vocabulary: 1024,
+            head_dim: Some(32),
+            ..DecoderShape::small([128, 320, 3, 4, 2], 4096)
+        },
+        rope_sections: [6, 5, 5],
+        vision: VisionShape { depth: 3, hidden: 64, intermediate: 176, heads: 2, grid: 8, parts: [0, 1, 2] },
+    },
+];
+
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
+        let config = self.config();
+        let mut files = vec![("config.json", config.to_string().into_bytes())];
+        files.extend(processors(&config));
+        files.extend(self.decoder.text_files());
+        files
+    }
+}
+
+impl Shape {
+    fn config(&self) -> Value {
+        let Shape { decoder, vision, .. } = self;
+        let mut text = decoder.config();
+        text["model_type"] = "qwen3_vl_text".into();
+        text["rope_scaling"] =
+            json!({ "rope_type": "default", "mrope_interleaved": true, "mrope_section": self.rope_sections });
+        json!({
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "image_token_id": decoder.id("<|image_pad|>"),
+            "video_token_id": decoder.id("<|video_pad|>"),
+            "tie_word_embeddings": decoder.is_tied,
+            "text_config": text,
+            "vision_config": {
+                "depth": vision.depth,
+                "hidden_act": "gelu_pytorch_tanh",
+                "hidden_size": vision.hidden,
+                "intermediate_size": vision.intermediate,
+                "num_heads": vision.heads,
+                "in_channels": 3,
+                "out_hidden_size": decoder.hidden,
+                "patch_size": 16,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "num_position_embeddings": vision.grid * vision.grid,
+                "deepstack_visual_indexes": vision.parts,
+            },
+        })
+    }
+}
+
+/// `preprocessor_config.json` and `video_preprocessor_config.json` of the released checkpoints, with the patch sizes of
+/// this `config.json`.
+pub fn processors(config: &Value) -> Files {
+    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
+    let settings = |kind: &str, name: &str, shortest_edge: u64, longest_edge: u64| {
+        let settings = json!({
+            kind: name,
+            "size": { "shortest_edge": shortest_edge, "longest_edge": longest_edge },
+            "patch_size": of_tower("patch_size", 16),
+            "temporal_patch_size": of_tower("temporal_patch_size", 2),
+            "merge_size": of_tower("spatial_merge_size", 2),
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        });
+        settings.to_string().into_bytes()
+    };
+    let pictures = settings("image_processor_type", "Qwen2VLImageProcessorFast", 65_536, 16_777_216);
+    let videos = settings("video_processor_type", "Qwen3VLVideoProcessor", 4096, 25_165_824);
+    vec![("preprocessor_config.json", pictures), ("video_preprocessor_config.json", videos)]
+}

@@ -1,0 +1,72 @@
+//! Videos as they stand in the text of a prompt: each step is a picture of its own, with its time in front.
+
+use crate::flow::VisualGrid;
+
+const VIDEO: &str = "<|video_pad|>";
+const START: &str = "<|vision_start|>";
+const END: &str = "<|vision_end|>";
+
+/// Writes each video's steps in place of its placeholder in `rendered`, and of the two tokens around it. A step takes
+/// `temporal` frames.
+///
+/// This is the prompt that the model was released with (transformers 4.57, `processing_qwen3_vl.py`, by the model's
+/// authors), and that vLLM makes. transformers 5.17 keeps the two tokens around all steps as well.
+pub fn write(rendered: &str, visuals: &[VisualGrid], temporal: usize) -> String {
+    let mut written = String::with_capacity(rendered.len());
+    let mut rest = rendered;
+    for visual in visuals {
+        let VisualGrid::Video { steps, frames, frames_per_second, .. } = *visual else { continue };
+        let Some(at) = rest.find(VIDEO) else { break };
+        let (before, behind) = (&rest[..at], &rest[at + VIDEO.len()..]);
+        let (before, behind) = match (before.strip_suffix(START), behind.strip_prefix(END)) {
+            (Some(before), Some(behind)) => (before, behind),
+            _ => (before, behind),
+        };
+        written += before;
+        for step in 0..steps {
+            let seconds = seconds(step, temporal, frames, frames_per_second);
+            written += &format!("<{seconds:.1} seconds>{START}{VIDEO}{END}");
+        }
+        rest = behind;
+    }
+    written + rest
+}
+
+/// The time of a step: the mean of its first frame's and its last's. A step that lacks frames repeats the video's last.
+fn seconds(step: usize, temporal: usize, frames: usize, frames_per_second: f64) -> f64 {
+    let time = |frame: usize| frame.min(frames.saturating_sub(1)) as f64 / frames_per_second;
+    (time(step * temporal) + time(step * temporal + temporal - 1)) / 2.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Grid;
+
+    fn film(frames: usize, frames_per_second: f64) -> VisualGrid {
+        let step = Grid { t: 1, h: 2, w: 2 };
+        VisualGrid::Video { step, steps: frames.div_ceil(2), frames, frames_per_second }
+    }
+
+    #[test]
+    fn each_step_has_its_time_in_front_and_its_own_pair_of_tokens() {
+        let rendered = "a <|vision_start|><|video_pad|><|vision_end|> b";
+        let picture = VisualGrid::Image(Grid { t: 1, h: 2, w: 2 });
+        // 0.25 and 0.75 are halves of a tenth: they go to the even digit, as in Python. The last frame is repeated.
+        let expected = "a <0.2 seconds><|vision_start|><|video_pad|><|vision_end|>\
+                        <1.0 seconds><|vision_start|><|video_pad|><|vision_end|> b";
+        assert_eq!(write(rendered, &[picture, film(3, 2.0)], 2), expected);
+        assert!(write(rendered, &[film(4, 1.0)], 2).contains("<0.5 seconds>"));
+        assert!(write(rendered, &[film(4, 10.0 / 3.0)], 2).contains("<0.8 seconds>"), "0.75 is even at 8");
+    }
+
+    #[test]
+    fn videos_are_written_in_order_and_a_placeholder_without_its_pair_alone() {
+        let rendered = "<|video_pad|>x<|vision_start|><|video_pad|><|vision_end|><|video_pad|>";
+        let written = write(rendered, &[film(2, 1.0), film(2, 2.0)], 2);
+        let step = |seconds: &str| format!("<{seconds} seconds><|vision_start|><|video_pad|><|vision_end|>");
+        // The third has no video. `lay_out` refuses it.
+        assert_eq!(written, format!("{}x{}<|video_pad|>", step("0.5"), step("0.2")));
+        assert_eq!(write("nothing to see", &[film(2, 1.0)], 2), "nothing to see");
+    }
+}

@@ -1,0 +1,178 @@
+//! Qwen3-VL and Qwen2-VL against results of transformers: prompts, of Qwen3-VL with the times of videos, positions, rows of
+//! the vision cache, logits, answers; whole, in chunks, batched with others. The first checkpoint has tower heads of 64, a
+//! tied head and a layer behind those that parts of pictures are added to; the second has heads of 72, and a part behind
+//! its last layer; the third is Qwen2-VL with heads of 80.
+
+use bursar_model::{
+    flow::{ImageLimits, ResizedImage, VisualGrid},
+    processor::{ImageProcessorConfig, VideoProcessor},
+    registry::FamilyConfig,
+};
+
+use crate::bench::{
+    self, Bench, Case, alone, assert_recorded, assert_same_run, cut, encode, relative_error, together, video,
+    whatever_is_wanted,
+};
+
+const FOLDER: &str = "tests/golden/qwen3_vl";
+const FOLDERS: [(&str, &[&str]); 3] = [
+    (
+        FOLDER,
+        &[
+            "single_image",
+            "several_images",
+            "two_turns",
+            "same_image_twice",
+            "text_only",
+            "long_text",
+            "video_even",
+            "video_odd_slow",
+            "video_fraction",
+            "video_and_picture",
+            "two_videos",
+        ],
+    ),
+    ("tests/golden/qwen3_vl_72", &["several_images", "two_turns", "video_even"]),
+    (
+        "tests/golden/qwen2_vl",
+        &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],
+    ),
+];
+
+/// Videos, each with the case that has its recorded rows and pixels.
+const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow", "odd"), ("video_fraction", "long")];
+
+/// As for Qwen2.5-VL.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+/// The checkpoints with their cases.
+fn stories() -> impl Iterator<Item = (Bench, Vec<Case>)> {
+    FOLDERS.into_iter().map(|(folder, names)| {
+        let bench = Bench::load(folder, 2);
+        let cases = names.iter().map(|name| Case::read(folder, &bench.checkpoint, name)).collect();
+        (bench, cases)
+    })
+}
+
+#[test]
+fn prompts_grids_and_positions_are_the_recorded_ones() {
+    for (folder, names) in FOLDERS {
+        let checkpoint = bench::open(folder);
+        let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
+        for name in names {
+            let case = Case::read(folder, &checkpoint, name);
+            let (mut pictures, mut videos) = (Vec::new(), Vec::new());
+            for visual in &case.visuals {
+                match visual {
+                    VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
+                    VisualGrid::Video { step, steps, .. } => {
+                        videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
+                    }
+                }
+            }
+            assert_eq!(pictures, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
+            assert_eq!(videos, case.integers("video_grid_thw").unwrap_or_default(), "{name}");
+            let written = family.write_videos(case.prompt.clone(), &case.visuals);
+            assert_eq!(written, *case.written.as_ref().unwrap_or(&case.prompt), "{name}");
+            case.assert_prompt_and_positions(&checkpoint);
+        }
+    }
+}
+
+#[test]
+fn pixel_values_of_pictures_and_videos_are_the_recorded_ones() {
+    let checkpoint = bench::open(FOLDER);
+    let case = Case::read(FOLDER, &checkpoint, "same_image_twice");
+    let recorded = case.floats("pixel_values.tiny_41x30.png").expect("pixel values");
+    let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+    let worst = relative_error(&cut(&case.images[0], processor.config()), &recorded);
+    assert!(worst < 1e-6, "{worst:e}");
+    let settings = checkpoint.video_processor.as_ref().expect("it takes videos").config();
+    for (name, shown) in FIRST_SHOWN {
+        let case = Case::read(FOLDER, &checkpoint, name);
+        let probes: Vec<f32> = case.images.iter().flat_map(|patches| cut(patches, settings)).step_by(997).collect();
+        assert_eq!(Some(probes), case.floats(&format!("pixel_probes.{shown}")), "{shown}");
+    }
+    let bare = ImageProcessorConfig { do_rescale: false, do_normalize: false, ..settings.clone() };
+    let processor = VideoProcessor::new(bare).expect("valid settings");
+    let (video, limits) = (video("odd", 1.0), ImageLimits::default());
+    let plan = processor.plan(&video, &limits, usize::MAX).expect("it is planned");
+    let steps = processor.process(&video, &plan, &limits).expect("it is processed");
+    let levels: Vec<f32> = steps.iter().flat_map(|step| cut(&step.image, processor.config())).collect();
+    let recorded = Case::read(FOLDER, &checkpoint, "video_odd_slow").bytes("levels.odd").expect("levels");
+    assert_eq!(levels, recorded.into_iter().map(f32::from).collect::<Vec<_>>());
+}
+
+#[test]
+fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_with_them() {
+    for (bench, cases) in stories() {
+        for case in &cases {
+            let rows_of = |images: &[&ResizedImage]| {
+                let rows = bench.encode(images);
+                let found: Vec<Vec<f32>> = rows.iter().map(|rows| bench.embeddings(rows)).collect();
+                bench.forget(rows);
+                found
+            };
+            let pictures = case.pictures.iter().enumerate().map(|(place, name)| (name.as_str(), vec![place]));
+            let stills = case.pictures.len();
+            let videos = ["even", "odd", "long"].into_iter().map(|name| (name, (0..case.images.len()).collect()));
+            for (name, places) in pictures.filter(|_| stills == case.visuals.len()).chain(videos) {
+                let Some(expected) = case.floats(&format!("vision_embeddings.{name}")) else { continue };
+                let alone = rows_of(&places.iter().map(|place| &case.images[*place]).collect::<Vec<_>>()).concat();
+                let worst = relative_error(&alone, &expected);
+                println!("{name}: {worst:.1e}");
+                assert!(worst <= REFERENCE_TOLERANCE, "{name}: {worst:e}");
+                let together = rows_of(&case.images.iter().collect::<Vec<_>>());
+                let among: Vec<f32> = places.iter().flat_map(|place| together[*place].clone()).collect();
+                let worst = relative_error(&among, &alone);
+                assert!(worst <= NOISE_TOLERANCE, "{name} among others: {worst:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    for (bench, cases) in stories() {
+        for case in &cases {
+            let rows = encode(&bench, case);
+            assert_recorded(&bench, case, &rows, REFERENCE_TOLERANCE);
+            bench.forget(rows);
+        }
+    }
+}
+
+#[test]
+fn chunks_and_neighbours_change_nothing() {
+    for (bench, cases) in stories() {
+        let rows: Vec<_> = cases.iter().map(|case| encode(&bench, case)).collect();
+        let whole: Vec<_> =
+            cases.iter().zip(&rows).map(|(case, rows)| alone(&bench, case, rows, &[usize::MAX])).collect();
+        for ((case, rows), whole) in cases.iter().zip(&rows).zip(&whole) {
+            // Chunks that end and begin in the middle of pictures and of steps, and cross the borders of two.
+            for sizes in [&[1][..], &[16], &[17, 1, 29, 5]] {
+                let chunked = alone(&bench, case, rows, sizes);
+                assert_same_run(&format!("{} in chunks of {sizes:?}", case.name), &chunked, whole, NOISE_TOLERANCE);
+            }
+        }
+        let company: Vec<_> = cases.iter().zip(rows).collect();
+        for (steps_between, seed) in [(0, 1), (5, 3)] {
+            for ((case, run), whole) in cases.iter().zip(together(&bench, &company, steps_between, seed)).zip(&whole) {
+                assert_same_run(&format!("{} among all", case.name), &run, whole, NOISE_TOLERANCE);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_logits_of_a_token_are_the_same_whatever_is_wanted_of_the_others() {
+    for (bench, cases) in stories() {
+        for case in &cases {
+            let rows = encode(&bench, case);
+            let worst = whatever_is_wanted(&bench, case, &rows);
+            assert!(worst <= NOISE_TOLERANCE, "{}: {worst:e}", case.name);
+            bench.forget(rows);
+        }
+    }
+}
