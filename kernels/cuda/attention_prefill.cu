@@ -1,5 +1,6 @@
 // Attention of many query rows, with an online softmax: no matrix of scores is ever stored (FlashAttention-2, Dao 2023,
-// arXiv 2307.08691). Two families, for head_dim D in {32, 64, 80, 128}, bf16 and f16, sums in f32.
+// arXiv 2307.08691). Two families, bf16 and f16, sums in f32: over the cache for heads of D in {32, 64, 80, 128} elements,
+// packed for those of 72 too.
 //
 // attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
 //   queries          [rows, heads * D], rows `query_pitch` elements apart
@@ -88,15 +89,19 @@ struct QueryPlaces {
     }
 };
 
-// A row of shared memory is 16 bytes longer than a head: 8 rows then start in 8 different groups of banks.
+// Columns of a head in shared memory: products are 16 deep, and zeros fill the rest.
 template <int D>
-constexpr int ROW = D + 8;
+constexpr int WIDE = (D + 15) / 16 * 16;
+
+// A row of shared memory is 16 bytes longer than that: 8 rows then start in 8 different groups of banks.
+template <int D>
+constexpr int ROW = WIDE<D> + 8;
 
 // Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become zeros.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
                                           uint32_t keys) {
-    constexpr int PIECES = D / 8;
+    constexpr int PIECES = WIDE<D> / 8;
     static_assert(KEYS * PIECES % THREADS == 0, "every thread copies as much");
 #pragma unroll
     for (int i = 0; i < KEYS * PIECES / THREADS; ++i) {
@@ -105,22 +110,24 @@ __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t 
         const uint32_t column = piece % PIECES * 8;
         bool valid = first_key + key < keys;
         const T* row = source.row(first_key + key, valid);
-        copy_16_bytes(shared_address(shared + key * ROW<D> + column), row + offset + column, valid);
+        const bool is_of_head = column < D;
+        copy_16_bytes(shared_address(shared + key * ROW<D> + column), row + offset + (is_of_head ? column : 0),
+                      valid && is_of_head);
     }
 }
 
 // Starts the copy of a tile's query vectors; places past the last become zeros.
 template <typename T, int D>
 __device__ __forceinline__ void copy_queries(T* shared, const T* queries, size_t pitch, const QueryPlaces& places) {
-    constexpr int PIECES = D / 8;
+    constexpr int PIECES = WIDE<D> / 8;
 #pragma unroll
     for (int i = 0; i < QUERIES * PIECES / THREADS; ++i) {
         const uint32_t piece = threadIdx.x + i * THREADS;
         const uint32_t index = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
-        const bool valid = places.holds(index);
-        const T* row = valid ? queries + places.element(index, pitch, D) : queries;
-        copy_16_bytes(shared_address(shared + index * ROW<D> + column), row + column, valid);
+        const bool valid = places.holds(index) && column < D;
+        const T* piece_at = valid ? queries + places.element(index, pitch, D) + column : queries;
+        copy_16_bytes(shared_address(shared + index * ROW<D> + column), piece_at, valid);
     }
 }
 
@@ -148,7 +155,7 @@ __device__ __forceinline__ void add_scores(float (&scores)[KEYS / 8][4], const u
 
 // Adds the products of weights and values.
 template <typename T, int D>
-__device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const float (&weights)[KEYS / 8][4],
+__device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], const float (&weights)[KEYS / 8][4],
                                            const T* shared) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 32;
@@ -159,7 +166,7 @@ __device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const fl
                                     Element::pack(weights[2 * k + 1][0], weights[2 * k + 1][1]),
                                     Element::pack(weights[2 * k + 1][2], weights[2 * k + 1][3])};
 #pragma unroll
-        for (int tile = 0; tile < D / 8; tile += 2) {
+        for (int tile = 0; tile < WIDE<D> / 8; tile += 2) {
             uint32_t value[4];
             const uint32_t row = k * 16 + lane % 16;
             load_quarters_transposed(value, shared_address(shared + row * ROW<D> + tile * 8 + lane / 16 * 8));
@@ -172,7 +179,7 @@ __device__ __forceinline__ void add_values(float (&gathered)[D / 8][4], const fl
 // Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
 template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places,
-                                      const float (&gathered)[D / 8][4], const OnlineSoftmax& softmax, T* shared) {
+                                      const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax, T* shared) {
     const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
     __syncwarp();  // what the warp read there is read
     const uint32_t warp = threadIdx.x / 32;
@@ -190,11 +197,11 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
     __syncwarp();
     constexpr int PIECES = D / 8;
 #pragma unroll
-    for (int i = 0; i < 16 * PIECES / 32; ++i) {
+    for (int i = 0; i < (16 * PIECES + 31) / 32; ++i) {
         const uint32_t piece = lane + i * 32;
         const uint32_t index = warp * 16 + piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
-        if (places.holds(index)) {
+        if (piece < 16 * PIECES && places.holds(index)) {
             *reinterpret_cast<uint4*>(out + places.element(index, pitch, D) + column) =
                 *reinterpret_cast<const uint4*>(shared + index * ROW<D> + column);
         }
@@ -218,9 +225,9 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     }
     wait_for_copies();
     __syncthreads();
-    uint32_t query[D / 16][4];
+    uint32_t query[WIDE<D> / 16][4];
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
+    for (int k = 0; k < WIDE<D> / 16; ++k) {
         load_query<T, D>(query[k], value_rows, k);
     }
     __syncthreads();
@@ -235,12 +242,12 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     }
     OnlineSoftmax softmax;
     softmax.begin();
-    float gathered[D / 8][4] = {};
+    float gathered[WIDE<D> / 8][4] = {};
     for (int32_t step = steps - 1; step >= 0; --step) {
         copy_keys<T, D>(value_rows, source, source.values_after, step * KEYS, keys);
         float scores[KEYS / 8][4] = {};
 #pragma unroll
-        for (int k = 0; k < D / 16; ++k) {
+        for (int k = 0; k < WIDE<D> / 16; ++k) {
             add_scores<T, D>(scores, query[k], key_rows, k);
         }
         if ((step + 1) * KEYS > seen_by_all) {
@@ -249,7 +256,7 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         float shrink[2];
         softmax.step(scores, scale * LOG2_E, shrink);
 #pragma unroll
-        for (int tile = 0; tile < D / 8; ++tile) {
+        for (int tile = 0; tile < WIDE<D> / 8; ++tile) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 gathered[tile][i] *= shrink[i / 2];
@@ -283,7 +290,7 @@ __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch
     __syncthreads();
     float scores[KEYS / 8][4] = {};
 #pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
+    for (int k = 0; k < WIDE<D> / 16; ++k) {
         uint32_t query[4];
         load_query<T, D>(query, query_rows, k);
         add_scores<T, D>(scores, query, key_rows, k);
@@ -296,7 +303,7 @@ __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch
     softmax.begin();
     float shrink[2];
     softmax.step(scores, scale * LOG2_E, shrink);
-    float gathered[D / 8][4] = {};
+    float gathered[WIDE<D> / 8][4] = {};
     add_values<T, D>(gathered, scores, value_rows);
     softmax.finish();
     store<T, D>(out, out_pitch, places, gathered, softmax, query_rows);
@@ -366,7 +373,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 template <int D>
 constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
 
-#define ATTENTION_PREFILL(TYPE, NAME, D)                                                                            \
+#define ATTENTION_PAGED(TYPE, NAME, D)                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_paged_##NAME##_d##D(               \
         TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,                            \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
@@ -375,11 +382,13 @@ constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
         attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch,       \
                                  query_pitch, rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, \
                                  scale);                                                                            \
-    }                                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_packed_##NAME##_d##D(              \
-        TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows,      \
-        uint32_t stretches, uint32_t heads, float scale) {                                                          \
-        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);        \
+    }
+
+#define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \
+    extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_packed_##NAME##_d##D(         \
+        TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, uint32_t pitch, uint32_t rows, \
+        uint32_t stretches, uint32_t heads, float scale) {                                                     \
+        attention_packed<TYPE, D, false>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);   \
     }
 
 #define ATTENTION_WINDOWS(TYPE, NAME, D)                                                                       \
@@ -389,8 +398,9 @@ constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
         attention_packed<TYPE, D, true>(out, qkv, starts, out_pitch, pitch, rows, stretches, heads, scale);    \
     }
 
-#define ATTENTION_ALL(TYPE, NAME)                    \
-    FOR_EACH_HEAD_DIM(ATTENTION_PREFILL, TYPE, NAME) \
+#define ATTENTION_ALL(TYPE, NAME)                          \
+    FOR_EACH_HEAD_DIM(ATTENTION_PAGED, TYPE, NAME)         \
+    FOR_EACH_PACKED_HEAD_DIM(ATTENTION_PACKED, TYPE, NAME) \
     FOR_EACH_HEAD_DIM_OF_WINDOWS(ATTENTION_WINDOWS, TYPE, NAME)
 
 ATTENTION_ALL(__half, f16)

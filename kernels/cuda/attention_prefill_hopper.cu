@@ -3,12 +3,14 @@
 // beside another's products, and beside its own product of weights and values. Same meaning, tensors and limits as
 // there, except what is said here.
 //
-// attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d80
+// attention_paged_hopper_<type>_d128, attention_packed_hopper_<type>_d<D> (D in {32, 64, 72, 80, 128})
 //   The first argument is a tensor map, by value: through it the keys and values are read, see Launch. The others are
 //   those of attention_prefill.cu, less `layer`. A NaN value at a place that a row may not see can reach earlier rows of
 //   its own sequence within 128 tokens.
 //   Tiles are large (128 query vectors, 192 rows): attention_windows is faster for stretches of up to 64 rows,
 //   attention_packed up to 128.
+//   Heads of 72 are multiplied as if they had 80 elements, the last eight of which are zeros in shared memory: the copy
+//   engine's map ends a head after 72 columns.
 //
 // attention_paged_hopper_split_<type>_d128
 //   The same for few rows that see a long past, which alone would not fill the card: the keys of a tile are split among
@@ -67,12 +69,14 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
         __syncwarp();
         if (S::PAGED) {
             if (lane < STEP_BLOCKS) {
-                copy_box(to + lane * BLOCK_TOKENS * S::D * 2, map, barrier, 0, 0, 0, 0,
+                copy_box(to + lane * BLOCK_TOKENS * S::WIDE * 2, map, barrier, 0, 0, 0, 0,
                          static_cast<int32_t>((block * 2 + which) * arguments.kv_heads + job.head));
             }
-        } else if (lane == 0) {
-            copy_box(to, map, barrier, 0, static_cast<int32_t>(job.first_row) + step * S::KEYS,
-                     static_cast<int32_t>(((1 + which) * arguments.kv_heads + job.head) * S::CHUNKS));
+        } else if (lane < S::CHUNKS) {
+            // Lane i copies chunk i of all rows of the step.
+            copy_box(to + lane * S::ACROSS, map, barrier, static_cast<int32_t>(lane) * S::CHUNK,
+                     static_cast<int32_t>(job.first_row) + step * S::KEYS,
+                     static_cast<int32_t>((1 + which) * arguments.kv_heads + job.head));
         }
     };
     Ring<STAGES> keys, values;
@@ -117,10 +121,11 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
                                              Barriers& barriers, Job (&shared_jobs)[STAGES]) {
     const uint32_t thread = threadIdx.x - 32;
     // A thread copies the same piece of every `ROUND`th query vector.
-    constexpr uint32_t PIECES = S::D / 8;
+    constexpr uint32_t PIECES = S::WIDE / 8;
     constexpr uint32_t ROUND = QUERY_THREADS / PIECES;
     const uint32_t piece = thread % PIECES;
     const uint32_t chunk = piece / (S::CHUNK / 8);
+    const bool is_of_head = piece < S::D / 8;  // or of the zeros behind it
     const uint32_t round_rows = ROUND / arguments.group;
     const uint32_t round_heads = ROUND % arguments.group;
     Jobs<S> jobs(arguments);
@@ -143,9 +148,9 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
             return;
         }
         for (index = thread < ROUND * PIECES ? index : S::QUERIES; index < S::QUERIES; index += ROUND) {
-            const bool valid = row < job.rows;
+            const bool valid = is_of_head && row < job.rows;
             copy_16_bytes(
-                place + index / 64 * (64 * S::D * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
+                place + index / 64 * (64 * S::WIDE * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8)),
                 valid ? source + static_cast<size_t>(row) * arguments.query_pitch + head * S::D : queries, valid);
             row += round_rows;
             head += round_heads;
@@ -182,7 +187,7 @@ __device__ __forceinline__ void exchange(uint32_t (&words)[4]) {
 
 template <typename S, typename T>
 __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& arguments,
-                                      const float (&gathered)[S::D / 8][4], const OnlineSoftmax& softmax,
+                                      const float (&gathered)[S::WIDE / 8][4], const OnlineSoftmax& softmax,
                                       uint32_t own) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 4;
@@ -213,7 +218,7 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
 
 // What one part of the keys gave, for attention_paged_combine.cu: the gathered values, the maximum and the sum.
 template <typename S>
-__device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::D / 8][4],
+__device__ __forceinline__ void store_part(float* parts, const Job& job, const float (&gathered)[S::WIDE / 8][4],
                                            const OnlineSoftmax& softmax, uint32_t own) {
     const uint32_t lane = threadIdx.x % 4;
 #pragma unroll
@@ -267,17 +272,17 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
     }
 
     Ring<STAGES> queries, keys, values;
-    float gathered[S::D / 8][4];
+    float gathered[S::WIDE / 8][4];
     float scores[TILES][4];
     uint32_t weights[S::KEYS / 16][4];
 
     const auto start_scores = [&]() {
-        const uint32_t query_address = shared + queries.stage * S::QUERY_BYTES + warpgroup * (64 * S::D * 2);
+        const uint32_t query_address = shared + queries.stage * S::QUERY_BYTES + warpgroup * (64 * S::WIDE * 2);
         const uint32_t key_address = shared + S::KEYS_AT + keys.stage * S::STEP_BYTES;
         hold(scores);
         products_begin();
 #pragma unroll
-        for (int k = 0; k < S::D / 16; ++k) {
+        for (int k = 0; k < S::WIDE / 16; ++k) {
             const uint32_t chunk = k * 16 / S::CHUNK;
             const uint32_t within = k * 16 % S::CHUNK * 2;
             Products::multiply(scores, matrix_at(QUERY_LAYOUT, query_address + chunk * S::QUERY_ACROSS + within),
@@ -346,7 +351,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
         weigh();
         round_weights();
 #pragma unroll
-        for (int tile = 0; tile < S::D / 8; ++tile) {
+        for (int tile = 0; tile < S::WIDE / 8; ++tile) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 gathered[tile][i] = 0.0f;
@@ -373,7 +378,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             release(barriers.values_empty, values);
             round_weights();
 #pragma unroll
-            for (int tile = 0; tile < S::D / 8; ++tile) {
+            for (int tile = 0; tile < S::WIDE / 8; ++tile) {
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     gathered[tile][i] *= shrink[i / 2];
@@ -467,17 +472,24 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                 \
             first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scale};                    \
         attention<PagedSplit128>(map, out, parts, queries, arguments);                                                 \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(Packed80::THREADS, 1) attention_packed_hopper_##NAME##_d80(           \
+    }
+
+#define ATTENTION_PACKED_HOPPER(TYPE, NAME, D)                                                                         \
+    static_assert(sizes::AS_LAUNCHED<D>, "as the contract says");                                                      \
+    extern "C" __global__ void __launch_bounds__(Packed<D>::THREADS, 1) attention_packed_hopper_##NAME##_d##D(         \
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
         const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches,                      \
                                      0,      1,       heads,   0,         0,     1,    scale};                         \
-        attention<Packed80>(map, out, nullptr, qkv, arguments);                                                        \
+        attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
 
-ATTENTION_PREFILL_HOPPER(__half, f16)
-ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
+#define ATTENTION_ALL(TYPE, NAME)        \
+    ATTENTION_PREFILL_HOPPER(TYPE, NAME) \
+    FOR_EACH_PACKED_HEAD_DIM(ATTENTION_PACKED_HOPPER, TYPE, NAME)
+
+ATTENTION_ALL(__half, f16)
+ATTENTION_ALL(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
 //   attention_paged_hopper_<type>_d128   block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES
@@ -485,8 +497,8 @@ ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 //   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
 //     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
 //     tokens: splits = min(multiprocessors / jobs, keys / SPLIT_KEYS), `parts` at most multiprocessors * 66,560 bytes.
-//   attention_packed_hopper_<type>_d80   block PACKED_THREADS, dynamic shared memory PACKED_SHARED_BYTES
-//     jobs = heads * ((rows + 191 * stretches) / 192)
+//   attention_packed_hopper_<type>_d<D>   block PACKED_THREADS<D>, dynamic shared memory PACKED_SHARED_BYTES<D>
+//     jobs = heads * ((rows + (PACKED_QUERIES<D> - 1) * stretches) / PACKED_QUERIES<D>)
 // A smaller grid is right too, only slower; a grid of 0 is not launched. The limit of dynamic shared memory must be raised
 // once per function (CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES).
 //
@@ -496,8 +508,8 @@ ATTENTION_PREFILL_HOPPER(__nv_bfloat16, bf16)
 //     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}   columns of a half, 8 tokens, halves, the next 8 tokens, pieces
 //     strides     {256, 128, 2048, 4096} bytes           of all dimensions but the first
 //     box         {64, 8, 2, 2, 1}                       16 tokens of one head, keys or values: 4096 bytes
-//   packed, D = 80, over qkv:        rank 3, swizzle 32B
-//     dimensions  {16, rows, 15 * heads}                 columns of a fifth of a head, rows, fifths
-//     strides     {2 * pitch, 32} bytes
-//     box         {16, 112, 5}                           112 rows of one head: 17,920 bytes
+//   packed, over qkv:                rank 3, swizzle 128B where PACKED_CHUNK<D> is 64, else 32B
+//     dimensions  {D, rows, 3 * heads}               columns of a head, rows, heads of queries, keys and values
+//     strides     {2 * pitch, 2 * D} bytes
+//     box         {PACKED_CHUNK<D>, PACKED_KEYS<D>, 1}   some columns of all rows of a step; past a head's last: zeros
 // It holds the address, so it belongs to one layer or one qkv; a captured graph keeps a copy.

@@ -4,7 +4,7 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, cuda_sample_scratch},
+    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_sample_scratch},
 };
 
 /// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
@@ -81,7 +81,7 @@ impl Target {
     pub fn packed_head_dims(&self) -> Option<&'static [usize]> {
         match self {
             Target::Cpu { .. } => None,
-            Target::Cuda(_) => Some(&CudaHeadDim::ELEMENTS),
+            Target::Cuda(_) => Some(&CudaPackedHeadDim::ELEMENTS),
         }
     }
 

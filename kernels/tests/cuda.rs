@@ -186,10 +186,15 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
 fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
     let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
-    let pass = Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] };
-    let error = pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err();
-    let expected = "attention_packed: qkv is [5, 204], expected heads of 32, 64, 80 or 128 elements on this target";
-    assert_eq!(error.to_string(), expected);
+    let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
+    assert_eq!(
+        refused(Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] }),
+        "attention_packed: qkv is [5, 204], expected heads of 32, 64, 72, 80 or 128 elements on this target"
+    );
+    assert_eq!(
+        refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
+        "attention_paged: queries is [3, 144], expected heads of 32, 64, 80 or 128 elements on this target"
+    );
 }
 
 /// A product and a gated product, of the first rows of the same x.

@@ -17,10 +17,10 @@ import time
 import torch
 
 from device import driver
-from operations import argmax, decode, packed, patchify, prefill, sampling, small
+from operations import argmax, decode, packed, patchify, position_grid, prefill, sampling, small
 from table import Table
 
-PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify],
+PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify, position_grid],
          "sampling": [argmax, sampling]}  # fmt: skip
 
 

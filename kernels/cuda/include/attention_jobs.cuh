@@ -14,6 +14,7 @@ constexpr float LOG2_E = 1.4426950408889634f;
 template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_>
 struct Sizes {
     static constexpr int D = D_;
+    static constexpr int WIDE = (D + 15) / 16 * 16;  // in shared memory: products are 16 deep, and zeros fill the rest
     static constexpr int MULTIPLIERS = MULTIPLIERS_;
     static constexpr bool PAGED = PAGED_;
     static constexpr bool SPLIT = SPLIT_;
@@ -21,15 +22,16 @@ struct Sizes {
     static constexpr int QUERIES = 64 * MULTIPLIERS;
     static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
-    static constexpr int CHUNKS = D / CHUNK;
+    static constexpr int CHUNKS = WIDE / CHUNK;
+    static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
     // From 8 rows to the next 8, and from chunk to chunk. A block of the cache comes as one box, 8 rows of all chunks
-    // and then the next 8; packed rows come as one box for all keys of a step, chunk after chunk.
+    // and then the next 8; packed rows come as a box for each chunk, all keys of a step in it.
     static constexpr uint32_t DOWN = PAGED ? 8 * D * 2 : 8 * CHUNK * 2;
     static constexpr uint32_t ACROSS = PAGED ? 8 * CHUNK * 2 : KEYS * CHUNK * 2;
     static constexpr uint32_t QUERY_DOWN = 8 * CHUNK * 2;
     static constexpr uint32_t QUERY_ACROSS = 64 * CHUNK * 2;
-    static constexpr uint32_t QUERY_BYTES = QUERIES * D * 2;
-    static constexpr uint32_t STEP_BYTES = KEYS * D * 2;
+    static constexpr uint32_t QUERY_BYTES = QUERIES * WIDE * 2;
+    static constexpr uint32_t STEP_BYTES = KEYS * WIDE * 2;
     static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
     static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
@@ -45,16 +47,20 @@ namespace sizes {
 using namespace contract::attention_hopper;
 using Paged = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false>;
 using PagedSplit = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true>;
-using Packed = Sizes<PACKED_HEAD_DIM, PACKED_QUERIES / 64, PACKED_KEYS, false, false>;
-static_assert(Paged::QUERIES == PAGED_QUERIES && Packed::QUERIES == PACKED_QUERIES, "tiles are whole warpgroups'");
-static_assert(Paged::THREADS == PAGED_THREADS && Packed::THREADS == PACKED_THREADS, "as they are launched");
-static_assert(Paged::SHARED_BYTES == PAGED_SHARED_BYTES && Packed::SHARED_BYTES == PACKED_SHARED_BYTES, "likewise");
+static_assert(Paged::QUERIES == PAGED_QUERIES && Paged::THREADS == PAGED_THREADS, "as they are launched");
+static_assert(Paged::SHARED_BYTES == PAGED_SHARED_BYTES, "likewise");
 static_assert(PagedSplit::QUERIES * (PagedSplit::D + 2) == PAGED_PART_NUMBERS, "scratch is made of such parts");
+template <int D>
+using Packed = Sizes<D, PACKED_QUERIES<D> / 64, PACKED_KEYS<D>, false, false>;
+template <int D>
+constexpr bool AS_LAUNCHED =
+    Packed<D>::QUERIES == PACKED_QUERIES<D> && Packed<D>::THREADS == PACKED_THREADS<D> &&
+    Packed<D>::SHARED_BYTES == PACKED_SHARED_BYTES<D> && Packed<D>::CHUNK == PACKED_CHUNK<D>;
 }  // namespace sizes
 using Paged128 = sizes::Paged;
 using PagedSplit128 = sizes::PagedSplit;
-using Packed80 = sizes::Packed;
-static_assert(Paged128::D == 128 && Packed80::D == 80, "as kernels are named");
+using sizes::Packed;
+static_assert(Paged128::D == 128, "as kernels are named");
 
 struct Arguments {
     const uint32_t* starts;           // [sequences + 1]

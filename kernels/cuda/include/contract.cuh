@@ -4,10 +4,18 @@
 
 #include <stdint.h>
 
-// `KERNEL(..., size)` for each head size of attention.
+// `KERNEL(..., size)` for each head size of attention over the cache.
 #define FOR_EACH_HEAD_DIM(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 80) \
+    KERNEL(__VA_ARGS__, 128)
+
+// `KERNEL(..., size)` for each of attention within packed stretches.
+#define FOR_EACH_PACKED_HEAD_DIM(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 32) \
+    KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 72) \
     KERNEL(__VA_ARGS__, 80) \
     KERNEL(__VA_ARGS__, 128)
 
@@ -15,6 +23,7 @@
 #define FOR_EACH_HEAD_DIM_OF_WINDOWS(KERNEL, ...) \
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64) \
+    KERNEL(__VA_ARGS__, 72) \
     KERNEL(__VA_ARGS__, 80)
 
 // `KERNEL(..., size)` for each number of rows that products of few rows are compiled for.
@@ -159,16 +168,26 @@ constexpr uint32_t PAGED_SHARED_BYTES = 196608;
 constexpr uint32_t PAGED_PART_NUMBERS = 16640;
 // Warps of a block that adds up parts, one query vector each.
 constexpr uint32_t COMBINE_WARPS = 8;
-// Elements of a head.
-constexpr uint32_t PACKED_HEAD_DIM = 80;
-// Rows per tile.
-constexpr uint32_t PACKED_QUERIES = 192;
+// Rows per tile of packed rows.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PACKED_QUERIES =
+    HEAD_DIM == 32 ? 192 : HEAD_DIM == 64 ? 192 : HEAD_DIM == 72 ? 192 : HEAD_DIM == 80 ? 192 : HEAD_DIM == 128 ? 128 : 0;
 // Keys per step.
-constexpr uint32_t PACKED_KEYS = 112;
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PACKED_KEYS =
+    HEAD_DIM == 32 ? 128 : HEAD_DIM == 64 ? 128 : HEAD_DIM == 72 ? 112 : HEAD_DIM == 80 ? 112 : HEAD_DIM == 128 ? 128 : 0;
+// Columns that one copy brings, which one swizzle spans.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PACKED_CHUNK =
+    HEAD_DIM == 32 ? 16 : HEAD_DIM == 64 ? 64 : HEAD_DIM == 72 ? 16 : HEAD_DIM == 80 ? 16 : HEAD_DIM == 128 ? 64 : 0;
 // Threads of a block.
-constexpr uint32_t PACKED_THREADS = 512;
-// Bytes of dynamic shared memory.
-constexpr uint32_t PACKED_SHARED_BYTES = 133120;
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PACKED_THREADS =
+    HEAD_DIM == 32 ? 512 : HEAD_DIM == 64 ? 512 : HEAD_DIM == 72 ? 512 : HEAD_DIM == 80 ? 512 : HEAD_DIM == 128 ? 384 : 0;
+// Bytes of dynamic shared memory, where products are 16 columns deep.
+template <uint32_t HEAD_DIM>
+constexpr uint32_t PACKED_SHARED_BYTES =
+    HEAD_DIM == 32 ? 57344 : HEAD_DIM == 64 ? 114688 : HEAD_DIM == 72 ? 133120 : HEAD_DIM == 80 ? 133120 : HEAD_DIM == 128 ? 196608 : 0;
 }  // namespace attention_hopper
 
 // linear_few.cu: products of few rows.

@@ -139,6 +139,8 @@ struct Warpgroup;
         BURSAR_MULTIPLY(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, BURSAR_TILES_16(c, 0))                                 \
         BURSAR_MULTIPLY(TYPE, 192, BURSAR_NAMES_96, 96, 97, 98, BURSAR_TILES_16(c, 0), BURSAR_TILES_8(c, 16))          \
         BURSAR_MULTIPLY(TYPE, 256, BURSAR_NAMES_128, 128, 129, 130, BURSAR_TILES_16(c, 0), BURSAR_TILES_16(c, 16))     \
+        BURSAR_GATHER(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, 19, 20, BURSAR_TILES_4(c, 0))                             \
+        BURSAR_GATHER(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, 35, 36, BURSAR_TILES_8(c, 0))                             \
         BURSAR_GATHER(TYPE, 80, BURSAR_NAMES_40, 40, 41, 42, 43, 44, BURSAR_TILES_8(c, 0), BURSAR_TILES_2(c, 8))       \
         BURSAR_GATHER(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, 67, 68, BURSAR_TILES_16(c, 0))                           \
     };

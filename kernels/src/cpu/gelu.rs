@@ -6,7 +6,7 @@ use super::{arithmetic::exp, memory::write_rows, threads::Threads};
 use crate::ops::gelu::{Call, Gelu};
 
 /// `2 * sqrt(2 / pi)`: the approximation's `(1 + tanh(y)) / 2` is the logistic function of `2 * y`.
-const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769_1;
+const TWICE_SQRT_2_OVER_PI: f32 = 1.595_769;
 
 pub(super) fn gelu(threads: &Threads, call: Call<'_>) {
     match call.kind {

@@ -2,7 +2,7 @@
 
 use super::{
     Cuda,
-    contract::{HeadDim, HopperEntryPoints, attention_decode, attention_hopper, attention_prefill},
+    contract::{HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill},
     decode_launch::DecodeLaunch,
     launch::{Arguments, Extent, Function, arguments, count},
     linear_few,
@@ -17,20 +17,21 @@ fn paged_extent(jobs: usize, processors: usize) -> Extent {
 }
 
 /// The same over packed rows.
-fn packed_extent(jobs: usize, processors: usize) -> Extent {
-    let (threads, shared) = (attention_hopper::PACKED_THREADS, attention_hopper::PACKED_SHARED_BYTES);
+fn packed_extent(head_dim: PackedHeadDim, jobs: usize, processors: usize) -> Extent {
+    let (threads, shared) =
+        (attention_hopper::packed_threads(head_dim), attention_hopper::packed_shared_bytes(head_dim));
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
-/// The kernels' head size; the fronts have refused others.
-fn head_dim_of(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> Result<HeadDim, KernelError> {
-    let refused = || KernelError::Shape {
-        op,
-        what: "heads",
-        expected: format!("a size that kernels have, not {head_dim}"),
-        found: rows.shape(),
-    };
-    HeadDim::of(head_dim).ok_or_else(refused)
+/// A head size that there are no kernels for; the fronts have refused it.
+fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError {
+    let expected = format!("a size that kernels have, not {head_dim}");
+    KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
+}
+
+fn paged_head_dim(call: &ops::attention_paged::Call<'_>) -> Result<HeadDim, KernelError> {
+    let head_dim = call.layer.shape.head_dim;
+    HeadDim::of(head_dim).ok_or_else(|| refused("attention_paged", head_dim, &call.queries))
 }
 
 /// An upper bound on tiles of queries: each sequence after the first may start a new tile.
@@ -50,7 +51,7 @@ pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result
 fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) -> Result<(), KernelError> {
     let (shape, group) = (call.layer.shape, call.heads / call.layer.shape.kv_heads);
     let (processors, shared_most) = (cuda.kernels.target.processors, cuda.kernels.functions.shared_most());
-    let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
+    let head_dim = paged_head_dim(call)?;
     let ring = attention_decode::ring_bytes(head_dim);
     let launch =
         DecodeLaunch::of(sequences, call.heads, shape.kv_heads, processors).within(shared_most, ring, processors);
@@ -98,7 +99,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         return Ok(());
     }
     let vectors = rows * (call.heads / shape.kv_heads);
-    let head_dim = head_dim_of("attention_paged", shape.head_dim, &call.queries)?;
+    let head_dim = paged_head_dim(call)?;
     let is_hopper = shape.head_dim == attention_hopper::PAGED_HEAD_DIM;
     let hopper = cuda.entry_points().hopper.as_ref().filter(|_| is_hopper);
     let jobs = shape.kv_heads * tiles(attention_hopper::PAGED_QUERIES, vectors, left);
@@ -195,9 +196,9 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     if rows == 0 {
         return Ok(());
     }
-    let head_dim = head_dim_of("attention_packed", call.head_dim, &call.qkv)?;
+    let refused = || refused("attention_packed", call.head_dim, &call.qkv);
+    let head_dim = PackedHeadDim::of(call.head_dim).ok_or_else(refused)?;
     let kernels = cuda.entry_points();
-    let is_hopper = call.head_dim == attention_hopper::PACKED_HEAD_DIM;
     let places = |arguments: Arguments| {
         let arguments = arguments.with(call.starts.address()).with(count(call.out.pitch()));
         let arguments = arguments.with(count(call.qkv.pitch())).with(count(rows)).with(count(stretches));
@@ -207,10 +208,12 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     let windows = kernels.attention_windows[head_dim].filter(|_| call.longest <= attention_prefill::WINDOW_ROWS);
     let (arguments, kernel, extent) = if let Some(kernel) = windows {
         (plain(), kernel, Extent::line(call.heads * stretches, attention_prefill::THREADS))
-    } else if let Some(hopper) = kernels.hopper.as_ref().filter(|_| is_hopper) {
-        let arguments = arguments![packed_map(&call.qkv, call.heads)?, call.out.address(), call.qkv.address()];
-        let jobs = call.heads * tiles(attention_hopper::PACKED_QUERIES, rows, stretches);
-        (arguments, hopper.attention_packed, packed_extent(jobs, cuda.kernels.target.processors))
+    } else if let Some(hopper) = &kernels.hopper {
+        let map = packed_map(&call.qkv, call.heads, head_dim)?;
+        let arguments = arguments![map, call.out.address(), call.qkv.address()];
+        let jobs = call.heads * tiles(attention_hopper::packed_queries(head_dim), rows, stretches);
+        let extent = packed_extent(head_dim, jobs, cuda.kernels.target.processors);
+        (arguments, hopper.attention_packed[head_dim], extent)
     } else {
         let blocks = call.heads * tiles(attention_prefill::TILE_QUERIES, rows, stretches);
         (plain(), kernels.attention_packed[head_dim], Extent::line(blocks, attention_prefill::THREADS))
@@ -219,14 +222,16 @@ pub(super) fn packed(cuda: &Cuda, call: ops::attention_packed::Call<'_>) -> Resu
     unsafe { cuda.launch(kernel, extent, places(arguments)) }
 }
 
-/// Packed rows as the copy engine sees them: one copy is the keys of a step, of one head.
-fn packed_map(qkv: &Tensor<'_>, heads: usize) -> Result<TensorMap, KernelError> {
+/// Packed rows as the copy engine sees them: one copy is some columns of the keys of a step, of one head. Columns past a
+/// head's last come as zeros, not as the next head's.
+fn packed_map(qkv: &Tensor<'_>, heads: usize, head_dim: PackedHeadDim) -> Result<TensorMap, KernelError> {
+    let (columns, chunk) = (head_dim.elements() as u64, attention_hopper::packed_chunk(head_dim));
     let layout = Layout {
-        // Columns of a fifth of a head, rows, fifths.
-        dimensions: &[16, qkv.rows() as u64, 15 * heads as u64],
-        strides: &[2 * qkv.pitch() as u64, 32],
-        cube: &[16, count(attention_hopper::PACKED_KEYS), 5],
-        swizzle: Swizzle::Bytes32,
+        // Columns of a head, rows, heads of queries, keys and values.
+        dimensions: &[columns, qkv.rows() as u64, 3 * heads as u64],
+        strides: &[2 * qkv.pitch() as u64, 2 * columns],
+        cube: &[count(chunk), count(attention_hopper::packed_keys(head_dim)), 1],
+        swizzle: if chunk == 64 { Swizzle::Bytes128 } else { Swizzle::Bytes32 },
     };
     Ok(TensorMap::new(qkv.address(), qkv.dtype(), &layout)?)
 }

@@ -34,7 +34,7 @@ use std::{
 use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
-pub(crate) use contract::HeadDim as CudaHeadDim;
+pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHeadDim};
 pub use error::OpenError;
 pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;

@@ -12,7 +12,8 @@ WINDOW = NUMBERS.WINDOW_ROWS
 
 
 class Packed:
-    """qkv [rows, 3 * heads * head_dim], a view of wider rows; rows of no stretch are full of NaN."""
+    """qkv [rows, 3 * heads * head_dim], a view of wider rows; rows of no stretch and what lies between rows are full of
+    NaN."""
 
     def __init__(self, lengths, heads, head_dim, kind, before=0, behind=0, gap=0):
         self.heads, self.head_dim, self.kind, self.lengths = heads, head_dim, kind, lengths
@@ -21,6 +22,7 @@ class Packed:
         self.device_starts = self.starts.int().cuda()
         wide = torch.randn(self.rows, 3 * heads * head_dim + gap, device="cuda", dtype=kind)
         self.qkv = wide[:, : 3 * heads * head_dim]
+        wide[:, 3 * heads * head_dim :] = float("nan")
         self.qkv[:before] = self.qkv[self.rows - behind :] = float("nan")
         self.written = torch.arange(before, self.rows - behind)
 
@@ -60,11 +62,14 @@ def windows(packed, out):
 
 
 def hopper(packed, out):
-    name, box = f"attention_packed_hopper_{ENDINGS[packed.kind]}_d80", [16, HOPPER.PACKED_KEYS, 5]
-    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PACKED_SHARED_BYTES)
-    view = tensor_map(packed.qkv, [16, packed.rows, 15 * packed.heads], [2 * packed.qkv.stride(0), 32], box, 1)
-    grid = min(processors(), packed.tiles(HOPPER.PACKED_QUERIES))
-    return lambda: kernel((grid,), (HOPPER.PACKED_THREADS,), view, out.tensor, packed.qkv, *sizes(packed, out))
+    head_dim, strides = packed.head_dim, [2 * packed.qkv.stride(0), 2 * packed.head_dim]
+    chunk, block = HOPPER.PACKED_CHUNK[head_dim], (HOPPER.PACKED_THREADS[head_dim],)
+    name = f"attention_packed_hopper_{ENDINGS[packed.kind]}_d{head_dim}"
+    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PACKED_SHARED_BYTES[head_dim])
+    view = tensor_map(packed.qkv, [head_dim, packed.rows, 3 * packed.heads], strides,
+                      [chunk, HOPPER.PACKED_KEYS[head_dim], 1], 3 if chunk == 64 else 1)  # fmt: skip
+    grid = min(processors(), packed.tiles(HOPPER.PACKED_QUERIES[head_dim]))
+    return lambda: kernel((grid,), block, view, out.tensor, packed.qkv, *sizes(packed, out))
 
 
 def case(launch, packed, gap=0, beside=None, is_bound_by_memory=False):
@@ -89,22 +94,24 @@ def check(table):
     short, long = [64] * 9 + [48, 36, 1, 0, 7, 64], [300, 63, 65, 128, 129, 1]
     for kind in (torch.bfloat16, torch.float16):
         for heads, lengths in ((16, short), (3, long), (2, [777, 1000, 40])):
-            for head_dim in (32, 64, 80, 128):
-                packed = Packed(lengths, heads, head_dim, kind, before=5, behind=3, gap=8)
-                table.check("packed, mma", f"{lengths}", case(general, packed, gap=8))
+            for head_dim in HOPPER.PACKED_CHUNK:
+                packed, work = Packed(lengths, heads, head_dim, kind, before=5, behind=3, gap=8), f"{lengths} x {head_dim}"
+                table.check("packed, mma", work, case(general, packed, gap=8))
                 if max(lengths) <= WINDOW and head_dim <= 80:
-                    table.check("windows", f"{lengths}", case(windows, packed, gap=8))
-                if head_dim == 80:
-                    table.check("packed", f"{lengths}", case(hopper, packed, gap=8))
+                    table.check("windows", work, case(windows, packed, gap=8))
+                table.check("packed", work, case(hopper, packed, gap=8))
 
 
 def measure(table):
-    make = lambda lengths: Packed(lengths, 16, 80, torch.bfloat16)  # noqa: E731
-    for rows in (5476, 10764):
-        other = {"cuDNN": lambda: cudnn([rows], 16, 80, torch.bfloat16, causal=False)}
-        table.row("packed", f"{rows:,} rows, 16 heads of 80", lambda: case(hopper, make([rows]), beside=other))
-    table.row("packed, mma", "5,476 rows, 16 heads of 80", lambda: case(general, make([5476])))
-    for count in (86, 344):
-        other = {"cuDNN": lambda: cudnn([WINDOW] * count, 16, 80, torch.bfloat16, causal=False)}
-        table.row("windows", f"{count} of 64 rows, 16 heads of 80",
-                  lambda: case(windows, make([WINDOW] * count), beside=other, is_bound_by_memory=True))  # fmt: skip
+    make = lambda lengths, head_dim: Packed(lengths, 16, head_dim, torch.bfloat16)  # noqa: E731
+    for head_dim in (80, 72, 64, 128):
+        of = f"16 heads of {head_dim}"
+        for rows in (5476, 10764):
+            other = {"cuDNN": lambda: cudnn([rows], 16, head_dim, torch.bfloat16, causal=False)}
+            table.row("packed", f"{rows:,} rows, {of}", lambda: case(hopper, make([rows], head_dim), beside=other))
+        table.row("packed, mma", f"5,476 rows, {of}", lambda: case(general, make([5476], head_dim)))
+    for head_dim in (80, 72):
+        for count in (86, 344):
+            other = {"cuDNN": lambda: cudnn([WINDOW] * count, 16, head_dim, torch.bfloat16, causal=False)}
+            table.row("windows", f"{count} of 64 rows, 16 heads of {head_dim}",
+                      lambda: case(windows, make([WINDOW] * count, head_dim), beside=other, is_bound_by_memory=True))  # fmt: skip

@@ -113,17 +113,32 @@ def silu_mul(rows, features, kind, gap=0):
     )
 
 
-def gelu(rows, columns, kind, gap=0):
-    x, kernel = Output((rows, columns), kind, gap), Kernel("gelu", f"gelu_{ENDINGS[kind]}")
-    x.tensor.normal_()
+FORMS = {
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "gelu_quick": lambda x: x * torch.sigmoid(1.702 * x),
+}
+
+
+def gelu(rows, columns, kind, gap=0, form="gelu"):
+    x, kernel = Output((rows, columns), kind, gap), Kernel("gelu", f"{form}_{ENDINGS[kind]}")
+    x.tensor.normal_(std=2)
     before = x.tensor.clone()
     return Case(
         run=lambda: kernel(*gate_shape(rows, columns), x.tensor, x.tensor.stride(0), columns),
-        error=lambda: x.error(functional.gelu(before.double())),
+        error=lambda: x.error(FORMS[form](before.double())),
         limit=LIMITS[kind],
         bytes=2 * kind.itemsize * rows * columns,
-        beside={"torch": lambda: functional.gelu(before)},
+        beside={"torch": lambda: FORMS[form](before)},
     )
+
+
+def gelu_tanh(rows, columns, kind, gap=0):
+    return gelu(rows, columns, kind, gap, "gelu_tanh")
+
+
+def gelu_quick(rows, columns, kind, gap=0):
+    return gelu(rows, columns, kind, gap, "gelu_quick")
 
 
 class Positions:
@@ -303,6 +318,33 @@ def scatter_rows(chosen, columns, kind, gap=0, is_odd=False):
     )  # fmt: skip
 
 
+def add_rows(chosen, columns, kind, gap=0, is_odd=False):
+    """`is_odd`: one row of nothing, which makes a row of NaN, and two places that are none."""
+    x, source = random_rows(chosen + 7, columns, gap, kind), torch.randint(chosen + 7, (chosen,), device="cuda")
+    places, nowhere = torch.randperm(2 * chosen, device="cuda")[:chosen], 3 if is_odd else 0
+    out, kernel = Output((2 * chosen, columns), kind, gap), Kernel("add_rows", f"add_rows_{ENDINGS[kind]}")
+    before = out.tensor.normal_().clone()
+    from_rows, to_rows = source.clone(), places.clone()
+    from_rows[:nowhere] = torch.tensor([chosen + 7, 0, 1][:nowhere], device="cuda")
+    to_rows[1:nowhere] = torch.tensor([2 * chosen, NONE][: max(nowhere - 1, 0)], device="cuda")
+    from_rows, to_rows = unsigned(from_rows), unsigned(to_rows)
+
+    def wrong():
+        named, kept = places[nowhere:], torch.ones(2 * chosen, dtype=torch.bool, device="cuda")
+        kept[named] = kept[places[: min(nowhere, 1)]] = False
+        is_fine = torch.equal(out.tensor[kept], before[kept]) and bool(out.tensor[places[: min(nowhere, 1)]].isnan().all())
+        wanted = before[named].double() + x[source[nowhere:]].double()
+        return out.error(wanted, rows=named) if is_fine else float("inf")
+
+    return Case(
+        run=lambda: kernel((chosen,), (COPY_THREADS,), x, chosen + 7, x.stride(0), from_rows, to_rows, columns, out.tensor,
+                           2 * chosen, columns + gap),
+        error=wrong,
+        limit=LIMITS[kind],
+        bytes=3 * kind.itemsize * chosen * columns,
+    )  # fmt: skip
+
+
 TEXT, VISION = (16, 24, 24, 0), (20, 20, 0, 0)  # pairs of each axis
 
 
@@ -318,7 +360,7 @@ def check(table):
             for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
                                       (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
                 table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
-        for operation in (silu_mul, gelu):
+        for operation in (silu_mul, gelu, gelu_tanh, gelu_quick):
             for rows, columns, gap in ((3, 18944, 0), (65, 3420, 0), (200, 3420, 0), (9, 61, 3), (1, 2048, 8)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}", operation(rows, columns, kind, gap))
         for tokens, heads, kv_heads, head_dim, sections, gap in (
@@ -338,8 +380,8 @@ def check(table):
                         rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
-        for operation in (gather_rows, scatter_rows):
-            for rows, columns, gap in ((70, 1280, 0), (33, 61, 0), (33, 61, 5), (9, 3584, 8)):
+        for operation in (gather_rows, scatter_rows, add_rows):
+            for rows, columns, gap in ((70, 1280, 0), (33, 61, 0), (33, 61, 5), (9, 3584, 8), (12, 5124, 4)):
                 table.check(operation.__name__, f"{rows} x {columns} + {gap}",
                             operation(rows, columns, kind, gap, is_odd=True))  # fmt: skip
 
@@ -358,9 +400,12 @@ def measure(table):
         (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),
         (silu_mul, f"{features:,} features", (features, kind)),
         (gelu, f"{features:,} columns", (features, kind)),
+        (gelu_tanh, "4,304 columns", (4304, kind)),
+        (gelu_quick, "4,096 columns", (4096, kind)),
         (embed, f"{hidden:,} columns", (hidden, kind, 152_064)),
         (gather_rows, f"{hidden:,} columns", (hidden, kind)),
         (scatter_rows, f"{hidden:,} columns", (hidden, kind)),
+        (add_rows, "4,096 columns", (4096, kind, 8192)),
     )
     for operation, work, sizes in timed:
         for rows in (64, 256, 8192):

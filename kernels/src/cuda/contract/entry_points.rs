@@ -1,7 +1,7 @@
 //! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
 //! there cannot be asked for.
 
-use super::sizes::{ByFewRows, ByHeadDim, FewRows, HeadDim};
+use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PackedHeadDim};
 use crate::DType;
 
 /// A file of `kernels/cuda`.
@@ -46,10 +46,10 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub argmax: F,
     pub argmax_f32: F,
     pub attention_decode: ByHeadDim<F>,
-    pub attention_packed: ByHeadDim<F>,
+    pub attention_packed: ByPackedHeadDim<F>,
     pub attention_paged: ByHeadDim<F>,
     /// Not for every head size.
-    pub attention_windows: ByHeadDim<Option<F>>,
+    pub attention_windows: ByPackedHeadDim<Option<F>>,
     pub embed: F,
     pub fill_random: F,
     pub fill_random_f32: F,
@@ -83,8 +83,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged: F,
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
-    /// For heads of `attention_hopper::PACKED_HEAD_DIM`.
-    pub attention_packed: F,
+    pub attention_packed: ByPackedHeadDim<F>,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
     pub linear_few: ByFewRows<F>,
@@ -109,9 +108,9 @@ impl<F> EntryPoints<F> {
             argmax: all.typed(waiting("argmax"), "argmax")?,
             argmax_f32: all.named(waiting("argmax"), "argmax_f32")?,
             attention_decode: all.by_head_dim(waiting("attention_decode"), "attention_decode")?,
-            attention_packed: all.by_head_dim(ATTENTION_PREFILL, "attention_packed")?,
+            attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL, "attention_packed")?,
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
-            attention_windows: all.by_some_head_dims(ATTENTION_PREFILL, "attention_windows", &HeadDim::OF_WINDOWS)?,
+            attention_windows: all.of_windows(ATTENTION_PREFILL, "attention_windows")?,
             embed: all.typed(waiting("embed"), "embed")?,
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
             fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
@@ -142,7 +141,7 @@ impl<F> EntryPoints<F> {
 
 impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        use super::numbers::attention_hopper::{PACKED_HEAD_DIM, PAGED_HEAD_DIM};
+        use super::numbers::attention_hopper::PAGED_HEAD_DIM;
         let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
@@ -153,7 +152,7 @@ impl<F> HopperEntryPoints<F> {
                 PAGED_HEAD_DIM,
             )?,
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
-            attention_packed: all.sized(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper", 'd', PACKED_HEAD_DIM)?,
+            attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
@@ -185,22 +184,24 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
     }
 
     fn by_head_dim(&mut self, source: Source, operation: &str) -> Result<ByHeadDim<F>, E> {
-        let [a, b, c, d] = HeadDim::ALL.map(HeadDim::elements);
+        let [a, b, c, d] = HeadDim::ELEMENTS;
         let mut of = |size| self.sized(source, operation, 'd', size);
         Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
     }
 
-    fn by_some_head_dims(
-        &mut self,
-        source: Source,
-        operation: &str,
-        some: &[HeadDim],
-    ) -> Result<ByHeadDim<Option<F>>, E> {
-        let [a, b, c, d] = HeadDim::ALL;
-        let mut of = |size: HeadDim| {
-            some.contains(&size).then(|| self.sized(source, operation, 'd', size.elements())).transpose()
+    fn by_packed_head_dim(&mut self, source: Source, operation: &str) -> Result<ByPackedHeadDim<F>, E> {
+        let [a, b, c, d, e] = PackedHeadDim::ELEMENTS;
+        let mut of = |size| self.sized(source, operation, 'd', size);
+        Ok(ByPackedHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
+    }
+
+    fn of_windows(&mut self, source: Source, operation: &str) -> Result<ByPackedHeadDim<Option<F>>, E> {
+        let [a, b, c, d, e] = PackedHeadDim::ALL;
+        let mut of = |size: PackedHeadDim| {
+            let is_there = PackedHeadDim::OF_WINDOWS.contains(&size);
+            is_there.then(|| self.sized(source, operation, 'd', size.elements())).transpose()
         };
-        Ok(ByHeadDim([of(a)?, of(b)?, of(c)?, of(d)?]))
+        Ok(ByPackedHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
     }
 
     fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {

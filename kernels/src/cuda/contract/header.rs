@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{
     numbers::families,
-    sizes::{FewRows, HeadDim},
+    sizes::{FewRows, HeadDim, PackedHeadDim},
 };
 
 const HEAD: &str = "\
@@ -52,6 +52,15 @@ impl Size for HeadDim {
     }
 }
 
+impl Size for PackedHeadDim {
+    const NAME: &'static str = "HEAD_DIM";
+    const ALL: &'static [Self] = &PackedHeadDim::ALL;
+
+    fn number(self) -> usize {
+        self.elements()
+    }
+}
+
 impl Size for FewRows {
     const NAME: &'static str = "ROWS";
     const ALL: &'static [Self] = &FewRows::ALL;
@@ -75,8 +84,9 @@ impl Item {
 fn header() -> String {
     let mut out = HEAD.to_owned();
     for (macro_name, about, sizes) in [
-        ("FOR_EACH_HEAD_DIM", "each head size of attention", numbers(&HeadDim::ALL)),
-        ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&HeadDim::OF_WINDOWS)),
+        ("FOR_EACH_HEAD_DIM", "each head size of attention over the cache", numbers(&HeadDim::ALL)),
+        ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed stretches", numbers(&PackedHeadDim::ALL)),
+        ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
         ("FOR_EACH_FEW_ROWS", "each number of rows that products of few rows are compiled for", numbers(&FewRows::ALL)),
     ] {
         write!(out, "\n// `KERNEL(..., size)` for {about}.\n#define {macro_name}(KERNEL, ...)").expect("text");

@@ -14,4 +14,4 @@ mod sizes;
 pub(super) use entry_points::{EntryPoint, EntryPoints, HopperEntryPoints};
 pub(super) use numbers::*;
 pub(super) use sizes::FewRows;
-pub(crate) use sizes::HeadDim;
+pub(crate) use sizes::{HeadDim, PackedHeadDim};

@@ -4,7 +4,7 @@
 //! file, with the same names in namespaces of the modules' names (`header.rs`). Where a kernel lays out memory by types
 //! or templates of its own, it asserts that the outcome is the number that stands here.
 
-use super::sizes::{FewRows, HeadDim};
+use super::sizes::{FewRows, HeadDim, PackedHeadDim};
 
 /// Threads that multiply together on Hopper, and rows that each of them has of a product (wgmma).
 const WARPGROUP: usize = 128;
@@ -188,16 +188,35 @@ contract! {
         const PAGED_PART_NUMBERS: usize = PAGED_QUERIES * (PAGED_HEAD_DIM + 2);
         /// Warps of a block that adds up parts, one query vector each.
         const COMBINE_WARPS: usize = 8;
-        /// Elements of a head.
-        const PACKED_HEAD_DIM: usize = 80;
-        /// Rows per tile.
-        const PACKED_QUERIES: usize = 192;
+
+        by PackedHeadDim:
+        /// Rows per tile of packed rows.
+        fn packed_queries(head_dim) -> usize {
+            match head_dim {
+                PackedHeadDim::D128 => 128,
+                _ => 192,
+            }
+        }
         /// Keys per step.
-        const PACKED_KEYS: usize = 112;
+        fn packed_keys(head_dim) -> usize {
+            match head_dim {
+                PackedHeadDim::D72 | PackedHeadDim::D80 => 112,
+                _ => 128,
+            }
+        }
+        /// Columns that one copy brings, which one swizzle spans.
+        fn packed_chunk(head_dim) -> usize {
+            if head_dim.elements().is_multiple_of(64) { 64 } else { 16 }
+        }
         /// Threads of a block.
-        const PACKED_THREADS: usize = threads(PACKED_QUERIES);
-        /// Bytes of dynamic shared memory.
-        const PACKED_SHARED_BYTES: usize = shared_bytes(PACKED_HEAD_DIM, PACKED_QUERIES, PACKED_KEYS);
+        fn packed_threads(head_dim) -> usize {
+            threads(packed_queries(head_dim))
+        }
+        /// Bytes of dynamic shared memory, where products are 16 columns deep.
+        fn packed_shared_bytes(head_dim) -> usize {
+            let columns = head_dim.elements().next_multiple_of(16);
+            shared_bytes(columns, packed_queries(head_dim), packed_keys(head_dim))
+        }
     }
 
     /// linear_few.cu: products of few rows.

@@ -2,7 +2,7 @@
 
 use std::ops::Index;
 
-/// Elements of a head that attention is compiled for.
+/// Elements of a head that attention over the cache is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HeadDim {
     D32,
@@ -17,21 +17,44 @@ impl HeadDim {
     /// How many elements they have.
     pub(crate) const ELEMENTS: [usize; HeadDim::ALL.len()] = [32, 64, 80, 128];
 
-    /// Those of the kernel for many short stretches.
-    pub(crate) const OF_WINDOWS: [HeadDim; 3] = [HeadDim::D32, HeadDim::D64, HeadDim::D80];
-
     pub(crate) const fn elements(self) -> usize {
-        match self {
-            HeadDim::D32 => 32,
-            HeadDim::D64 => 64,
-            HeadDim::D80 => 80,
-            HeadDim::D128 => 128,
-        }
+        HeadDim::ELEMENTS[self as usize]
     }
 
     /// The size of exactly so many elements.
     pub(crate) fn of(elements: usize) -> Option<Self> {
         HeadDim::ALL.into_iter().find(|size| size.elements() == elements)
+    }
+}
+
+/// Elements of a head that attention within packed stretches is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PackedHeadDim {
+    D32,
+    D64,
+    D72,
+    D80,
+    D128,
+}
+
+impl PackedHeadDim {
+    pub(crate) const ALL: [PackedHeadDim; 5] =
+        [PackedHeadDim::D32, PackedHeadDim::D64, PackedHeadDim::D72, PackedHeadDim::D80, PackedHeadDim::D128];
+
+    /// How many elements they have.
+    pub(crate) const ELEMENTS: [usize; PackedHeadDim::ALL.len()] = [32, 64, 72, 80, 128];
+
+    /// Those of the kernel for many short stretches.
+    pub(crate) const OF_WINDOWS: [PackedHeadDim; 4] =
+        [PackedHeadDim::D32, PackedHeadDim::D64, PackedHeadDim::D72, PackedHeadDim::D80];
+
+    pub(crate) const fn elements(self) -> usize {
+        PackedHeadDim::ELEMENTS[self as usize]
+    }
+
+    /// The size of exactly so many elements.
+    pub(crate) fn of(elements: usize) -> Option<Self> {
+        PackedHeadDim::ALL.into_iter().find(|size| size.elements() == elements)
     }
 }
 
@@ -69,6 +92,17 @@ impl<T> Index<HeadDim> for ByHeadDim<T> {
     type Output = T;
 
     fn index(&self, size: HeadDim) -> &T {
+        &self.0[size as usize]
+    }
+}
+
+/// One of each head size of packed stretches.
+pub(crate) struct ByPackedHeadDim<T>(pub [T; PackedHeadDim::ALL.len()]);
+
+impl<T> Index<PackedHeadDim> for ByPackedHeadDim<T> {
+    type Output = T;
+
+    fn index(&self, size: PackedHeadDim) -> &T {
         &self.0[size as usize]
     }
 }
