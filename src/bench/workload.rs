@@ -85,7 +85,7 @@ pub const QUICK: Workload = Workload {
     step_tokens: 256,
 };
 
-/// Pixels along a patch's side, and how patches merge into tokens, in every served family. The envelope must be chosen
+/// Pixels along a patch's side, and how patches merge into tokens, in Qwen2.5-VL. The envelope must be chosen
 /// before the model is known; for a family that differs it is merely another envelope.
 const PATCH: u32 = 14;
 const MERGE: MergeSize = MergeSize::new(2);

@@ -174,14 +174,16 @@ fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
     let none = Map::new();
     let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
     let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
-    let said = [config, text].map(|place| place.get("tie_word_embeddings").and_then(Value::as_bool));
-    if let [Some(outer), Some(inner)] = said
+    let said =
+        |place: &Map<String, Value>| place.get("tie_word_embeddings").map_or(Ok(None), Option::<bool>::deserialize);
+    let (outer, inner) = (said(config)?, said(text)?);
+    if let (Some(outer), Some(inner)) = (outer, inner)
         && outer != inner
     {
         let text = format!("tie_word_embeddings is {outer}, but {inner} in text_config");
         return Err(ConfigError::Contradiction(text));
     }
-    decoder.tied_embeddings = said.contains(&Some(true));
+    decoder.tied_embeddings = outer.or(inner) == Some(true);
     Ok(decoder)
 }
 
