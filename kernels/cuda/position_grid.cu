@@ -119,12 +119,11 @@ __device__ __forceinline__ void position_grid(const Element* table, uint32_t sid
     }
 }
 
-#define KERNEL(name, Element)                                                                                         \
-    extern "C" __global__ void __launch_bounds__(contract::position_grid::THREADS) position_grid_##name(              \
-        const Element* __restrict__ table, uint32_t side, uint32_t hidden, const uint32_t* __restrict__ places,       \
-        uint32_t patches, const uint32_t* __restrict__ layout, uint32_t pictures, Element* __restrict__ out,          \
-        uint32_t out_pitch) {                                                                                         \
-        position_grid(table, side, hidden, places, patches, layout, pictures, out, out_pitch);                        \
+#define KERNEL(name, Element)                                                                               \
+    extern "C" __global__ void __launch_bounds__(contract::position_grid::THREADS) position_grid_##name(    \
+        const Element* table, uint32_t side, uint32_t hidden, const uint32_t* places, uint32_t patches,     \
+        const uint32_t* layout, uint32_t pictures, Element* out, uint32_t out_pitch) {                      \
+        position_grid(table, side, hidden, places, patches, layout, pictures, out, out_pitch);              \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

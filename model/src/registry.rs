@@ -14,7 +14,9 @@ use crate::{
     },
     checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
     error::CheckpointError,
-    families::{Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen3, qwen3_vl},
+    families::{
+        Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl,
+    },
     flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
     text::{Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
@@ -245,6 +247,8 @@ macro_rules! families {
 families! {
     /// Qwen2.5-VL: pictures, videos and text.
     Qwen2_5Vl: qwen2_5_vl;
+    /// Qwen2-VL: pictures, videos and text.
+    Qwen2Vl: qwen2_vl;
     /// Qwen3-VL without experts: pictures, videos and text.
     Qwen3Vl: qwen3_vl;
     /// Qwen2 and Qwen2.5: text only.

@@ -18,7 +18,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 9] = [
+const RECORDED: [Recorded; 10] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -58,6 +58,10 @@ const RECORDED: [Recorded; 9] = [
         ],
     },
     Recorded { folder: "tests/golden/qwen3_vl_72", cases: &["several_images", "two_turns", "video_even"] },
+    Recorded {
+        folder: "tests/golden/qwen2_vl",
+        cases: &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],
+    },
 ];
 
 /// Largest errors of a type against the recorded f32, and between two of our ways to the same numbers, relative to the

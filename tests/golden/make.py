@@ -37,10 +37,12 @@ from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
 from transformers.vision_utils import get_vision_window_index
 
 HERE = Path(__file__).parent
@@ -495,6 +497,23 @@ class Weights:
             self.linear(f"{at}.linear_fc1", merged, merged)
             self.linear(f"{at}.linear_fc2", config["out_hidden_size"], merged, gain=1.5)
 
+    def qwen2_vision(self, config):
+        """Qwen2-VL's tower."""
+        hidden, merged = config["embed_dim"], config["embed_dim"] * config["spatial_merge_size"] ** 2
+        patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
+        self.matrix("visual.patch_embed.proj.weight", hidden, *patch, gain=1.5)
+        for block in range(config["depth"]):
+            at = f"visual.blocks.{block}"
+            self.layer_norm(f"{at}.norm1", hidden)
+            self.linear(f"{at}.attn.qkv", 3 * hidden, hidden, gain=1.4)
+            self.linear(f"{at}.attn.proj", hidden, hidden, gain=1.5)
+            self.layer_norm(f"{at}.norm2", hidden)
+            self.linear(f"{at}.mlp.fc1", config["mlp_ratio"] * hidden, hidden, gain=1.5)
+            self.linear(f"{at}.mlp.fc2", hidden, config["mlp_ratio"] * hidden, gain=1.5)
+        self.layer_norm("visual.merger.ln_q", hidden)
+        self.linear("visual.merger.mlp.0", merged, merged)
+        self.linear("visual.merger.mlp.2", config["hidden_size"], merged, gain=1.5)
+
     def vision(self, config):
         hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
         patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
@@ -634,7 +653,7 @@ def write_qwen2_5_vl_bare(folder, real_config, seed):
 
 
 QWEN3_VL = {  # name: seed, heads of the tower, elements of a head, its depth, where parts are taken, layers, is tied
-    "qwen3_vl": (3, 2, 64, 4, [0, 2, 3], 4, True),  # as in 2B and 4B
+    "qwen3_vl": (9, 2, 64, 4, [0, 2, 3], 4, True),  # as in 2B and 4B
     "qwen3_vl_72": (1, 2, 72, 3, [0, 1, 2], 3, False),  # as in 8B and 32B; a part is added behind the last layer too
 }
 
@@ -686,6 +705,46 @@ def write_qwen3_vl(name, real_config):
     new = lambda name: name if name == "lm_head.weight" else re.sub(  # noqa: E731
         r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # fmt: skip
     write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
+
+
+QWEN2_VL = {"qwen2_vl": 3}  # its seed
+
+
+def write_qwen2_vl(name, real_config):
+    """As released: text fields on top, `in_chans`, widths of the MLP by its ratio, and nothing said of the activation."""
+    folder = HERE / name
+    folder.mkdir(parents=True, exist_ok=True)
+    template = qwen2_5_vl_template()  # Qwen2-VL's renders the same text
+    tokenizer, ids = write_tiny_tokenizer(folder, real_config, template)
+    vision_config = {"depth": 2, "embed_dim": 160, "mlp_ratio": 2, "num_heads": 2, "in_chans": 3, "hidden_size": 128,
+                     "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14, "temporal_patch_size": 2}  # fmt: skip
+    config = {
+        "architectures": ["Qwen2VLForConditionalGeneration"], "attention_dropout": 0.0, "bos_token_id": ids["<|endoftext|>"],
+        "eos_token_id": ids["<|im_end|>"], "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>"),
+        "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"), "vision_token_id": tokenizer.token_to_id("<|vision_pad|>"),
+        "image_token_id": tokenizer.token_to_id("<|image_pad|>"), "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
+        "hidden_act": "silu", "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 92,
+        "max_position_embeddings": 4096, "max_window_layers": 2, "model_type": "qwen2_vl", "num_attention_heads": 1,
+        "num_hidden_layers": 2, "num_key_value_heads": 1, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0,
+        "sliding_window": 4096, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.41.2",
+        "use_cache": True, "use_sliding_window": False, "vision_config": vision_config,
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vocab_size": 384}  # fmt: skip
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", {
+        "bos_token_id": ids["<|endoftext|>"], "pad_token_id": ids["<|endoftext|>"], "do_sample": True,
+        "eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]], "temperature": 0.01, "top_p": 0.001, "top_k": 1,
+        "transformers_version": "4.37.0"})  # fmt: skip
+    write_json(folder / "preprocessor_config.json", {
+        "min_pixels": MIN_PIXELS, "max_pixels": MAX_PIXELS, "patch_size": PATCH, "temporal_patch_size": 2, "merge_size": MERGE,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2VLProcessor"})  # fmt: skip
+    write_json(folder / "chat_template.json", {"chat_template": template})
+    weights = Weights(QWEN2_VL[name], torch.bfloat16, levels=3, width=1.2)
+    weights.qwen2_vision(vision_config)
+    weights.decoder(config, embedding_deviation=1.0)
+    weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
+    weights.quieten("lm_head.weight", ids["<|endoftext|>"])
+    write_shards(folder, weights.tensors, 1)
 
 
 def write_qwen2(folder, real_config, seed):
@@ -1062,27 +1121,30 @@ def video_cases():
 
 def as_released(model, config):
     """Positions of videos as the model was released with (transformers' pull request 35569, by the model's authors), and
-    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, and what follows a video begins behind
-    all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
+    as vLLM has them: a step stands at `floor(step * tokens_per_second * seconds)`, or in Qwen2-VL, which has no clock, at
+    `step`, and what follows a video begins behind all its axes. transformers 5.17 differs twice: it cuts the seconds of a step to a whole number first (mended by its
     pull request 48669), and lets text begin beside a video's later steps, behind rows and columns only."""
     shipped = model.get_rope_index
 
     def get_rope_index(input_ids, mm_token_type_ids, image_grid_thw=None, video_grid_thw=None, second_per_grid_ts=None,
                        **more):  # fmt: skip
+        clock = getattr(config.vision_config, "tokens_per_second", None)
+        seconds = {} if clock is None else {"second_per_grid_ts": second_per_grid_ts}
         found, delta = shipped(input_ids, mm_token_type_ids=mm_token_type_ids, image_grid_thw=image_grid_thw,
-                               video_grid_thw=video_grid_thw, second_per_grid_ts=second_per_grid_ts, **more)  # fmt: skip
+                               video_grid_thw=video_grid_thw, **seconds, **more)  # fmt: skip
         if video_grid_thw is None:
             return found, delta
         kinds = mm_token_type_ids[0].tolist()
         images = iter([] if image_grid_thw is None else image_grid_thw.tolist())
-        videos = iter(zip(video_grid_thw.tolist(), second_per_grid_ts.tolist(), strict=True))
+        pace = [1.0] * len(video_grid_thw) if clock is None else second_per_grid_ts.tolist()
+        videos = iter(zip(video_grid_thw.tolist(), pace, strict=True))
         pieces, place, begin, videos_seen = [], 0, 0, 0
         while place < len(kinds):
             if kinds[place] == 0:
                 piece = torch.full((3, 1), begin)
             else:
                 (t, h, w), seconds = (next(images), 0.0) if kinds[place] == 1 else next(videos)
-                times = (torch.arange(t) * (config.vision_config.tokens_per_second * seconds)).long()
+                times = (torch.arange(t) * ((clock or 1) * seconds)).long()
                 axes = torch.meshgrid(times, torch.arange(h // MERGE), torch.arange(w // MERGE), indexing="ij")
                 piece = begin + torch.stack(axes).reshape(3, -1)
                 videos_seen += kinds[place] == 2
@@ -1120,7 +1182,7 @@ def without_outer_tokens(processor):
 @torch.no_grad()
 def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGeneration, names=None):
     folder, cases, films = root / checkpoint, root / checkpoint / "cases", root / "videos"
-    is_timed = kind is Qwen2_5_VLForConditionalGeneration
+    is_timed, is_written = kind is Qwen2_5_VLForConditionalGeneration, kind is Qwen3VLForConditionalGeneration
     frames = {name: list(draw_video(*how)) for name, how in VIDEOS.items()}
     for name, pictures in frames.items():
         for index, frame in enumerate(pictures):
@@ -1128,11 +1190,11 @@ def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGe
     processor = AutoProcessor.from_pretrained(folder)
     oracle = Oracle(kind, folder)
     config = oracle.model.config
-    if is_timed:
+    if is_written:
+        without_outer_tokens(processor)
+    else:
         for model in (oracle.model, oracle.eager, oracle.exact):
             as_released(model.model, config)
-    else:
-        without_outer_tokens(processor)
     stored = set()
     for name, messages in video_cases().items():
         if names and name not in names:
@@ -1151,7 +1213,8 @@ def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGe
         inputs = dict(processor(text=[prompt], images=images or None, videos=arrays, **options))
         for model in (oracle.model, oracle.eager, oracle.exact):
             model.model.rope_deltas = None
-        written = prompt if is_timed else with_times(prompt, [(len(a), p["frames_per_second"]) for p, a in zip(shown, arrays)])
+        rates = [(len(a), p["frames_per_second"]) for p, a in zip(shown, arrays)]
+        written = with_times(prompt, rates) if is_written else prompt
         tensors, checks = oracle.record(name, inputs, written, {config.image_token_id, config.video_token_id})
         seconds = {"second_per_grid_ts": inputs["second_per_grid_ts"]} if is_timed else {}
         positions, delta = oracle.model.model.get_rope_index(
@@ -1179,7 +1242,7 @@ def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGe
                  "videos": [{"name": p["video"], "frames": len(a), "frames_per_second": p["frames_per_second"]}
                             for p, a in zip(shown, arrays)]}  # fmt: skip
         facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
-        facts |= {} if is_timed else {"written": written}
+        facts |= {"written": written} if is_written else {}
         print(f"  {'':18} grids {inputs['video_grid_thw'].tolist()}, {seconds}")
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
 
@@ -1369,7 +1432,13 @@ def make_smart_resize():
         except (ValueError, ZeroDivisionError) as error:
             refused.append({"in": list(row), "error": type(error).__name__, "message": str(error)})
     columns = ["height", "width", "factor", "min_pixels", "max_pixels"]
-    write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused})
+    # Videos as Qwen3-VL counts them: odd lengths, halves of a step, frames thinner than the factor, both bounds.
+    videos = [(f, h, w, 32, low, high) for f in (2, 3, 4, 5, 7, 9, 768) for h, w in [(480, 640), (20, 300), (300, 20), (65, 97), (1080, 1920)]
+              for low, high in [(4096, 25165824), (128 * 1024, 768 * 1024)]]  # fmt: skip
+    sizes = [video_resize(f, h, w, factor=factor, min_pixels=low, max_pixels=high) for f, h, w, factor, low, high in videos]
+    videos = [{"in": list(row), "out": list(size)} for row, size in zip(videos, sizes)]
+    write_json(HERE / "smart_resize.json", {"columns": columns, "rows": table, "refused": refused,
+                                            "video_columns": ["frames", *columns], "videos": videos})
 
 
 def make_printed_pictures():
@@ -1545,14 +1614,15 @@ def make_config_defaults():
     both = lambda config: {"text": fields(config.text_config), "vision": fields(config.vision_config)}  # noqa: E731
     write_json(HERE / "config_defaults.json", {
         "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
-        "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen3_vl": both(Qwen3VLConfig())})
+        "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()), "qwen3_vl": both(Qwen3VLConfig())})
 
 
 NUMBERS = [
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "depth", "num_heads", "in_channels",
     "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "out_hidden_size",
-    "fullatt_block_indexes", "head_dim", "num_position_embeddings", "deepstack_visual_indexes",
+    "fullatt_block_indexes", "head_dim", "num_position_embeddings", "deepstack_visual_indexes", "embed_dim",
+    "mlp_ratio",
 ]  # fmt: skip
 
 
@@ -1583,7 +1653,16 @@ def make_qwen3_vl(real_config):
         record_videos(HERE, name, Qwen3VLForConditionalGeneration, names[1])
 
 
-MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN3_VL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
+def make_qwen2_vl(real_config):
+    for name in QWEN2_VL:
+        print(name)
+        write_qwen2_vl(name, real_config)
+        record_pictures(HERE, name, Qwen2VLForConditionalGeneration, QWEN2_VL_CASES[0])
+        record_videos(HERE, name, Qwen2VLForConditionalGeneration, QWEN2_VL_CASES[1])
+
+
+QWEN2_VL_CASES = (["several_images", "two_turns", "text_only"], ["video_odd_slow", "video_fraction", "two_videos"])
+MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
         "config_defaults.json"]
 
 
@@ -1604,6 +1683,7 @@ def main():
         "families": lambda: make_families(real_config),
         "bare": lambda: make_bare(real_config),
         "videos": lambda: record_videos(HERE),
+        "qwen2_vl": lambda: make_qwen2_vl(real_config),
         "qwen3_vl": lambda: make_qwen3_vl(real_config),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,

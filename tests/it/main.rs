@@ -23,6 +23,7 @@ mod pictures;
 mod plan;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod recorded_chats;
 mod refusals;
 mod requests;
 mod rules;

@@ -5,6 +5,7 @@
 mod asked;
 mod paged;
 mod pass;
+mod pixels;
 mod turned;
 
 use std::sync::Arc;

@@ -13,7 +13,7 @@ use bursar_kernels::{
 
 use half::{bf16, f16};
 
-use super::{Batch, PagedData, Random, Turned, attend, narrowed, rounded, widened};
+use super::{Batch, PagedData, Random, Turned, attend, narrowed, pixels::PixelData, rounded, widened};
 
 /// Columns before and after a view, in the tensor it is a view of. Attention on a GPU needs rows aligned to 16 bytes.
 pub(super) fn margins(dtype: DType) -> (usize, usize) {
@@ -439,19 +439,8 @@ impl Pass {
             Pass::PositionGrid { pictures, side, hidden, patches, dtype } => {
                 let table = rounded(dtype, &random.floats(side * side * hidden));
                 let data = PixelData::new(&pictures, 1, patches, &mut random);
-                let point = |row: usize, column: usize, element: usize| table[(row * side + column) * hidden + element];
-                // The place is rounded to f32, as it is in the models.
-                let on_grid =
-                    |index: u32, count: usize| f64::from(index as f32 * (side - 1) as f32 / (count.max(2) - 1) as f32);
-                Wide::new(activation, patches, hidden, &mut random).changed(|patch, element, _| {
-                    let [picture, row, column] = [0, 1, 2].map(|axis| data.places[axis][patch]);
-                    let (down, across, _) = pictures[picture as usize];
-                    let (y, x) = (on_grid(row, down), on_grid(column, across));
-                    // A hat around each point of the grid.
-                    let near = |place: f64, point: usize| (1.0 - (place - point as f64).abs()).max(0.0);
-                    let points = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
-                    points.map(|(row, column)| near(y, row) * near(x, column) * point(row, column, element)).sum()
-                })
+                Wide::new(activation, patches, hidden, &mut random)
+                    .changed(|patch, element, _| data.position(&table, [side, hidden], patch, element))
             }
             Pass::SiluMul { rows, features } => {
                 let gate_up = Wide::new(activation, rows, 2 * features, &mut random);
@@ -606,50 +595,4 @@ pub(super) fn starts(first: usize, lengths: &[usize]) -> Vec<u32> {
     let mut starts = vec![first as u32];
     lengths.iter().for_each(|length| starts.push(starts[starts.len() - 1] + *length as u32));
     starts
-}
-
-/// Pictures after a few unused bytes, and their patches in random order.
-struct PixelData {
-    bytes: Vec<u8>,
-    layout: Vec<[u32; 4]>,
-    levels: Vec<[f32; 7]>,
-    places: [Vec<u32>; 3],
-}
-
-impl PixelData {
-    fn new(pictures: &[(usize, usize, usize)], side: usize, patches: usize, random: &mut Random) -> Self {
-        let (mut end, mut layout) = (12, Vec::new());
-        for (down, across, frames) in pictures {
-            layout.push([end, *down, *across, *frames].map(|number| number as u32));
-            end += down * across * side * side * 3 * frames;
-        }
-        let levels = |random: &mut Random| {
-            let numbers = random.floats(6);
-            let factor = if random.below(2) == 0 { 1.0 } else { 1.0 / 255.0 };
-            std::array::from_fn(|at| match at {
-                0 => factor,
-                1..4 => 128.0 * factor + numbers[at - 1],
-                _ => 64.0 * factor + 0.1 + numbers[at - 1].abs(),
-            })
-        };
-        let mut places = [vec![], vec![], vec![]];
-        for _ in 0..patches {
-            let picture = random.below(pictures.len());
-            let (down, across, _) = pictures[picture];
-            let place = [picture, random.below(down), random.below(across)];
-            places.iter_mut().zip(place).for_each(|(axis, number)| axis.push(number as u32));
-        }
-        let bytes = random.indices(end, 256).into_iter().map(|level| level as u8).collect();
-        PixelData { bytes, layout, levels: pictures.iter().map(|_| levels(random)).collect(), places }
-    }
-
-    /// The pixel behind a value of a patch, found by its place in the whole picture.
-    fn value(&self, patch: usize, channel: usize, frame: usize, side: usize, [y, x]: [usize; 2]) -> f64 {
-        let [picture, row, column] = [0, 1, 2].map(|axis| self.places[axis][patch] as usize);
-        let [first, down, across, frames] = self.layout[picture].map(|number| number as usize);
-        let (top, left, frame) = (row * side + y, column * side + x, frame.min(frames - 1));
-        let pixel = (frame * down * side + top) * across * side + left;
-        let levels = self.levels[picture].map(f64::from);
-        (f64::from(self.bytes[first + pixel * 3 + channel]) * levels[0] - levels[1 + channel]) / levels[4 + channel]
-    }
 }

@@ -112,6 +112,18 @@ struct Fields {
 }
 
 impl DecoderConfig {
+    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as in
+    /// releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
+        let Some(text) = config_keys::part(config, "text_config")? else {
+            return DecoderConfig::read("", config, defaults);
+        };
+        config_keys::refuse_unknown("", config)?;
+        let mut decoder = DecoderConfig::read("text_config.", text, defaults)?;
+        decoder.tied_embeddings |= config.get("tie_word_embeddings").is_some_and(|tied| *tied == Value::Bool(true));
+        Ok(decoder)
+    }
+
     /// Reads the text fields of a `config.json`, over the family's defaults. `place` is the fields' prefix in errors:
     /// empty, or `text_config.`.
     pub fn read(place: &str, given: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {

@@ -3,6 +3,7 @@
 pub mod llama;
 pub mod qwen2;
 pub mod qwen2_5_vl;
+pub mod qwen2_vl;
 pub mod qwen3;
 pub mod qwen3_vl;
 mod row;

@@ -20,6 +20,6 @@ pub mod visual_plan;
 pub use config::{CountedPixels, ImageProcessorConfig, Resample};
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
-pub use smart_resize::{PixelBounds, Size, smart_resize};
+pub use smart_resize::{PixelBounds, Size, VideoLength, smart_resize, smart_resize_video};
 pub use video_processor::{VideoPlan, VideoProcessor};
 pub use visual_plan::{VisualKey, VisualLimits, VisualPlan, VisualProcessors};

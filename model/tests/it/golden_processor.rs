@@ -2,7 +2,9 @@
 
 use bursar_model::error::ImageError;
 use bursar_model::flow::{image_bytes::ImageBytes, image_bytes::ImageLimits, rgb_image::RgbImage};
-use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, smart_resize};
+use bursar_model::processor::{
+    ImageProcessor, ImageProcessorConfig, PixelBounds, Size, VideoLength, smart_resize, smart_resize_video,
+};
 use serde_json::Value;
 
 use crate::bench::cut;
@@ -65,6 +67,22 @@ fn smart_resize_gives_the_recorded_sizes_and_refuses_the_recorded_ones() {
     }
     for row in table["refused"].as_array().expect("refused rows") {
         assert!(call(row).is_err(), "{row}");
+    }
+}
+
+#[test]
+fn frames_of_a_video_whose_pixels_count_together_get_the_recorded_sizes() {
+    let table = golden_json("smart_resize.json");
+    let rows = table["videos"].as_array().expect("rows");
+    assert!(rows.len() > 50);
+    for row in rows {
+        let input = numbers(&row["in"]);
+        let [frames, height, width, factor, min, max] = input[..] else { panic!("six columns") };
+        let (size, length) =
+            (Size { width: width as u32, height: height as u32 }, VideoLength { frames: frames as usize, temporal: 2 });
+        let size = smart_resize_video(size, length, factor as u32, PixelBounds { min, max });
+        let size = size.unwrap_or_else(|error| panic!("{row}: {error}"));
+        assert_eq!(numbers(&row["out"]), [u64::from(size.height), u64::from(size.width)], "{row}");
     }
 }
 

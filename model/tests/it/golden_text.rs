@@ -53,7 +53,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
 #[test]
 fn templates_render_what_transformers_renders() {
     let mut in_our_words = 0;
-    for file in ["qwen2_5", "qwen2_5_vl", "qwq"] {
+    for file in ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwq"] {
         let golden = golden_json(&format!("chat_templates/{file}.json"));
         let template = template(golden["template"].as_str().expect("a template"));
         let cases = golden["cases"].as_array().expect("cases");

@@ -253,10 +253,15 @@ fn processor_settings_are_followed_or_refused_by_name() {
         (r#""image_std": [0.5, 0, 0.5]"#, "image_std"),
         (r#""image_mean": [0.5]"#, "image_mean"),
         (r#""rescale_factor": 0"#, "rescale_factor"),
+        (r#""size": {"height": 448, "width": 448}"#, "size"),
+        (r#""size": {"longest_edge": 99}"#, "size"),
     ] {
         let error = with(setting).expect_err("out of range");
         assert!(matches!(&error, ProcessorError::OutOfRange { setting, .. } if *setting == name), "{error}");
     }
+    let sides = with(r#""size": {"height": 448, "width": 448}"#).expect_err("no bound on pixels");
+    assert!(sides.to_string().contains("shortest_edge and longest_edge"), "{sides}");
+    with(r#""size": {"shortest_edge": 4000}, "max_pixels": 90000"#).expect("one bound of each");
     assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
     let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
     assert!(other.to_string().starts_with("the processor CLIPImageProcessor is unknown"));

@@ -13,10 +13,10 @@ mod copy;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;
-mod golden_qwen3_vl;
 mod golden_text;
 mod golden_text_families;
 mod golden_videos;
+mod golden_vision_families;
 mod hostile_pictures;
 mod prompts;
 mod random_checkpoints;

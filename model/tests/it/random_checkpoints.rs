@@ -23,11 +23,18 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
 
 /// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
 /// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again), and layers, heads and elements of a head of the keys and values.
-const RELEASED: [(&str, u64, [usize; 3]); 29] = [
+const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
     ("qwen2.5-vl-32b", 66_905_436_672, [64, 8, 128]),
     ("qwen2.5-vl-72b", 146_821_554_688, [80, 8, 128]),
+    ("qwen2-vl-2b", 2 * 2_208_985_600, [28, 2, 128]),
+    ("qwen2-vl-7b", 16_582_751_232, [28, 4, 128]),
+    ("qwen2-vl-72b", 2 * 73_405_560_320, [80, 8, 128]),
+    ("qwen3-vl-2b", 2 * 2_127_532_032, [28, 8, 128]),
+    ("qwen3-vl-4b", 2 * 4_437_815_808, [36, 8, 128]),
+    ("qwen3-vl-8b", 17_534_247_392, [36, 8, 128]),
+    ("qwen3-vl-32b", 2 * 33_357_390_064, [64, 8, 128]),
     ("qwen2.5-0.5b", 988_065_536, [24, 2, 64]),
     ("qwen2.5-1.5b", 3_087_428_608, [28, 2, 128]),
     ("qwen2.5-3b", 6_171_877_376, [36, 2, 128]),

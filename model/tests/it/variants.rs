@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::{golden_bytes, golden_json};
-use crate::copy::{Copy, QWEN2, QWEN2_5_VL};
+use crate::copy::{Copy, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
 
 /// As in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
@@ -91,7 +91,13 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         config(&Copy::of(QWEN2).write(CONFIG, windowless).open())
     };
     let texts = ["qwen3", "llama", "mistral"].map(|name| (text(name), &recorded[name]));
-    let all = [(&vl, &recorded["qwen2_5_vl"]["text"]), (&qwen2, &recorded["qwen2"])];
+    let vision = json!({ "out_hidden_size": recorded["qwen3_vl"]["text"]["hidden_size"] });
+    let vl3 = config(&Copy::of(QWEN3_VL).write(CONFIG, bare("qwen3_vl", &vision)).open());
+    let vision = json!({ "hidden_size": recorded["qwen2_vl"]["text"]["hidden_size"] });
+    let vl2 = config(&Copy::of(QWEN2_VL).write(CONFIG, bare("qwen2_vl", &vision)).open());
+    let text2 = &recorded["qwen2_vl"]["text"];
+    let (text, text3) = (&recorded["qwen2_5_vl"]["text"], &recorded["qwen3_vl"]["text"]);
+    let all = [(&vl, text), (&vl2, text2), (&vl3, text3), (&qwen2, &recorded["qwen2"])];
     for (config, recorded) in all.into_iter().chain(texts.iter().map(|(config, recorded)| (config, *recorded))) {
         let decoder = config.decoder();
         let found = json!({
@@ -124,6 +130,39 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         "fullatt_block_indexes": tower.fullatt_block_indexes,
     });
     found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+    let FamilyConfig::Qwen2Vl(vl) = vl2 else { panic!("another family") };
+    let (tower, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen2_vl"]["vision"]);
+    let found = json!({
+        "depth": tower.depth,
+        "embed_dim": tower.embed_dim,
+        "mlp_ratio": tower.mlp_ratio,
+        "num_heads": tower.num_heads,
+        "in_channels": tower.in_channels,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": tower.spatial_merge_size,
+        "temporal_patch_size": tower.temporal_patch_size,
+    });
+    found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+    let FamilyConfig::Qwen3Vl(vl) = vl3 else { panic!("another family") };
+    let (tower, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen3_vl"]);
+    assert_eq!(vl.decoder.head_dim, recorded["text"]["head_dim"]);
+    let found = json!({
+        "depth": tower.depth,
+        "hidden_size": tower.hidden_size,
+        "intermediate_size": tower.intermediate_size,
+        "num_heads": tower.num_heads,
+        "in_channels": tower.in_channels,
+        "patch_size": tower.patch_size,
+        "spatial_merge_size": tower.spatial_merge_size,
+        "temporal_patch_size": tower.temporal_patch_size,
+        "num_position_embeddings": tower.num_position_embeddings,
+        "deepstack_visual_indexes": tower.deepstack_visual_indexes,
+    });
+    found
+        .as_object()
+        .expect("an object")
+        .iter()
+        .for_each(|(field, value)| assert_eq!(value, &recorded["vision"][field]));
 }
 
 fn bare(model_type: &str, vision: &Value) -> String {

@@ -6,7 +6,8 @@ use bursar_model::{
     error::{ImageError, ProcessorError, VideoError, VisualError},
     flow::{FileName, Grid, ImageBytes, ImageLimits, ResizedImage, Video, Visual, VisualGrid},
     processor::{
-        ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan, VisualProcessors,
+        CountedPixels, ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan,
+        VisualProcessors,
     },
 };
 use image::{ImageFormat, Rgb, RgbImage};
@@ -42,14 +43,27 @@ fn limits() -> ImageLimits {
     ImageLimits::default()
 }
 
-fn processors(envelope: &Envelope) -> VisualProcessors {
-    let pictures = ImageProcessor::new(config()).expect("valid settings");
-    let pictures = pictures.limited(envelope.picture_patches as u64 * 14 * 14).expect("a limit");
-    VisualProcessors { pictures, videos: processor() }
+/// Settings whose bounds count the pixels of a whole video.
+fn whole_video(tokens_max: Option<u64>) -> ImageProcessorConfig {
+    let pixel_bounds = PixelBounds { min: 4 * 32 * 32, max: 60 * 32 * 32 };
+    ImageProcessorConfig { patch_size: 16, counted: CountedPixels::Video { tokens_max }, pixel_bounds, ..config() }
 }
 
 fn plan(envelope: &Envelope, visuals: &[Visual]) -> Result<Vec<VisualPlan>, VisualError> {
-    processors(envelope).plan(visuals, VisualLimits { envelope, image: &limits() })
+    plan_with(config(), envelope, visuals)
+}
+
+/// Plans videos with these settings, and pictures with those of the same patches.
+fn plan_with(
+    settings: ImageProcessorConfig,
+    envelope: &Envelope,
+    visuals: &[Visual],
+) -> Result<Vec<VisualPlan>, VisualError> {
+    let pixels = envelope.picture_patches as u64 * u64::from(settings.patch_size).pow(2);
+    let pictures = ImageProcessorConfig { counted: CountedPixels::Picture, ..settings.clone() };
+    let pictures = ImageProcessor::new(pictures).expect("valid settings").limited(pixels).expect("a limit");
+    let videos = VideoProcessor::new(settings).expect("valid settings");
+    VisualProcessors { pictures, videos }.plan(visuals, VisualLimits { envelope, image: &limits() })
 }
 
 fn envelope() -> Envelope {
@@ -170,6 +184,7 @@ proptest! {
         shown in prop::collection::vec((any::<bool>(), 1u32..8, 1u32..300, 1u32..300), 1..4),
         picture_patches in 4usize..200,
         pictures in 1usize..4,
+        counts_whole in any::<bool>(),
     ) {
         let envelope = Envelope { picture_patches, pictures, video_frames: 16, ..Envelope::default() };
         let visuals: Vec<Visual> = shown
@@ -179,7 +194,8 @@ proptest! {
                 false => Visual::Video(film(frames, width, height)),
             })
             .collect();
-        if let Ok(plans) = plan(&envelope, &visuals) {
+        let settings = if counts_whole { whole_video(None) } else { config() };
+        if let Ok(plans) = plan_with(settings, &envelope, &visuals) {
             let all: usize = plans.iter().map(|plan| plan.grid().patches()).sum();
             prop_assert!(all <= envelope.pictures * envelope.picture_patches, "{all} of {envelope:?}");
             for plan in &plans {
@@ -191,6 +207,25 @@ proptest! {
 }
 
 #[test]
+fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
+    let patches = |settings: &ImageProcessorConfig, frames: u32| {
+        let processor = VideoProcessor::new(settings.clone()).expect("valid settings");
+        let plan = processor.plan(&film(frames, 400, 400), &limits(), usize::MAX).expect("a plan");
+        plan.step.grid.patches()
+    };
+    // 60 tokens over all frames: 25 of 30 in two, 9 of 15 in four, 4 of 7.5 in eight.
+    let free = whole_video(None);
+    assert_eq!([2, 4, 8].map(|frames| patches(&free, frames)), [4 * 25, 4 * 9, 4 * 4]);
+    // A limit of a frame, never below what the least pixels of a video ask for.
+    assert_eq!([2, 8].map(|frames| patches(&whole_video(Some(16)), frames)), [4 * 16, 4 * 4]);
+    assert_eq!(patches(&whole_video(Some(1)), 2), 4 * 4);
+    let lone = VideoProcessor::new(free).expect("valid settings").plan(&film(1, 400, 400), &limits(), usize::MAX);
+    let lone = lone.expect_err("less than a step");
+    assert_eq!(lone, VideoError::TooFewFrames { frames: 1, least: 2 });
+    assert!(lone.hint().contains("picture"), "{}", lone.hint());
+}
+
+#[test]
 fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     let own =
         br#"{"video_processor_type": "Qwen2VLVideoProcessor", "size": {"shortest_edge": 4000, "longest_edge": 90000}}"#;
@@ -198,6 +233,19 @@ fn video_settings_come_from_their_own_file_with_their_own_defaults() {
     assert_eq!(config.pixel_bounds, PixelBounds { min: 4000, max: 90000 });
     let bare = ImageProcessorConfig::from_video_json(br#"{"video_processor_type": "Qwen2VLVideoProcessor"}"#);
     assert_eq!(bare.expect("it is read").pixel_bounds, PixelBounds { min: 128 * 28 * 28, max: 768 * 28 * 28 });
+    let whole = |more: &str| {
+        let json = format!(r#"{{"video_processor_type": "Qwen3VLVideoProcessor"{more}}}"#);
+        ImageProcessorConfig::from_video_json(json.as_bytes()).expect("it is read")
+    };
+    let bare = whole("");
+    assert_eq!(bare.pixel_bounds, PixelBounds { min: 128 * 32 * 32, max: 768 * 32 * 32 });
+    assert_eq!(
+        (bare.patch_size, bare.image_mean, bare.counted),
+        (16, [0.5; 3], CountedPixels::Video { tokens_max: None })
+    );
+    let capped = |more: &str| whole(&format!(r#", "cap_pixels_per_frame": true{more}"#)).counted;
+    assert_eq!(capped(""), CountedPixels::Video { tokens_max: Some(768) });
+    assert_eq!(capped(r#", "max_video_tokens": 5"#), CountedPixels::Video { tokens_max: Some(5) });
     // Checkpoints without that file use the pictures' settings, as in transformers.
     let pictures = golden_bytes("qwen2_5_vl/preprocessor_config.json");
     let fallen = ImageProcessorConfig::from_video_json(&pictures).expect("it is read");

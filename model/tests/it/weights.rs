@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bench::Memory,
-    copy::{Copy, QWEN2, QWEN2_5_VL},
+    copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_VL},
 };
 
 const FILE: &str = "model.safetensors";
@@ -139,7 +139,8 @@ fn an_unknown_architecture_is_told_what_is_known() {
     assert_eq!(
         error.to_string(),
         "no family serves the architecture [\"FalconForCausalLM\"]; known: Qwen2_5_VLForConditionalGeneration, \
-         Qwen2ForCausalLM, Qwen3ForCausalLM, LlamaForCausalLM, MistralForCausalLM"
+         Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
+         LlamaForCausalLM, MistralForCausalLM"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("qwen3_vl")).error();
@@ -206,6 +207,51 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     assert_eq!(
         vision("patch_size", json!(16)),
         "config.json: vision_config.patch_size is 16, but the image processor's is 14"
+    );
+}
+
+#[test]
+fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
+    let refused = |field: &[&str], value: Value| {
+        let error = Copy::of(QWEN3_VL).set("config.json", field, value).error();
+        assert!(matches!(error, LoadError::Config(_)), "{error:?}");
+        error.to_string().replace("config.json: ", "")
+    };
+    let parts = |value: Value| refused(&["vision_config", "deepstack_visual_indexes"], value);
+    let key = "vision_config.deepstack_visual_indexes";
+    assert_eq!(parts(json!([0, 4])), format!("{key} names layer 4, but the tower's depth is 4"));
+    assert_eq!(parts(json!([2, 0])), format!("{key} [2, 0] does not name layers in ascending order, each once"));
+    let short = Copy::of(QWEN3_VL).set("config.json", &["text_config", "num_hidden_layers"], json!(2)).error();
+    assert_eq!(short.to_string(), format!("config.json: {key} has 3 parts for 2 layers of the decoder"));
+    let vision = |field: &str, value: Value| refused(&["vision_config", field], value);
+    let rows = "vision_config.num_position_embeddings";
+    assert_eq!(vision("num_position_embeddings", json!(145)), format!("{rows} 145 is no square"));
+    assert_eq!(vision("hidden_act", json!("silu")), "vision_config.hidden_act is silu, supported: gelu_pytorch_tanh");
+    assert_eq!(vision("out_hidden_size", json!(65)), "vision_config.out_hidden_size 65 is not hidden_size 64");
+    assert_eq!(vision("patch_size", json!(14)), "vision_config.patch_size is 14, but the image processor's is 16");
+    assert!(vision("rope_type", json!("axial")).starts_with("vision_config.rope_type is \"axial\""));
+    let rope = |field: &str, value: Value| refused(&["text_config", "rope_scaling", field], value);
+    let place = "text_config.mrope_interleaved";
+    assert_eq!(rope("mrope_interleaved", json!(false)), format!("{place} is false, supported: true"));
+    let turns = rope("mrope_section", json!([4, 30, 30]));
+    assert!(turns.contains("[4, 30, 30] cannot take turns over the 64 pairs"), "{turns}");
+    let ties = refused(&["text_config", "tie_word_embeddings"], json!(false));
+    assert_eq!(ties, "tie_word_embeddings is true, but false in text_config");
+    // Another family follows none of these.
+    let foreign =
+        |field: &[&str], value: Value| Copy::of(QWEN2_5_VL).set("config.json", field, value).error().to_string();
+    assert!(foreign(&["rope_scaling", "mrope_interleaved"], json!(true)).contains("mrope_interleaved is true"));
+    assert!(foreign(&["vision_config", "deepstack_visual_indexes"], json!([1])).contains("deepstack_visual_indexes"));
+}
+
+#[test]
+fn qwen3_vl_without_its_own_video_processor_is_refused() {
+    let copy = Copy::of(QWEN3_VL);
+    fs::remove_file(copy.0.join("video_preprocessor_config.json")).expect("it was there");
+    let error = copy.error().to_string();
+    assert!(
+        error.contains("those of all frames together") && error.contains("video_preprocessor_config.json"),
+        "{error}"
     );
 }
 

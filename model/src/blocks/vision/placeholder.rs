@@ -25,6 +25,8 @@ pub enum VideoPlace {
         /// Positions on the time axis per second.
         tokens_per_second: usize,
     },
+    /// One placeholder stands for all steps, which follow each other and each have the position behind the one before.
+    Counted,
     /// Each step has a placeholder of its own and stands like a picture, with its time as text in front.
     Written,
 }
@@ -33,15 +35,20 @@ pub enum VideoPlace {
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl VideoPlace {
-    /// A step's offset on the time axis from the video's first step: `tokens_per_second` positions per second, rounded
+    /// A step's offset on the time axis from the video's first step. Where it is timed: `tokens_per_second` positions per second, rounded
     /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
     /// that steps of a video of more than `frames` frames per second share positions. The release did not, and
     /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
     /// whole position.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
-        let VideoPlace::Timed { frames, tokens_per_second } = self else { return 0 };
-        let seconds_times_rate = (step * frames * tokens_per_second) as f64;
-        (seconds_times_rate / frames_per_second).clamp(0.0, TIME_MAX) as u32
+        let position = match self {
+            VideoPlace::Timed { frames, tokens_per_second } => {
+                (step * frames * tokens_per_second) as f64 / frames_per_second
+            }
+            VideoPlace::Counted => step as f64,
+            VideoPlace::Written => 0.0,
+        };
+        position.clamp(0.0, TIME_MAX) as u32
     }
 }
 
@@ -63,7 +70,9 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
     // `videos` has a place in the prompt for each of its entries.
     let wrong_count = |placeholders: usize| match words.video {
         VideoPlace::Written => LayoutError::StepPlaceholders { placeholders, steps: videos.len() },
-        VideoPlace::Timed { .. } => LayoutError::VideoPlaceholders { placeholders, videos: videos.len() },
+        VideoPlace::Timed { .. } | VideoPlace::Counted => {
+            LayoutError::VideoPlaceholders { placeholders, videos: videos.len() }
+        }
     };
     let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
     let mut layout = PromptLayout::default();
@@ -186,6 +195,13 @@ mod tests {
         assert_eq!(layout.positions[1..7], [[1, 1, 1], [1, 1, 2], [5, 1, 1], [5, 1, 2], [9, 1, 1], [9, 1, 2]]);
         // Text continues after the last step's time.
         assert_eq!((layout.positions[7], layout.next_position), ([10, 10, 10], 11));
+    }
+
+    #[test]
+    fn steps_of_a_counted_video_follow_each_other_whatever_the_clock_says() {
+        let words = Placeholders { video: VideoPlace::Counted, ..words() };
+        let layout = lay_out(&[VIDEO, 8], &[film(3, 0.1)], &words).unwrap();
+        assert_eq!(layout.positions, [[0, 0, 0], [0, 0, 1], [1, 0, 0], [1, 0, 1], [2, 0, 0], [2, 0, 1], [3, 3, 3]]);
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 use bursar_kernels::ops::patchify::{CHANNELS, PatchSize};
 
-use crate::{MergeSize, blocks::ConfigError, processor::ImageProcessorConfig};
+use crate::{
+    MergeSize,
+    blocks::ConfigError,
+    processor::{CountedPixels, ImageProcessorConfig},
+};
 
 /// What a tower reads, under the names that `vision_config` has for it.
 #[derive(Clone, Copy, Debug)]
@@ -13,6 +17,8 @@ pub struct TowerInput {
     pub merge: MergeSize,
     /// Colour channels of a pixel.
     pub channels: usize,
+    /// Whether bounds on pixels hold for all frames of a video together.
+    pub counts_whole_videos: bool,
 }
 
 impl TowerInput {
@@ -28,7 +34,17 @@ impl TowerInput {
             ConfigError::Contradiction(text.to_owned())
         })?;
         self.check_one("image", images)?;
-        videos.map_or(Ok(()), |videos| self.check_one("video", videos))
+        let Some(videos) = videos else { return Ok(()) };
+        self.check_one("video", videos)?;
+        let (found, wanted) = match (videos.counted, self.counts_whole_videos) {
+            (CountedPixels::Picture, true) => ("each frame", "all frames together"),
+            (CountedPixels::Video { .. }, false) => ("all frames together", "each frame"),
+            _ => return Ok(()),
+        };
+        Err(ConfigError::Contradiction(format!(
+            "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: its \
+             settings (video_preprocessor_config.json, or their part of processor_config.json) are missing or another model's"
+        )))
     }
 
     fn check_one(&self, what: &str, processor: &ImageProcessorConfig) -> Result<(), ConfigError> {

@@ -159,26 +159,14 @@ impl Config {
         processor: Option<&ImageProcessorConfig>,
         videos: Option<&ImageProcessorConfig>,
     ) -> Result<Self, ConfigError> {
-        let decoder = decoder(config)?;
+        let decoder = DecoderConfig::read_nested(config, &defaults())?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels }.check(processor, videos)?;
+        TowerInput { patch, merge, channels, counts_whole_videos: false }.check(processor, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }
-}
-
-/// Reads the text fields: from `text_config` alone if there is one, else from the top level, as in releases.
-/// `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
-fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
-    let Some(text) = config_keys::part(config, "text_config")? else {
-        return DecoderConfig::read("", config, &defaults());
-    };
-    config_keys::refuse_unknown("", config)?;
-    let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
-    decoder.tied_embeddings |= config.get("tie_word_embeddings").is_some_and(|tied| *tied == Value::Bool(true));
-    Ok(decoder)
 }
 
 /// The defaults of `Qwen2_5_VLTextConfig` (transformers 5.17, `configuration_qwen2_5_vl.py`; the sections are from

@@ -11,7 +11,7 @@ use crate::{
         decoder::DecoderConfig,
         vision::{PictureRow, PictureTokens, TowerInput, tower_rope},
     },
-    processor::{CountedPixels, ImageProcessorConfig},
+    processor::ImageProcessorConfig,
 };
 
 /// The family's configuration.
@@ -162,13 +162,7 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels }.check(processor, videos)?;
-        if videos.is_some_and(|videos| videos.counted == CountedPixels::Picture) {
-            let text = "the model's videos are resized as a whole, but no settings of its video processor were found: \
-                        video_preprocessor_config.json, or the part of processor_config.json, is missing or another \
-                        model's";
-            return Err(ConfigError::Contradiction(text.to_owned()));
-        }
+        TowerInput { patch, merge, channels, counts_whole_videos: true }.check(processor, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }
@@ -180,14 +174,16 @@ fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
     let none = Map::new();
     let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
     let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
-    let said = [config, text].map(|place| place.get("tie_word_embeddings").and_then(Value::as_bool));
-    if let [Some(outer), Some(inner)] = said
+    let said =
+        |place: &Map<String, Value>| place.get("tie_word_embeddings").map_or(Ok(None), Option::<bool>::deserialize);
+    let (outer, inner) = (said(config)?, said(text)?);
+    if let (Some(outer), Some(inner)) = (outer, inner)
         && outer != inner
     {
         let text = format!("tie_word_embeddings is {outer}, but {inner} in text_config");
         return Err(ConfigError::Contradiction(text));
     }
-    decoder.tied_embeddings = said.contains(&Some(true));
+    decoder.tied_embeddings = outer.or(inner) == Some(true);
     Ok(decoder)
 }
 

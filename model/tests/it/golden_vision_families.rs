@@ -1,6 +1,7 @@
-//! Qwen3-VL against results of transformers: prompts with the times of videos, positions, rows of the vision cache,
-//! logits, answers; whole, in chunks, batched with others. The first checkpoint has tower heads of 64, a tied head and a
-//! layer behind those that parts of pictures are added to; the second has heads of 72, and a part behind its last layer.
+//! Qwen3-VL and Qwen2-VL against results of transformers: prompts, of Qwen3-VL with the times of videos, positions, rows of
+//! the vision cache, logits, answers; whole, in chunks, batched with others. The first checkpoint has tower heads of 64, a
+//! tied head and a layer behind those that parts of pictures are added to; the second has heads of 72, and a part behind
+//! its last layer; the third is Qwen2-VL with heads of 80.
 
 use bursar_model::{
     flow::{ImageLimits, ResizedImage, VisualGrid},
@@ -14,7 +15,7 @@ use crate::bench::{
 };
 
 const FOLDER: &str = "tests/golden/qwen3_vl";
-const FOLDERS: [(&str, &[&str]); 2] = [
+const FOLDERS: [(&str, &[&str]); 3] = [
     (
         FOLDER,
         &[
@@ -32,6 +33,10 @@ const FOLDERS: [(&str, &[&str]); 2] = [
         ],
     ),
     ("tests/golden/qwen3_vl_72", &["several_images", "two_turns", "video_even"]),
+    (
+        "tests/golden/qwen2_vl",
+        &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],
+    ),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.
@@ -41,7 +46,7 @@ const FIRST_SHOWN: [(&str, &str); 3] = [("video_even", "even"), ("video_odd_slow
 const REFERENCE_TOLERANCE: f32 = 1e-4;
 const NOISE_TOLERANCE: f32 = 1e-5;
 
-/// Both checkpoints with their cases.
+/// The checkpoints with their cases.
 fn stories() -> impl Iterator<Item = (Bench, Vec<Case>)> {
     FOLDERS.into_iter().map(|(folder, names)| {
         let bench = Bench::load(folder, 2);

@@ -1,0 +1,96 @@
+//! The settings of this family's models, for checkpoints with random weights or without weights.
+//!
+//! The numbers are from `config.json` and `preprocessor_config.json` of Qwen/Qwen2-VL-*-Instruct on huggingface.co (arXiv
+//! 2409.12191).
+
+use serde_json::{Value, json};
+
+use crate::blocks::decoder_shape::DecoderShape;
+use crate::families::{Files, ReleasedShape};
+
+/// The sizes of a model, without its weights.
+pub struct Shape {
+    name: &'static str,
+    decoder: DecoderShape,
+    rope_sections: [usize; 3],
+    vision: VisionShape,
+}
+
+struct VisionShape {
+    depth: usize,
+    hidden: usize,
+    heads: usize,
+}
+
+const fn released(name: &'static str, decoder: DecoderShape) -> Shape {
+    Shape { name, decoder, rope_sections: [16, 24, 24], vision: VisionShape { depth: 32, hidden: 1280, heads: 16 } }
+}
+
+/// Each shape: hidden width, MLP width, layers, query heads, key and value heads; context tokens.
+pub const SHAPES: [Shape; 4] = [
+    released("qwen2-vl-2b", DecoderShape::small([1536, 8960, 28, 12, 2], 32_768)),
+    released("qwen2-vl-7b", DecoderShape::large([3584, 18_944, 28, 28, 4], 32_768)),
+    released("qwen2-vl-72b", DecoderShape::large([8192, 29_568, 80, 64, 8], 32_768)),
+    // Not a released model: small enough for a test on any machine.
+    Shape {
+        name: "qwen2-vl-tiny",
+        decoder: DecoderShape { words: 1000, vocabulary: 1024, ..DecoderShape::large([128, 320, 2, 4, 2], 4096) },
+        rope_sections: [4, 6, 6],
+        vision: VisionShape { depth: 2, hidden: 64, heads: 2 },
+    },
+];
+
+impl ReleasedShape for Shape {
+    fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn files(&self) -> Files {
+        let config = self.config();
+        let mut files = vec![
+            ("config.json", config.to_string().into_bytes()),
+            ("preprocessor_config.json", processor(&config).to_string().into_bytes()),
+        ];
+        files.extend(self.decoder.text_files());
+        files
+    }
+}
+
+impl Shape {
+    fn config(&self) -> Value {
+        let Shape { decoder, vision, .. } = self;
+        let mut config = decoder.config();
+        config["architectures"] = ["Qwen2VLForConditionalGeneration"].into();
+        config["model_type"] = "qwen2_vl".into();
+        config["image_token_id"] = decoder.id("<|image_pad|>").into();
+        config["video_token_id"] = decoder.id("<|video_pad|>").into();
+        config["rope_scaling"] = json!({ "type": "mrope", "mrope_section": self.rope_sections });
+        config["vision_config"] = json!({
+            "depth": vision.depth,
+            "embed_dim": vision.hidden,
+            "mlp_ratio": 4,
+            "num_heads": vision.heads,
+            "in_chans": 3,
+            "hidden_size": decoder.hidden,
+            "patch_size": 14,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+        });
+        config
+    }
+}
+
+/// The `preprocessor_config.json` of the released checkpoints, with the patch sizes of this `config.json`.
+pub fn processor(config: &Value) -> Value {
+    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
+    json!({
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "min_pixels": 3136,
+        "max_pixels": 12_845_056,
+        "patch_size": of_tower("patch_size", 14),
+        "temporal_patch_size": of_tower("temporal_patch_size", 2),
+        "merge_size": of_tower("spatial_merge_size", 2),
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    })
+}

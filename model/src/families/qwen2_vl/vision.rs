@@ -1,0 +1,71 @@
+//! The vision tower: patches to embeddings.
+
+use bursar_kernels::{
+    Backend, KernelError, Scope, Tensor,
+    ops::{gelu::Gelu, rotary::Rope},
+};
+
+use super::config::VisionConfig;
+use crate::{
+    Depth,
+    blocks::vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, TowerLayer, tower_rope},
+    weights::{Linear, WeightError, WeightMap},
+};
+
+/// The tower's weights.
+pub struct VisionTower {
+    config: VisionConfig,
+    patch_embedding: Linear, // [embed_dim, patch_features]
+    layers: Vec<TowerLayer>,
+    merger: Merger,
+    rope: Rope<'static>,
+}
+
+impl VisionTower {
+    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let (hidden, heads) = (config.embed_dim, config.num_heads);
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
+        let sizes = LayerSizes { hidden, intermediate: config.mlp_ratio * hidden, heads, activation: Gelu::Quick };
+        let layers = (0..config.depth)
+            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), ["fc1", "fc2"]))
+            .collect::<Result<_, _>>()?;
+        let sizes = MergerSizes { hidden, merge: config.merge(), out: config.hidden_size, normed: Normed::Patches };
+        let names = ["ln_q", "mlp.0", "mlp.2"].map(|part| name(&format!("merger.{part}")));
+        let merger = Merger::claim(map, sizes, names.each_ref().map(String::as_str))?;
+        let rope = tower_rope::rope(map, hidden / heads);
+        Ok(VisionTower { config, patch_embedding, layers, merger, rope })
+    }
+
+    /// The settings it was built from.
+    pub fn config(&self) -> &VisionConfig {
+        &self.config
+    }
+
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
+    /// `[rows, hidden]`.
+    pub fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let places = batch.places(&scope)?;
+        let rows = batch.cache_rows(&scope)?;
+        let seen = batch.frames(&scope)?;
+        let mut hidden = scope.empty([batch.patches(), self.config.embed_dim])?;
+        {
+            let scope = scope.scope();
+            let mut patches = scope.empty([batch.patches(), self.config.patch().values()])?;
+            batch.cut(&scope, &places, &mut patches)?;
+            self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
+        }
+        for layer in &self.layers[..depth.of(self.layers.len())] {
+            layer.forward(&scope, &self.rope, &places.positions(), &seen, &mut hidden)?;
+        }
+        self.merger.scatter(&scope, &hidden, &rows, cache)
+    }
+}

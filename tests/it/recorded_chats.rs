@@ -1,0 +1,109 @@
+//! Recorded chats with pictures and videos through the whole runtime: started, profiled and served on host memory, a
+//! family answers what transformers answered.
+
+use std::{fs, path::PathBuf};
+
+use bursar::{Bytes, Chat, Content, Envelope, Image, LoadOptions, ModelSource, Role, Video};
+use serde_json::Value;
+
+use crate::stage::{answer, ask, device_of, eventually, runtime_on, small, story};
+
+fn golden(path: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(path)
+}
+
+/// The chat of a recorded case, and its answer.
+fn recorded(folder: &str, case: &str) -> (Chat, String) {
+    let json = fs::read(golden(&format!("{folder}/cases/{case}.json"))).expect("the case is there");
+    let json: Value = serde_json::from_slice(&json).expect("JSON");
+    let messages = json["messages"].as_array().expect("messages");
+    let chat = messages.iter().fold(Chat::new(), |chat, message| {
+        let role = match message["role"].as_str().expect("a role") {
+            "system" => Role::System,
+            "assistant" => Role::Assistant,
+            _ => Role::User,
+        };
+        let contents = match &message["content"] {
+            Value::String(text) => vec![Content::Text(text.clone())],
+            parts => parts.as_array().expect("parts").iter().map(content).collect(),
+        };
+        chat.turn(role, contents)
+    });
+    let answer = json["greedy_text"].as_str().expect("an answer").to_owned();
+    (chat.temperature(0.0).max_tokens(32), answer)
+}
+
+fn content(part: &Value) -> Content {
+    let name = |key: &str| part[key].as_str().expect("a name");
+    let open = |path: PathBuf| Image::open(path).expect("it opens");
+    match name("type") {
+        "image" => Content::Image(open(golden("pictures").join(name("image")))),
+        "video" => {
+            let frame = |index: usize| golden("videos").join(format!("{}_{index}.png", name("video")));
+            let frames = (0..).map(frame).take_while(|path| path.exists()).map(open);
+            Content::Video(Video::from_frames(frames, part["frames_per_second"].as_f64().expect("a rate")))
+        }
+        _ => Content::Text(name("text").to_owned()),
+    }
+}
+
+fn recorded_chats_are_answered(folder: &'static str, cases: &'static [&'static str]) {
+    story(async move {
+        let device = device_of(Bytes::mib(96));
+        let runtime = runtime_on(&device).await;
+        let envelope = Envelope {
+            context_tokens: 512,
+            sequences: 4,
+            step_tokens: 96,
+            picture_patches: 192,
+            pictures: 3,
+            video_frames: 16,
+            launch_patches: 256,
+        };
+        // Fewer tokens than the chats take together.
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(528), ..small() };
+        let source = ModelSource::folder(golden(folder));
+        let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
+        let chats: Vec<(Chat, String)> = cases.iter().map(|case| recorded(folder, case)).collect();
+        for ((chat, expected), case) in chats.iter().zip(cases) {
+            let first = ask(&model, chat.clone()).await.expect("it answers");
+            assert_eq!(first.text, *expected, "{folder}: {case}");
+            let again = ask(&model, chat.clone()).await.expect("it answers");
+            assert_eq!(again.text, *expected, "{folder}: {case}, its beginning from the prefix cache");
+            let blocks = again.usage.prompt_tokens / 16;
+            assert!(blocks < 2 || again.cached_tokens > 0, "{folder}: {case} has whole blocks");
+        }
+        let together: Vec<_> = chats
+            .into_iter()
+            .chain(cases.iter().map(|case| recorded(folder, case)))
+            .map(|(chat, expected)| {
+                let model = model.clone();
+                tokio::spawn(async move { (answer(&model, chat).await, expected) })
+            })
+            .collect();
+        for reply in together {
+            let (found, expected) = reply.await.expect("no panic");
+            assert_eq!(found, expected, "{folder}, among others");
+        }
+        eventually("no request holds anything", async || model.requests().0 == 0).await;
+    });
+}
+
+#[test]
+fn pictures_and_videos_of_qwen2_5_vl_are_answered_as_recorded() {
+    recorded_chats_are_answered("qwen2_5_vl", &["several_images", "two_turns", "video_and_picture"]);
+}
+
+#[test]
+fn pictures_and_videos_of_qwen2_vl_are_answered_as_recorded() {
+    recorded_chats_are_answered("qwen2_vl", &["several_images", "two_turns", "text_only", "two_videos"]);
+}
+
+#[test]
+fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
+    recorded_chats_are_answered(
+        "qwen3_vl",
+        &["several_images", "two_turns", "text_only", "video_and_picture", "two_videos"],
+    );
+    recorded_chats_are_answered("qwen3_vl_72", &["several_images", "video_even"]);
+}
