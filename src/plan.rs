@@ -3,6 +3,7 @@
 mod gpu;
 mod place;
 mod report;
+mod shapes;
 
 use std::{process::ExitCode, sync::Arc};
 
@@ -19,8 +20,9 @@ use bursar::{
 };
 use clap::Args;
 use serde_json::json;
+use tokio::task::JoinError;
 
-use self::{gpu::Gpu, place::Planned, place::Wish, report::Report};
+use self::{gpu::Gpu, place::Planned, place::Wish, report::Report, shapes::Shapes};
 use crate::{
     DeviceOptions,
     failure::{self, Failure},
@@ -37,6 +39,9 @@ pub struct Options {
     /// A model's shape instead of a model.
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
+    /// Lists the shapes, and what each takes and serves on cards of 24, 48, 80 and 141 GB, with these knobs.
+    #[arg(long, conflicts_with_all = ["model", "shape", "total", "gpu"])]
+    shapes: bool,
     /// The device's memory, such as 80GiB, instead of what the device has.
     #[arg(long, value_name = "BYTES")]
     total: Option<Bytes>,
@@ -57,14 +62,12 @@ const CANNOT_BE_PLANNED: u8 = 2;
 
 /// Runs the command: 0 if the model fits, 1 if it does not, 2 if that cannot be determined.
 pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
+    if options.shapes {
+        return list(device, options).await;
+    }
     let (device, is_json) = (device.clone(), options.json);
     let planned = tokio::task::spawn_blocking(move || plan(&device, &options)).await;
-    let planned = planned.unwrap_or_else(|died| {
-        Err(Failure {
-            error: format!("planning died: {died}"),
-            hint: "this is a bug in Bursar; please report it with the model".to_owned(),
-        })
-    });
+    let planned = planned.unwrap_or_else(|died| Err(death(&died)));
     match planned {
         Ok(ref report) if is_json => println!("{}", json!(report)),
         Ok(ref report) => print!("{report}"),
@@ -75,6 +78,32 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
         Ok(report) if report.fits => ExitCode::SUCCESS,
         Ok(_) => ExitCode::from(DOES_NOT_FIT),
         Err(_) => ExitCode::from(CANNOT_BE_PLANNED),
+    }
+}
+
+/// Lists all shapes: 0, or 2 if they cannot be planned.
+async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
+    let (device, is_json) = (device.clone(), options.json);
+    let list = move || Shapes::of(&options.knobs.options(device.blas())?, options.knobs.canary()?);
+    let listed = tokio::task::spawn_blocking(list).await;
+    match listed.unwrap_or_else(|died| Err(death(&died))) {
+        Ok(shapes) if is_json => println!("{}", json!(shapes)),
+        Ok(shapes) => print!("{shapes}"),
+        Err(failure) => {
+            match is_json {
+                true => println!("{}", told::failure(&failure)),
+                false => failure::tell(&failure),
+            }
+            return ExitCode::from(CANNOT_BE_PLANNED);
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn death(died: &JoinError) -> Failure {
+    Failure {
+        error: format!("planning died: {died}"),
+        hint: "this is a bug in Bursar; please report it with the model".to_owned(),
     }
 }
 

@@ -69,6 +69,7 @@ pub struct Model {
     config: FamilyConfig,
     family: Family,
     weight_bytes: Bytes,
+    parameters: u64,
     /// The memory behind the family's tensors; none for a plan.
     segment: Option<Segment>,
 }
@@ -83,7 +84,7 @@ impl Model {
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
-        Ok(Model { config, family, weight_bytes: map.used(), segment: None })
+        Ok(Model { config, family, weight_bytes: map.used(), parameters: map.parameters(), segment: None })
     }
 
     /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
@@ -122,7 +123,7 @@ impl Model {
                 return Err(LoadError::Stopped);
             }
         }
-        Ok(Model { config, family, weight_bytes: total, segment: Some(segment) })
+        Ok(Model { config, family, weight_bytes: total, parameters: map.parameters(), segment: Some(segment) })
     }
 
     /// The family's configuration.
@@ -133,6 +134,11 @@ impl Model {
     /// Bytes of the weights' segment.
     pub fn weight_bytes(&self) -> Bytes {
         self.weight_bytes
+    }
+
+    /// Elements of all tensors of the checkpoint that it reads; tied ones count once.
+    pub fn parameters(&self) -> u64 {
+        self.parameters
     }
 
     /// Layers, heads and element type of the keys and values on `target`.

@@ -35,21 +35,24 @@ pub struct UnknownArchitecture {
 
 /// No shape has this name.
 #[derive(Debug, Error)]
-#[error("no shape is called {name:?}; known: {known}")]
+#[error("no shape is called {name:?}; the nearest are {}", .nearest.join(", "))]
 pub struct UnknownShape {
     /// The requested name.
     pub name: String,
-    /// The names of all shapes, separated by commas.
-    pub known: String,
+    /// The names most like it.
+    pub nearest: Vec<&'static str>,
 }
 
 impl Hint for UnknownShape {
     type Text = String;
 
     fn hint(&self) -> String {
-        format!("ask for one of: {}", self.known)
+        "`bursar plan --shapes` lists all shapes".to_owned()
     }
 }
+
+/// How many names an error about an unknown shape shows.
+const NEAREST_SHOWN: usize = 3;
 
 /// A checkpoint with the settings and the vocabulary size of a released model, and random weights. It measures the
 /// speed and the memory of a model without its 16 GB of files.
@@ -59,8 +62,32 @@ impl Hint for UnknownShape {
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
     match shape_files(shape) {
         Some(files) => Ok(RandomCheckpoint::new(shape, seed, files)),
-        None => Err(UnknownShape { name: shape.to_owned(), known: shapes().collect::<Vec<_>>().join(", ") }),
+        None => Err(UnknownShape { name: shape.to_owned(), nearest: nearest_shapes(shape) }),
     }
+}
+
+/// The names of shapes that take the fewest changes of a letter to become `name`.
+fn nearest_shapes(name: &str) -> Vec<&'static str> {
+    let name = name.to_lowercase();
+    let mut all: Vec<_> = shapes().collect();
+    all.sort_by_key(|shape| changes(&name, shape));
+    all.truncate(NEAREST_SHOWN);
+    all
+}
+
+/// Letters to insert, remove or replace between two texts (Levenshtein 1966).
+fn changes(from: &str, to: &str) -> usize {
+    let to: Vec<char> = to.chars().collect();
+    let mut row: Vec<usize> = (0..=to.len()).collect();
+    for (index, letter) in from.chars().enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
+        for column in 0..to.len() {
+            let replaced = diagonal + usize::from(letter != to[column]);
+            diagonal = row[column + 1];
+            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[to.len()]
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that

@@ -40,7 +40,15 @@ const SERVED: [u32; 11] = [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121];
 /// More than any GPU has.
 const PROCESSORS_MOST: usize = 1024;
 
+/// One card of each size of memory, by name: 24, 48, 80 and 141 GB.
+const OF_EACH_SIZE: [&str; 4] = ["rtx4090", "l40s", "h100", "h200"];
+
 impl Gpu {
+    /// A card of each common size of memory, the smallest first.
+    pub fn of_each_size() -> impl Iterator<Item = Self> {
+        OF_EACH_SIZE.into_iter().filter_map(|wanted| KNOWN.into_iter().find(|(name, ..)| *name == wanted).map(Gpu::of))
+    }
+
     /// The default if no GPU is here and none is named.
     pub fn expected() -> Self {
         Gpu::of(KNOWN[0])
@@ -105,6 +113,8 @@ mod tests {
         assert_eq!(numbers("sm_90"), Ok(((9, 0), 132)));
         assert_eq!(numbers("sm_86:28"), Ok(((8, 6), 28)));
         assert_eq!(numbers("sm_120:170"), Ok(((12, 0), 170)));
+        let sizes: Vec<_> = Gpu::of_each_size().map(|gpu| gpu.total).collect();
+        assert!(sizes.len() == OF_EACH_SIZE.len() && sizes.is_sorted(), "{sizes:?}");
         assert_eq!(Gpu::expected().total, Some(Bytes::mib(143_155)));
         assert_eq!("sm_90".parse::<Gpu>().map(|gpu| gpu.total), Ok(None), "of any of them");
         for wrong in ["", "sm_", "sm_x", "sm_90:", "sm_90:0", "sm_90:9999", "sm_sm_90", "gtx", "sm_120"] {

@@ -38,6 +38,11 @@ pub struct Wish<'w> {
     pub is_small: bool,
 }
 
+/// The memory of a card that is not here, and that nothing else uses.
+pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> Place {
+    Place { total, overhead: OVERHEAD, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
+}
+
 impl Planned {
     /// Finds the requested device. Opening one in this machine takes about 300 ms and only a context's memory.
     pub fn of(wish: &Wish<'_>) -> Result<Self, Failure> {
@@ -77,8 +82,7 @@ impl Planned {
             error: format!("the memory of a GPU of {} is not known", gpu.name),
             hint: "give --total, such as --total 80GiB, or a product, such as --gpu h200".to_owned(),
         })?;
-        let (overhead, foreign) = (OVERHEAD, Bytes::ZERO);
-        let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: false };
+        let place = absent_place(total, wish.canary);
         Ok(Planned {
             name: name.to_owned(),
             is_here: false,

@@ -76,6 +76,37 @@ fn each_suggestion_fits_when_typed_alone() {
 }
 
 #[test]
+fn every_shape_is_listed_and_a_card_holds_as_many_tokens_as_its_own_plan_says() {
+    let output = plan(&["--shapes", "--json"]);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let listed = object(&output);
+    let shapes = listed["shapes"].as_array().expect("a list");
+    let of = |name: &str| shapes.iter().find(|shape| shape["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+    let seven = of("qwen2.5-vl-7b");
+    assert_eq!((&seven["parameters"], &seven["kv_bytes_per_token"]), (&json!(8_292_166_656u64), &json!(57_344)));
+    for card in ["rtx4090", "h200"] {
+        let alone = object(&plan(&["--shape", "qwen2.5-vl-7b", "--gpu", card, "--json"]));
+        let tokens = if alone["fits"] == true { &alone["kv_tokens"] } else { &Value::Null };
+        assert_eq!(&seven["kv_tokens"][card], tokens, "{card}");
+    }
+    let large = of("qwen2.5-72b");
+    assert!(large["kv_tokens"]["l40s"].is_null() && number(&large["weight_bytes"]) > number(&seven["weight_bytes"]));
+    let named: Vec<&str> =
+        listed["cards"].as_array().expect("a list").iter().filter_map(|card| card["name"].as_str()).collect();
+    let text = String::from_utf8(plan(&["--shapes"]).stdout).expect("text");
+    let head = text.lines().next().expect("a head");
+    assert!(named.iter().all(|card| head.contains(card)), "{head}");
+    assert!(shapes.iter().all(|shape| text.contains(shape["name"].as_str().expect("a name"))), "{text}");
+}
+
+#[test]
+fn a_shape_that_is_none_is_answered_with_its_nearest_and_where_all_are() {
+    let told = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
+    let error = "no shape is called \"Qwen2.5-VL-8B\"; the nearest are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
+    assert_eq!((&told["error"], &told["hint"]), (&json!(error), &json!("`bursar plan --shapes` lists all shapes")));
+}
+
+#[test]
 fn a_suggestion_replaces_the_typed_name() {
     let limits =
         ["--max-num-seqs", "512", "--limit-mm-per-prompt", r#"{"image": 40, "video": 0}"#, "--max-model-len", "4000"];

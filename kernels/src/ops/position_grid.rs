@@ -9,9 +9,9 @@ use super::{check, patchify::LAYOUT_NUMBERS};
 /// four points around it, weighted by nearness. The corners of the picture lie on those of the grid; the only row of a
 /// picture of one row lies on the grid's first, and so do columns.
 ///
-/// All is f32 in this order, then rounded once: `place = index * (side - 1) / max(count - 1, 1)`, `far = 1 - (place -
-/// floor(place))` for the weight of the point before and `1 - far` for that of the one behind, which the last point
-/// is its own; then the sum over rows before columns of `row weight * column weight * point`, point by point.
+/// All is f32 in this order, then rounded once: `place = index * (side - 1) / max(count - 1, 1)` on each axis; the point
+/// before it counts `1 - (place - floor(place))` and the one behind it 1 less that, where the last point is behind
+/// itself; then the sum of `(row's weight * column's weight) * point`, the first row's two points first.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[side * side, hidden]`, floating point, contiguous: rows of the grid one after the other.

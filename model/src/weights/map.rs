@@ -265,6 +265,15 @@ impl<'c> WeightMap<'c> {
         self.used
     }
 
+    /// Elements that the checkpoint's tensors fill, without padding: the parameters. Tied ones count once.
+    pub fn parameters(&self) -> u64 {
+        let elements = |copy: &WeightCopy| {
+            let (row, zeros) = copy.row;
+            copy.kept.elements(copy.bytes) / (row + zeros).max(1) * row
+        };
+        self.copies.iter().filter(|copy| copy.source.name().is_some()).map(|copy| elements(copy) as u64).sum()
+    }
+
     /// The copies to make, in the order of the claims.
     pub fn copies(&self) -> &[WeightCopy] {
         &self.copies

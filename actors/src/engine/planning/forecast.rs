@@ -42,6 +42,17 @@ impl<'q> Question<'q> {
         Ok((inputs, needs))
     }
 
+    /// Tokens of keys and values that a start settles on; `None` if it does not fit. Unlike a [`Forecast`] it looks for
+    /// nothing that would help.
+    ///
+    /// # Errors
+    /// As [`needs`](Self::needs).
+    pub fn kv_tokens(&self) -> Result<Option<usize>, StartError> {
+        let (inputs, needs) = self.needs()?;
+        let settled = settle(&needs, &inputs.envelope, &self.options.kv(), &self.place);
+        Ok(settled.ok().map(|blocks| blocks * BLOCK_TOKENS))
+    }
+
     /// The blocks of keys and values that a start with `needs` settles on.
     ///
     /// # Errors

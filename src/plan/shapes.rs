@@ -1,0 +1,112 @@
+//! `bursar plan --shapes`: every shape, and which cards it fits.
+
+use std::{collections::BTreeMap, fmt};
+
+use bursar::{
+    Bytes, LoadOptions, StartError,
+    crates::{
+        actors::engine::Question,
+        kernels::Target,
+        model::{
+            Model,
+            checkpoint::{Checkpoint, CheckpointSource},
+            registry,
+        },
+    },
+};
+use serde::Serialize;
+
+use super::{gpu::Gpu, place::absent_place};
+use crate::{failure::Failure, model};
+
+/// All shapes, each planned for each card as `bursar plan --shape NAME --gpu CARD` does.
+#[derive(Serialize)]
+pub struct Shapes {
+    cards: Vec<Card>,
+    shapes: Vec<Shape>,
+}
+
+/// A card, by its numbers.
+#[derive(Serialize)]
+struct Card {
+    name: String,
+    total: Bytes,
+}
+
+#[derive(Serialize)]
+struct Shape {
+    name: &'static str,
+    parameters: u64,
+    /// On a GPU, in 16 bits, with what tiles are padded by.
+    weight_bytes: Bytes,
+    /// Keys and values of a token.
+    kv_bytes_per_token: Bytes,
+    /// Tokens of keys and values by the card's name; none if it does not fit there.
+    kv_tokens: BTreeMap<String, Option<usize>>,
+}
+
+impl Shapes {
+    /// Plans every shape with `load`, leaving `canary` free.
+    pub fn of(load: &LoadOptions, canary: Option<Bytes>) -> Result<Self, Failure> {
+        let cards: Vec<Gpu> = Gpu::of_each_size().collect();
+        let shapes = registry::shapes().map(|name| Shape::of(name, &cards, load, canary)).collect::<Result<_, _>>()?;
+        let named = |gpu: &Gpu| Card { name: gpu.name.clone(), total: gpu.total.unwrap_or_default() };
+        Ok(Shapes { cards: cards.iter().map(named).collect(), shapes })
+    }
+}
+
+impl Shape {
+    fn of(name: &'static str, cards: &[Gpu], load: &LoadOptions, canary: Option<Bytes>) -> Result<Self, Failure> {
+        let files: CheckpointSource = model::shape(name, 0)?.origin().clone().bring_settings()?;
+        let stored = files.stored_type()?;
+        let checkpoint = Checkpoint::open(files)?;
+        let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);
+        let usual = on(&Gpu::expected())?;
+        let model = Model::plan(&checkpoint, &usual)?;
+        let mut kv_tokens = BTreeMap::new();
+        for gpu in cards {
+            let (target, place) = (on(gpu)?, absent_place(gpu.total.unwrap_or_default(), canary));
+            let pictures = checkpoint.image_processor.as_ref();
+            let tokens = Question { model: &model, pictures, target, options: load, place }.kv_tokens()?;
+            kv_tokens.insert(gpu.name.clone(), tokens);
+        }
+        Ok(Shape {
+            name,
+            parameters: model.parameters(),
+            weight_bytes: model.weight_bytes(),
+            kv_bytes_per_token: model.kv_shape(&usual).token_bytes(),
+            kv_tokens,
+        })
+    }
+}
+
+impl fmt::Display for Shapes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:<24} {:>12} {:>10} {:>12}", "shape", "parameters", "weights", "kv a token")?;
+        self.cards.iter().try_for_each(|card| write!(f, " {:>11}", card.name))?;
+        writeln!(f)?;
+        for shape in &self.shapes {
+            let (weights, token) = (shape.weight_bytes.to_string(), shape.kv_bytes_per_token.to_string());
+            write!(f, "{:<24} {:>12} {weights:>10} {token:>12}", shape.name, rounded(shape.parameters))?;
+            for card in &self.cards {
+                let tokens = shape.kv_tokens.get(&card.name).copied().flatten();
+                write!(f, " {:>11}", tokens.map_or("-".to_owned(), |tokens| tokens.to_string()))?;
+            }
+            writeln!(f)?;
+        }
+        writeln!(
+            f,
+            "\nWeights have 16 bits. Under each card are the tokens of keys and values that it holds beside weights and worst \
+             cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu CARD` says more."
+        )
+    }
+}
+
+/// As models are named: 7.62 B, 494 M.
+fn rounded(parameters: u64) -> String {
+    match parameters as f64 {
+        many if many >= 1e9 => format!("{:.2} B", many / 1e9),
+        many if many >= 1e6 => format!("{:.0} M", many / 1e6),
+        few => format!("{:.0} K", few / 1e3),
+    }
+}
