@@ -29,6 +29,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import make_gguf
 import numpy as np
 import tokenizers
 import torch
@@ -1384,7 +1385,7 @@ def make_models(real_config):
 
 
 MADE = ["qwen2_5_vl", BARE, "qwen2", *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
-        "config_defaults.json"]
+        "config_defaults.json", "gguf"]
 
 
 def main():
@@ -1411,6 +1412,7 @@ def main():
         "smart_resize": make_smart_resize,
         "templates": lambda: make_templates(real_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
+        "gguf": lambda: make_gguf.make(HERE, STRINGS),
     }
     wanted = options.only.split(",") if options.only else list(steps)
     if not options.only:

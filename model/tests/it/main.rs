@@ -10,6 +10,7 @@ mod captured_steps;
 mod checkpoints;
 mod common;
 mod copy;
+mod gguf;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;
