@@ -1,6 +1,9 @@
 //! The only list of families: which code serves which checkpoint.
 
-use std::{path::{Path, PathBuf}, sync::{Arc, LazyLock}};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock},
+};
 
 use bursar_budgets::Hint;
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};

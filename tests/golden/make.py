@@ -1385,7 +1385,7 @@ def make_models(real_config):
 
 
 MADE = ["qwen2_5_vl", BARE, "qwen2", *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
-        "config_defaults.json", "gguf"]
+        "config_defaults.json", "gguf", "pytorch"]
 
 
 def main():

@@ -1,4 +1,5 @@
-"""The GGUF files of this folder, by the package `gguf` (0.19): `make.py --only gguf` runs it, after the checkpoints.
+"""The GGUF files of this folder, by the package `gguf` (0.19), and those of `torch.save`: `make.py --only gguf` runs it,
+after the checkpoints.
 
 Three golden checkpoints again, with names, metadata and rows as llama.cpp's `convert_hf_to_gguf.py` writes them; blocks of
 every quantised type with their values; texts in the pieces that each splitter makes.
@@ -140,7 +141,37 @@ def splitters():
     }
 
 
+def zipped(path, save):
+    """What `save` writes to a path, gzipped."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "made"
+        save(made)
+        path.write_bytes(gzip.compress(made.read_bytes(), 9, mtime=0))
+
+
+def record_pytorch(here):
+    """One file of Llama's, tied as a model is saved, and two of Qwen2's with their index."""
+    folder = here / "pytorch"
+    folder.mkdir(exist_ok=True)
+    llama, qwen2 = (load_file(here / name / "model.safetensors") for name in ("llama", "qwen2"))
+    llama = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in llama.items()}
+    llama["lm_head.weight"] = llama["model.embed_tokens.weight"]
+    zipped(folder / "pytorch_model.bin.gz", lambda path: torch.save(llama, path))
+    names = sorted(qwen2)
+    shards = {f"pytorch_model-{at + 1:05}-of-00002.bin": names[at::2] for at in range(2)}
+    # Parts of one storage, as a model is loaded that was sharded by hand.
+    for shard, own in shards.items():
+        whole = torch.cat([qwen2[name].flatten() for name in own])
+        parts = whole.split([qwen2[name].numel() for name in own])
+        tensors = {name: part.view(qwen2[name].shape) for name, part in zip(own, parts)}
+        zipped(folder / f"{shard}.gz", lambda path: torch.save(tensors, path))  # noqa: B023
+    weight_map = {name: shard for shard, own in shards.items() for name in own}
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=1) + "\n")
+
+
 def make(here, strings):
+    record_pytorch(here)
     folder = here / "gguf"
     folder.mkdir(exist_ok=True)
     for name in FILES:

@@ -152,7 +152,8 @@ impl Hint for CheckpointError {
                 "check the path; a model of the hub is named org/name, and the embedded one demo".into()
             }
             CheckpointError::MissingFile { .. } => {
-                "point at the folder that holds config.json, tokenizer.json and model.safetensors, or at a .gguf file".into()
+                "point at the folder that holds config.json, tokenizer.json and model.safetensors, or at a .gguf file"
+                    .into()
             }
             CheckpointError::NoGguf { .. } => "check the path of the .gguf file".into(),
             CheckpointError::Setting { .. } => {

@@ -8,6 +8,7 @@ pub mod gguf;
 pub mod hub;
 pub mod open;
 pub mod origin;
+mod pytorch;
 pub mod random_checkpoint;
 pub mod shard;
 pub mod stored;

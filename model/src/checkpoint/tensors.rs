@@ -7,12 +7,16 @@ use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
+use super::pytorch;
 use super::random_checkpoint::{RandomCheckpoint, RandomTensor};
 use super::shard::Shard;
 use super::stored::Stored;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The same of torch.
+const PYTORCH: &str = "pytorch_model.bin";
+const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// How many names an error about a missing tensor shows.
 const NEAREST_MAX: usize = 3;
 
@@ -94,7 +98,7 @@ pub struct TensorIndex {
     drawn: Option<(u64, DType)>,
 }
 
-/// `model.safetensors.index.json`.
+/// `model.safetensors.index.json`, or `pytorch_model.bin.index.json`.
 #[derive(Deserialize)]
 pub(super) struct IndexFile {
     weight_map: BTreeMap<String, String>,
@@ -103,9 +107,9 @@ pub(super) struct IndexFile {
 impl IndexFile {
     /// # Errors
     /// [`CheckpointError::Malformed`].
-    pub fn parse(json: &[u8]) -> Result<Self, CheckpointError> {
+    pub fn parse(file: &str, json: &[u8]) -> Result<Self, CheckpointError> {
         serde_json::from_slice(json)
-            .map_err(|error| CheckpointError::Malformed { file: INDEX.into(), reason: error.to_string() })
+            .map_err(|error| CheckpointError::Malformed { file: file.into(), reason: error.to_string() })
     }
 
     /// The shards' file names, sorted, each once.
@@ -129,9 +133,12 @@ impl IndexFile {
     }
 }
 
+/// Opens a file of one kind; `None` if it is not there.
+type Opener = fn(&CheckpointSource, &str) -> Result<Option<Shard>, CheckpointError>;
+
 impl TensorIndex {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names. A random checkpoint has
-    /// neither, and has any tensor that is requested.
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or else torch's files of the
+    /// same kinds. A random checkpoint has none, and has any tensor that is requested.
     ///
     /// # Errors
     /// Files are missing or damaged, a shard's name leaves the folder, or index and shards disagree about a tensor.
@@ -143,12 +150,16 @@ impl TensorIndex {
         if let CheckpointSource::Gguf(file) = source {
             return Ok(TensorIndex::of_one(file.shard()));
         }
-        if let Some(json) = source.read(INDEX)? {
-            return TensorIndex::open_shards(source, &IndexFile::parse(&json)?);
+        let kinds: [(&str, &str, Opener); 2] = [(INDEX, SINGLE, Shard::open), (PYTORCH_INDEX, PYTORCH, pytorch::open)];
+        for (index, single, open) in kinds {
+            if let Some(json) = source.read(index)? {
+                return TensorIndex::open_shards(source, &IndexFile::parse(index, &json)?, open);
+            }
+            if let Some(shard) = open(source, single)? {
+                return Ok(TensorIndex::of_one(shard));
+            }
         }
-        let shard = Shard::open(source, SINGLE)?
-            .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
-        Ok(TensorIndex::of_one(shard))
+        Err(CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })
     }
 
     fn of_one(shard: Shard) -> Self {
@@ -156,11 +167,11 @@ impl TensorIndex {
         TensorIndex { shards: vec![shard], places, drawn: None }
     }
 
-    fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
+    fn open_shards(source: &CheckpointSource, index: &IndexFile, open: Opener) -> Result<Self, CheckpointError> {
         let files = index.shards()?;
         let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
         for file in &files {
-            let shard = Shard::open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
+            let shard = open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
                 place: source.place(),
                 shard: file.clone(),
                 shards: files.len(),

@@ -159,15 +159,17 @@ mod tests {
         let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("it is there")).expect("JSON");
         let texts = recorded["texts"].as_array().expect("texts");
         for splitter in SPLITTERS {
-            let lists =
-                TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
+            let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
             let tokenizer = tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("it is made"))
                 .expect("it is a tokenizer");
             for (text, pieces) in texts.iter().zip(recorded["pieces"][splitter.name].as_array().expect("pieces")) {
                 let mut split = PreTokenizedString::from(text.as_str().expect("a text"));
                 tokenizer.get_pre_tokenizer().expect("it has one").pre_tokenize(&mut split).expect("it splits");
-                let ours: Vec<_> =
-                    split.get_splits(OffsetReferential::Original, OffsetType::Byte).into_iter().map(|piece| piece.0).collect();
+                let ours: Vec<_> = split
+                    .get_splits(OffsetReferential::Original, OffsetType::Byte)
+                    .into_iter()
+                    .map(|piece| piece.0)
+                    .collect();
                 assert_eq!(json!(ours), *pieces, "{text} by {}", splitter.name);
             }
         }

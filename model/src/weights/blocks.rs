@@ -90,10 +90,7 @@ fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     std::array::from_fn(|group| {
         let (of_scale, of_least) = match group {
             0..4 => (six[group] & 0x3f, six[group + 4] & 0x3f),
-            _ => (
-                six[group + 4] & 0xf | six[group - 4] >> 2 & 0x30,
-                six[group + 4] >> 4 | six[group] >> 2 & 0x30,
-            ),
+            _ => (six[group + 4] & 0xf | six[group - 4] >> 2 & 0x30, six[group + 4] >> 4 | six[group] >> 2 & 0x30),
         };
         (scale * f32::from(of_scale), least * f32::from(of_least))
     })

@@ -2,7 +2,11 @@
 
 use rayon::prelude::*;
 
-use super::{blocks::widen_blocks_to_bytes, map::dtype, rounding::{room_for, widen_to_bytes}};
+use super::{
+    blocks::widen_blocks_to_bytes,
+    map::dtype,
+    rounding::{room_for, widen_to_bytes},
+};
 use crate::checkpoint::{Stored, TensorInfo};
 
 /// Elements that are unpacked at a time: 32 MiB of f32.

@@ -177,11 +177,15 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
     for name in FILES {
         let (file, folder) = (File::of(&recorded(name)), open(&format!("tests/golden/{name}")));
         let checkpoint = file.open().expect("it opens");
-        for key in ["architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"]
+        for key in
+            ["architectures", "model_type", "vocab_size", "hidden_size", "num_hidden_layers", "tie_word_embeddings"]
         {
             assert_eq!(checkpoint.config.get(key), folder.config.get(key), "{key} of {name}");
         }
-        assert_eq!(checkpoint.config.get("rope_scaling"), folder.config.get("rope_scaling").filter(|value| !value.is_null()));
+        assert_eq!(
+            checkpoint.config.get("rope_scaling"),
+            folder.config.get("rope_scaling").filter(|value| !value.is_null())
+        );
         assert!(checkpoint.generation.eos_ids.iter().all(|id| folder.generation.eos_ids.contains(id)), "{name}");
         assert!(!checkpoint.generation.eos_ids.is_empty(), "{name}");
         assert_eq!(checkpoint.template.sources().templates, folder.template.sources().templates, "{name}");
@@ -200,7 +204,8 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
 fn a_file_is_told_apart_by_its_content_and_not_by_its_weights() {
     let bytes = recorded("llama");
     let fingerprint = |bytes: &[u8]| {
-        let (file, path) = (File::of(bytes), std::env::temp_dir().join(format!("bursar-{}-same.gguf", std::process::id())));
+        let (file, path) =
+            (File::of(bytes), std::env::temp_dir().join(format!("bursar-{}-same.gguf", std::process::id())));
         std::fs::copy(&file.0, &path).expect("a copy");
         let checkpoint = File(path).open().expect("it opens");
         (checkpoint.fingerprint(), checkpoint.config_fingerprint(), checkpoint.weights_fingerprint())
@@ -237,24 +242,42 @@ fn what_is_not_supported_is_refused_by_name() {
     let good = Written::good;
     let many = list(4, &[2u32, 4].map(|heads| heads.to_le_bytes().to_vec()));
     let cases = [
-        (good().with("general.architecture", word("gemma")), "general.architecture is gemma, supported: qwen2, qwen3, llama"),
+        (
+            good().with("general.architecture", word("gemma")),
+            "general.architecture is gemma, supported: qwen2, qwen3, llama",
+        ),
         (good().with("general.type", word("mmproj")), "general.type is mmproj, supported: model"),
         (good().with("split.count", number(3)), "split.count is 3, supported: one file"),
         (good().with("llama.expert_count", number(8)), "llama.expert_count is 8"),
         (good().with("llama.logit_scale", float(0.5)), "llama.logit_scale is 0.5"),
         (good().with("llama.attention.causal", of_kind(7, &[0])), "llama.attention.causal is false"),
-        (good().with("llama.attention.head_count", many), "llama.attention.head_count is a list of 2, supported: a whole number"),
+        (
+            good().with("llama.attention.head_count", many),
+            "llama.attention.head_count is a list of 2, supported: a whole number",
+        ),
         (good().with("llama.attention.sliding_window", number(16)), "llama.attention.sliding_window is 16"),
-        (good().with("llama.rope.dimension_count", number(8)).with("llama.attention.key_length", number(16)), "llama.rope.dimension_count is 8"),
+        (
+            good().with("llama.rope.dimension_count", number(8)).with("llama.attention.key_length", number(16)),
+            "llama.rope.dimension_count is 8",
+        ),
         (good().with("llama.attention.value_length", number(8)), "llama.attention.value_length is 8"),
         (good().with("llama.rope.scaling.type", word("longrope")), "llama.rope.scaling.type is longrope"),
         (good().with("llama.rope.scaling.attn_factor", float(1.2)), "llama.rope.scaling.attn_factor is 1.2"),
         (good().with("tokenizer.ggml.model", word("llama")), "tokenizer.ggml.model is llama, supported: gpt2"),
-        (good().with("tokenizer.ggml.pre", word("deepseek-coder")), "tokenizer.ggml.pre is deepseek-coder, supported: gpt-2, llama-bpe"),
+        (
+            good().with("tokenizer.ggml.pre", word("deepseek-coder")),
+            "tokenizer.ggml.pre is deepseek-coder, supported: gpt-2, llama-bpe",
+        ),
         (good().without("tokenizer.ggml.pre"), "tokenizer.ggml.pre is absent"),
         (good().without("llama.context_length"), "llama.context_length is absent"),
-        (good().with("tokenizer.ggml.eos_token_id", number(5)), "tokenizer.ggml.eos_token_id is 5, supported: less than 5"),
-        (good().with("tokenizer.ggml.merges", list(4, &[vec![0; 4]])), "tokenizer.ggml.merges is a list of 1, supported: a list of texts"),
+        (
+            good().with("tokenizer.ggml.eos_token_id", number(5)),
+            "tokenizer.ggml.eos_token_id is 5, supported: less than 5",
+        ),
+        (
+            good().with("tokenizer.ggml.merges", list(4, &[vec![0; 4]])),
+            "tokenizer.ggml.merges is a list of 1, supported: a list of texts",
+        ),
     ];
     for (file, expected) in cases {
         let error = file.open().expect_err(expected);

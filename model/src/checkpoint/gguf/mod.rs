@@ -45,8 +45,8 @@ impl GgufFile {
         let file = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         let missing = || CheckpointError::NoGguf { path: path.display().to_string() };
         let content = Content::map(path, &file)?.ok_or_else(missing)?;
-        let header = Header::read(content.bytes())
-            .map_err(|reason| CheckpointError::Header { file: file.clone(), reason })?;
+        let header =
+            Header::read(content.bytes()).map_err(|reason| CheckpointError::Header { file: file.clone(), reason })?;
         let settings = Settings { file: &file, values: &header.settings };
         settings.check()?;
         let architecture = settings.architecture(known)?;

@@ -18,7 +18,8 @@ const TEMPLATE: &str = "tokenizer.chat_template";
 const TEMPLATES: &str = "tokenizer.chat_templates";
 
 /// Special tokens of the file, by their names in `tokenizer_config.json`.
-const SPECIAL: [(&str, &str); 4] = [("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token"), ("unknown", "unk_token")];
+const SPECIAL: [(&str, &str); 4] =
+    [("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token"), ("unknown", "unk_token")];
 
 /// Tokens that end a text, a turn and a message.
 const ENDS: [&str; 3] = ["eos", "eot", "eom"];
@@ -89,7 +90,8 @@ impl<'f> Ids<'_, 'f> {
             None => Vec::new(),
         };
         templates.push(("default".to_owned(), self.settings.text(TEMPLATE)?));
-        let listed = templates.into_iter().filter_map(|(name, source)| Some(json!({ "name": name, "template": source? })));
+        let listed =
+            templates.into_iter().filter_map(|(name, source)| Some(json!({ "name": name, "template": source? })));
         config.insert("chat_template".to_owned(), listed.collect());
         Ok(Value::Object(config))
     }
