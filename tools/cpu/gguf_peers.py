@@ -68,7 +68,8 @@ class Session:
         for event in map(json.loads, self.process.stdout):
             if "error" in event:
                 sys.exit(str(event))
-            first = first or time.perf_counter()
+            if event["type"] == "token":
+                first = first or time.perf_counter()
             if event["type"] == "done":
                 usage, end = event["usage"], time.perf_counter()
                 note("bursar, prompt", usage["prompt_tokens"] - usage["cached_tokens"], first - start)

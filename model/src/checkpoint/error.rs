@@ -119,8 +119,8 @@ pub enum CheckpointError {
     },
     /// A tensor of a GGUF file is quantised in a way that is not supported.
     #[error(
-        "the tensor {tensor} is {found}, supported in GGUF are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K and \
-         Q6_K"
+        "the tensor {tensor} is {found}, supported in GGUF are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K \
+         and Q6_K"
     )]
     BlockType {
         /// The tensor's name, as in a Hugging Face checkpoint.

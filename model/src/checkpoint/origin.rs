@@ -48,7 +48,8 @@ impl CheckpointOrigin {
         !matches!(self, CheckpointOrigin::Local(_) | CheckpointOrigin::Gguf(..))
     }
 
-    /// The place of its files, for messages and comparison. Different paths to the same folder or file give the same text.
+    /// The place of its files, for messages and comparison. Different paths to the same folder or file give the same
+    /// text.
     pub fn place(&self) -> String {
         match self {
             CheckpointOrigin::Local(CheckpointSource::Folder(path)) | CheckpointOrigin::Gguf(path, _) => {
@@ -64,7 +65,8 @@ impl CheckpointOrigin {
     /// Fetches the files that are not here yet, and opens a GGUF file. Blocks.
     ///
     /// # Errors
-    /// As [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] for the index.
+    /// As [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
+    /// [`CheckpointError::ShardName`] for the index.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
         // Unused without the feature `hub`.
         let _ = watch;

@@ -13,8 +13,8 @@ const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 
-/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's, but for numbers of up
-/// to three digits.
+/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's, but for numbers of
+/// up to three digits.
 const LLAMA_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Mistral's words since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`, `_patch_mistral_regex`).

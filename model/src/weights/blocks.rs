@@ -83,8 +83,8 @@ fn q8_0(block: &[u8], out: &mut [f32]) {
     each(out, |at| f32::from(block[2 + at].cast_signed()) * scale);
 }
 
-/// The scale and the subtrahend of each of eight groups, six bits each in twelve bytes from byte 4 on, times the block's
-/// own two from byte 0 on.
+/// The scale and the subtrahend of each of eight groups, six bits each in twelve bytes from byte 4 on, times the
+/// block's own two from byte 0 on.
 fn group_scales(block: &[u8]) -> [(f32, f32); 8] {
     let (scale, least, six) = (half(block, 0), half(block, 2), &block[4..16]);
     std::array::from_fn(|group| {

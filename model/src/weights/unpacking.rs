@@ -15,8 +15,8 @@ const UNPACKED_AT_ONCE: usize = 1 << 23;
 /// Least number of elements that one thread unpacks.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Gives `each` the elements of `found` as its `dtype`, in order, whole rows at a time: all at once and in place if they
-/// lie so in the file, else unpacked in `room`, which grows to 32 MiB or one row.
+/// Gives `each` the elements of `found` as its `dtype`, in order, whole rows at a time: all at once and in place if
+/// they lie so in the file, else unpacked in `room`, which grows to 32 MiB or one row.
 pub(crate) fn unpacked_parts<E>(
     found: &TensorInfo<'_>,
     room: &mut Vec<u8>,

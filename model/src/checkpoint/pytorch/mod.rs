@@ -20,8 +20,8 @@ const PICKLE_BYTES_MAX: usize = 8 << 20;
 /// Maps a file and finds its tensors. `None` if there is no such file, or only a Git LFS pointer.
 ///
 /// # Errors
-/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for one
-/// of torch before 1.6.
+/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for
+/// one of torch before 1.6.
 pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard>, CheckpointError> {
     let Some(content) = Content::open(source, file)? else { return Ok(None) };
     if !content.bytes().starts_with(b"PK") {
