@@ -27,7 +27,7 @@ pub struct Options {
     /// validate and serve; there are four attempts.
     #[arg(long, value_name = "PHASE:N[,PHASE:N]")]
     fault: String,
-    /// `demo`, a checkpoint folder, or a model of the hub.
+    /// `demo`, a checkpoint folder, a GGUF file, or a model of the hub.
     #[arg(long, default_value = "demo")]
     model: String,
     /// Prints one JSON object instead of text.

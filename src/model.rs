@@ -12,7 +12,8 @@ use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, progress::Bar};
 /// A model, or only its shape.
 #[derive(Args)]
 pub struct ModelOptions {
-    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
+    /// `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
     /// A model's shape instead of a model: its size and speed, without its files.
@@ -58,10 +59,13 @@ pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result
     Ok(runtime)
 }
 
-/// `demo`, the checkpoint in a folder, or a model of the hub.
+/// `demo`, the checkpoint in a folder, a GGUF file, or a model of the hub.
 pub fn source(model: &str) -> ModelSource {
     match model {
         "demo" => ModelSource::demo(),
+        file if Path::new(file).is_file() || file.ends_with(".gguf") && !Path::new(file).exists() => {
+            ModelSource::gguf(file)
+        }
         // An existing folder wins over a hub model of the same name.
         folder if Path::new(folder).exists() => ModelSource::folder(folder),
         #[cfg(feature = "hub")]

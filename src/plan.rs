@@ -33,7 +33,7 @@ use crate::{
 /// Options of `bursar plan`.
 #[derive(Args)]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, a model of the hub, or `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub, or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
     /// A model's shape instead of a model.

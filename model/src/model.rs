@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::ControlFlow};
 
-use bursar_budgets::{Bytes, Hint, Segment};
+use bursar_budgets::{Address, Bytes, Hint, Segment};
 use bursar_kernels::{
     Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
     ops::{fill_random::fill_random, transfer},
@@ -14,11 +14,11 @@ use thiserror::Error;
 use crate::{
     Depth,
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::{Checkpoint, RandomTensor, random_checkpoint::DEVIATION},
+    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     error::CheckpointError,
     flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
-    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts},
+    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, unpacked_parts},
 };
 
 /// A checkpoint that did not become a model.
@@ -220,9 +220,11 @@ impl<B: Backend> Drop for Settled<'_, B> {
     }
 }
 
-/// Host buffers for padding and rounding, reused for each tensor: writing to used memory is much faster than to fresh.
+/// Host buffers for unpacking, padding and rounding, reused for each tensor: writing to used memory is much faster than
+/// to fresh.
 #[derive(Default)]
 struct RoundingBuffer {
+    unpacked: Vec<u8>,
     padded: Vec<u8>,
     rounded: Vec<u8>,
 }
@@ -237,11 +239,7 @@ fn upload<B: Backend>(
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
-            let padded = padded(found.bytes, dtype(found.dtype), copy.row, &mut room.padded);
-            if dtype(found.dtype) != copy.kept {
-                return upload_rounded(backend, padded, dtype(found.dtype), copy, &mut room.rounded);
-            }
-            padded
+            return upload_tensor(backend, &found, copy, room);
         }
         WeightSource::Constant(numbers) => {
             made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
@@ -255,7 +253,7 @@ fn upload<B: Backend>(
             let found = DType::BF16;
             made = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
             if copy.kept != found {
-                return upload_rounded(backend, &made, found, copy, &mut room.rounded);
+                return upload_rounded(backend, &made, found, (copy.to, copy.kept), &mut room.rounded);
             }
             &made
         }
@@ -266,11 +264,34 @@ fn upload<B: Backend>(
             return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);
         }
     };
+    fill(backend, source, copy.to)
+}
+
+/// Copies a tensor of the checkpoint, part by part if it must be unpacked.
+fn upload_tensor<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    room: &mut RoundingBuffer,
+) -> Result<(), LoadError> {
+    let (mut to, kept, dtype) = (copy.to, copy.kept, dtype(found.dtype));
+    unpacked_parts(found, &mut room.unpacked, |part| {
+        let (padded, place) = (padded(part, dtype, copy.row, &mut room.padded), to);
+        to = to.offset(kept.bytes(padded.len() / dtype.size()));
+        match dtype == kept {
+            true => fill(backend, padded, place),
+            false => upload_rounded(backend, padded, dtype, (place, kept), &mut room.rounded),
+        }
+    })
+}
+
+/// Copies bytes to their place.
+fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
     // The copy does not look at the element type. f16 is the narrowest type of a weight, so every weight has an even
     // size.
     let elements = source.len() / DType::F16.size();
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
-    let mut out = unsafe { Tensor::persistent(copy.to, [elements], DType::F16) };
+    let mut out = unsafe { Tensor::persistent(to, [elements], DType::F16) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 
@@ -297,20 +318,18 @@ fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), r
 /// its page-locked buffers of 32 MiB.
 const ROUNDED_AT_ONCE: usize = 1 << 25;
 
-/// Copies elements whose type differs from the target's, rounded to the nearest.
+/// Copies elements whose type differs from the target's to `to`, rounded to the nearest of type `kept`.
 fn upload_rounded<B: Backend>(
     backend: &B,
     source: &[u8],
     found: DType,
-    copy: &WeightCopy,
+    (mut to, kept): (Address, DType),
     room: &mut Vec<u8>,
 ) -> Result<(), LoadError> {
-    let mut to = copy.to;
-    rounded_parts(source, (found, copy.kept), ROUNDED_AT_ONCE, room, |rounded| {
-        // SAFETY: as in `upload`; the parts add up to the length of the copy.
-        let mut out = unsafe { Tensor::persistent(to, [rounded.len() / copy.kept.size()], copy.kept) };
-        to = to.offset(out.bytes());
-        Ok(transfer::fill(backend, rounded, &mut out)?)
+    rounded_parts(source, (found, kept), ROUNDED_AT_ONCE, room, |rounded| {
+        let place = to;
+        to = to.offset(Bytes(rounded.len() as u64));
+        fill(backend, rounded, place)
     })
 }
 

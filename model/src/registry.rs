@@ -1,5 +1,10 @@
 //! The only list of families: which code serves which checkpoint.
 
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, LazyLock},
+};
+
 use bursar_budgets::Hint;
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
 use serde_json::Value;
@@ -12,7 +17,7 @@ use crate::{
         decoder::{Decoder, DecoderConfig},
         vision::PictureRow,
     },
-    checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint},
+    checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
         Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl,
@@ -107,6 +112,20 @@ pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, Che
     Ok(RandomCheckpoint::over(source, files))
 }
 
+/// The GGUF file at `path`, which is opened where checkpoints are.
+pub fn gguf(path: impl Into<PathBuf>) -> CheckpointOrigin {
+    static KNOWN: LazyLock<Vec<GgufArchitecture>> = LazyLock::new(gguf_architectures);
+    CheckpointOrigin::Gguf(path.into(), &KNOWN)
+}
+
+/// Opens the GGUF file at `path`.
+///
+/// # Errors
+/// As [`GgufFile::open`].
+pub fn open_gguf(path: &Path) -> Result<CheckpointSource, CheckpointError> {
+    Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(path, &gguf_architectures())?)))
+}
+
 /// Makes the enums and functions that choose among families, from one row each: the variant and the family's folder.
 macro_rules! families {
     ($($(#[$doc:meta])* $name:ident: $folder:ident;)*) => {
@@ -159,6 +178,11 @@ macro_rules! families {
 
         fn released_processors(config: &Value) -> Option<Files> {
             None$(.or_else(|| <$folder::Config as Settings>::released_processors(config)))*
+        }
+
+        /// The architectures of GGUF files.
+        fn gguf_architectures() -> Vec<GgufArchitecture> {
+            [$(<$folder::Config as Settings>::GGUF,)*].concat()
         }
 
         /// Every architecture, with its `model_type`.

@@ -20,7 +20,8 @@ use crate::{failure::Failure, knobs::KnobOptions};
 #[derive(Args)]
 #[command(group(ArgGroup::new("form").args(["json_schema", "regex", "choice"])))]
 pub struct Options {
-    /// A Hugging Face checkpoint folder, a model of the hub (`org/name` or `org/name@revision`), or `demo`.
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
+    /// `demo`.
     #[arg(long, default_value = "demo")]
     pub model: String,
     /// Prints JSON events, one per line.

@@ -29,6 +29,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import make_gguf
 import numpy as np
 import tokenizers
 import torch
@@ -1663,7 +1664,7 @@ def make_qwen2_vl(real_config):
 
 QWEN2_VL_CASES = (["several_images", "two_turns", "text_only"], ["video_odd_slow", "video_fraction", "two_videos"])
 MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
-        "config_defaults.json"]
+        "config_defaults.json", "gguf", "pytorch"]
 
 
 def main():
@@ -1692,6 +1693,7 @@ def main():
         "smart_resize": make_smart_resize,
         "templates": lambda: make_templates(real_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
+        "gguf": lambda: make_gguf.make(HERE, STRINGS),
     }
     wanted = options.only.split(",") if options.only else list(steps)
     if not options.only:

@@ -374,6 +374,13 @@ impl ModelSource {
         ModelSource { checkpoint: CheckpointOrigin::Local(CheckpointSource::Folder(path)), name }
     }
 
+    /// A GGUF file. Its name without the ending is the model's.
+    pub fn gguf(path: impl Into<std::path::PathBuf>) -> Self {
+        let path = path.into();
+        let name = path.file_stem().map_or_else(|| "model".to_owned(), |name| name.to_string_lossy().into_owned());
+        ModelSource { checkpoint: bursar_model::registry::gguf(path), name }
+    }
+
     /// A model on the public Hugging Face hub, `org/name` or `org/name@revision`, fetched into the user's own cache.
     /// Files in the cache are not fetched again. The part after the slash is the model's name.
     #[cfg(feature = "hub")]

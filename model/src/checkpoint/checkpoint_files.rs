@@ -8,12 +8,13 @@ use bursar_kernels::DType;
 use serde_json::Value;
 
 use super::error::CheckpointError;
+use super::gguf::GgufFile;
 use super::random_checkpoint::RandomCheckpoint;
 
 /// Largest config or vocabulary file. The largest known tokenizer.json has 33 MB.
 pub(super) const TEXT_BYTES_MAX: u64 = 128 << 20;
 
-/// A checkpoint in Hugging Face's layout.
+/// A checkpoint in Hugging Face's layout, or one that is given it.
 #[derive(Clone, Debug)]
 pub enum CheckpointSource {
     /// A folder.
@@ -22,15 +23,18 @@ pub enum CheckpointSource {
     Embedded(&'static [(&'static str, &'static [u8])]),
     /// Settings in memory or in a folder, and weights from a seed.
     Random(Arc<RandomCheckpoint>),
+    /// One GGUF file; [`registry::open_gguf`](crate::registry::open_gguf) opens it.
+    Gguf(Arc<GgufFile>),
 }
 
 impl CheckpointSource {
-    /// The folder's path, "(embedded)", or the name of a shape, for messages.
+    /// The folder's or file's path, "(embedded)", or the name of a shape, for messages.
     pub fn place(&self) -> String {
         match self {
             CheckpointSource::Folder(folder) => folder.display().to_string(),
             CheckpointSource::Embedded(_) => "(embedded)".into(),
             CheckpointSource::Random(random) => random.place(),
+            CheckpointSource::Gguf(file) => file.place(),
         }
     }
 
@@ -42,6 +46,7 @@ impl CheckpointSource {
         match self {
             CheckpointSource::Embedded(files) => Ok(embedded(files, file).map(Cow::Borrowed)),
             CheckpointSource::Random(random) => random.read(file),
+            CheckpointSource::Gguf(whole) => Ok(whole.read(file).map(|content| Cow::Owned(content.to_owned()))),
             CheckpointSource::Folder(folder) => {
                 let path = folder.join(file);
                 let bytes = match std::fs::metadata(&path) {

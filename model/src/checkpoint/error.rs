@@ -17,6 +17,12 @@ pub enum CheckpointError {
         /// Its path.
         place: String,
     },
+    /// There is no such GGUF file.
+    #[error("there is no file {path}")]
+    NoGguf {
+        /// Its path.
+        path: String,
+    },
     /// A file that every checkpoint must have is absent.
     #[error("the checkpoint at {place} has no {file}")]
     MissingFile {
@@ -67,7 +73,19 @@ pub enum CheckpointError {
         /// The name in the index.
         shard: String,
     },
-    /// A safetensors header is cut off, or its tensors overlap, leave holes or have wrong sizes.
+    /// A setting of a GGUF file asks for what is not supported, or is missing.
+    #[error("{file}: {setting} is {value}, supported: {supported}")]
+    Setting {
+        /// The file's name.
+        file: String,
+        /// The setting's name, or a tensor's.
+        setting: String,
+        /// Its value, cut short.
+        value: String,
+        /// The values that are supported.
+        supported: String,
+    },
+    /// A header of a safetensors or GGUF file is cut off, or its tensors overlap, leave holes or have wrong sizes.
     #[error("the header of {file} is not valid: {reason}")]
     Header {
         /// The file's name.
@@ -99,6 +117,17 @@ pub enum CheckpointError {
         /// Its type in the file.
         found: String,
     },
+    /// A tensor of a GGUF file is quantised in a way that is not supported.
+    #[error(
+        "the tensor {tensor} is {found}, supported in GGUF are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K \
+         and Q6_K"
+    )]
+    BlockType {
+        /// The tensor's name, as in a Hugging Face checkpoint.
+        tensor: String,
+        /// Its type in the file.
+        found: String,
+    },
     /// The checkpoint could not be fetched.
     #[cfg(feature = "hub")]
     #[error(transparent)]
@@ -123,7 +152,15 @@ impl Hint for CheckpointError {
                 "check the path; a model of the hub is named org/name, and the embedded one demo".into()
             }
             CheckpointError::MissingFile { .. } => {
-                "point at the folder that holds config.json, tokenizer.json and model.safetensors".into()
+                "point at the folder that holds config.json, tokenizer.json and model.safetensors, or at a .gguf file"
+                    .into()
+            }
+            CheckpointError::NoGguf { .. } => "check the path of the .gguf file".into(),
+            CheckpointError::Setting { .. } => {
+                "load the model's safetensors checkpoint, or another GGUF file of it".into()
+            }
+            CheckpointError::BlockType { .. } => {
+                "load the model in another quantisation, such as Q4_K_M or Q8_0".into()
             }
             CheckpointError::MissingShard { shard, .. } => format!("download {shard} into the same folder"),
             CheckpointError::Unreadable { .. } => "check that the file is readable".into(),

@@ -224,7 +224,7 @@ impl Fetch<'_> {
     /// The shards that the index names, or the single file of a checkpoint without an index.
     fn weight_files(&self) -> Result<Vec<String>, CheckpointError> {
         let Some(json) = self.cache.read(self.commit.as_deref(), INDEX)? else { return Ok(vec![SINGLE.to_owned()]) };
-        IndexFile::parse(&json)?.shards()
+        IndexFile::parse(INDEX, &json)?.shards()
     }
 
     fn has_weights(&self) -> Result<bool, CheckpointError> {

@@ -1,9 +1,13 @@
 //! The origin of a checkpoint whose files may not be on this machine yet.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+
 use bursar_budgets::Bytes;
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
+use super::gguf::{GgufArchitecture, GgufFile};
 #[cfg(feature = "hub")]
 use super::hub::HubModel;
 
@@ -31,6 +35,8 @@ impl FetchWatch for () {
 pub enum CheckpointOrigin {
     /// On this machine; nothing is fetched.
     Local(CheckpointSource),
+    /// A GGUF file on this machine; [`registry::gguf`](crate::registry::gguf) knows the architectures.
+    Gguf(PathBuf, &'static [GgufArchitecture]),
     /// On the Hugging Face hub.
     #[cfg(feature = "hub")]
     Hub(HubModel),
@@ -39,15 +45,16 @@ pub enum CheckpointOrigin {
 impl CheckpointOrigin {
     /// Whether files may have to be fetched, which takes as long as the network does.
     pub fn is_remote(&self) -> bool {
-        !matches!(self, CheckpointOrigin::Local(_))
+        !matches!(self, CheckpointOrigin::Local(_) | CheckpointOrigin::Gguf(..))
     }
 
-    /// The place of its files, for messages and comparison. Different paths to the same folder give the same text.
+    /// The place of its files, for messages and comparison. Different paths to the same folder or file give the same
+    /// text.
     pub fn place(&self) -> String {
         match self {
-            CheckpointOrigin::Local(CheckpointSource::Folder(folder)) => {
-                let real = folder.canonicalize();
-                real.as_deref().unwrap_or(folder).display().to_string()
+            CheckpointOrigin::Local(CheckpointSource::Folder(path)) | CheckpointOrigin::Gguf(path, _) => {
+                let real = path.canonicalize();
+                real.as_deref().unwrap_or(path).display().to_string()
             }
             CheckpointOrigin::Local(source) => source.place(),
             #[cfg(feature = "hub")]
@@ -55,15 +62,17 @@ impl CheckpointOrigin {
         }
     }
 
-    /// Fetches the files that are not here yet. Blocks.
+    /// Fetches the files that are not here yet, and opens a GGUF file. Blocks.
     ///
     /// # Errors
-    /// [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or [`CheckpointError::ShardName`] for the index.
+    /// As [`GgufFile::open`]; [`CheckpointError::Hub`]; [`CheckpointError::Malformed`] or
+    /// [`CheckpointError::ShardName`] for the index.
     pub fn bring(self, watch: &dyn FetchWatch) -> Result<CheckpointSource, CheckpointError> {
         // Unused without the feature `hub`.
         let _ = watch;
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
+            CheckpointOrigin::Gguf(path, known) => Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(&path, known)?))),
             #[cfg(feature = "hub")]
             CheckpointOrigin::Hub(model) => model.fetch(watch).map(CheckpointSource::Folder),
         }
@@ -76,6 +85,7 @@ impl CheckpointOrigin {
     pub fn bring_settings(self) -> Result<CheckpointSource, CheckpointError> {
         match self {
             CheckpointOrigin::Local(source) => Ok(source),
+            CheckpointOrigin::Gguf(path, known) => Ok(CheckpointSource::Gguf(Arc::new(GgufFile::open(&path, known)?))),
             #[cfg(feature = "hub")]
             CheckpointOrigin::Hub(model) => model.fetch_settings(&()).map(CheckpointSource::Folder),
         }

@@ -3,16 +3,20 @@
 use std::collections::BTreeMap;
 
 use bursar_kernels::DType;
-use safetensors::Dtype;
 use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
 use super::error::CheckpointError;
+use super::pytorch;
 use super::random_checkpoint::{RandomCheckpoint, RandomTensor};
 use super::shard::Shard;
+use super::stored::Stored;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The same of torch.
+const PYTORCH: &str = "pytorch_model.bin";
+const PYTORCH_INDEX: &str = "pytorch_model.bin.index.json";
 /// How many names an error about a missing tensor shows.
 const NEAREST_MAX: usize = 3;
 
@@ -40,12 +44,43 @@ impl TensorType {
 /// A tensor in place. Nothing is copied, and the disk is read only when the bytes are.
 #[derive(Clone, Copy)]
 pub struct TensorInfo<'a> {
-    /// The type of the elements.
+    /// The type that its elements have once they are read; the widest of a file with blocks of few bits.
     pub dtype: TensorType,
+    /// How they are stored.
+    pub stored: Stored,
     /// Its shape, slowest axis first.
     pub shape: &'a [usize],
-    /// Its elements, little-endian, row-major, `product(shape) x dtype.bytes()` of them. Not aligned.
+    /// Its elements as they are stored, little-endian, row-major. Not aligned.
     pub bytes: &'a [u8],
+    /// Heads whose rotary pairs lie in rows beside each other; 0 if rows have the order of the model.
+    pub(super) paired_heads: usize,
+}
+
+impl TensorInfo<'_> {
+    /// Whether `bytes` are the elements as the model has them.
+    pub fn is_in_place(&self) -> bool {
+        self.stored == Stored::Plain(self.dtype) && self.paired_heads == 0
+    }
+
+    /// Rows that lie together in the file, and the elements of one.
+    pub fn rows(&self) -> (usize, usize) {
+        let rows = self.shape[0];
+        match self.shape.len() {
+            1 if self.paired_heads == 0 => (1, rows),
+            _ => (rows, self.shape[1..].iter().product()),
+        }
+    }
+
+    /// The place in the file of the model's row `row`. ggml rotates neighbours, and its files have the rows `i` and
+    /// `i + half` of a head at `2 i` and `2 i + 1` (transformers 5.17, `modeling_gguf_pytorch_utils.py`).
+    pub fn stored_row(&self, row: usize) -> usize {
+        if self.paired_heads == 0 {
+            return row;
+        }
+        let of_head = self.shape[0] / self.paired_heads;
+        let (head, at) = (row / of_head, row % of_head);
+        head * of_head + at % (of_head / 2) * 2 + at / (of_head / 2)
+    }
 }
 
 impl std::fmt::Debug for TensorInfo<'_> {
@@ -63,7 +98,7 @@ pub struct TensorIndex {
     drawn: Option<(u64, DType)>,
 }
 
-/// `model.safetensors.index.json`.
+/// `model.safetensors.index.json`, or `pytorch_model.bin.index.json`.
 #[derive(Deserialize)]
 pub(super) struct IndexFile {
     weight_map: BTreeMap<String, String>,
@@ -72,9 +107,9 @@ pub(super) struct IndexFile {
 impl IndexFile {
     /// # Errors
     /// [`CheckpointError::Malformed`].
-    pub fn parse(json: &[u8]) -> Result<Self, CheckpointError> {
+    pub fn parse(file: &str, json: &[u8]) -> Result<Self, CheckpointError> {
         serde_json::from_slice(json)
-            .map_err(|error| CheckpointError::Malformed { file: INDEX.into(), reason: error.to_string() })
+            .map_err(|error| CheckpointError::Malformed { file: file.into(), reason: error.to_string() })
     }
 
     /// The shards' file names, sorted, each once.
@@ -98,9 +133,12 @@ impl IndexFile {
     }
 }
 
+/// Opens a file of one kind; `None` if it is not there.
+type Opener = fn(&CheckpointSource, &str) -> Result<Option<Shard>, CheckpointError>;
+
 impl TensorIndex {
-    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names. A random checkpoint has
-    /// neither, and has any tensor that is requested.
+    /// Opens `model.safetensors`, or the shards that `model.safetensors.index.json` names, or else torch's files of the
+    /// same kinds. A random checkpoint has none, and has any tensor that is requested.
     ///
     /// # Errors
     /// Files are missing or damaged, a shard's name leaves the folder, or index and shards disagree about a tensor.
@@ -109,25 +147,36 @@ impl TensorIndex {
             let drawn = Some((random.seed(), source.stored_type()?.unwrap_or(DType::BF16)));
             return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn });
         }
-        if let Some(json) = source.read(INDEX)? {
-            return TensorIndex::open_shards(source, &IndexFile::parse(&json)?);
+        if let CheckpointSource::Gguf(file) = source {
+            return Ok(TensorIndex::of_one(file.shard()));
         }
-        let shard = Shard::open(source, SINGLE)?
-            .ok_or_else(|| CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })?;
-        let places = shard.metadata().offset_keys().into_iter().map(|name| (name, 0)).collect();
-        Ok(TensorIndex { shards: vec![shard], places, drawn: None })
+        let kinds: [(&str, &str, Opener); 2] = [(INDEX, SINGLE, Shard::open), (PYTORCH_INDEX, PYTORCH, pytorch::open)];
+        for (index, single, open) in kinds {
+            if let Some(json) = source.read(index)? {
+                return TensorIndex::open_shards(source, &IndexFile::parse(index, &json)?, open);
+            }
+            if let Some(shard) = open(source, single)? {
+                return Ok(TensorIndex::of_one(shard));
+            }
+        }
+        Err(CheckpointError::MissingFile { place: source.place(), file: SINGLE.into() })
     }
 
-    fn open_shards(source: &CheckpointSource, index: &IndexFile) -> Result<Self, CheckpointError> {
+    fn of_one(shard: Shard) -> Self {
+        let places = shard.names().map(|name| (name.to_owned(), 0)).collect();
+        TensorIndex { shards: vec![shard], places, drawn: None }
+    }
+
+    fn open_shards(source: &CheckpointSource, index: &IndexFile, open: Opener) -> Result<Self, CheckpointError> {
         let files = index.shards()?;
         let (mut shards, mut places) = (Vec::new(), BTreeMap::new());
         for file in &files {
-            let shard = Shard::open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
+            let shard = open(source, file)?.ok_or_else(|| CheckpointError::MissingShard {
                 place: source.place(),
                 shard: file.clone(),
                 shards: files.len(),
             })?;
-            for tensor in shard.metadata().offset_keys() {
+            for tensor in shard.names().map(str::to_owned) {
                 if index.weight_map.get(&tensor) != Some(file) {
                     return Err(CheckpointError::Inconsistent { tensor, file: file.clone() });
                 }
@@ -144,21 +193,12 @@ impl TensorIndex {
     /// A tensor by its name.
     ///
     /// # Errors
-    /// [`CheckpointError::MissingTensor`] with the nearest names; [`CheckpointError::TensorType`].
+    /// [`CheckpointError::MissingTensor`] with the nearest names; [`CheckpointError::TensorType`];
+    /// [`CheckpointError::BlockType`].
     pub fn tensor(&self, name: &str) -> Result<TensorInfo<'_>, CheckpointError> {
         let missing = || CheckpointError::MissingTensor { tensor: name.to_owned(), nearest: self.nearest(name) };
         let shard = &self.shards[*self.places.get(name).ok_or_else(missing)?];
-        let info = shard.metadata().info(name).ok_or_else(missing)?;
-        let dtype = match info.dtype {
-            Dtype::BF16 => TensorType::BF16,
-            Dtype::F16 => TensorType::F16,
-            Dtype::F32 => TensorType::F32,
-            other => {
-                return Err(CheckpointError::TensorType { tensor: name.to_owned(), found: format!("{other:?}") });
-            }
-        };
-        let (start, end) = info.data_offsets;
-        Ok(TensorInfo { dtype, shape: &info.shape, bytes: shard.data(start..end) })
+        shard.tensor(name).ok_or_else(missing)?
     }
 
     /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at random.

@@ -11,7 +11,7 @@ use crate::{
         decoder::{Decoder, DecoderConfig},
         vision::PictureRow,
     },
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture},
     flow::{LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
     weights::{WeightError, WeightMap},
     workload::Workload,
@@ -46,6 +46,9 @@ pub struct PictureSettings {
 pub trait Settings: Sized {
     /// `architectures` entries that the family serves, each with its `model_type`.
     const ARCHITECTURES: &'static [(&'static str, &'static str)];
+
+    /// What its GGUF files say they are; none if they are not read.
+    const GGUF: &'static [GgufArchitecture] = &[];
 
     /// The kinds of work that serving it puts on a device. By default those of a family without pictures.
     const WORKLOADS: &'static [Workload] = &[Workload::Prefill, Workload::Decode, Workload::Score, Workload::Choose];

@@ -14,6 +14,7 @@ pub(crate) mod strftime;
 mod template_meter;
 mod template_metering;
 pub mod template_source;
+pub(crate) mod token_lists;
 pub mod tokenizer;
 pub(crate) mod vocabulary_files;
 
@@ -24,5 +25,6 @@ pub use prompt::PromptEncoder;
 pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};
 pub use template_source::TemplateSources;
+pub(crate) use token_lists::{SPLITTERS, TokenLists};
 pub use tokenizer::Tokenizer;
 pub(crate) use vocabulary_files::VocabularyFiles;

@@ -11,7 +11,7 @@ use super::error::TextError;
 const KNOWN_CLASSES: [&str; 2] = ["Qwen2Tokenizer", "Qwen2TokenizerFast"];
 
 /// The pattern by which these classes split text before merges apply.
-const WORDS: &str =
+pub(super) const WORDS: &str =
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// Settings with one special token each, and settings with a list of them.

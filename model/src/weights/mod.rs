@@ -3,11 +3,14 @@
 //! The code of a family *claims* its weights: their names, their shapes, and which ones are fused. The claims give the
 //! segment's size without reading a weight. Made again over a real segment, the same claims say what is copied where.
 
+mod blocks;
 mod linear;
 mod map;
 mod rounding;
+mod unpacking;
 
 pub use linear::Linear;
 pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
 pub(crate) use rounding::{room_for, rounded_parts};
+pub(crate) use unpacking::unpacked_parts;

@@ -57,6 +57,16 @@ fn widen(source: &[u8], found: DType, wide: &mut [f32]) {
     }
 }
 
+/// Widens numbers of a file to the bytes of as many f32.
+pub(super) fn widen_to_bytes(source: &[u8], found: DType, out: &mut [u8]) {
+    let mut wide = [0.0; AT_ONCE];
+    for (source, out) in source.chunks(AT_ONCE * found.size()).zip(out.chunks_mut(AT_ONCE * size_of::<f32>())) {
+        let wide = &mut wide[..out.len() / size_of::<f32>()];
+        widen(source, found, wide);
+        out.as_chunks_mut().0.iter_mut().zip(&*wide).for_each(|(place, number)| *place = number.to_ne_bytes());
+    }
+}
+
 fn widen_half<T: Copy>(source: &[u8], from: impl Fn([u8; 2]) -> T, zero: T, wide: &mut [f32])
 where
     [T]: HalfFloatSliceExt,

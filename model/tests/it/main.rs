@@ -10,6 +10,7 @@ mod captured_steps;
 mod checkpoints;
 mod common;
 mod copy;
+mod gguf;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;
@@ -19,7 +20,9 @@ mod golden_videos;
 mod golden_vision_families;
 mod hostile_pictures;
 mod prompts;
+mod pytorch;
 mod random_checkpoints;
+mod real_gguf;
 mod replies;
 mod rule_5_plan_equals_measurement;
 mod sampling;

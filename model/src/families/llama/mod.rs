@@ -9,7 +9,7 @@ use super::row::Settings;
 pub use super::row::TextModel as Model;
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;
 
@@ -20,6 +20,9 @@ pub struct Config(DecoderConfig);
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] =
         &[("LlamaForCausalLM", LLAMA), ("MistralForCausalLM", MISTRAL)];
+
+    const GGUF: &'static [GgufArchitecture] =
+        &[GgufArchitecture { name: LLAMA, class: "LlamaForCausalLM", has_paired_rows: true }];
 
     type Shape = Shape;
 

@@ -8,7 +8,7 @@ use super::row::Settings;
 pub use super::row::TextModel as Model;
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;
 
@@ -18,6 +18,9 @@ pub struct Config(DecoderConfig);
 
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen2ForCausalLM", "qwen2")];
+
+    const GGUF: &'static [GgufArchitecture] =
+        &[GgufArchitecture { name: "qwen2", class: "Qwen2ForCausalLM", has_paired_rows: false }];
 
     type Shape = Shape;
 

@@ -9,7 +9,7 @@ use super::row::Settings;
 pub use super::row::TextModel as Model;
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
-    checkpoint::Checkpoint,
+    checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;
 
@@ -19,6 +19,9 @@ pub struct Config(DecoderConfig);
 
 impl Settings for Config {
     const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3ForCausalLM", "qwen3")];
+
+    const GGUF: &'static [GgufArchitecture] =
+        &[GgufArchitecture { name: "qwen3", class: "Qwen3ForCausalLM", has_paired_rows: false }];
 
     type Shape = Shape;
 

@@ -1,0 +1,226 @@
+//! The `config.json` of a GGUF file: its settings by the names of transformers (5.17, `integrations/ggml.py`). What
+//! changes results and has no such name is refused.
+
+use serde_json::{Map, Value, json};
+
+use super::header::{Header, Setting};
+use super::tensors::{matrices_type, stored};
+use super::{GgufArchitecture, Settings, rope_factors};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::stored::Stored;
+use crate::checkpoint::tensors::TensorType;
+
+/// Settings with a name of their own in `config.json`.
+const NAMED: [(&str, &str); 7] = [
+    ("block_count", "num_hidden_layers"),
+    ("context_length", "max_position_embeddings"),
+    ("embedding_length", "hidden_size"),
+    ("feed_forward_length", "intermediate_size"),
+    ("attention.head_count", "num_attention_heads"),
+    ("attention.head_count_kv", "num_key_value_heads"),
+    ("vocab_size", "vocab_size"),
+];
+const EPSILON: &str = "attention.layer_norm_rms_epsilon";
+const THETA: &str = "rope.freq_base";
+const KEY_LENGTH: &str = "attention.key_length";
+const VALUE_LENGTH: &str = "attention.value_length";
+const ROTATED: &str = "rope.dimension_count";
+const WINDOW: &str = "attention.sliding_window";
+const CAUSAL: &str = "attention.causal";
+const SCALING: &str = "rope.scaling.type";
+const FACTOR: &str = "rope.scaling.factor";
+const ORIGINAL: &str = "rope.scaling.original_context_length";
+const ATTENTION_FACTOR: &str = "rope.scaling.attn_factor";
+const FAST: &str = "rope.scaling.yarn_beta_fast";
+const SLOW: &str = "rope.scaling.yarn_beta_slow";
+
+/// Other settings that are read, or that change nothing.
+const READ: [&str; 15] = [
+    EPSILON,
+    THETA,
+    KEY_LENGTH,
+    VALUE_LENGTH,
+    ROTATED,
+    WINDOW,
+    CAUSAL,
+    SCALING,
+    FACTOR,
+    ORIGINAL,
+    ATTENTION_FACTOR,
+    FAST,
+    SLOW,
+    // Whether the model was trained with the scaling.
+    "rope.scaling.finetuned",
+    // Where the rows' order is from; it is the same for all of an architecture.
+    "tensor_data_layout",
+];
+
+/// What is known of a file before its tensors are placed.
+pub(super) struct Config {
+    pub architecture: GgufArchitecture,
+    pub heads: usize,
+    pub kv_heads: usize,
+    fields: Map<String, Value>,
+}
+
+impl Config {
+    pub fn of(
+        settings: &Settings<'_>,
+        architecture: GgufArchitecture,
+        header: &Header<'_>,
+        file: &[u8],
+    ) -> Result<Self, CheckpointError> {
+        let keys = Keys { settings, architecture: architecture.name };
+        keys.refuse_unknown()?;
+        let mut fields = Map::new();
+        fields.insert("architectures".to_owned(), json!([architecture.class]));
+        fields.insert("model_type".to_owned(), architecture.name.into());
+        for (theirs, ours) in NAMED {
+            if let Some(number) = keys.number(theirs)? {
+                fields.insert(ours.to_owned(), number.into());
+            }
+        }
+        let heads = keys.required("attention.head_count")?;
+        let kv_heads = keys.number("attention.head_count_kv")?.unwrap_or(heads);
+        let theta = keys.float(THETA)?.unwrap_or(10_000.0);
+        fields.insert("rms_norm_eps".to_owned(), keys.float_required(EPSILON)?.into());
+        fields.insert("rope_theta".to_owned(), theta.into());
+        let head_dim = keys.head_dim(heads)?;
+        fields.insert("head_dim".to_owned(), head_dim.into());
+        keys.refuse_window()?;
+        let by_divisors = rope_factors::scaling(settings, header, file, (theta, head_dim as usize / 2))?;
+        if let Some(scaling) = keys.rope_scaling(by_divisors)? {
+            fields.insert("rope_scaling".to_owned(), scaling);
+        }
+        of_tensors(header, &mut fields);
+        let [heads, kv_heads] = [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX / 2));
+        Ok(Config { architecture, heads, kv_heads, fields })
+    }
+
+    pub fn json(&self) -> Value {
+        Value::Object(self.fields.clone())
+    }
+}
+
+/// What the tensors say: rows of the vocabulary, biases, a tied head, and the type of the matrices.
+fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
+    let has = |name: &str| header.tensors.iter().any(|tensor| tensor.name == name);
+    if let Some(embedding) = header.tensors.iter().find(|tensor| tensor.name == "token_embd.weight") {
+        fields.entry("vocab_size").or_insert_with(|| embedding.shape[0].into());
+    }
+    fields.insert("tie_word_embeddings".to_owned(), (!has("output.weight")).into());
+    fields.insert("attention_bias".to_owned(), has("blk.0.attn_output.bias").into());
+    fields.insert("mlp_bias".to_owned(), has("blk.0.ffn_down.bias").into());
+    let is_whole = |tensor| matches!(stored(tensor), Some(Stored::Plain(_)));
+    let dtype = match matrices_type(header) {
+        TensorType::F16 => "float16",
+        TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
+        // Of blocks no type is the own one; these architectures are trained in this.
+        TensorType::F32 | TensorType::BF16 => "bfloat16",
+    };
+    fields.insert("dtype".to_owned(), dtype.into());
+}
+
+/// The settings of the file's architecture.
+struct Keys<'s, 'f> {
+    settings: &'s Settings<'f>,
+    architecture: &'static str,
+}
+
+impl Keys<'_, '_> {
+    fn name(&self, key: &str) -> String {
+        format!("{}.{key}", self.architecture)
+    }
+
+    fn number(&self, key: &str) -> Result<Option<u64>, CheckpointError> {
+        self.settings.number(&self.name(key))
+    }
+
+    fn required(&self, key: &str) -> Result<u64, CheckpointError> {
+        self.settings.required(&self.name(key), self.number(key)?)
+    }
+
+    fn float(&self, key: &str) -> Result<Option<f64>, CheckpointError> {
+        self.settings.float(&self.name(key))
+    }
+
+    fn float_required(&self, key: &str) -> Result<f64, CheckpointError> {
+        self.settings.required(&self.name(key), self.float(key)?)
+    }
+
+    fn refused(&self, key: &str, value: impl ToString, supported: &str) -> CheckpointError {
+        self.settings.refused(&self.name(key), value, supported)
+    }
+
+    /// Settings of an architecture are few, and say how it computes: one that is not known may not be ignored.
+    fn refuse_unknown(&self) -> Result<(), CheckpointError> {
+        let is_read = |key: &str| READ.contains(&key) || NAMED.iter().any(|(named, _)| *named == key);
+        let is_neutral = |value: &Setting<'_>| {
+            matches!(value, Setting::Unsigned(0) | Setting::Signed(0) | Setting::Bool(false) | Setting::Text(""))
+                || *value == Setting::Float(0.0)
+        };
+        for (name, value) in self.settings.values {
+            let own = name.strip_prefix(self.architecture).and_then(|rest| rest.strip_prefix('.'));
+            if let Some(key) = own.filter(|key| !is_read(key) && !is_neutral(value)) {
+                return Err(self.refused(key, value, "none: it changes what the model computes"));
+            }
+        }
+        match self.settings.get(&self.name(CAUSAL)) {
+            None | Some(Setting::Bool(true)) => Ok(()),
+            Some(other) => Err(self.refused(CAUSAL, other, "true")),
+        }
+    }
+
+    /// Elements of a head, which keys and values share and of which all rotate.
+    fn head_dim(&self, heads: u64) -> Result<u64, CheckpointError> {
+        let (keys, rotated) = (self.number(KEY_LENGTH)?, self.number(ROTATED)?);
+        let even = || self.required("embedding_length").map(|hidden| hidden.checked_div(heads).unwrap_or(0));
+        let head_dim = match keys.or(rotated) {
+            Some(given) => given,
+            None => even()?,
+        };
+        for (key, given) in [(VALUE_LENGTH, self.number(VALUE_LENGTH)?), (ROTATED, rotated)] {
+            if let Some(other) = given.filter(|given| *given != head_dim) {
+                return Err(self.refused(key, other, &format!("{head_dim}, the elements of a head")));
+            }
+        }
+        Ok(head_dim)
+    }
+
+    fn refuse_window(&self) -> Result<(), CheckpointError> {
+        let (window, context) = (self.number(WINDOW)?, self.required("context_length")?);
+        match window.filter(|window| (1..context).contains(window)) {
+            None => Ok(()),
+            Some(window) => Err(self.refused(WINDOW, window, "0, or no less than context_length")),
+        }
+    }
+
+    /// `rope_scaling` of the settings, or of the divisors if the file has those.
+    fn rope_scaling(&self, by_divisors: Option<Value>) -> Result<Option<Value>, CheckpointError> {
+        let name = self.name(SCALING);
+        let factor = self.float(FACTOR)?.filter(|factor| *factor != 0.0);
+        // Without a type a factor means linear scaling, as in llama.cpp.
+        let kind = match self.settings.text(&name)? {
+            Some(kind) => kind,
+            None if factor.is_some_and(|factor| factor != 1.0) => "linear",
+            None => "none",
+        };
+        if let Some(other) = self.float(ATTENTION_FACTOR)?.filter(|factor| *factor != 1.0) {
+            return Err(self.refused(ATTENTION_FACTOR, other, "1"));
+        }
+        let original = self.number(ORIGINAL)?;
+        match (kind, by_divisors) {
+            ("none", by_divisors) => Ok(by_divisors),
+            (_, Some(_)) => Err(self.refused(SCALING, kind, &format!("none beside {}", rope_factors::TENSOR))),
+            ("linear", None) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
+            ("yarn", None) => Ok(Some(json!({
+                "rope_type": "yarn",
+                "factor": factor,
+                "original_max_position_embeddings": original,
+                "beta_fast": self.float(FAST)?,
+                "beta_slow": self.float(SLOW)?,
+            }))),
+            (_, None) => Err(self.refused(SCALING, kind, "none, linear and yarn")),
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! The header of a GGUF file: its settings by name, and the place of each tensor. Nothing is copied, no count is
+//! believed, and every length is held against the bytes that are there.
+//!
+//! The format: ggml-org/ggml, `docs/gguf.md`, versions 2 and 3, little-endian.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use crate::checkpoint::checkpoint_files::TEXT_BYTES_MAX;
+
+/// What a header may hold at most: far more than any file does, and little memory.
+const SETTINGS_MAX: u64 = 1 << 16;
+const TENSORS_MAX: u64 = 1 << 17;
+const AXES_MAX: u32 = 4;
+
+const ALIGNMENT: &str = "general.alignment";
+const ALIGNMENT_DEFAULT: u64 = 32;
+
+/// A value of the settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Setting<'f> {
+    /// u8 to u64.
+    Unsigned(u64),
+    /// i8 to i64.
+    Signed(i64),
+    /// f32 and f64.
+    Float(f64),
+    Bool(bool),
+    Text(&'f str),
+    List(List<'f>),
+}
+
+/// A list of settings of one kind, each checked, none copied.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct List<'f> {
+    kind: u32,
+    count: u64,
+    bytes: &'f [u8],
+}
+
+/// A tensor as the header lists it.
+#[derive(Debug, PartialEq)]
+pub struct Listed<'f> {
+    pub name: &'f str,
+    /// Slowest axis first, as everywhere here; the file has it the other way round.
+    pub shape: Vec<usize>,
+    /// ggml's number of the element type.
+    pub kind: u32,
+    /// Bytes from the start of the tensors' data.
+    pub offset: u64,
+}
+
+/// A parsed header.
+#[derive(Debug)]
+pub struct Header<'f> {
+    pub settings: BTreeMap<&'f str, Setting<'f>>,
+    pub tensors: Vec<Listed<'f>>,
+    /// The bytes that list the tensors.
+    pub listing: Range<usize>,
+    /// Where the tensors' data starts.
+    pub data: usize,
+    /// What each tensor's offset is a multiple of.
+    pub alignment: u64,
+}
+
+impl<'f> Header<'f> {
+    /// Reads the header at the start of `file`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn read(file: &'f [u8]) -> Result<Self, String> {
+        let mut from = Cursor { file, at: 0 };
+        if from.take(4)? != b"GGUF" {
+            return Err("it does not begin with GGUF".to_owned());
+        }
+        match from.u32()? {
+            2 | 3 => {}
+            version if [2, 3].contains(&version.swap_bytes()) => return Err("its bytes are big-endian".to_owned()),
+            version => return Err(format!("it is of version {version}, supported are 2 and 3")),
+        }
+        let tensors = from.count("tensors", TENSORS_MAX)?;
+        let settings = from.settings()?;
+        let alignment = match settings.get(ALIGNMENT) {
+            None => ALIGNMENT_DEFAULT,
+            Some(Setting::Unsigned(bytes)) if bytes.is_power_of_two() && *bytes <= 1 << 20 => *bytes,
+            Some(other) => return Err(format!("{ALIGNMENT} is {other}, not a power of two up to 1 MiB")),
+        };
+        let start = from.at;
+        let tensors = (0..tensors).map(|_| from.tensor()).collect::<Result<Vec<_>, _>>()?;
+        let listing = start..from.at;
+        if from.at as u64 > TEXT_BYTES_MAX {
+            return Err(format!("it has {} bytes, the limit is {TEXT_BYTES_MAX}", from.at));
+        }
+        let data = from.at.next_multiple_of(alignment as usize);
+        Ok(Header { settings, tensors, listing, data, alignment })
+    }
+}
+
+/// Reads forwards, and never beyond the end.
+struct Cursor<'f> {
+    file: &'f [u8],
+    at: usize,
+}
+
+impl<'f> Cursor<'f> {
+    fn take(&mut self, bytes: u64) -> Result<&'f [u8], String> {
+        let end = usize::try_from(bytes).ok().and_then(|bytes| self.at.checked_add(bytes));
+        let taken = end.and_then(|end| self.file.get(self.at..end));
+        let taken = taken.ok_or_else(|| format!("{bytes} bytes are to follow byte {}, and do not", self.at))?;
+        self.at += taken.len();
+        Ok(taken)
+    }
+
+    fn array<const SIZE: usize>(&mut self) -> Result<[u8; SIZE], String> {
+        Ok(self.take(SIZE as u64)?.try_into().expect("as many bytes as were asked for"))
+    }
+
+    fn u32(&mut self) -> Result<u32, String> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, String> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn count(&mut self, of: &str, most: u64) -> Result<u64, String> {
+        match self.u64()? {
+            count if count > most => Err(format!("it claims {count} {of}, the limit is {most}")),
+            count => Ok(count),
+        }
+    }
+
+    fn text(&mut self) -> Result<&'f str, String> {
+        let (at, bytes) = (self.at, self.u64()?);
+        std::str::from_utf8(self.take(bytes)?).map_err(|_| format!("the text at byte {at} is not UTF-8"))
+    }
+
+    fn settings(&mut self) -> Result<BTreeMap<&'f str, Setting<'f>>, String> {
+        let mut settings = BTreeMap::new();
+        for _ in 0..self.count("settings", SETTINGS_MAX)? {
+            let (name, kind) = (self.text()?, self.u32()?);
+            let value = if kind == LIST { Setting::List(self.list()?) } else { self.setting(kind)? };
+            if settings.insert(name, value).is_some() {
+                return Err(format!("it has the setting {name} twice"));
+            }
+        }
+        Ok(settings)
+    }
+
+    fn setting(&mut self, kind: u32) -> Result<Setting<'f>, String> {
+        Ok(match kind {
+            0 => Setting::Unsigned(self.array::<1>()?[0].into()),
+            1 => Setting::Signed(i8::from_le_bytes(self.array()?).into()),
+            2 => Setting::Unsigned(u16::from_le_bytes(self.array()?).into()),
+            3 => Setting::Signed(i16::from_le_bytes(self.array()?).into()),
+            4 => Setting::Unsigned(self.u32()?.into()),
+            5 => Setting::Signed(i32::from_le_bytes(self.array()?).into()),
+            6 => Setting::Float(f32::from_le_bytes(self.array()?).into()),
+            7 => match self.array::<1>()? {
+                [truth @ (0 | 1)] => Setting::Bool(truth == 1),
+                [other] => return Err(format!("the truth at byte {} is {other}", self.at - 1)),
+            },
+            8 => Setting::Text(self.text()?),
+            10 => Setting::Unsigned(self.u64()?),
+            11 => Setting::Signed(i64::from_le_bytes(self.array()?)),
+            12 => Setting::Float(f64::from_le_bytes(self.array()?)),
+            LIST => return Err(format!("there is a list of lists at byte {}", self.at)),
+            other => return Err(format!("the setting at byte {} is of type {other}, which is none", self.at)),
+        })
+    }
+
+    /// Walks over a list, so that all of it is known to be there and to be readable.
+    fn list(&mut self) -> Result<List<'f>, String> {
+        let (kind, count, start) = (self.u32()?, self.u64()?, self.at);
+        for _ in 0..count {
+            self.setting(kind)?;
+        }
+        Ok(List { kind, count, bytes: &self.file[start..self.at] })
+    }
+
+    fn tensor(&mut self) -> Result<Listed<'f>, String> {
+        let (name, axes) = (self.text()?, self.u32()?);
+        if !(1..=AXES_MAX).contains(&axes) {
+            return Err(format!("the tensor {name} has {axes} axes, not from 1 to {AXES_MAX}"));
+        }
+        let extent = |extent: u64| usize::try_from(extent).ok().filter(|extent| *extent > 0);
+        let mut shape = Vec::new();
+        for _ in 0..axes {
+            let found = self.u64()?;
+            shape.push(extent(found).ok_or_else(|| format!("the tensor {name} has an axis of {found} elements"))?);
+        }
+        shape.reverse();
+        Ok(Listed { name, shape, kind: self.u32()?, offset: self.u64()? })
+    }
+}
+
+/// The number that says a setting is a list.
+const LIST: u32 = 9;
+
+impl<'f> List<'f> {
+    /// The entries.
+    pub fn iter(&self) -> impl Iterator<Item = Setting<'f>> {
+        let (mut from, kind) = (Cursor { file: self.bytes, at: 0 }, self.kind);
+        (0..self.count).map(move |_| from.setting(kind).expect("the list was walked over when it was read"))
+    }
+}
+
+/// A list by its length, anything else as it is.
+impl std::fmt::Display for Setting<'_> {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Setting::Unsigned(value) => value.fmt(formatter),
+            Setting::Signed(value) => value.fmt(formatter),
+            Setting::Float(value) => value.fmt(formatter),
+            Setting::Bool(value) => value.fmt(formatter),
+            Setting::Text(text) => text.chars().take(60).collect::<String>().fmt(formatter),
+            Setting::List(list) => write!(formatter, "a list of {}", list.count),
+        }
+    }
+}

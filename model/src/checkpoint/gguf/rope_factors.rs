@@ -1,0 +1,119 @@
+//! The divisors of rotary frequencies that files of Llama 3.1 and later have in place of the settings they follow from.
+//! Those are found again: `config.json` has settings, and a divisor for each pair has no place there.
+
+use std::f64::consts::TAU;
+
+use serde_json::{Value, json};
+
+use super::Settings;
+use super::header::Header;
+use super::tensors::{bytes, stored};
+use crate::checkpoint::error::CheckpointError;
+use crate::checkpoint::stored::Stored;
+use crate::checkpoint::tensors::TensorType;
+
+/// The tensor that has them.
+pub(super) const TENSOR: &str = "rope_freqs.weight";
+
+/// Largest relative difference between a divisor and what the settings give for it; the file has them as f32.
+const TOLERANCE: f64 = 1e-5;
+
+/// `rope_scaling` of the type `llama3` whose divisors the file has; `None` if it has none, or only ones. The base of
+/// the frequencies is `theta`, and `pairs` of elements rotate.
+///
+/// # Errors
+/// They are no such divisors.
+pub(super) fn scaling(
+    settings: &Settings<'_>,
+    header: &Header<'_>,
+    file: &[u8],
+    (theta, pairs): (f64, usize),
+) -> Result<Option<Value>, CheckpointError> {
+    let Some(tensor) = header.tensors.iter().find(|tensor| tensor.name == TENSOR) else { return Ok(None) };
+    let damaged = |reason| CheckpointError::Header { file: settings.file.to_owned(), reason };
+    let bytes = bytes(tensor, header, file.len()).map_err(damaged)?;
+    if tensor.shape != [pairs] || stored(tensor.kind) != Some(Stored::Plain(TensorType::F32)) {
+        let shape = format!("{:?}", tensor.shape);
+        return Err(settings.refused(TENSOR, shape, &format!("F32[{pairs}]")));
+    }
+    let divisors: Vec<f64> = file[bytes].as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes).into()).collect();
+    if divisors.iter().all(|divisor| *divisor == 1.0) {
+        return Ok(None);
+    }
+    let supported = "divisors of the type llama3";
+    fitted(&divisors, theta).map(Some).ok_or_else(|| settings.refused(TENSOR, format!("{divisors:.3?}"), supported))
+}
+
+/// The settings from which these divisors follow. Low frequencies are divided by the greatest; a divided share falls in
+/// a line with the frequency, and two points of it give the line. Its settings are only known up to a common factor, so
+/// `low_freq_factor` is 1, as released.
+fn fitted(divisors: &[f64], theta: f64) -> Option<Value> {
+    let factor = *divisors.last()?;
+    let kept = |divisor: f64| (divisor.recip() - factor.recip()) / (1.0 - factor.recip());
+    let frequency = |pair: usize| theta.powf(-(pair as f64) / divisors.len() as f64);
+    let blended = |pair: &usize| (1e-4..1.0 - 1e-4).contains(&kept(divisors[*pair]));
+    let (first, last) = ((0..divisors.len()).find(blended)?, (0..divisors.len()).rfind(blended)?);
+    if first == last || !(factor > 1.0 && factor.is_finite()) {
+        return None;
+    }
+    let slope = (kept(divisors[first]) - kept(divisors[last])) / (frequency(first) - frequency(last));
+    let high = 1.0 + (slope * frequency(first) - kept(divisors[first])).recip();
+    // The f32 of the file leave noise in what was a round number.
+    let high = (high * 100.0).round() / 100.0;
+    let context = (slope * TAU * (high - 1.0)).round();
+    let follows = |(pair, divisor): (usize, &f64)| {
+        let kept = ((context * frequency(pair) / TAU - 1.0) / (high - 1.0)).clamp(0.0, 1.0);
+        let expected = (kept + (1.0 - kept) / factor).recip();
+        (divisor / expected - 1.0).abs() <= TOLERANCE
+    };
+    let is_right = high > 1.0 && (1.0..1e9).contains(&context) && divisors.iter().enumerate().all(follows);
+    is_right.then(|| {
+        json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": high,
+            "original_max_position_embeddings": context as u64,
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As llama.cpp writes them (`convert_hf_to_gguf.py`).
+    fn divisors([factor, low, high, context]: [f64; 4], theta: f64, pairs: usize) -> Vec<f64> {
+        let divisor = |pair: usize| {
+            let turns = context * theta.powf(-(pair as f64) / pairs as f64) / TAU;
+            let kept = ((turns - low) / (high - low)).clamp(0.0, 1.0);
+            f64::from((kept + (1.0 - kept) / factor).recip() as f32)
+        };
+        (0..pairs).map(divisor).collect()
+    }
+
+    #[test]
+    fn released_settings_are_found_again() {
+        for (factor, pairs) in [(8.0, 64), (32.0, 32), (32.0, 64)] {
+            let found = fitted(&divisors([factor, 1.0, 4.0, 8192.0], 5e5, pairs), 5e5).expect("they are llama3's");
+            let expected = json!({"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0,
+                                  "high_freq_factor": 4.0, "original_max_position_embeddings": 8192});
+            assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn other_divisors_are_not_taken_for_them() {
+        let released = divisors([8.0, 1.0, 4.0, 8192.0], 5e5, 64);
+        let changed = |change: fn(&mut Vec<f64>)| {
+            let mut changed = released.clone();
+            change(&mut changed);
+            fitted(&changed, 5e5)
+        };
+        assert!(changed(|divisors| divisors[30] *= 1.001).is_none(), "one is off the line");
+        assert!(changed(|divisors| divisors[63] = f64::NAN).is_none(), "not a number");
+        assert!(changed(|divisors| divisors.fill(0.5)).is_none(), "frequencies would grow");
+        assert!(changed(|divisors| divisors.fill(8.0)).is_none(), "all are divided");
+        assert!(changed(Vec::clear).is_none(), "there are none");
+    }
+}

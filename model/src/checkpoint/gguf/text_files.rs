@@ -1,0 +1,118 @@
+//! The tokenizer, the chat templates and the generation defaults of a GGUF file, as the files of a folder.
+
+use std::collections::BTreeMap;
+
+use serde_json::{Map, Value, json};
+
+use super::Settings;
+use crate::checkpoint::checkpoint_files::TOKENIZER;
+use crate::checkpoint::error::CheckpointError;
+use crate::text::{SPLITTERS, TokenLists};
+
+const MODEL: &str = "tokenizer.ggml.model";
+const SPLITTER: &str = "tokenizer.ggml.pre";
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const KINDS: &str = "tokenizer.ggml.token_type";
+const MERGES: &str = "tokenizer.ggml.merges";
+const TEMPLATE: &str = "tokenizer.chat_template";
+const TEMPLATES: &str = "tokenizer.chat_templates";
+
+/// Special tokens of the file, by their names in `tokenizer_config.json`.
+const SPECIAL: [(&str, &str); 4] =
+    [("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token"), ("unknown", "unk_token")];
+
+/// Tokens that end a text, a turn and a message.
+const ENDS: [&str; 3] = ["eos", "eot", "eom"];
+
+/// Sampling that the file recommends, by the names of `generation_config.json`.
+const SAMPLING: [(&str, &str); 5] = [
+    ("general.sampling.temp", "temperature"),
+    ("general.sampling.top_k", "top_k"),
+    ("general.sampling.top_p", "top_p"),
+    ("general.sampling.min_p", "min_p"),
+    ("general.sampling.penalty_repeat", "repetition_penalty"),
+];
+
+/// The files by name.
+pub(super) fn of(settings: &Settings<'_>) -> Result<BTreeMap<&'static str, Vec<u8>>, CheckpointError> {
+    let tokens = settings.required(TOKENS, settings.texts(TOKENS)?)?;
+    let ids = Ids { settings, tokens: &tokens };
+    let files = [
+        ("tokenizer_config.json", ids.tokenizer_config()?.to_string().into_bytes()),
+        ("generation_config.json", ids.generation_config()?.to_string().into_bytes()),
+        (TOKENIZER, tokenizer(settings, tokens)?),
+    ];
+    Ok(files.into())
+}
+
+fn tokenizer(settings: &Settings<'_>, tokens: Vec<&str>) -> Result<Vec<u8>, CheckpointError> {
+    let (model, name) = (settings.text(MODEL)?, settings.text(SPLITTER)?);
+    match settings.required(MODEL, model)? {
+        "gpt2" => {}
+        other => return Err(settings.refused(MODEL, other, "gpt2, which merges bytes")),
+    }
+    let name = settings.required(SPLITTER, name)?;
+    let known = || SPLITTERS.map(|splitter| splitter.name).join(", ");
+    let splitter = SPLITTERS.into_iter().find(|splitter| splitter.name == name);
+    let splitter = splitter.ok_or_else(|| settings.refused(SPLITTER, name, &known()))?;
+    let kinds = settings.required(KINDS, settings.numbers(KINDS)?)?;
+    let merges = settings.required(MERGES, settings.texts(MERGES)?)?;
+    Ok(TokenLists { tokens, kinds, merges, splitter }.tokenizer_json()?)
+}
+
+/// The ids that settings name.
+struct Ids<'s, 'f> {
+    settings: &'s Settings<'f>,
+    tokens: &'s [&'f str],
+}
+
+impl<'f> Ids<'_, 'f> {
+    /// The id of a role, and its text. It must be one of the tokens.
+    fn id(&self, role: &str) -> Result<Option<(u64, &'f str)>, CheckpointError> {
+        let name = format!("tokenizer.ggml.{role}_token_id");
+        let Some(id) = self.settings.number(&name)? else { return Ok(None) };
+        match usize::try_from(id).ok().and_then(|id| self.tokens.get(id)) {
+            Some(token) => Ok(Some((id, token))),
+            None => Err(self.settings.refused(&name, id, &format!("less than {}, the tokens", self.tokens.len()))),
+        }
+    }
+
+    fn tokenizer_config(&self) -> Result<Value, CheckpointError> {
+        let mut config = Map::new();
+        for (role, name) in SPECIAL {
+            if let Some((_, token)) = self.id(role)? {
+                config.insert(name.to_owned(), token.into());
+            }
+        }
+        let template = |name: &str| Ok((name.to_owned(), self.settings.text(&format!("{TEMPLATE}.{name}"))?));
+        let mut templates = match self.settings.texts(TEMPLATES)? {
+            Some(names) => names.into_iter().map(template).collect::<Result<Vec<_>, CheckpointError>>()?,
+            None => Vec::new(),
+        };
+        templates.push(("default".to_owned(), self.settings.text(TEMPLATE)?));
+        let listed =
+            templates.into_iter().filter_map(|(name, source)| Some(json!({ "name": name, "template": source? })));
+        config.insert("chat_template".to_owned(), listed.collect());
+        Ok(Value::Object(config))
+    }
+
+    fn generation_config(&self) -> Result<Value, CheckpointError> {
+        let mut config = Map::new();
+        let mut ends = Vec::new();
+        for role in ENDS {
+            ends.extend(self.id(role)?.map(|(id, _)| id).filter(|id| !ends.contains(id)));
+        }
+        config.insert("eos_token_id".to_owned(), ends.into());
+        config.insert("bos_token_id".to_owned(), self.id("bos")?.map(|(id, _)| id).into());
+        for (theirs, ours) in SAMPLING {
+            let value = match self.settings.get(theirs) {
+                Some(_) if ours == "top_k" => self.settings.number(theirs)?.map(Value::from),
+                _ => self.settings.float(theirs)?.map(Value::from),
+            };
+            config.extend(value.map(|value| (ours.to_owned(), value)));
+        }
+        let draws = config.get("temperature").and_then(Value::as_f64).is_some_and(|temperature| temperature > 0.0);
+        config.insert("do_sample".to_owned(), draws.into());
+        Ok(Value::Object(config))
+    }
+}

@@ -1,0 +1,135 @@
+//! A file of weights that `torch.save` has written, `pytorch_model.bin`: a zip archive of storages, and a pickle that
+//! says which tensor lies where. Tensors are read in place, and nothing of the pickle is run.
+
+mod archive;
+mod pickle;
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use self::pickle::{Node, Pickle, Value};
+use super::checkpoint_files::CheckpointSource;
+use super::error::CheckpointError;
+use super::shard::{Content, Place, Shard, Unread};
+use super::stored::Stored;
+use super::tensors::TensorType;
+
+/// Largest pickle: some 50,000 tensors. Each of its bytes may make a value of 32.
+const PICKLE_BYTES_MAX: usize = 8 << 20;
+
+/// Maps a file and finds its tensors. `None` if there is no such file, or only a Git LFS pointer.
+///
+/// # Errors
+/// [`CheckpointError::Unreadable`]; [`CheckpointError::Header`] for a damaged file; [`CheckpointError::Setting`] for
+/// one of torch before 1.6.
+pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard>, CheckpointError> {
+    let Some(content) = Content::open(source, file)? else { return Ok(None) };
+    if !content.bytes().starts_with(b"PK") {
+        let (setting, value) = ("the format".to_owned(), "no zip archive".to_owned());
+        let supported = "what torch.save writes since 1.6".to_owned();
+        return Err(CheckpointError::Setting { file: file.to_owned(), setting, value, supported });
+    }
+    let (pickle, tensors) =
+        tensors(content.bytes()).map_err(|reason| CheckpointError::Header { file: file.to_owned(), reason })?;
+    Ok(Some(Shard::new(file, content, pickle, tensors)))
+}
+
+/// The pickle's place in the file, and every tensor's.
+fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, Place>), String> {
+    const PICKLE: &str = "data.pkl";
+    let entries = archive::entries(file)?;
+    let named = entries.iter().find_map(|(name, range)| Some((name.strip_suffix(PICKLE)?, range)));
+    let (folder, range) = named.ok_or("it has no data.pkl")?;
+    if range.len() > PICKLE_BYTES_MAX {
+        return Err(format!("its pickle has {} bytes, the limit is {PICKLE_BYTES_MAX}", range.len()));
+    }
+    if let Some(order) = entries.get(&*format!("{folder}byteorder"))
+        && file[order.clone()] != *b"little"
+    {
+        return Err("its numbers are not little-endian".to_owned());
+    }
+    let state = State { pickle: Pickle::read(&file[range.clone()])?, folder, entries: &entries };
+    let Value::Dict(pairs) = state.pickle.value(state.pickle.root) else {
+        return Err("it holds no dictionary of tensors".to_owned());
+    };
+    let mut tensors = BTreeMap::new();
+    for (name, value) in pairs {
+        let name = state.pickle.text(*name).ok_or("a name in it is no text")?;
+        tensors.insert(name.to_owned(), state.place(*value).map_err(|reason| format!("the tensor {name} {reason}"))?);
+    }
+    Ok((range.clone(), tensors))
+}
+
+/// A pickle beside the storages that it names.
+struct State<'f> {
+    pickle: Pickle<'f>,
+    folder: &'f str,
+    entries: &'f BTreeMap<&'f str, Range<usize>>,
+}
+
+impl State<'_> {
+    fn place(&self, value: Node) -> Result<Place, String> {
+        let arguments = self.arguments(value).ok_or("is none")?;
+        let [storage, offset, shape, strides, ..] = *arguments else { return Err("is none".to_owned()) };
+        let (dtype, storage) = self.storage(storage).ok_or("names no storage of the file")?;
+        let numbers = self.pickle.number(offset).zip(self.pickle.numbers(shape)).zip(self.pickle.numbers(strides));
+        let ((offset, shape), strides) = numbers.ok_or("has no shape")?;
+        let elements = elements(&shape, &strides)?;
+        let place = |stored, bytes| Place { stored, shape, paired_heads: 0, bytes };
+        let dtype = match dtype {
+            Ok(dtype) => dtype,
+            Err(unread) => return Ok(place(Err(unread), storage.start..storage.start)),
+        };
+        let reach = |count: usize| count.checked_mul(dtype.bytes()).and_then(|bytes| bytes.checked_add(storage.start));
+        let (start, end) = (reach(offset), offset.checked_add(elements).and_then(reach));
+        match start.zip(end).filter(|(_, end)| *end <= storage.end) {
+            Some((start, end)) => Ok(place(Ok((Stored::Plain(dtype), dtype)), start..end)),
+            None => Err(format!("reaches beyond its storage of {} bytes", storage.len())),
+        }
+    }
+
+    /// The arguments with which torch makes a tensor, which may be in a parameter.
+    fn arguments(&self, value: Node) -> Option<&[Node]> {
+        let Value::Call(callable, arguments) = *self.pickle.value(value) else { return None };
+        let arguments = self.pickle.tuple(arguments)?;
+        match self.pickle.value(callable) {
+            Value::Global("torch._utils", "_rebuild_tensor_v2") => Some(arguments),
+            Value::Global("torch._utils", "_rebuild_parameter") => {
+                let Value::Call(callable, inner) = *self.pickle.value(*arguments.first()?) else { return None };
+                let is_tensor = *self.pickle.value(callable) == Value::Global("torch._utils", "_rebuild_tensor_v2");
+                self.pickle.tuple(inner).filter(|_| is_tensor)
+            }
+            _ => None,
+        }
+    }
+
+    /// The type of a storage, and its bytes.
+    fn storage(&self, node: Node) -> Option<(Result<TensorType, Unread>, Range<usize>)> {
+        let Value::Storage(name) = *self.pickle.value(node) else { return None };
+        let [_, class, key, ..] = *self.pickle.tuple(name)? else { return None };
+        let Value::Global("torch", class) = *self.pickle.value(class) else { return None };
+        let dtype = match class {
+            "FloatStorage" => Ok(TensorType::F32),
+            "HalfStorage" => Ok(TensorType::F16),
+            "BFloat16Storage" => Ok(TensorType::BF16),
+            other => Err(Unread::Type(other.to_owned())),
+        };
+        let entry = format!("{}data/{}", self.folder, self.pickle.text(key)?);
+        Some((dtype, self.entries.get(&*entry)?.clone()))
+    }
+}
+
+/// The number of elements, which must follow each other in the storage.
+fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
+    let mut elements = 1usize;
+    for (extent, stride) in shape.iter().zip(strides).rev() {
+        if *extent != 1 && *stride != elements {
+            return Err(format!("has the strides {strides:?} for the shape {shape:?}, and is not contiguous"));
+        }
+        elements = elements.checked_mul(*extent).ok_or("is too large to count")?;
+    }
+    match shape.len() == strides.len() {
+        true => Ok(elements),
+        false => Err("has no stride for each axis".to_owned()),
+    }
+}

@@ -1,0 +1,177 @@
+//! A byte-level tokenizer from lists of tokens and merges and the name of its splitter, as GGUF files have it.
+
+use std::collections::BTreeSet;
+
+use serde_json::{Map, Value, json};
+
+use super::error::TextError;
+use super::vocabulary_files::WORDS;
+
+/// The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
+const UNKNOWN: i64 = 2;
+const CONTROL: i64 = 3;
+const USER_DEFINED: i64 = 4;
+const UNUSED: i64 = 5;
+
+/// Llama 3's words (transformers 5.17, `convert_slow_tokenizer.py`, `TikTokenConverter`): Qwen2's, but for numbers of
+/// up to three digits.
+const LLAMA_WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// Mistral's words since Nemo (transformers 5.17, `tokenization_utils_tokenizers.py`, `_patch_mistral_regex`).
+const TEKKEN_WORDS: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+/// How text is split before merges apply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Splitter {
+    /// The name in GGUF files.
+    pub name: &'static str,
+    /// A pattern, or GPT-2's own.
+    words: Option<&'static str>,
+    has_single_digits: bool,
+    /// Whether text is brought to its composed form first.
+    is_composed: bool,
+    /// Whether a word that is a token takes no merges.
+    has_whole_words: bool,
+}
+
+const fn splitter(name: &'static str, words: Option<&'static str>) -> Splitter {
+    Splitter { name, words, has_single_digits: false, is_composed: false, has_whole_words: false }
+}
+
+/// Every splitter that is known: each splits as the `tokenizer.json` of the models that it stands for.
+pub const SPLITTERS: [Splitter; 5] = [
+    splitter("gpt-2", None),
+    Splitter { has_whole_words: true, ..splitter("llama-bpe", Some(LLAMA_WORDS)) },
+    Splitter { is_composed: true, ..splitter("qwen2", Some(WORDS)) },
+    Splitter { has_single_digits: true, ..splitter("smollm", None) },
+    Splitter { has_whole_words: true, ..splitter("tekken", Some(TEKKEN_WORDS)) },
+];
+
+/// The lists, each token's id being its place.
+pub struct TokenLists<'f> {
+    /// The tokens in byte-level spelling; added ones as they are.
+    pub tokens: Vec<&'f str>,
+    /// The kind of each.
+    pub kinds: Vec<i64>,
+    /// Pairs of tokens with a space between, the first merge first.
+    pub merges: Vec<&'f str>,
+    /// How text is split.
+    pub splitter: Splitter,
+}
+
+impl TokenLists<'_> {
+    /// Builds the `tokenizer.json`.
+    ///
+    /// # Errors
+    /// [`TextError::Tokenizer`]: lists of different lengths, a token that is there twice, a merge that is no pair.
+    pub fn tokenizer_json(&self) -> Result<Vec<u8>, TextError> {
+        let (tokens, kinds) = (self.tokens.len(), self.kinds.len());
+        if tokens != kinds {
+            return Err(refused(format!("there are {tokens} tokens, but {kinds} of them have a kind")));
+        }
+        let (mut vocabulary, mut added, mut seen) = (Map::new(), Vec::new(), BTreeSet::new());
+        for (id, (token, kind)) in self.tokens.iter().zip(&self.kinds).enumerate() {
+            // Rows that pad a vocabulary get such names, and are no text.
+            if *kind == UNUSED && *token == format!("[PAD{id}]") {
+                continue;
+            }
+            if !seen.insert(*token) {
+                return Err(refused(format!("the token {id} is there before, with another id")));
+            }
+            if [UNKNOWN, CONTROL, USER_DEFINED].contains(kind) {
+                added.push(added_token(id, token, *kind != USER_DEFINED));
+            }
+            vocabulary.insert((*token).to_owned(), id.into());
+        }
+        let tokenizer = json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": self.splitter.is_composed.then(|| json!({ "type": "NFC" })),
+            "pre_tokenizer": self.splitter.pre_tokenizer(),
+            "post_processor": null,
+            "decoder": byte_level(true),
+            "model": {
+                "type": "BPE",
+                "vocab": vocabulary,
+                "merges": self.merges()?,
+                "ignore_merges": self.splitter.has_whole_words,
+            },
+        });
+        Ok(tokenizer.to_string().into_bytes())
+    }
+
+    fn merges(&self) -> Result<Vec<[&str; 2]>, TextError> {
+        self.merges.iter().enumerate().map(|(at, merge)| pair(at, merge)).collect()
+    }
+}
+
+/// The two tokens of the merge `at`.
+fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
+    match merge.split_once(' ') {
+        Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => Ok([left, right]),
+        _ => Err(refused(format!("the merge {at} is not of two tokens"))),
+    }
+}
+
+impl Splitter {
+    fn pre_tokenizer(self) -> Value {
+        let first = match (self.words, self.has_single_digits) {
+            (Some(words), _) => {
+                json!({ "type": "Split", "pattern": { "Regex": words }, "behavior": "Isolated", "invert": false })
+            }
+            (None, true) => json!({ "type": "Digits", "individual_digits": true }),
+            (None, false) => return byte_level(true),
+        };
+        json!({ "type": "Sequence", "pretokenizers": [first, byte_level(self.words.is_none())] })
+    }
+}
+
+fn byte_level(has_words: bool) -> Value {
+    json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": has_words })
+}
+
+fn added_token(id: usize, content: &str, is_special: bool) -> Value {
+    json!({
+        "id": id,
+        "content": content,
+        "single_word": false,
+        "lstrip": false,
+        "rstrip": false,
+        "normalized": false,
+        "special": is_special,
+    })
+}
+
+fn refused(reason: String) -> TextError {
+    TextError::Tokenizer { reason }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+
+    use super::*;
+
+    /// `tests/golden/make_gguf.py` splits by what transformers has.
+    #[test]
+    fn each_splitter_makes_the_pieces_that_transformers_makes() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/pieces.json");
+        let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("it is there")).expect("JSON");
+        let texts = recorded["texts"].as_array().expect("texts");
+        for splitter in SPLITTERS {
+            let lists = TokenLists { tokens: vec!["a"], kinds: vec![1], merges: Vec::new(), splitter };
+            let tokenizer = tokenizers::Tokenizer::from_bytes(lists.tokenizer_json().expect("it is made"))
+                .expect("it is a tokenizer");
+            for (text, pieces) in texts.iter().zip(recorded["pieces"][splitter.name].as_array().expect("pieces")) {
+                let mut split = PreTokenizedString::from(text.as_str().expect("a text"));
+                tokenizer.get_pre_tokenizer().expect("it has one").pre_tokenize(&mut split).expect("it splits");
+                let ours: Vec<_> = split
+                    .get_splits(OffsetReferential::Original, OffsetType::Byte)
+                    .into_iter()
+                    .map(|piece| piece.0)
+                    .collect();
+                assert_eq!(json!(ours), *pieces, "{text} by {}", splitter.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! Reading the elements of a tensor whatever its storage: blocks of few bits, other types, rows in another order.
+
+use rayon::prelude::*;
+
+use super::{
+    blocks::widen_blocks_to_bytes,
+    map::dtype,
+    rounding::{room_for, widen_to_bytes},
+};
+use crate::checkpoint::{Stored, TensorInfo};
+
+/// Elements that are unpacked at a time: 32 MiB of f32.
+const UNPACKED_AT_ONCE: usize = 1 << 23;
+
+/// Least number of elements that one thread unpacks.
+const BY_A_THREAD: usize = 1 << 14;
+
+/// Gives `each` the elements of `found` as its `dtype`, in order, whole rows at a time: all at once and in place if
+/// they lie so in the file, else unpacked in `room`, which grows to 32 MiB or one row.
+pub(crate) fn unpacked_parts<E>(
+    found: &TensorInfo<'_>,
+    room: &mut Vec<u8>,
+    mut each: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    if found.is_in_place() {
+        return each(found.bytes);
+    }
+    let (rows, columns) = found.rows();
+    let (row, wide) = (found.bytes.len() / rows, columns * found.dtype.bytes());
+    let at_once = (UNPACKED_AT_ONCE / columns).max(1);
+    for first in (0..rows).step_by(at_once) {
+        let count = at_once.min(rows - first);
+        let out = room_for(room, count * wide);
+        let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
+        places.for_each(|(at, out)| {
+            let stored = found.stored_row(first + at);
+            unpack(&found.bytes[stored * row..][..row], found, out);
+        });
+        each(out)?;
+    }
+    Ok(())
+}
+
+fn unpack(row: &[u8], found: &TensorInfo<'_>, out: &mut [u8]) {
+    match found.stored {
+        Stored::Plain(plain) if plain == found.dtype => out.copy_from_slice(row),
+        Stored::Plain(plain) => widen_to_bytes(row, dtype(plain), out),
+        Stored::Blocks(kind) => widen_blocks_to_bytes(kind, row, out),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::SafeTensors;
+
+    use super::*;
+    use crate::checkpoint::BlockType;
+
+    /// `tests/golden/make_gguf.py` has drawn the blocks.
+    #[test]
+    fn blocks_of_every_type_have_the_recorded_values_to_the_bit() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/blocks.safetensors");
+        let content = std::fs::read(path).expect("the recorded blocks");
+        let recorded = SafeTensors::deserialize(&content).expect("safetensors");
+        let kinds = [
+            BlockType::Q4_0,
+            BlockType::Q4_1,
+            BlockType::Q5_0,
+            BlockType::Q5_1,
+            BlockType::Q8_0,
+            BlockType::Q4_K,
+            BlockType::Q5_K,
+            BlockType::Q6_K,
+        ];
+        assert_eq!(recorded.len(), 2 * kinds.len());
+        for kind in kinds {
+            let [blocks, values] =
+                ["blocks", "values"].map(|part| recorded.tensor(&format!("{kind:?}.{part}")).expect("it is there"));
+            assert_eq!((blocks.shape()[1], values.shape()[1]), (kind.bytes(), kind.elements()), "{kind:?}");
+            let mut wide = vec![0xff; values.data().len()];
+            widen_blocks_to_bytes(kind, blocks.data(), &mut wide);
+            assert_eq!(wide, values.data(), "{kind:?}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Weights that `torch.save` wrote: two golden checkpoints again, and every way in which such a file can be bad.
+
+use std::io::Read;
+
+use bursar_model::{checkpoint::Checkpoint, error::CheckpointError};
+
+use crate::{
+    bench::{Bench, Random, open},
+    common::golden_bytes,
+    copy::Copy,
+};
+
+const SINGLE: &str = "pytorch_model.bin";
+const INDEX: &str = "pytorch_model.bin.index.json";
+const SHARDS: [&str; 2] = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
+
+fn recorded(name: &str) -> Vec<u8> {
+    let (zipped, mut bytes) = (golden_bytes(&format!("pytorch/{name}.gz")), Vec::new());
+    flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut bytes).expect("gzip");
+    bytes
+}
+
+/// The golden checkpoint `name` with `files` in place of its weights.
+fn with(name: &str, files: &[(&str, Vec<u8>)]) -> Copy {
+    let copy = Copy::of(&format!("tests/golden/{name}"));
+    std::fs::remove_file(copy.0.join("model.safetensors")).expect("it was there");
+    files.iter().for_each(|(file, bytes)| std::fs::write(copy.0.join(file), bytes).expect("it can be written"));
+    copy
+}
+
+fn assert_same_weights(found: &Checkpoint, expected: &Checkpoint) {
+    for name in expected.tensors.names() {
+        let [ours, theirs] = [found, expected].map(|checkpoint| checkpoint.tensor(name).expect("it is there"));
+        assert_eq!((ours.dtype, ours.shape, ours.bytes), (theirs.dtype, theirs.shape, theirs.bytes), "{name}");
+    }
+}
+
+#[test]
+fn a_tied_file_has_the_weights_of_its_safetensors_and_loads() {
+    let copy = with("llama", &[(SINGLE, recorded(SINGLE))]);
+    let (checkpoint, golden) = (copy.open(), open("tests/golden/llama"));
+    assert_same_weights(&checkpoint, &golden);
+    assert!(checkpoint.tensors.contains("lm_head.weight") && !golden.tensors.contains("lm_head.weight"));
+    assert_ne!(checkpoint.weights_fingerprint(), golden.weights_fingerprint());
+    Bench::of(checkpoint, 1);
+}
+
+#[test]
+fn shards_have_the_weights_of_one_safetensors_file() {
+    let mut files: Vec<_> = SHARDS.iter().map(|shard| (*shard, recorded(shard))).collect();
+    files.push((INDEX, golden_bytes(&format!("pytorch/{INDEX}"))));
+    let whole = with("qwen2", &files);
+    let checkpoint = whole.open();
+    assert_eq!(checkpoint.tensors.shards().len(), 2);
+    assert_same_weights(&checkpoint, &open("tests/golden/qwen2"));
+    let error = refused(&with("qwen2", &files[1..]));
+    assert!(matches!(&error, CheckpointError::MissingShard { shard, shards: 2, .. } if shard == SHARDS[0]), "{error}");
+    files[0].1 = files[1].1.clone();
+    let error = refused(&with("qwen2", &files));
+    assert!(matches!(&error, CheckpointError::Inconsistent { .. }), "{error}");
+}
+
+#[test]
+fn safetensors_win_where_a_folder_has_both() {
+    let copy = Copy::of("tests/golden/llama");
+    std::fs::write(copy.0.join(SINGLE), "not read").expect("it can be written");
+    assert_eq!(copy.open().tensors.shards()[0].file(), "model.safetensors");
+}
+
+fn refused(copy: &Copy) -> CheckpointError {
+    Checkpoint::open(bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused")
+}
+
+/// What is said of the recorded file after a change.
+fn said(change: impl FnOnce(&mut Vec<u8>)) -> String {
+    let mut bytes = recorded(SINGLE);
+    change(&mut bytes);
+    refused(&with("llama", &[(SINGLE, bytes)])).to_string()
+}
+
+/// Overwrites the first `from` with `to`, which is as long.
+fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let at = bytes.windows(from.len()).position(|found| found == from).expect("it is there");
+    bytes[at..][..to.len()].copy_from_slice(to);
+}
+
+#[test]
+fn what_is_no_file_of_torch_is_told() {
+    let cases = [
+        (said(|bytes| bytes.truncate(bytes.len() / 2)), "has no end record"),
+        (said(Vec::clear), "the format is no zip archive, supported: what torch.save writes since 1.6"),
+        (said(|bytes| *bytes = b"\x80\x02\x8a".to_vec()), "supported: what torch.save writes since 1.6"),
+        (said(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is none"),
+        (said(|bytes| put(bytes, b"\x80\x02", b"\x80\x02\xff")), "an instruction that torch does not write"),
+        (said(|bytes| put(bytes, b"little", b"big   ")), "not little-endian"),
+        (said(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "names no storage of the file"),
+        (said(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a text that is not UTF-8"),
+        (said(|bytes| flag(bytes, 10, 8)), "is compressed or encrypted"),
+        (said(|bytes| flag(bytes, 24, 1)), "bytes for"),
+    ];
+    for (error, expected) in cases {
+        assert!(error.contains(expected), "{error} should say: {expected}");
+    }
+}
+
+/// Changes a byte of the first entry of the list of entries.
+fn flag(bytes: &mut [u8], at: usize, change: u8) {
+    let entry = bytes.windows(4).position(|found| found == b"PK\x01\x02").expect("the list");
+    bytes[entry + at] ^= change;
+}
+
+#[test]
+fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
+    let mut bytes = recorded(SINGLE);
+    put(&mut bytes, b"BFloat16Storage", b"QFloat16Storage");
+    let checkpoint = with("llama", &[(SINGLE, bytes)]).open();
+    let error = checkpoint.tensor("model.norm.weight").expect_err("no such type");
+    assert_eq!(error.to_string(), "the tensor model.norm.weight is QFloat16Storage, supported are BF16, F16 and F32");
+}
+
+#[test]
+fn no_damaged_file_panics_or_takes_memory() {
+    let (bytes, mut random, mut opened) = (recorded(SINGLE), Random::new(5), 0);
+    let copy = with("llama", &[(SINGLE, bytes.clone())]);
+    let path = copy.0.join(SINGLE);
+    let position = |word: &[u8]| bytes.windows(word.len()).position(|found| found == word).expect("it is there");
+    let (pickle, list) = (position(b"\x80\x02")..position(b"\x80\x02") + 6000, position(b"PK\x01\x02")..bytes.len());
+    for place in [&pickle, &list] {
+        for _ in 0..400 {
+            let mut damaged = bytes.clone();
+            for _ in 0..1 + random.below(3) {
+                let values = [0, 1, 0x7f, 0x80, 0xff, b'R', b't', b'h', random.below(256) as u8];
+                damaged[place.start + random.below(place.len())] = values[random.below(values.len())];
+            }
+            std::fs::write(&path, damaged).expect("it can be written");
+            let source = bursar_model::checkpoint::CheckpointSource::Folder(copy.0.clone());
+            let Ok(checkpoint) = Checkpoint::open(source) else { continue };
+            opened += 1;
+            checkpoint.tensors.names().for_each(|name| drop(checkpoint.tensor(name)));
+        }
+    }
+    assert!((1..800).contains(&opened), "{opened} still opened");
+}
