@@ -10,6 +10,7 @@ mod captured_steps;
 mod checkpoints;
 mod common;
 mod copy;
+mod forced_calls;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;
@@ -20,6 +21,7 @@ mod hostile_pictures;
 mod prompts;
 mod random_checkpoints;
 mod replies;
+mod reply_parts;
 mod rule_5_plan_equals_measurement;
 mod sampling;
 mod sampling_distributions;
