@@ -217,28 +217,22 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
     story(async {
         let runtime = runtime_on(&device()).await;
         let (_folder, model) = with_template(&runtime, THINKING).await;
-        let chat = text("How many shapes are there?").temperature(0.0).max_tokens(6).ignore_end();
-        // The prompt opened the reasoning, and this model never closes it.
+        // A form keeps this model from ending at once. It comes after the reasoning, which this model never closes.
+        let one = OutputFormat::Choice(vec!["1".into()]);
+        let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
         let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");
         assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
-        assert!(!thinking.reasoning.is_empty());
-        let formats = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
-        let raw = hear(&model, chat.clone().reply_format(formats), |_| {}).await.expect("it answers");
-        assert_eq!((raw.text.trim_start_matches('\n'), raw.reasoning.as_str()), (&*thinking.reasoning, ""));
-        // A template that is told not to think closes it, and all is text.
-        let off = hear(&model, chat.clone().template_variable("enable_thinking", false), |_| {}).await;
-        let off = off.expect("it answers");
-        assert!(off.reasoning.is_empty() && !off.text.is_empty());
-        // A form comes after the reasoning.
-        let formed = chat.clone().format(OutputFormat::Choice(vec!["1".into()]));
-        let refused = model.chat(formed.clone()).await.expect_err("a form ends");
+        assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
+        // A template that is told not to think closes it.
+        let off = chat.clone().template_variable("enable_thinking", false);
+        // And a caller may want all as it is, with the form at once.
+        let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
+        for chat in [off, chat.clone().reply_format(raw)] {
+            let heard = hear(&model, chat, |_| {}).await.expect("it answers");
+            assert_eq!((heard.text.as_str(), heard.reasoning.as_str()), ("1", ""));
+        }
+        let refused = model.chat(chat.ignore_end()).await.expect_err("a form ends");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
-        let formed = text("Hm?").temperature(0.0).max_tokens(6).format(OutputFormat::Choice(vec!["1".into()]));
-        let thought = hear(&model, formed.clone(), |_| {}).await.expect("it answers");
-        assert!(thought.text.is_empty() && !thought.reasoning.is_empty(), "{thought:?}");
-        let formed =
-            hear(&model, formed.template_variable("enable_thinking", false), |_| {}).await.expect("it answers");
-        assert_eq!((formed.text.as_str(), formed.reasoning.as_str()), ("1", ""));
         // Earlier reasoning reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;
