@@ -6,8 +6,8 @@
 //! `cargo run --release --example 10_call_a_tool`
 
 use bursar::{
-    Chat, ChatEvent, FinishReason, Image, LoadOptions, ModelSource, Runtime, RuntimeConfig, ToolCallEvent, ToolChoice,
-    demo,
+    Chat, ChatEvent, Envelope, FinishReason, LoadOptions, ModelSource, Runtime, RuntimeConfig, ToolCallEvent,
+    ToolChoice,
 };
 use serde_json::{Value, json};
 
@@ -16,7 +16,10 @@ type Failure = Box<dyn std::error::Error>;
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let model = runtime.load_with(ModelSource::demo(), LoadOptions::small(), |_| {}).await?;
+    // Tools and calls take their share of the context.
+    let envelope = Some(Envelope { context_tokens: 1024, ..Envelope::small() });
+    let options = LoadOptions { envelope, ..LoadOptions::small() };
+    let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await?;
 
     let weather = json!({
         "type": "function",
@@ -34,8 +37,7 @@ async fn main() -> Result<(), Failure> {
             },
         },
     });
-    let picture = Image::from_bytes(demo::pictures()[0].bytes);
-    let chat = Chat::new().user("What is the weather?").image(picture).tools([weather]);
+    let chat = Chat::new().user("What is the weather?").tools([weather]);
 
     println!("The model has to call a tool:");
     let mut reply = model.chat(chat.clone().tool_choice(ToolChoice::Required).parallel_tool_calls(false)).await?;
@@ -43,7 +45,7 @@ async fn main() -> Result<(), Failure> {
     while let Some(event) = reply.next().await {
         match event? {
             ChatEvent::ToolCall(ToolCallEvent::Begin { index, id, name }) => println!("call {index} ({id}): {name}"),
-            ChatEvent::ToolCall(ToolCallEvent::Arguments { json, .. }) => println!("  {json}"),
+            ChatEvent::ToolCall(ToolCallEvent::Arguments { json, .. }) => println!("  {json:?}"),
             ChatEvent::ToolCall(ToolCallEvent::End { is_whole, .. }) => println!("whole: {is_whole}"),
             ChatEvent::Done { tool_calls, finish_reason, text, .. } => {
                 if finish_reason != FinishReason::ToolCalls || !text.is_empty() {
