@@ -61,7 +61,7 @@ pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
         Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelHandle, Reply, ScoredToken,
-        TokenScore, Usage, Video,
+        TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
     },
     compute::lane::LaneError,
     engine::{
@@ -108,7 +108,7 @@ pub use bursar_model::{
     flow::{ImageLimits, LayoutError},
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},
-    text::Role,
+    text::{ReasoningFormat, ReplyFormat, Role, ToolFormat},
     weights::WeightError,
 };
 

@@ -7,6 +7,8 @@ pub enum FinishReason {
     Stop,
     /// The reply has reached its limit of tokens.
     Length,
+    /// The model ended the reply, and it has a whole call of a tool.
+    ToolCalls,
 }
 
 impl FinishReason {
@@ -15,6 +17,7 @@ impl FinishReason {
         match self {
             FinishReason::Stop => "stop",
             FinishReason::Length => "length",
+            FinishReason::ToolCalls => "tool_calls",
         }
     }
 }

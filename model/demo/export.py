@@ -19,15 +19,22 @@ from network import Network, configuration
 
 # As released with Qwen2.5-VL, but for the shorter system prompt.
 CHAT_TEMPLATE = (
+    "{% macro shown_tools() %}{% if tools %}{{ '\n\n# Tools\n\nYou may call these functions:\n<tools>' }}{% for tool in "
+    "tools %}{{ '\n' + tool | tojson }}{% endfor %}{{ '\n</tools>\n\nWrite a call as\n<tool_call>\n{\"name\": <name>, "
+    "\"arguments\": <object>}\n</tool_call>' }}{% endif %}{% endmacro %}"
     "{% set image_count = namespace(value=0) %}{% set video_count = namespace(value=0) %}{% for message in messages %}"
-    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n" + talk.SYSTEM + "<|im_end|>\n{% endif %}"
-    "<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}<|im_end|>\n"
+    "{% if loop.first and message['role'] != 'system' %}<|im_start|>system\n" + talk.SYSTEM + "{{ shown_tools() }}<|im_end|>\n"
+    "{% endif %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}{{ message['content'] }}"
     "{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content or "
     "'image_url' in content %}{% set image_count.value = image_count.value + 1 %}{% if add_vision_id %}Picture "
     "{{ image_count.value }}: {% endif %}<|vision_start|><|image_pad|><|vision_end|>{% elif content['type'] == 'video' "
     "or 'video' in content %}{% set video_count.value = video_count.value + 1 %}{% if add_vision_id %}Video "
     "{{ video_count.value }}: {% endif %}<|vision_start|><|video_pad|><|vision_end|>{% elif 'text' in content %}"
-    "{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}{% if add_generation_prompt %}"
+    "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{% for call in message['tool_calls'] or [] %}"
+    "{{ '\n<tool_call>\n{\"name\": \"' + call['function']['name'] + '\", \"arguments\": ' }}"
+    "{{ call['function']['arguments'] | tojson }}{{ '}\n</tool_call>' }}{% endfor %}"
+    "{% if loop.first and message['role'] == 'system' %}{{ shown_tools() }}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}"
     "<|im_start|>assistant\n{% endif %}"
 )
 

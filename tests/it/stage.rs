@@ -136,7 +136,8 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
             }
             Ok(ChatEvent::Token(score)) => tokens.push(score),
             Ok(ChatEvent::Text(text)) => pieces.push(text),
-            Ok(ChatEvent::Done { text, finish_reason, usage }) => {
+            Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage }) => {
+                assert!(reasoning.is_empty() && tool_calls.is_empty(), "neither was asked for");
                 let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
                 let cached_tokens = usage.cached_tokens;
                 let usage = Usage { cached_tokens: 0, ..usage };

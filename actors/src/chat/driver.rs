@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar_model::{
     flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, Token},
-    text::{Detokenizer, StopFilter, Tokenizer},
+    text::{Detokenizer, ReplyParser, ReplyPart, StopFilter, Tokenizer},
 };
 use ractor::ActorRef;
 use tokio::{sync::mpsc, time::Instant};
@@ -12,6 +12,7 @@ use tracing::{Span, info, warn};
 
 use super::{
     ChatError, ChatEvent, FinishReason, ModelHandle, ScoredToken, TokenScore, Usage,
+    answer::Answer,
     lead::{Lead, Part},
     preparation::Preparation,
     stopwatch::{Stopwatch, end_of},
@@ -47,7 +48,8 @@ pub(super) struct Driver {
     cached_tokens: Option<usize>,
     detokenizer: Detokenizer,
     filter: StopFilter,
-    text: String,
+    parser: ReplyParser,
+    answer: Answer,
     stopwatch: Stopwatch,
 }
 
@@ -86,9 +88,11 @@ impl Driver {
         let tokenizer = context.prompts.tokenizer().clone();
         Driver {
             model,
-            detokenizer: Detokenizer::new(tokenizer.clone(), true),
+            detokenizer: Detokenizer::new(tokenizer.clone(), true).keeping(preparation.reply.tags.iter().copied()),
             tokenizer,
             filter: preparation.stop.filter(),
+            parser: preparation.reply.parser.clone(),
+            answer: Answer::new(),
             scores: preparation.score_prompt.map(|_| vec![None; preparation.prompt.tokens.len()]),
             preparation,
             part,
@@ -96,7 +100,6 @@ impl Driver {
             events,
             produced: Vec::new(),
             cached_tokens: None,
-            text: String::new(),
             stopwatch,
         }
     }
@@ -357,10 +360,12 @@ impl Driver {
             true => (piece, None),
             false => self.filter.feed(&piece),
         };
-        if !self.say(text).await {
+        let parts = self.parser.feed(&text);
+        if !self.say(parts).await {
             return Ok(Some(Life::Cancelled));
         }
-        Ok(stopped.map(|_| Life::Finished(FinishReason::Stop)))
+        let is_over = stopped.is_some() || self.has_called_enough();
+        Ok(is_over.then_some(Life::Finished(FinishReason::Stop)))
     }
 
     fn keep_scores(&mut self, first: usize, scores: Vec<Option<LogProbabilities>>) {
@@ -383,13 +388,24 @@ impl Driver {
         self.events.send(Ok(ChatEvent::Prompt(scores))).await.is_ok()
     }
 
-    /// Sends text. Returns whether the caller is still there.
-    async fn say(&mut self, text: String) -> bool {
-        if text.is_empty() {
-            return true;
+    /// Sends parts of the reply, up to its last call. Returns whether the caller is still there.
+    async fn say(&mut self, parts: Vec<ReplyPart>) -> bool {
+        for part in parts {
+            if self.has_called_enough() {
+                break;
+            }
+            for event in self.answer.take(part) {
+                if self.events.send(Ok(event)).await.is_err() {
+                    return false;
+                }
+            }
         }
-        self.text.push_str(&text);
-        self.events.send(Ok(ChatEvent::Text(text))).await.is_ok()
+        true
+    }
+
+    /// Whether the reply has as many calls as the chat allows.
+    fn has_called_enough(&self) -> bool {
+        self.answer.ended_calls() >= self.preparation.reply.calls_max
     }
 
     async fn finish(&mut self, finish_reason: FinishReason) -> Result<ChatEvent, ChatError> {
@@ -397,7 +413,9 @@ impl Driver {
         if stopped.is_none() {
             rest.push_str(&self.filter.flush());
         }
-        self.say(rest).await;
+        let mut parts = self.parser.feed(&rest);
+        parts.extend(self.parser.finish());
+        self.say(parts).await;
         let prompt = &self.preparation.prompt;
         let usage = Usage {
             prompt_tokens: prompt.tokens.len(),
@@ -405,7 +423,12 @@ impl Driver {
             cached_tokens: self.cached_tokens.unwrap_or(0),
             completion_tokens: self.produced.len(),
         };
-        Ok(ChatEvent::Done { text: std::mem::take(&mut self.text), finish_reason, usage })
+        let finish_reason = match finish_reason {
+            FinishReason::Stop if self.answer.calls_tools() => FinishReason::ToolCalls,
+            other => other,
+        };
+        let Answer { text, reasoning, calls: tool_calls, .. } = std::mem::take(&mut self.answer);
+        Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage })
     }
 }
 

@@ -9,6 +9,7 @@ use bursar_model::{
 };
 use thiserror::Error;
 
+use super::tool_choice::ToolError;
 use crate::{engine::StartError, responder::AskError, vision::VisionError};
 
 /// Why a chat was not answered, or ended early. No other chat is affected.
@@ -91,12 +92,15 @@ pub enum ChatError {
         /// The most samples possible.
         limit: usize,
     },
-    /// The chat has a form and `ignore_end`, but a complete form ends the reply.
+    /// The chat has a form, or must call a tool, and has `ignore_end`, but a complete form ends the reply.
     #[error("a reply with a form ends when the form is complete, so it cannot ignore its end")]
     FormatWithoutEnd,
     /// The form cannot be compiled.
     #[error(transparent)]
     Format(Arc<GrammarError>),
+    /// The model cannot have these tools, or cannot be made to call one.
+    #[error(transparent)]
+    Tools(#[from] ToolError),
     /// The reply was not complete by its deadline.
     #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
     TooLate {
@@ -156,6 +160,7 @@ impl ChatError {
     pub fn reason(&self) -> Option<&str> {
         match self {
             ChatError::Format(error) => error.reason(),
+            ChatError::Tools(error) => error.reason(),
             ChatError::Text(error) => error.reason(),
             ChatError::Sampling(error) => error.reason(),
             _ => None,
@@ -183,6 +188,7 @@ impl Hint for ChatError {
             ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
+            ChatError::Tools(error) => error.hint(),
             ChatError::TooLate { .. } => {
                 "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
             }
@@ -241,6 +247,7 @@ impl ChatError {
             | ChatError::Samples { .. }
             | ChatError::FormatWithoutEnd
             | ChatError::Format(_)
+            | ChatError::Tools(_)
             | ChatError::Text(_)
             | ChatError::Layout(_)
             | ChatError::Sampling(_) => ErrorKind::Request,

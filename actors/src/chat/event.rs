@@ -1,5 +1,6 @@
 //! What a caller receives for a chat.
 
+use super::{ToolCall, ToolCallEvent};
 use crate::finish_reason::FinishReason;
 
 /// One event of a reply. `Done` is the last.
@@ -11,12 +12,20 @@ pub enum ChatEvent {
     Prompt(Vec<Option<TokenScore>>),
     /// The reply's next token, if asked for. The text that it completes follows.
     Token(TokenScore),
+    /// More reasoning, in whole characters, without its tags. Of models that write it, and before any text.
+    Reasoning(String),
     /// More text, in whole characters.
     Text(String),
+    /// A call of a tool begins, goes on or ends. Only for chats with [`tools`](super::Chat::tools).
+    ToolCall(ToolCallEvent),
     /// The end of the reply.
     Done {
-        /// All text of the reply.
+        /// All text of the reply, without reasoning and calls.
         text: String,
+        /// All reasoning.
+        reasoning: String,
+        /// The calls of tools, in order.
+        tool_calls: Vec<ToolCall>,
         /// Why the reply ended.
         finish_reason: FinishReason,
         /// The tokens that it used.
@@ -29,7 +38,7 @@ impl ChatEvent {
     pub fn text(&self) -> &str {
         match self {
             ChatEvent::Text(text) => text,
-            ChatEvent::Prompt(_) | ChatEvent::Token(_) | ChatEvent::Done { .. } => "",
+            _ => "",
         }
     }
 }

@@ -119,7 +119,8 @@ impl Chat {
         self
     }
 
-    /// The reply ends before this text, of at most 1,024 bytes. A chat may have 16 of them.
+    /// The reply ends before this text, of at most 1,024 bytes, also within reasoning or a call. A chat may have 16 of
+    /// them.
     pub fn stop(mut self, text: impl Into<String>) -> Self {
         self.generation.stop.push(text.into());
         self
@@ -150,7 +151,8 @@ impl Chat {
         self
     }
 
-    /// Gives the reply a form: a JSON schema, a regular expression, and so on.
+    /// Gives the reply a form: a JSON schema, a regular expression, and so on. A model that reasons does so first, and a
+    /// chat with tools lets the model call one instead.
     pub fn format(mut self, format: OutputFormat) -> Self {
         self.generation.format = Some(format);
         self

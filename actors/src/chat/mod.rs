@@ -3,6 +3,7 @@
 //! A task outside the supervision tree drives each request, so actors that die take no request with them. The driver
 //! submits the prompt and the tokens so far again, and the caller sees a pause.
 
+mod answer;
 mod driver;
 mod error;
 mod event;
@@ -10,9 +11,12 @@ mod generation;
 mod handle;
 mod lead;
 mod preparation;
+mod reply_rules;
 mod request;
 mod stopwatch;
 mod stream;
+mod tool_call;
+mod tool_choice;
 
 pub use crate::finish_reason::FinishReason;
 pub use error::{ChatError, ErrorKind};
@@ -20,3 +24,5 @@ pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;
 pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;
+pub use tool_call::{ToolCall, ToolCallEvent};
+pub use tool_choice::{ToolChoice, ToolError};

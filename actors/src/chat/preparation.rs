@@ -11,11 +11,11 @@ use bursar_model::{
     error::SamplingError,
     flow::{LayoutError, PrefixKeys, PromptLayout, Visual, VisualGrid},
     processor::{VisualLimits, VisualPlan},
-    sampling::{Sampler, TOP_LOG_PROBABILITIES_MAX},
+    sampling::{Grammar, Sampler, TOP_LOG_PROBABILITIES_MAX},
     text::{StopRules, TemplateInputs},
 };
 
-use super::{Chat, ChatError};
+use super::{Chat, ChatError, ToolChoice, reply_rules::ReplyRules};
 use crate::engine::ModelContext;
 
 /// A chat that may be served.
@@ -31,6 +31,8 @@ pub(super) struct Preparation {
     /// The prompt tokens that the sampler reads.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
+    /// How the reply is read.
+    pub(super) reply: ReplyRules,
     /// Starts without tokens.
     pub(super) prefix: PrefixKeys,
 }
@@ -56,17 +58,19 @@ impl Preparation {
         let ends = context.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
-        let samplers = samplers(chat, context, &stop_tokens, samples)?;
         let (messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals)?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
+        let inputs = template_inputs(chat);
         let tokens = match &chat.tokens {
             Some(tokens) => checked_tokens(chat, context, tokens)?,
             None => {
                 let written = |rendered| context.family.write_videos(rendered, &grids);
-                context.prompts.encode_rewritten(&messages, &template_inputs(chat), written)?
+                context.prompts.encode_rewritten(&messages, &inputs, written)?
             }
         };
+        let reply = ReplyRules::of(chat, context, &inputs, &tokens)?;
+        let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         let prompt = context.family.lay_out(tokens, &grids)?;
         let merge = context.family.merge();
         let largest = RequestCost::largest(&context.envelope, merge);
@@ -96,6 +100,7 @@ impl Preparation {
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             score_prompt: None,
+            reply: reply.clone(),
             prefix: asked
                 .cache_salt
                 .as_ref()
@@ -113,7 +118,7 @@ impl Preparation {
 /// The inputs of the template besides the turns.
 fn template_inputs(chat: &Chat) -> TemplateInputs {
     TemplateInputs {
-        tools: (!chat.tools.is_empty()).then(|| chat.tools.clone()),
+        tools: (!chat.tools.is_empty() && chat.tool_choice != ToolChoice::None).then(|| chat.tools.clone()),
         variables: chat.template_variables.clone(),
         now_unix_seconds: now_unix_seconds(),
         ..TemplateInputs::default()
@@ -133,7 +138,13 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
 }
 
 /// One sampler per sample, because a grammar tracks its own sample's progress.
-fn samplers(chat: &Chat, context: &ModelContext, ends: &Arc<[u32]>, samples: usize) -> Result<Vec<Sampler>, ChatError> {
+fn samplers(
+    chat: &Chat,
+    context: &ModelContext,
+    grammar: Option<Grammar>,
+    ends: &Arc<[u32]>,
+    samples: usize,
+) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
     let vocabulary = context.family.decoder().vocabulary;
     for token in &asked.stop_tokens {
@@ -144,11 +155,9 @@ fn samplers(chat: &Chat, context: &ModelContext, ends: &Arc<[u32]>, samples: usi
     if let Some(top) = asked.prompt_log_probabilities.filter(|top| *top > TOP_LOG_PROBABILITIES_MAX) {
         return Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }.into());
     }
-    if asked.format.is_some() && asked.ignores_end {
+    if grammar.is_some() && asked.ignores_end {
         return Err(ChatError::FormatWithoutEnd);
     }
-    let compile = |format| Ok::<_, ChatError>(context.grammars().map_err(ChatError::Format)?.compile(format)?);
-    let grammar = asked.format.as_ref().map(compile).transpose()?;
     let seed = asked.seed.unwrap_or_else(any_seed);
     let sampler = |sample: usize| {
         let params = asked.sampling(&context.generation.sampling, seed.wrapping_add(sample as u64));

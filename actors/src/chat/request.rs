@@ -6,10 +6,10 @@ use bursar_budgets::Bytes;
 use bursar_model::{
     error::ImageError,
     flow::{self, ImageBytes, ImageLimits, Visual},
-    text::{Message, Part, Role},
+    text::{Message, Part, ReplyFormat, Role},
 };
 
-use super::generation::Generation;
+use super::{ToolChoice, generation::Generation};
 
 /// The most bytes read from a file before its model is known: a bound against endless files.
 const FILE_BYTES_MAX: Bytes = Bytes::gib(1);
@@ -91,6 +91,8 @@ pub enum Content {
     Image(Image),
     /// A video.
     Video(Video),
+    /// Reasoning of the model; see [`Chat::reasoning`].
+    Reasoning(String),
     /// A function call; see [`Chat::tool_call`].
     ToolCall(serde_json::Value),
 }
@@ -102,6 +104,7 @@ impl fmt::Debug for Content {
             Content::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
             Content::Image(image) => write!(formatter, "{image:?}"),
             Content::Video(video) => write!(formatter, "{video:?}"),
+            Content::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
             Content::ToolCall(_) => formatter.write_str("ToolCall(..)"),
         }
     }
@@ -130,6 +133,9 @@ pub struct Chat {
     /// A prompt in tokens, instead of rendered turns.
     pub(super) tokens: Option<Arc<[u32]>>,
     pub(super) tools: Vec<serde_json::Value>,
+    pub(super) tool_choice: ToolChoice,
+    pub(super) calls_one_tool: bool,
+    pub(super) reply_format: Option<ReplyFormat>,
     pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
     pub(super) generation: Generation,
 }
@@ -208,22 +214,54 @@ impl Chat {
         self
     }
 
-    /// Functions that the model may call, each as the JSON that its chat template expects: usually OpenAI's `{"type":
+    /// Functions that the model may call; [`ChatEvent::ToolCall`](super::ChatEvent::ToolCall) tells that it does. Each as the JSON that its chat template expects: usually OpenAI's `{"type":
     /// "function", "function": {"name": .., "description": .., "parameters": ..}}`.
     pub fn tools(mut self, tools: impl IntoIterator<Item = serde_json::Value>) -> Self {
         self.tools.extend(tools);
         self
     }
 
-    /// Adds a function call to the model's last turn, as the chat template expects it: usually OpenAI's `{"type":
-    /// "function", "function": {"name": .., "arguments": {..}}}`. The caller parses calls from the reply's text,
-    /// because models write them in different ways.
-    pub fn tool_call(mut self, call: serde_json::Value) -> Self {
+    /// Whether the model calls tools: by default as it likes. To make it call one, its format of calls has to be
+    /// known, and the tool's schema must be one that [`format`](Chat::format) could take.
+    pub fn tool_choice(mut self, choice: ToolChoice) -> Self {
+        self.tool_choice = choice;
+        self
+    }
+
+    /// Whether the reply may have more than one call; true by default. If not, it ends with its first one.
+    pub fn parallel_tool_calls(mut self, may: bool) -> Self {
+        self.calls_one_tool = !may;
+        self
+    }
+
+    pub(super) fn is_parallel(&self) -> bool {
+        !self.calls_one_tool && !matches!(self.tool_choice, ToolChoice::Named(_))
+    }
+
+    /// How the model writes calls and reasoning, in place of what its chat template tells.
+    /// `ReplyFormat::default()` leaves all of the reply as text.
+    pub fn reply_format(mut self, format: ReplyFormat) -> Self {
+        self.reply_format = Some(format);
+        self
+    }
+
+    /// Adds a function call to the model's last turn: a [`ToolCall`](super::ToolCall) of an earlier reply, or what the
+    /// chat template expects, usually OpenAI's `{"type": "function", "function": {"name": .., "arguments": {..}}}`.
+    pub fn tool_call(self, call: impl Into<serde_json::Value>) -> Self {
+        self.answered(Content::ToolCall(call.into()))
+    }
+
+    /// Adds reasoning to the model's last turn. Templates show it as they please, often only since the last question.
+    pub fn reasoning(self, text: impl Into<String>) -> Self {
+        self.answered(Content::Reasoning(text.into()))
+    }
+
+    fn answered(mut self, content: Content) -> Self {
         if !matches!(self.turns.last(), Some((Role::Assistant, _))) {
             self.turns.push((Role::Assistant, Vec::new()));
         }
         if let Some((_, contents)) = self.turns.last_mut() {
-            contents.push(Content::ToolCall(call));
+            contents.push(content);
         }
         self
     }
@@ -233,7 +271,7 @@ impl Chat {
         self.turn(Role::Tool, vec![Content::Text(text.into())])
     }
 
-    /// Sets a variable that the chat template reads, such as `enable_thinking`.
+    /// Sets a variable that the chat template reads, such as `enable_thinking`, with which some models reason or not.
     pub fn template_variable(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.template_variables.insert(name.into(), value.into());
         self
@@ -260,6 +298,7 @@ impl Chat {
                     visuals.push(Visual::Image(image.0.clone()));
                     Part::Image
                 }
+                Content::Reasoning(text) => Part::Reasoning(text.clone()),
                 Content::ToolCall(call) => Part::ToolCall(call.clone()),
                 Content::Video(video) => {
                     visuals.push(Visual::Video(video.0.clone()));

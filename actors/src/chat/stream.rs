@@ -26,7 +26,7 @@ use super::{ChatError, ChatEvent};
 ///     match event? {
 ///         ChatEvent::Text(piece) => heard += &piece,
 ///         ChatEvent::Done { text, usage, .. } => assert!(text == heard && usage.completion_tokens <= 5),
-///         _ => {} // Log-probabilities, which this chat did not ask for.
+///         _ => {} // Log-probabilities, calls and reasoning, which are not for this chat and model.
 ///     }
 /// }
 /// # runtime.shutdown().await;
@@ -49,16 +49,15 @@ impl Reply {
         std::future::poll_fn(|context| self.poll_event(context)).await
     }
 
-    /// Waits for the end of the reply and returns its whole text.
+    /// Waits for the end of the reply and returns its whole text, without reasoning and calls.
     ///
     /// # Errors
     /// The error that ended it early.
     pub async fn text(mut self) -> Result<String, ChatError> {
         let mut whole = String::new();
         while let Some(event) = self.next().await {
-            match event? {
-                ChatEvent::Done { text, .. } => whole = text,
-                ChatEvent::Prompt(_) | ChatEvent::Token(_) | ChatEvent::Text(_) => {}
+            if let ChatEvent::Done { text, .. } = event? {
+                whole = text;
             }
         }
         Ok(whole)

@@ -265,7 +265,7 @@ words! { "reason":
 impl From<FinishReason> for RequestEnd {
     fn from(reason: FinishReason) -> Self {
         match reason {
-            FinishReason::Stop => RequestEnd::Stop,
+            FinishReason::Stop | FinishReason::ToolCalls => RequestEnd::Stop,
             FinishReason::Length => RequestEnd::Length,
         }
     }

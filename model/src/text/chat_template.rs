@@ -14,6 +14,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Va
 use super::error::{PrivateText, TextError};
 use super::message::Message;
 use super::python_value::{display, tojson};
+use super::reply_format::ReplyFormat;
 use super::strftime::strftime;
 use super::template_meter::{MeterLimits, TooHeavy};
 use super::template_metering::metered;
@@ -155,6 +156,27 @@ impl ChatTemplate {
     /// The sources that it was compiled from.
     pub fn sources(&self) -> &TemplateSources {
         &self.sources
+    }
+
+    /// How the model writes reasoning and calls, by the text of the template that `inputs` select.
+    ///
+    /// # Errors
+    /// [`TextError::UnknownTemplate`].
+    pub fn reply_format(&self, inputs: &TemplateInputs) -> Result<ReplyFormat, TextError> {
+        self.source(inputs).map(ReplyFormat::of_template)
+    }
+
+    /// Whether the template that `inputs` select shows tools to the model.
+    ///
+    /// # Errors
+    /// [`TextError::UnknownTemplate`].
+    pub fn shows_tools(&self, inputs: &TemplateInputs) -> Result<bool, TextError> {
+        self.source(inputs).map(|source| source.contains("tools"))
+    }
+
+    fn source(&self, inputs: &TemplateInputs) -> Result<&str, TextError> {
+        let name = self.select(inputs)?;
+        self.sources.templates.get(name).map(String::as_str).ok_or_else(|| self.unknown(name))
     }
 
     /// Renders a conversation. It does *not* guard against names of special tokens in messages: encode with

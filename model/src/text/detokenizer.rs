@@ -19,6 +19,8 @@ const UNFINISHED_MAX: usize = 3;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special_tokens: bool,
+    /// Ids of special tokens that yield text all the same.
+    kept: Vec<u32>,
     window: Vec<u32>,
     emitted_bytes: usize,
 }
@@ -26,7 +28,16 @@ pub struct Detokenizer {
 impl Detokenizer {
     /// Starts a reply. With `skip_special_tokens`, control tokens yield no text.
     pub fn new(tokenizer: Tokenizer, skip_special_tokens: bool) -> Self {
-        Detokenizer { tokenizer, skip_special_tokens, window: Vec::new(), emitted_bytes: 0 }
+        Detokenizer { tokenizer, skip_special_tokens, kept: Vec::new(), window: Vec::new(), emitted_bytes: 0 }
+    }
+
+    /// Lets these special tokens yield their text: tags that a [`ReplyParser`](super::ReplyParser) has to see. Texts
+    /// that are no token are spelled by others, and need nothing.
+    #[must_use]
+    pub fn keeping(mut self, tags: impl IntoIterator<Item = &'static str>) -> Self {
+        let tokenizer = &self.tokenizer;
+        self.kept.extend(tags.into_iter().filter_map(|tag| tokenizer.id_of(tag)));
+        self
     }
 
     /// The text that `token` completes; empty while a character is unfinished.
@@ -34,8 +45,11 @@ impl Detokenizer {
     /// # Errors
     /// [`TextError::Decode`].
     pub fn feed(&mut self, token: u32) -> Result<String, TextError> {
+        if self.skip_special_tokens && self.tokenizer.is_special(token) && !self.kept.contains(&token) {
+            return Ok(String::new());
+        }
         self.window.push(token);
-        let text = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
+        let text = self.tokenizer.decode(&self.window, false)?;
         let safe = safe_bytes(&text);
         let piece = self.take(&text, safe);
         if self.window.len() >= WINDOW_TOKENS {
@@ -50,7 +64,7 @@ impl Detokenizer {
     /// # Errors
     /// [`TextError::Decode`].
     pub fn flush(&mut self) -> Result<String, TextError> {
-        let text = self.tokenizer.decode(&self.window, self.skip_special_tokens)?;
+        let text = self.tokenizer.decode(&self.window, false)?;
         let piece = self.take(&text, text.len());
         self.window.clear();
         self.emitted_bytes = 0;
@@ -67,7 +81,7 @@ impl Detokenizer {
     /// Keeps only the last tokens. All of their text but the last `withheld_bytes` bytes was emitted.
     fn shorten(&mut self, withheld_bytes: usize) -> Result<(), TextError> {
         let context = &self.window[self.window.len() - CONTEXT_TOKENS..];
-        let text = self.tokenizer.decode(context, self.skip_special_tokens)?;
+        let text = self.tokenizer.decode(context, false)?;
         if let Some(emitted) = text.len().checked_sub(withheld_bytes).filter(|&at| text.is_char_boundary(at)) {
             self.window.drain(..self.window.len() - CONTEXT_TOKENS);
             self.emitted_bytes = emitted;

@@ -1,4 +1,4 @@
-//! Messages of a conversation: role, text, pictures, videos and calls.
+//! Messages of a conversation: role, text, pictures, videos, reasoning and calls.
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -26,6 +26,8 @@ pub enum Part {
     Image,
     /// The place of a video. Videos are passed in the same way.
     Video,
+    /// Reasoning of the model, before the rest of its message. Templates get it separately from the content.
+    Reasoning(String),
     /// A call of a function, in the form that the template expects: usually
     /// `{"type": "function", "function": {"name": .., "arguments": {..}}}`. Templates get a message's calls separately
     /// from its content.
@@ -36,8 +38,8 @@ pub enum Part {
 ///
 /// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
 /// is only text, because templates of text-only models concatenate it. Otherwise it is a list of
-/// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Calls of functions are in a list of
-/// their own, `tool_calls`.
+/// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
+/// `reasoning_content`, and calls of functions are in a list, `tool_calls`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
     /// The author of a message.
@@ -66,7 +68,15 @@ impl Message {
     pub fn texts(&self) -> impl Iterator<Item = &str> {
         self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(text.as_str()),
-            Part::Image | Part::Video | Part::ToolCall(_) => None,
+            Part::Image | Part::Video | Part::Reasoning(_) | Part::ToolCall(_) => None,
+        })
+    }
+
+    /// All reasoning, in order.
+    pub fn reasoning(&self) -> impl Iterator<Item = &str> {
+        self.content.iter().filter_map(|part| match part {
+            Part::Reasoning(text) => Some(text.as_str()),
+            Part::Text(_) | Part::Image | Part::Video | Part::ToolCall(_) => None,
         })
     }
 
@@ -74,7 +84,7 @@ impl Message {
     pub fn tool_calls(&self) -> impl Iterator<Item = &serde_json::Value> {
         self.content.iter().filter_map(|part| match part {
             Part::ToolCall(call) => Some(call),
-            Part::Text(_) | Part::Image | Part::Video => None,
+            Part::Text(_) | Part::Image | Part::Video | Part::Reasoning(_) => None,
         })
     }
 }
@@ -86,6 +96,7 @@ impl std::fmt::Debug for Part {
             Part::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
             Part::Image => formatter.write_str("Image"),
             Part::Video => formatter.write_str("Video"),
+            Part::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
             Part::ToolCall(_) => formatter.write_str("ToolCall(..)"),
         }
     }
@@ -101,6 +112,7 @@ impl Serialize for Part {
             }
             Part::Image => map.serialize_entry("type", "image")?,
             Part::Video => map.serialize_entry("type", "video")?,
+            Part::Reasoning(_) => map.serialize_entry("type", "reasoning")?,
             Part::ToolCall(_) => map.serialize_entry("type", "tool_call")?,
         }
         map.end()
@@ -114,8 +126,12 @@ impl Serialize for Message {
         if self.images() + self.videos() == 0 {
             map.serialize_entry("content", &self.texts().collect::<String>())?;
         } else {
-            let said: Vec<_> = self.content.iter().filter(|part| !matches!(part, Part::ToolCall(_))).collect();
+            let is_said = |part: &&Part| !matches!(part, Part::ToolCall(_) | Part::Reasoning(_));
+            let said: Vec<_> = self.content.iter().filter(is_said).collect();
             map.serialize_entry("content", &said)?;
+        }
+        if self.reasoning().next().is_some() {
+            map.serialize_entry("reasoning_content", &self.reasoning().collect::<String>())?;
         }
         let calls: Vec<_> = self.tool_calls().collect();
         if !calls.is_empty() {

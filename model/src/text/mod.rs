@@ -1,12 +1,15 @@
-//! Text: messages -> prompt -> token ids, and token ids -> text.
+//! Text: messages -> prompt -> token ids, and token ids -> text -> the parts of a reply.
 
 pub(crate) mod byte_level;
+mod call_object;
 pub mod chat_template;
 pub mod detokenizer;
 pub(crate) mod error;
 pub mod message;
 pub mod prompt;
 pub(crate) mod python_value;
+pub mod reply_format;
+pub mod reply_parser;
 pub mod special_guard;
 pub mod spelling;
 pub mod stop_rules;
@@ -22,6 +25,8 @@ pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
 pub use detokenizer::Detokenizer;
 pub use message::{Message, Part, Role};
 pub use prompt::PromptEncoder;
+pub use reply_format::{ReasoningFormat, ReplyFormat, Thinking, ToolFormat};
+pub use reply_parser::{ReplyParser, ReplyPart};
 pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};
 pub use template_source::TemplateSources;

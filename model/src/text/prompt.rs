@@ -104,6 +104,7 @@ impl PromptEncoder {
 /// Every text in the prompt that is from neither this crate nor the checkpoint.
 fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec<&'a str> {
     let mut texts: Vec<_> = messages.iter().flat_map(Message::texts).collect();
+    texts.extend(messages.iter().flat_map(Message::reasoning));
     let calls = messages.iter().flat_map(Message::tool_calls);
     let values = inputs.tools.iter().flatten().chain(inputs.variables.values()).chain(calls);
     values.for_each(|value| collect_json(value, &mut texts));
@@ -140,6 +141,7 @@ fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {
 fn marked_message(message: &Message, guard: &SpecialGuard, mark: char) -> Message {
     let content = message.content.iter().map(|part| match part {
         Part::Text(text) => Part::Text(guard.mark(text, mark)),
+        Part::Reasoning(text) => Part::Reasoning(guard.mark(text, mark)),
         Part::ToolCall(call) => {
             let mut call = call.clone();
             mark_json(&mut call, guard, mark);

@@ -128,6 +128,12 @@ impl Tokenizer {
         &self.shared.added
     }
 
+    /// Whether this is a control token.
+    pub fn is_special(&self, id: u32) -> bool {
+        let added = self.added_tokens();
+        added.binary_search_by_key(&id, |token| token.id).is_ok_and(|at| added[at].special)
+    }
+
     /// The file's decoder, which defines how tokens spell text.
     pub(super) fn decoder(&self) -> Option<&tokenizers::DecoderWrapper> {
         self.shared.inner.get_decoder()

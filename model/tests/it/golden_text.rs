@@ -1,7 +1,8 @@
 //! Tokenizer and chat templates against recorded results of transformers.
 
 use bursar_model::text::{
-    ChatTemplate, Detokenizer, Message, Part, PromptEncoder, Role, TemplateInputs, TemplateLimits, TemplateSources,
+    ChatTemplate, Detokenizer, Message, Part, PromptEncoder, ReasoningFormat, ReplyFormat, Role, TemplateInputs,
+    TemplateLimits, TemplateSources, Thinking, ToolFormat,
 };
 use serde_json::Value;
 
@@ -36,7 +37,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
             "tool" => Role::Tool,
             _ => return None,
         };
-        let known = ["role", "content", "tool_calls"];
+        let known = ["role", "content", "reasoning_content", "tool_calls"];
         let only_known_fields = message.as_object()?.keys().all(|key| known.contains(&key.as_str()));
         let calls = message["tool_calls"].as_array().into_iter().flatten().cloned().map(Part::ToolCall);
         let mut content: Vec<_> = match &message["content"] {
@@ -44,6 +45,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
             Value::Array(parts) => parts.iter().map(part).collect::<Option<_>>()?,
             _ => return None,
         };
+        content.extend(message["reasoning_content"].as_str().map(|text| Part::Reasoning(text.to_owned())));
         content.extend(calls);
         only_known_fields.then_some(Message { role, content })
     };
@@ -53,7 +55,7 @@ fn messages(recorded: &Value) -> Option<Vec<Message>> {
 #[test]
 fn templates_render_what_transformers_renders() {
     let mut in_our_words = 0;
-    for file in ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwq"] {
+    for file in ["qwen2_5", "qwen2_5_vl", "qwen3_vl", "qwq", "qwen3", "llama_3_1"] {
         let golden = golden_json(&format!("chat_templates/{file}.json"));
         let template = template(golden["template"].as_str().expect("a template"));
         let cases = golden["cases"].as_array().expect("cases");
@@ -74,6 +76,35 @@ fn templates_render_what_transformers_renders() {
         }
     }
     assert!(in_our_words > 20, "{in_our_words}");
+}
+
+#[test]
+fn released_templates_tell_their_formats_and_their_prompts_whether_the_model_thinks() {
+    use ReasoningFormat::ThinkTags;
+    let qwen3 = [Thinking::Possible, Thinking::Off];
+    let formats = [
+        ("qwen2_5", ToolFormat::Hermes, ReasoningFormat::None, [Thinking::Off; 2]),
+        ("qwq", ToolFormat::Hermes, ThinkTags, [Thinking::Begun; 2]),
+        ("qwen3", ToolFormat::Hermes, ThinkTags, qwen3),
+        ("llama_3_1", ToolFormat::Llama3Json, ReasoningFormat::None, [Thinking::Off; 2]),
+        ("qwen2_5_vl", ToolFormat::None, ReasoningFormat::None, [Thinking::Off; 2]),
+    ];
+    for (file, tools, reasoning, thinking) in formats {
+        let golden = golden_json(&format!("chat_templates/{file}.json"));
+        let template = template(golden["template"].as_str().expect("a template"));
+        let shows_tools = template.shows_tools(&TemplateInputs::default()).expect("it has a default");
+        assert_eq!(shows_tools, tools != ToolFormat::None, "{file}");
+        for (is_on, expected) in [true, false].into_iter().zip(thinking) {
+            let variables = [("enable_thinking".to_owned(), is_on.into())].into_iter().collect();
+            let inputs = TemplateInputs { variables, ..TemplateInputs::default() };
+            let format = template.reply_format(&inputs).expect("it has a default");
+            assert_eq!(format, ReplyFormat { tools, reasoning }, "{file}");
+            // What a user writes does not matter, as the prompt goes on after it.
+            let asked = [Message::text(Role::User, "<think>")];
+            let prompt = template.render(&asked, &inputs).expect("it renders");
+            assert_eq!(format.reasoning.after(&prompt), expected, "{file}, thinking {is_on}");
+        }
+    }
 }
 
 #[test]

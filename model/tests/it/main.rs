@@ -10,6 +10,7 @@ mod captured_steps;
 mod checkpoints;
 mod common;
 mod copy;
+mod forced_calls;
 mod gguf;
 mod golden_processor;
 
@@ -24,6 +25,7 @@ mod pytorch;
 mod random_checkpoints;
 mod real_gguf;
 mod replies;
+mod reply_parts;
 mod rule_5_plan_equals_measurement;
 mod sampling;
 mod sampling_distributions;

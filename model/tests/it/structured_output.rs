@@ -13,12 +13,12 @@ use serde_json::{Value, json};
 use crate::common;
 
 /// A vocabulary with its grammar compiler. The logits are wider than the tokenizer, as in padded checkpoints.
-struct Model {
-    name: &'static str,
-    tokenizer: Tokenizer,
+pub(crate) struct Model {
+    pub(crate) name: &'static str,
+    pub(crate) tokenizer: Tokenizer,
     vocabulary: usize,
-    ends: Vec<u32>,
-    compiler: GrammarCompiler,
+    pub(crate) ends: Vec<u32>,
+    pub(crate) compiler: GrammarCompiler,
 }
 
 impl Model {
@@ -47,10 +47,10 @@ static DEMO: LazyLock<Model> = LazyLock::new(|| {
 static SMALL: LazyLock<Model> = LazyLock::new(|| Model::new("small", common::small_tokenizer(), 384, &["<|im_end|>"]));
 
 /// Qwen2.5's vocabulary, with the width of its logits.
-static QWEN: LazyLock<Model> =
+pub(crate) static QWEN: LazyLock<Model> =
     LazyLock::new(|| Model::new("qwen", common::qwen_tokenizer(), 152_064, &["<|im_end|>", "<|endoftext|>"]));
 
-fn models() -> [&'static Model; 3] {
+pub(crate) fn models() -> [&'static Model; 3] {
     [&DEMO, &SMALL, &QWEN]
 }
 
@@ -62,7 +62,7 @@ fn random_row(vocabulary: usize, seed: u64, step: usize, row: &mut Vec<f32>) {
 }
 
 /// A reply from random logits, without its end token, and whether it ended by itself.
-fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, tokens_max: usize) -> (Vec<u32>, bool) {
+pub(crate) fn reply(model: &Model, grammar: &Grammar, params: SamplingParams, tokens_max: usize) -> (Vec<u32>, bool) {
     let seed = params.seed;
     let sampler = Sampler::new(params, model.vocabulary).expect("valid parameters").with_grammar(grammar.clone());
     assert!(sampler.reads_past() && !sampler.is_plain_argmax());

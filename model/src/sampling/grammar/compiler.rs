@@ -5,10 +5,10 @@ use std::sync::Arc;
 use llguidance::{ParserFactory, api::ParserLimits};
 
 use super::{
-    error::GrammarError, fault_place::place, output_format::OutputFormat, parser::Parser, state::Grammar,
-    vocabulary::Vocabulary,
+    error::GrammarError, fault_place::place, output_format::OutputFormat, parser::Parser, reply_form::ReplyForm,
+    state::Grammar, vocabulary::Vocabulary,
 };
-use crate::text::{Tokenizer, error::PrivateText};
+use crate::text::{Thinking, Tokenizer, error::PrivateText};
 
 /// Maximum bytes of a reason that is passed on.
 const REASON_BYTES_MAX: usize = 400;
@@ -42,14 +42,42 @@ impl GrammarCompiler {
     /// [`GrammarError`] if the form is too large, malformed, unsupported or too complex.
     pub fn compile(&self, format: &OutputFormat) -> Result<Grammar, GrammarError> {
         let parser = self.parser(format).map_err(|error| self.placed(format, error))?;
-        // A form that is too complex for its first token fails here, in the caller, and not in the lane. This also
-        // warms the caches.
+        self.tried(parser, |reason| refusal(format, reason))
+    }
+
+    /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is free, and ends with its tag.
+    ///
+    /// # Errors
+    /// As [`compile`](Self::compile); with the index of the tool if one tool's schema is at fault.
+    pub fn compile_reply(
+        &self,
+        form: &ReplyForm,
+        thinking: Thinking,
+    ) -> Result<Grammar, (Option<usize>, GrammarError)> {
+        if let (ReplyForm::Format(format), Thinking::Off) = (form, thinking) {
+            return self.compile(format).map_err(|error| (None, error));
+        }
+        let whole = |error| (None, error);
+        let compiled = form.grammar(thinking).and_then(|grammar| {
+            let parser = self.factory.create_parser(grammar).map_err(|error| whole_refusal(&error.to_string()))?;
+            self.tried(Parser::new(parser), whole_refusal)
+        });
+        compiled.map_err(|error| {
+            // A part that is refused on its own has an error with a place.
+            let refused = |(tool, part)| Some((tool, self.compile(&part).err()?));
+            form.parts().into_iter().find_map(refused).unwrap_or_else(|| whole(error))
+        })
+    }
+
+    /// A form that is too complex for its first token fails here, in the caller, and not in the lane. This also warms
+    /// the caches.
+    fn tried(&self, parser: Parser, refused: impl Fn(&str) -> GrammarError) -> Result<Grammar, GrammarError> {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
-        grammar.allowed(&[]).map_err(|error| match error {
-            GrammarError::DeadEnd { .. } => refusal(format, "nothing that the vocabulary can spell has this form"),
-            error => error,
-        })?;
-        Ok(grammar)
+        match grammar.allowed(&[]) {
+            Ok(_) => Ok(grammar),
+            Err(GrammarError::DeadEnd { .. }) => Err(refused("nothing that the vocabulary can spell has this form")),
+            Err(error) => Err(error),
+        }
     }
 
     fn parser(&self, format: &OutputFormat) -> Result<Parser, GrammarError> {
@@ -87,6 +115,16 @@ fn limits() -> ParserLimits {
 
 /// The library's errors are sentences. Exceeded limits are recognised by their words.
 fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
+    match (format, whole_refusal(error)) {
+        (OutputFormat::Regex(_) | OutputFormat::Choice(_), GrammarError::Schema { reason }) => {
+            GrammarError::UnsupportedRegex { reason }
+        }
+        (_, refusal) => refusal,
+    }
+}
+
+/// The same for a form of schemas.
+fn whole_refusal(error: &str) -> GrammarError {
     const LIMITS: [&str; 8] =
         ["too big", "too large", "too complex", "fuel", "limit", "stack level", "exceeded", "too many"];
     let first_line = error.lines().next().unwrap_or_default();
@@ -96,11 +134,7 @@ fn refusal(format: &OutputFormat, error: &str) -> GrammarError {
     // The message of a panic in the library would not help a caller.
     let first_line = if first_line.starts_with("panic") { "the form is not understood" } else { first_line };
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
-    let reason = PrivateText(first_line[..end.unwrap_or(0)].to_owned());
-    match format {
-        OutputFormat::JsonSchema { .. } => GrammarError::Schema { reason },
-        OutputFormat::Regex(_) | OutputFormat::Choice(_) => GrammarError::UnsupportedRegex { reason },
-    }
+    GrammarError::Schema { reason: PrivateText(first_line[..end.unwrap_or(0)].to_owned()) }
 }
 
 impl std::fmt::Debug for GrammarCompiler {

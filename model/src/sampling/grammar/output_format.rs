@@ -7,7 +7,7 @@ use super::{error::GrammarError, schema_rules};
 use crate::text::error::PrivateText;
 
 /// Maximum bytes of a schema, written compactly.
-const SCHEMA_BYTES_MAX: usize = 64 * 1024;
+pub(super) const SCHEMA_BYTES_MAX: usize = 64 * 1024;
 /// Maximum levels of nested values in a schema.
 const SCHEMA_DEPTH_MAX: usize = 64;
 /// Maximum bytes of a regular expression.
@@ -135,9 +135,7 @@ impl OutputFormat {
 
 /// The schema, with our compile settings instead of any of its own.
 fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, GrammarError> {
-    // The depth is checked first, because writing a value out recurses.
-    require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
-    require("schema", schema.to_string().len(), "bytes", SCHEMA_BYTES_MAX)?;
+    schema_bytes(schema)?;
     schema_rules::check(schema)?;
     if has_large_multiple(schema) {
         return Err(GrammarError::Schema { reason: PrivateText(format!("`multipleOf` is above {MULTIPLE_OF_MAX}")) });
@@ -154,6 +152,15 @@ fn json_schema(schema: &Value, whitespace: JsonWhitespace) -> Result<Value, Gram
     };
     whitespace.settings().apply_to(&mut schema);
     Ok(schema)
+}
+
+/// The bytes of a schema that is neither too deep nor too long.
+pub(super) fn schema_bytes(schema: &Value) -> Result<usize, GrammarError> {
+    // The depth is checked first, because writing a value out recurses.
+    require("schema", depth(schema), "levels", SCHEMA_DEPTH_MAX)?;
+    let bytes = schema.to_string().len();
+    require("schema", bytes, "bytes", SCHEMA_BYTES_MAX)?;
+    Ok(bytes)
 }
 
 /// Levels of a value. It counts iteratively and stops just above the limit, so a very deep value does not overflow the
@@ -250,6 +257,6 @@ fn escape(character: char) -> String {
     }
 }
 
-fn require(part: &'static str, value: usize, unit: &'static str, limit: usize) -> Result<(), GrammarError> {
+pub(super) fn require(part: &'static str, value: usize, unit: &'static str, limit: usize) -> Result<(), GrammarError> {
     if value > limit { Err(GrammarError::TooLarge { part, value, unit, limit }) } else { Ok(()) }
 }

@@ -1,0 +1,95 @@
+//! How a chat's reply is read, and what form it must have.
+
+use bursar_model::{
+    sampling::{ForcedCalls, Grammar, ReplyForm},
+    text::{ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
+};
+
+use super::{Chat, ChatError, ToolChoice, tool_choice::ToolError};
+use crate::engine::ModelContext;
+
+/// The last tokens of a prompt: enough to spell a tag and white space around it.
+const END_TOKENS: usize = 24;
+
+/// How the replies to one chat are read.
+#[derive(Clone)]
+pub(super) struct ReplyRules {
+    /// A parser that has read nothing.
+    pub(super) parser: ReplyParser,
+    /// Special tokens that the parser has to see.
+    pub(super) tags: Vec<&'static str>,
+    /// After this many calls the reply ends.
+    pub(super) calls_max: usize,
+    tools: ToolFormat,
+    thinking: Thinking,
+}
+
+impl ReplyRules {
+    /// The rules for a chat whose prompt has these `tokens`.
+    ///
+    /// # Errors
+    /// [`ChatError::Tools`], [`ChatError::Text`].
+    pub(super) fn of(
+        chat: &Chat,
+        context: &ModelContext,
+        inputs: &TemplateInputs,
+        tokens: &[u32],
+    ) -> Result<Self, ChatError> {
+        let (template, tokenizer) = (context.prompts.template(), context.prompts.tokenizer());
+        let format = match (chat.reply_format, &chat.tokens) {
+            (Some(format), _) => format,
+            // No template wrote this prompt, so none tells how the reply is written.
+            (None, Some(_)) => ReplyFormat::default(),
+            (None, None) => {
+                if inputs.tools.is_some() && !template.shows_tools(inputs)? {
+                    return Err(ToolError::NotShown.into());
+                }
+                template.reply_format(inputs)?
+            }
+        };
+        let end = tokenizer.decode(&tokens[tokens.len().saturating_sub(END_TOKENS)..], false)?;
+        let thinking = format.reasoning.after(&end);
+        let tools = if inputs.tools.is_some() { format.tools } else { ToolFormat::None };
+        Ok(ReplyRules {
+            parser: ReplyParser::new(thinking, tools, chat.tool_names()),
+            tags: [thinking.tags(), tools.tags()].concat(),
+            calls_max: if chat.is_parallel() { usize::MAX } else { 1 },
+            tools,
+            thinking,
+        })
+    }
+
+    /// The grammar of the reply, if it must have a form.
+    ///
+    /// # Errors
+    /// [`ChatError::Format`], [`ChatError::Tools`].
+    pub(super) fn grammar(&self, chat: &Chat, context: &ModelContext) -> Result<Option<Grammar>, ChatError> {
+        let format = chat.generation.format.clone();
+        let (indices, form) = match (&chat.tool_choice, format) {
+            (ToolChoice::Required | ToolChoice::Named(_), _) => {
+                let (indices, calls) = self.forced(chat)?;
+                (indices, ReplyForm::Calls(calls))
+            }
+            (_, Some(format)) if self.tools != ToolFormat::None => {
+                let (indices, calls) = self.forced(chat)?;
+                (indices, ReplyForm::FormatOrCalls(format, calls))
+            }
+            (_, Some(format)) => (Vec::new(), ReplyForm::Format(format)),
+            (_, None) => return Ok(None),
+        };
+        let compiler = context.grammars().map_err(ChatError::Format)?;
+        let compiled = compiler.compile_reply(&form, self.thinking);
+        compiled.map(Some).map_err(|(tool, error)| match tool {
+            Some(tool) => ToolError::Schema { index: indices[tool], source: error.into() }.into(),
+            None => error.into(),
+        })
+    }
+
+    fn forced(&self, chat: &Chat) -> Result<(Vec<usize>, ForcedCalls), ToolError> {
+        let (indices, tools) = chat.callable_tools()?.into_iter().unzip();
+        if self.tools == ToolFormat::None {
+            return Err(ToolError::NoFormat);
+        }
+        Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
+    }
+}

@@ -1,0 +1,185 @@
+//! The JSON object of a call, read a character at a time: it finds the name and where the arguments begin and end.
+
+/// A reader of one object. It keeps only the name and the current key, and takes the same time for every character.
+///
+/// It knows as much of JSON as it needs to find the ends of values: strings, nesting, commas. Arguments are an object,
+/// whose content it does not check.
+#[derive(Clone, Debug)]
+pub(super) struct CallObject {
+    place: Place,
+    /// The text of the string being read, with its quotes, where it matters.
+    string: String,
+    is_escaped: bool,
+    key: Key,
+    name: Option<String>,
+    has_arguments: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Place {
+    Start,
+    BeforeKey,
+    InKey,
+    BeforeColon,
+    BeforeValue,
+    InString,
+    InNested { depth: usize, in_string: bool },
+    InScalar,
+    AfterValue,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Key {
+    Name,
+    Arguments,
+    Other,
+}
+
+/// What a character was.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Seen {
+    /// Nothing of note.
+    More,
+    /// The end of the name.
+    Name,
+    /// The first character of the arguments.
+    Arguments,
+    /// The last character of the arguments.
+    ArgumentsEnd,
+    /// The last character of the object.
+    End,
+    /// No part of a call.
+    Broken,
+}
+
+impl CallObject {
+    pub(super) fn new() -> Self {
+        CallObject {
+            place: Place::Start,
+            string: String::new(),
+            is_escaped: false,
+            key: Key::Other,
+            name: None,
+            has_arguments: false,
+        }
+    }
+
+    /// The name, once it has been read.
+    pub(super) fn name(&self) -> Option<&str> {
+        self.name.as_deref()
+    }
+
+    /// Takes the next character. After `End` and `Broken` there is no next one.
+    pub(super) fn feed(&mut self, next: char) -> Seen {
+        match self.place {
+            Place::InKey => self.in_key(next),
+            Place::InString => self.in_string(next),
+            Place::InNested { depth, in_string } => self.in_nested(next, depth, in_string),
+            Place::InScalar if !matches!(next, ',' | '}' | ' ' | '\n' | '\r' | '\t') => match next {
+                '<' | '"' | '{' | '[' | ']' => Seen::Broken,
+                _ => Seen::More,
+            },
+            _ if matches!(next, ' ' | '\n' | '\r' | '\t') => {
+                if self.place == Place::InScalar {
+                    self.place = Place::AfterValue;
+                }
+                Seen::More
+            }
+            place => self.between(place, next),
+        }
+    }
+
+    /// A character that separates, begins or ends something.
+    fn between(&mut self, place: Place, next: char) -> Seen {
+        self.place = match (place, next) {
+            (Place::Start, '{') | (Place::InScalar | Place::AfterValue, ',') => Place::BeforeKey,
+            (Place::BeforeKey | Place::InScalar | Place::AfterValue, '}') => return Seen::End,
+            (Place::BeforeKey, '"') => {
+                self.string = "\"".to_owned();
+                Place::InKey
+            }
+            (Place::BeforeColon, ':') => Place::BeforeValue,
+            (Place::BeforeValue, _) => return self.value(next),
+            _ => return Seen::Broken,
+        };
+        Seen::More
+    }
+
+    /// The first character of a value.
+    fn value(&mut self, first: char) -> Seen {
+        self.place = match (self.key, first) {
+            (Key::Name | Key::Other, '"') => {
+                self.string = "\"".to_owned();
+                Place::InString
+            }
+            (Key::Arguments, '{') => {
+                self.has_arguments = true;
+                self.place = Place::InNested { depth: 1, in_string: false };
+                return Seen::Arguments;
+            }
+            (Key::Other, '{' | '[') => Place::InNested { depth: 1, in_string: false },
+            (Key::Other, 'a'..='z' | '0'..='9' | '-') => Place::InScalar,
+            _ => return Seen::Broken,
+        };
+        Seen::More
+    }
+
+    fn in_key(&mut self, next: char) -> Seen {
+        self.string.push(next);
+        if !self.ends_string(next) {
+            return Seen::More;
+        }
+        self.key = match self.string.as_str() {
+            "\"name\"" if self.name.is_none() => Key::Name,
+            "\"arguments\"" | "\"parameters\"" if !self.has_arguments => Key::Arguments,
+            _ => Key::Other,
+        };
+        self.place = Place::BeforeColon;
+        Seen::More
+    }
+
+    fn in_string(&mut self, next: char) -> Seen {
+        if self.key == Key::Name {
+            self.string.push(next);
+        }
+        if !self.ends_string(next) {
+            return Seen::More;
+        }
+        self.place = Place::AfterValue;
+        if self.key != Key::Name {
+            return Seen::More;
+        }
+        match serde_json::from_str::<String>(&self.string) {
+            Ok(name) if !name.is_empty() => {
+                self.name = Some(name);
+                Seen::Name
+            }
+            _ => Seen::Broken,
+        }
+    }
+
+    fn in_nested(&mut self, next: char, depth: usize, in_string: bool) -> Seen {
+        let (depth, in_string) = match (in_string, next) {
+            (true, _) => (depth, !self.ends_string(next)),
+            (false, '"') => (depth, true),
+            (false, '{' | '[') => (depth + 1, false),
+            (false, '}' | ']') => (depth - 1, false),
+            // No JSON has it outside of strings, and every tag begins with it.
+            (false, '<') => return Seen::Broken,
+            (false, _) => (depth, false),
+        };
+        self.place = Place::InNested { depth, in_string };
+        if depth > 0 {
+            return Seen::More;
+        }
+        self.place = Place::AfterValue;
+        if self.key == Key::Arguments { Seen::ArgumentsEnd } else { Seen::More }
+    }
+
+    /// Whether a character inside a string is its closing quote.
+    fn ends_string(&mut self, next: char) -> bool {
+        let was_escaped = std::mem::take(&mut self.is_escaped);
+        self.is_escaped = next == '\\' && !was_escaped;
+        next == '"' && !was_escaped
+    }
+}

@@ -1,0 +1,160 @@
+//! How a model writes its reasoning and its calls of tools into a reply, read off its chat template.
+
+/// The tags around reasoning.
+pub(super) const THINK: &str = "<think>";
+pub(super) const THINK_END: &str = "</think>";
+/// The tags around a call in the Hermes format.
+pub(super) const TOOL_CALL: &str = "<tool_call>";
+pub(super) const TOOL_CALL_END: &str = "</tool_call>";
+/// What Llama 3.1 may write before a call.
+pub(super) const PYTHON_TAG: &str = "<|python_tag|>";
+
+/// How a model writes calls of tools.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ToolFormat {
+    /// In no known way: the whole reply is text.
+    #[default]
+    None,
+    /// `<tool_call>\n{"name": .., "arguments": {..}}\n</tool_call>`, any number of times, with text before, between and
+    /// after (NousResearch, Hermes Function Calling; Qwen2.5 and Qwen3 write it).
+    Hermes,
+    /// `{"name": .., "parameters": {..}}` as the whole reply or after `<|python_tag|>`; several are parted by
+    /// semicolons (Llama 3.1's model card).
+    Llama3Json,
+}
+
+/// How a model writes its reasoning.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReasoningFormat {
+    /// In no known way: the whole reply is text.
+    #[default]
+    None,
+    /// `<think>..</think>` at the beginning of the reply (DeepSeek-R1, arXiv 2501.12948; Qwen3, arXiv 2505.09388). The
+    /// prompt may have opened it already.
+    ThinkTags,
+}
+
+/// Both formats of a model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReplyFormat {
+    /// Calls of tools.
+    pub tools: ToolFormat,
+    /// Reasoning.
+    pub reasoning: ReasoningFormat,
+}
+
+/// What a reply may begin with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Thinking {
+    /// Tags of reasoning are text.
+    #[default]
+    Off,
+    /// The reply may open its reasoning itself.
+    Possible,
+    /// The prompt ends with an open `<think>`: the reply begins in the middle of reasoning.
+    Begun,
+}
+
+impl ReplyFormat {
+    /// The formats that a chat template describes. It shows the model its own format, so the text tells more than the
+    /// architecture: distillations keep the architecture and change the format.
+    pub fn of_template(source: &str) -> Self {
+        let has = |text: &str| source.contains(text);
+        // Other formats share Hermes' tag: Qwen3-Coder's functions and GLM's argument keys are not JSON.
+        let hermes = has(TOOL_CALL) && has("arguments") && !has("<function=") && !has("<arg_key>");
+        // Llama 3.2 has no python tag any more; results of tools still come from a role of this name.
+        let llama = (has(PYTHON_TAG) || has("ipython")) && has("parameters");
+        let tools = match (hermes, llama) {
+            (true, _) => ToolFormat::Hermes,
+            (false, true) => ToolFormat::Llama3Json,
+            (false, false) => ToolFormat::None,
+        };
+        let reasoning = match has(THINK) || has(THINK_END) {
+            true => ReasoningFormat::ThinkTags,
+            false => ReasoningFormat::None,
+        };
+        ReplyFormat { tools, reasoning }
+    }
+}
+
+impl ReasoningFormat {
+    /// What the reply may begin with after a prompt that ends with `end`. A template closes reasoning in the prompt
+    /// when it is told not to think.
+    pub fn after(self, end: &str) -> Thinking {
+        let end = end.trim_end();
+        match self {
+            ReasoningFormat::ThinkTags if end.ends_with(THINK) => Thinking::Begun,
+            ReasoningFormat::ThinkTags if !end.ends_with(THINK_END) => Thinking::Possible,
+            ReasoningFormat::ThinkTags | ReasoningFormat::None => Thinking::Off,
+        }
+    }
+}
+
+impl Thinking {
+    /// The tags that end or begin reasoning; a tokenizer may hold them for control tokens.
+    pub fn tags(self) -> &'static [&'static str] {
+        match self {
+            Thinking::Off => &[],
+            Thinking::Possible | Thinking::Begun => &[THINK, THINK_END],
+        }
+    }
+}
+
+impl ToolFormat {
+    /// The tags around calls; a tokenizer may hold them for control tokens.
+    pub fn tags(self) -> &'static [&'static str] {
+        match self {
+            ToolFormat::None => &[],
+            ToolFormat::Hermes => &[TOOL_CALL, TOOL_CALL_END],
+            ToolFormat::Llama3Json => &[PYTHON_TAG],
+        }
+    }
+
+    /// The text around the arguments of a call, as the models were trained to write it. None without a format.
+    pub(crate) fn frame(self, name: &str) -> Option<(String, &'static str)> {
+        let name = serde_json::Value::from(name);
+        match self {
+            ToolFormat::None => None,
+            ToolFormat::Hermes => {
+                Some((format!("{TOOL_CALL}\n{{\"name\": {name}, \"arguments\": "), "}\n</tool_call>"))
+            }
+            ToolFormat::Llama3Json => Some((format!("{{\"name\": {name}, \"parameters\": "), "}")),
+        }
+    }
+
+    /// The first tag, which opens a call in the middle of text.
+    pub(super) fn opening(self) -> Option<&'static str> {
+        self.tags().first().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_template_tells_the_formats() {
+        let of = |source: &str| {
+            let ReplyFormat { tools, reasoning } = ReplyFormat::of_template(source);
+            (tools, reasoning)
+        };
+        assert_eq!(of("{{ messages }}"), (ToolFormat::None, ReasoningFormat::None));
+        assert_eq!(of("<tool_call>\\n{\"name\": .., \"arguments\": .."), (ToolFormat::Hermes, ReasoningFormat::None));
+        assert_eq!(
+            of("<tool_call> <function=name> arguments </think>"),
+            (ToolFormat::None, ReasoningFormat::ThinkTags)
+        );
+        assert_eq!(of("<tool_call>name <arg_key> arguments"), (ToolFormat::None, ReasoningFormat::None));
+        assert_eq!(of("'<|python_tag|>' \"parameters\""), (ToolFormat::Llama3Json, ReasoningFormat::None));
+        assert_eq!(of("<|start_header_id|>ipython \"parameters\": "), (ToolFormat::Llama3Json, ReasoningFormat::None));
+    }
+
+    #[test]
+    fn the_end_of_the_prompt_says_whether_the_model_thinks() {
+        let after = |end: &str| ReasoningFormat::ThinkTags.after(end);
+        assert_eq!(after("<|im_start|>assistant\n"), Thinking::Possible);
+        assert_eq!(after("<|im_start|>assistant\n<think>\n"), Thinking::Begun);
+        assert_eq!(after("<|im_start|>assistant\n<think>\n\n</think>\n\n"), Thinking::Off);
+        assert_eq!(ReasoningFormat::None.after("<think>\n"), Thinking::Off);
+    }
+}

@@ -1,0 +1,539 @@
+//! A reply's text in parts: reasoning, text, and calls of tools, as they arrive.
+//!
+//! It is a machine of single characters, so it takes linear time, and how the text was cut into pieces changes nothing.
+//! It withholds only what may still become a tag, or the head of a call up to the name and the beginning of the
+//! arguments. What turns out to be no call is text again.
+
+use std::sync::Arc;
+
+use super::call_object::{CallObject, Seen};
+use super::reply_format::{THINK, THINK_END, TOOL_CALL_END, Thinking, ToolFormat};
+
+/// A part of a reply. The texts of all parts, in order, are the reply.
+#[derive(Clone, PartialEq, Eq)]
+pub enum ReplyPart {
+    /// Text for the reader.
+    Text(String),
+    /// Reasoning.
+    Reasoning(String),
+    /// A call of a tool begins. It adds no text.
+    CallBegin {
+        /// The number of the call in the reply, from 0.
+        index: usize,
+        /// The tool's name.
+        name: String,
+    },
+    /// More of the arguments of the call that began last: a JSON object, as the model wrote it.
+    Arguments(String),
+    /// The call ends. It adds no text.
+    CallEnd {
+        /// Whether the arguments were closed. Otherwise the reply ended in them, or a tag stood where JSON has none.
+        is_closed: bool,
+    },
+    /// Syntax around the others: tags, the name of a call, and line breaks beside them.
+    Markup(String),
+}
+
+impl ReplyPart {
+    /// Its share of the reply's text.
+    pub fn text(&self) -> &str {
+        match self {
+            ReplyPart::Text(text) | ReplyPart::Reasoning(text) => text,
+            ReplyPart::Arguments(text) | ReplyPart::Markup(text) => text,
+            ReplyPart::CallBegin { .. } | ReplyPart::CallEnd { .. } => "",
+        }
+    }
+}
+
+/// Shows kinds and sizes, never the text, which is the user's.
+impl std::fmt::Debug for ReplyPart {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ReplyPart::Text(text) => write!(formatter, "Text({} bytes)", text.len()),
+            ReplyPart::Reasoning(text) => write!(formatter, "Reasoning({} bytes)", text.len()),
+            ReplyPart::CallBegin { index, .. } => write!(formatter, "CallBegin({index})"),
+            ReplyPart::Arguments(text) => write!(formatter, "Arguments({} bytes)", text.len()),
+            ReplyPart::CallEnd { is_closed } => write!(formatter, "CallEnd(closed: {is_closed})"),
+            ReplyPart::Markup(text) => write!(formatter, "Markup({} bytes)", text.len()),
+        }
+    }
+}
+
+/// Takes a reply's text in pieces and gives its parts.
+#[derive(Clone)]
+pub struct ReplyParser {
+    tools: ToolFormat,
+    /// The tools' names. A format without tags needs them to tell a call from other JSON.
+    names: Arc<[String]>,
+    state: State,
+    calls: usize,
+    parts: Vec<ReplyPart>,
+}
+
+#[derive(Clone)]
+enum State {
+    /// Everything is text.
+    Plain,
+    /// Before `<think>`, which need not come. After a prompt that opened it, all else is reasoning.
+    BeforeThoughts {
+        tag: Tag,
+        is_begun: bool,
+    },
+    /// Line breaks that follow `<think>`.
+    ThoughtsBegin,
+    Thoughts(Search),
+    /// Line breaks that follow `</think>`.
+    ThoughtsEnd,
+    /// White space before an object that is a call without a tag. `is_open` after a tag or a separator.
+    BeforeObject {
+        held: String,
+        is_open: bool,
+    },
+    Text {
+        search: Search,
+        follows_call: bool,
+    },
+    Call(Call),
+    /// White space, then the tag that closes a call, which models forget at times.
+    CallEnd(Tag),
+}
+
+/// A call being read.
+#[derive(Clone)]
+struct Call {
+    object: CallObject,
+    phase: Phase,
+}
+
+#[derive(Clone)]
+enum Phase {
+    /// It may still turn out to be none. Holds all of it, with the bytes at which its arguments began and ended.
+    Held { text: String, begin: usize, end: usize },
+    /// Its arguments go out as they come.
+    Arguments,
+    /// After the arguments.
+    Tail,
+}
+
+impl ReplyParser {
+    /// A parser for one reply.
+    pub fn new(thinking: Thinking, tools: ToolFormat, names: impl Into<Arc<[String]>>) -> Self {
+        let names = names.into();
+        let mut parser = ReplyParser { tools, names, state: State::Plain, calls: 0, parts: Vec::new() };
+        parser.state = match thinking {
+            Thinking::Off => parser.content(),
+            Thinking::Possible | Thinking::Begun => {
+                State::BeforeThoughts { tag: Tag::new(THINK), is_begun: thinking == Thinking::Begun }
+            }
+        };
+        parser
+    }
+
+    /// The parts that `piece` completes. A part's text may go on in the next piece.
+    pub fn feed(&mut self, piece: &str) -> Vec<ReplyPart> {
+        match self.state {
+            State::Plain if piece.is_empty() => {}
+            State::Plain => self.parts.push(ReplyPart::Text(piece.to_owned())),
+            _ => piece.chars().for_each(|next| self.take(next)),
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    /// The rest, at the end of the reply: what was withheld. A call that the end cut off is ended.
+    pub fn finish(&mut self) -> Vec<ReplyPart> {
+        match std::mem::replace(&mut self.state, State::Plain) {
+            State::Plain | State::ThoughtsBegin | State::ThoughtsEnd => {}
+            State::BeforeThoughts { tag, is_begun: true } => self.reasoning(&tag.held),
+            State::BeforeThoughts { tag, is_begun: false } => self.text(&tag.held),
+            State::Thoughts(mut search) => self.reasoning(&search.release()),
+            State::BeforeObject { held, is_open: true } if self.calls == 0 => self.text(&held),
+            State::BeforeObject { held, .. } => self.blank(&held, self.calls > 0),
+            State::Text { mut search, follows_call } => self.blank(&search.release(), follows_call),
+            State::CallEnd(tag) => self.markup(&tag.held),
+            State::Call(call) => match call.phase {
+                Phase::Held { text, .. } => self.text(&text),
+                Phase::Arguments => self.parts.push(ReplyPart::CallEnd { is_closed: false }),
+                Phase::Tail => self.parts.push(ReplyPart::CallEnd { is_closed: true }),
+            },
+        }
+        std::mem::take(&mut self.parts)
+    }
+
+    /// The state in which a reply begins after its reasoning.
+    fn content(&self) -> State {
+        match self.tools {
+            ToolFormat::None => State::Plain,
+            ToolFormat::Hermes => self.in_text(false),
+            ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
+        }
+    }
+
+    fn in_text(&self, follows_call: bool) -> State {
+        match self.tools.opening() {
+            Some(tag) => State::Text { search: Search::new(tag), follows_call },
+            None => State::Plain,
+        }
+    }
+
+    /// Takes a character in one state after another until one has consumed it. A state that does not consume it gives
+    /// way to a later one.
+    fn take(&mut self, next: char) {
+        while !self.step(next) {}
+    }
+
+    fn step(&mut self, next: char) -> bool {
+        match std::mem::replace(&mut self.state, State::Plain) {
+            State::Plain => self.text(next.encode_utf8(&mut [0; 4])),
+            State::BeforeThoughts { tag, is_begun } => return self.before_thoughts(tag, is_begun, next),
+            State::ThoughtsBegin => {
+                return self.line_breaks(next, State::ThoughtsBegin, State::Thoughts(Search::new(THINK_END)));
+            }
+            State::Thoughts(search) => return self.thoughts(search, next),
+            State::ThoughtsEnd => {
+                let content = self.content();
+                return self.line_breaks(next, State::ThoughtsEnd, content);
+            }
+            State::BeforeObject { held, is_open } => return self.before_object(held, is_open, next),
+            State::Text { search, follows_call } => return self.in_text_at(search, follows_call, next),
+            State::Call(call) => return self.call(call, next),
+            State::CallEnd(tag) => return self.call_end(tag, next),
+        }
+        true
+    }
+
+    fn before_thoughts(&mut self, mut tag: Tag, is_begun: bool, next: char) -> bool {
+        match tag.feed(next) {
+            Match::Part => self.state = State::BeforeThoughts { tag, is_begun },
+            Match::Whole => {
+                self.markup(&tag.held);
+                self.state = State::ThoughtsBegin;
+            }
+            Match::None => {
+                self.state = if is_begun { State::ThoughtsBegin } else { self.content() };
+                self.again(&tag.held);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Line breaks that belong to a tag before them.
+    fn line_breaks(&mut self, next: char, same: State, then: State) -> bool {
+        let is_break = next == '\n';
+        self.state = if is_break { same } else { then };
+        if is_break {
+            self.markup("\n");
+        }
+        is_break
+    }
+
+    fn thoughts(&mut self, mut search: Search, next: char) -> bool {
+        let found = search.feed(next);
+        if found == Found::Nothing || found == Found::Failed {
+            self.reasoning(&search.release());
+        }
+        match found {
+            Found::Nothing => self.reasoning(next.encode_utf8(&mut [0; 4])),
+            Found::Tag => {
+                self.markup(&search.release());
+                self.state = State::ThoughtsEnd;
+                return true;
+            }
+            Found::Part | Found::Failed => {}
+        }
+        self.state = State::Thoughts(search);
+        found != Found::Failed
+    }
+
+    fn in_text_at(&mut self, mut search: Search, mut follows_call: bool, next: char) -> bool {
+        let found = search.feed(next);
+        if found == Found::Nothing || found == Found::Failed {
+            self.text(&search.release());
+            follows_call = false;
+        }
+        match found {
+            Found::Nothing => self.text(next.encode_utf8(&mut [0; 4])),
+            Found::Tag => {
+                let held = search.release();
+                self.state = match self.tools {
+                    ToolFormat::Llama3Json => State::BeforeObject { held, is_open: true },
+                    ToolFormat::Hermes | ToolFormat::None => State::Call(Call::new(held)),
+                };
+                return true;
+            }
+            Found::Part | Found::Failed => {}
+        }
+        self.state = State::Text { search, follows_call };
+        found != Found::Failed
+    }
+
+    fn before_object(&mut self, mut held: String, is_open: bool, next: char) -> bool {
+        // The first call may stand alone or after a tag; each further one after a semicolon.
+        let may_begin = is_open || self.calls == 0;
+        match next {
+            '{' if may_begin => self.state = State::Call(Call::new(held)),
+            ';' if !may_begin => {
+                held.push(next);
+                self.state = State::BeforeObject { held, is_open: true };
+                return true;
+            }
+            _ if next.is_whitespace() => {
+                held.push(next);
+                self.state = State::BeforeObject { held, is_open };
+                return true;
+            }
+            _ if is_open => {
+                self.text(&held);
+                self.state = self.in_text(false);
+            }
+            _ => {
+                self.state = self.in_text(self.calls > 0);
+                self.again(&held);
+            }
+        }
+        false
+    }
+
+    fn call(&mut self, mut call: Call, next: char) -> bool {
+        let mut seen = call.object.feed(next);
+        if seen == Seen::Name && !self.is_known(&call.object) {
+            seen = Seen::Broken;
+        }
+        if seen == Seen::Broken {
+            self.broken(call.phase);
+            return false;
+        }
+        match &mut call.phase {
+            Phase::Held { text, begin, end } => {
+                let at = text.len();
+                match seen {
+                    Seen::Arguments => *begin = at,
+                    Seen::ArgumentsEnd => *end = at + 1, // a brace
+                    _ => {}
+                }
+                text.push(next);
+            }
+            Phase::Arguments => self.arguments(next.encode_utf8(&mut [0; 4])),
+            Phase::Tail => self.markup(next.encode_utf8(&mut [0; 4])),
+        }
+        if seen == Seen::ArgumentsEnd && matches!(call.phase, Phase::Arguments) {
+            call.phase = Phase::Tail;
+        }
+        self.begin(&mut call, seen);
+        self.state = match (seen, &call.phase) {
+            (Seen::End, Phase::Held { text, .. }) => {
+                self.text(text);
+                self.in_text(false)
+            }
+            (Seen::End, Phase::Arguments | Phase::Tail) => self.ended(true),
+            _ => State::Call(call),
+        };
+        true
+    }
+
+    /// Begins a call that has been held, once its name and the beginning of its arguments are known, or its end.
+    fn begin(&mut self, call: &mut Call, seen: Seen) {
+        let Phase::Held { text, begin, end } = &call.phase else { return };
+        let Some(name) = call.object.name() else { return };
+        let (begin, end) = match (*begin, *end, seen) {
+            // Hermes' tags leave no doubt that this is a call, without arguments.
+            (0, _, Seen::End) if self.tools == ToolFormat::Hermes => (text.len(), text.len()),
+            (0, _, _) => return,
+            (begin, 0, _) => (begin, text.len()),
+            (begin, end, _) => (begin, end),
+        };
+        let phase = if seen == Seen::Arguments { Phase::Arguments } else { Phase::Tail };
+        let name = name.to_owned();
+        let Phase::Held { text, .. } = std::mem::replace(&mut call.phase, phase) else { unreachable!("seen above") };
+        self.markup(&text[..begin]);
+        self.parts.push(ReplyPart::CallBegin { index: self.calls, name });
+        self.calls += 1;
+        self.arguments(&text[begin..end]);
+        self.markup(&text[end..]);
+    }
+
+    /// Whether a call by this name may be meant.
+    fn is_known(&self, object: &CallObject) -> bool {
+        self.tools != ToolFormat::Llama3Json || self.names.iter().any(|name| Some(name.as_str()) == object.name())
+    }
+
+    /// Ends a call before a character that is no part of one.
+    fn broken(&mut self, phase: Phase) {
+        self.state = match phase {
+            Phase::Held { text, .. } => {
+                self.text(&text);
+                self.in_text(false)
+            }
+            Phase::Arguments => self.ended(false),
+            Phase::Tail => self.ended(true),
+        };
+    }
+
+    /// Ends a call; returns the state after it.
+    fn ended(&mut self, is_closed: bool) -> State {
+        self.parts.push(ReplyPart::CallEnd { is_closed });
+        match self.tools {
+            ToolFormat::Llama3Json => State::BeforeObject { held: String::new(), is_open: false },
+            ToolFormat::Hermes | ToolFormat::None => State::CallEnd(Tag::new(TOOL_CALL_END)),
+        }
+    }
+
+    fn call_end(&mut self, mut tag: Tag, next: char) -> bool {
+        match tag.feed(next) {
+            Match::Part => self.state = State::CallEnd(tag),
+            Match::Whole => {
+                self.markup(&tag.held);
+                self.state = self.in_text(true);
+            }
+            Match::None => {
+                self.state = self.in_text(true);
+                self.again(&tag.held);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes what another state has held. Each character is held once, because only a new call leads back there.
+    fn again(&mut self, held: &str) {
+        held.chars().for_each(|next| self.take(next));
+    }
+
+    fn text(&mut self, text: &str) {
+        self.add(ReplyPart::Text(String::new()), text);
+    }
+
+    /// White space at the end of the reply: after a call it is no text.
+    fn blank(&mut self, text: &str, follows_call: bool) {
+        match follows_call && text.trim().is_empty() {
+            true => self.markup(text),
+            false => self.text(text),
+        }
+    }
+
+    fn reasoning(&mut self, text: &str) {
+        self.add(ReplyPart::Reasoning(String::new()), text);
+    }
+
+    fn arguments(&mut self, text: &str) {
+        self.add(ReplyPart::Arguments(String::new()), text);
+    }
+
+    fn markup(&mut self, text: &str) {
+        self.add(ReplyPart::Markup(String::new()), text);
+    }
+
+    /// Adds text to the last part, if it is of this kind, or else to a new one.
+    fn add(&mut self, kind: ReplyPart, text: &str) {
+        if text.is_empty() {
+            return;
+        }
+        let is_same =
+            self.parts.last().is_some_and(|last| std::mem::discriminant(last) == std::mem::discriminant(&kind));
+        if !is_same {
+            self.parts.push(kind);
+        }
+        match self.parts.last_mut() {
+            Some(
+                ReplyPart::Text(whole)
+                | ReplyPart::Reasoning(whole)
+                | ReplyPart::Arguments(whole)
+                | ReplyPart::Markup(whole),
+            ) => whole.push_str(text),
+            _ => unreachable!("a part with text was added"),
+        }
+    }
+}
+
+/// Shows no text, which is the user's.
+impl std::fmt::Debug for ReplyParser {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "ReplyParser({:?}, {} calls)", self.tools, self.calls)
+    }
+}
+
+impl Call {
+    /// A call after `held`, the text that opened it.
+    fn new(held: String) -> Self {
+        Call { object: CallObject::new(), phase: Phase::Held { text: held, begin: 0, end: 0 } }
+    }
+}
+
+/// A tag that may come next, after white space.
+#[derive(Clone)]
+struct Tag {
+    tag: &'static str,
+    matched: usize,
+    held: String,
+}
+
+enum Match {
+    Part,
+    Whole,
+    None,
+}
+
+impl Tag {
+    fn new(tag: &'static str) -> Self {
+        Tag { tag, matched: 0, held: String::new() }
+    }
+
+    fn feed(&mut self, next: char) -> Match {
+        if self.tag[self.matched..].starts_with(next) {
+            self.matched += next.len_utf8();
+        } else if self.matched > 0 || !next.is_whitespace() {
+            return Match::None;
+        }
+        self.held.push(next);
+        if self.matched == self.tag.len() { Match::Whole } else { Match::Part }
+    }
+}
+
+/// The search for a tag in text, with the line breaks before it. Each tag's first character occurs in it only once, so
+/// a failed match cannot hide the beginning of another.
+#[derive(Clone)]
+struct Search {
+    tag: &'static str,
+    line_breaks: usize,
+    matched: usize,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Found {
+    /// The character is withheld.
+    Part,
+    /// What was withheld is the tag.
+    Tag,
+    /// What was withheld is none, and the character has to be tried again.
+    Failed,
+    /// Neither the character nor what was withheld is of a tag.
+    Nothing,
+}
+
+impl Search {
+    fn new(tag: &'static str) -> Self {
+        Search { tag, line_breaks: 0, matched: 0 }
+    }
+
+    fn feed(&mut self, next: char) -> Found {
+        if self.tag[self.matched..].starts_with(next) {
+            self.matched += next.len_utf8();
+            return if self.matched == self.tag.len() { Found::Tag } else { Found::Part };
+        }
+        match (self.matched, next) {
+            (0, '\n') => {
+                self.line_breaks += 1;
+                Found::Part
+            }
+            (0, _) => Found::Nothing,
+            (_, _) => Found::Failed,
+        }
+    }
+
+    /// Takes what was withheld.
+    fn release(&mut self) -> String {
+        let held = "\n".repeat(self.line_breaks) + &self.tag[..self.matched];
+        (self.line_breaks, self.matched) = (0, 0);
+        held
+    }
+}

@@ -1,0 +1,301 @@
+//! Tools and reasoning: what a caller hears of them, whatever dies meanwhile, and what is refused.
+
+use std::{fs, path::Path};
+
+use bursar::{
+    Chat, ChatError, ChatEvent, FinishReason, Hint, LoadOptions, ModelHandle, ModelSource, OutputFormat,
+    ReasoningFormat, ReplyFormat, ToolCall, ToolCallEvent, ToolChoice, ToolError, ToolFormat,
+};
+use serde_json::{Value, json};
+
+use crate::stage::{Folder, Stage, ask, device, runtime_on, small, small_envelope, story, text};
+
+/// A reply: its events without log-probabilities, pieces of one kind joined and ids left out, and its end.
+#[derive(Clone, Debug, PartialEq)]
+struct Heard {
+    events: Vec<String>,
+    scored: usize,
+    text: String,
+    reasoning: String,
+    calls: Vec<ToolCall>,
+    finish_reason: FinishReason,
+    tokens: usize,
+}
+
+/// Reads a reply; calls `meanwhile` after each event.
+async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEvent)) -> Result<Heard, ChatError> {
+    let mut reply = model.chat(chat).await?;
+    let (mut events, mut scored, mut last) = (Vec::<String>::new(), 0, None);
+    while let Some(event) = reply.next().await {
+        let event = event?;
+        meanwhile(&event);
+        let (kind, more) = match &event {
+            ChatEvent::Text(more) => ("text ".to_owned(), more.clone()),
+            ChatEvent::Reasoning(more) => ("reasoning ".to_owned(), more.clone()),
+            ChatEvent::ToolCall(ToolCallEvent::Begin { index, name, .. }) => (format!("begin {index} "), name.clone()),
+            ChatEvent::ToolCall(ToolCallEvent::Arguments { index, json }) => {
+                (format!("arguments {index} "), json.clone())
+            }
+            ChatEvent::ToolCall(ToolCallEvent::End { index, is_whole }) => {
+                (format!("end {index} "), is_whole.to_string())
+            }
+            ChatEvent::Token(_) => {
+                scored += 1;
+                continue;
+            }
+            ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage } => {
+                let (text, reasoning, calls) = (text.clone(), reasoning.clone(), tool_calls.clone());
+                let (finish_reason, tokens) = (*finish_reason, usage.completion_tokens);
+                last = Some(Heard { events: Vec::new(), scored, text, reasoning, calls, finish_reason, tokens });
+                continue;
+            }
+            other => panic!("an event that no story knows: {other:?}"),
+        };
+        match events.last_mut().filter(|last| last.starts_with(&kind)) {
+            Some(last) => *last += &more,
+            None => events.push(kind + &more),
+        }
+    }
+    let heard = last.expect("a reply ends");
+    let of = |kind: &str| events.iter().filter_map(|event| event.strip_prefix(kind)).collect::<String>();
+    assert_eq!((of("text "), of("reasoning ")), (heard.text.clone(), heard.reasoning.clone()));
+    for (index, call) in heard.calls.iter().enumerate() {
+        assert_eq!(of(&format!("begin {index} ")), call.name);
+        assert_eq!(of(&format!("arguments {index} ")), call.arguments);
+        assert_eq!(of(&format!("end {index} ")), call.is_whole.to_string());
+    }
+    Ok(Heard { events, ..heard })
+}
+
+fn weather() -> Value {
+    json!({"type": "function", "function": {"name": "weather", "description": "Says it.", "parameters": {
+        "type": "object",
+        "properties": {"place": {"enum": ["Bern", "Zug"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["place", "days"], "additionalProperties": false,
+    }}})
+}
+
+fn clock() -> Value {
+    json!({"name": "clock"})
+}
+
+fn roomy() -> LoadOptions {
+    LoadOptions {
+        kv_tokens: Some(2048),
+        envelope: Some(bursar::Envelope { context_tokens: 900, ..small_envelope() }),
+        ..small()
+    }
+}
+
+fn about() -> Chat {
+    text("What is the weather?").tools([weather(), clock()]).max_tokens(500)
+}
+
+/// A chat whose reply is `script`, letter by letter. The chat has tools, so a call is allowed in its place: a penalty on
+/// the first character of one prevents that.
+async fn scripted(model: &ModelHandle, chat: Chat, script: &str) -> Chat {
+    let context = model.serving().await.expect("it serves").context;
+    let tokenizer = context.prompts.tokenizer();
+    let mut chat = chat.format(OutputFormat::Choice(vec![script.to_owned()]));
+    for id in 0..tokenizer.vocabulary_size() as u32 {
+        if tokenizer.token_of(id).is_some_and(|token| token.starts_with('<')) {
+            chat = chat.logit_bias(id, -100.0);
+        }
+    }
+    chat
+}
+
+const CALL: &str =
+    "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"place\": \"Bern\", \"days\": 2}}\n</tool_call>";
+
+#[test]
+fn a_forced_call_follows_the_tools_schema_and_comes_in_pieces() {
+    story(async {
+        let stage = Stage::set(roomy()).await;
+        for seed in 0..4 {
+            let chat = about().temperature(2.0).seed(seed).parallel_tool_calls(false).log_probabilities(1);
+            let heard = hear(&stage.model, chat.tool_choice(ToolChoice::Required), |_| {}).await.expect("it answers");
+            assert_eq!(heard.finish_reason, FinishReason::ToolCalls);
+            assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.scored), ("", "", heard.tokens));
+            let [call] = &heard.calls[..] else { panic!("{:?}", heard.calls) };
+            assert!(
+                ["weather", "clock"].contains(&call.name.as_str()) && call.is_whole && call.id.starts_with("call_")
+            );
+        }
+        let named = |name: &str| about().tool_choice(ToolChoice::Named(name.to_owned()));
+        let heard = hear(&stage.model, named("weather"), |_| {}).await.expect("it answers");
+        let arguments = heard.calls[0].parsed().expect("an object");
+        assert!(arguments["place"].is_string() && (1..=9).contains(&arguments["days"].as_u64().expect("a number")));
+        let heard = hear(&stage.model, named("clock"), |_| {}).await.expect("it answers");
+        assert_eq!((heard.calls[0].name.as_str(), heard.calls[0].arguments.as_str()), ("clock", "{}"));
+        // The next turn shows the call and its result.
+        let next = about().tool_call(heard.calls[0].clone()).tool_result("12:00").max_tokens(4);
+        assert!(ask(&stage.model, next).await.expect("it answers").usage.prompt_tokens > 100);
+    });
+}
+
+#[test]
+fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
+    story(async {
+        let stage = Stage::set(roomy()).await;
+        let script = format!("Let me see.\n{CALL}\nAnd then:\n\n{CALL}\n{CALL}\nDone.");
+        let chat = scripted(&stage.model, about(), &script).await;
+        let heard = hear(&stage.model, chat.clone(), |_| {}).await.expect("it answers");
+        let arguments = "{\"place\": \"Bern\", \"days\": 2}";
+        let call = |index: usize| {
+            [format!("begin {index} weather"), format!("arguments {index} {arguments}"), format!("end {index} true")]
+        };
+        let [first, second, third] = [0, 1, 2].map(call);
+        let texts = ["text Let me see.", "text \nAnd then:", "text \nDone."].map(|text| vec![text.to_owned()]);
+        let [before, between, after] = texts;
+        let expected = [&before[..], &first, &between, &second, &third, &after].concat();
+        assert_eq!((&heard.events, heard.finish_reason), (&expected, FinishReason::ToolCalls));
+        assert_eq!(heard.text, "Let me see.\nAnd then:\nDone.");
+        // The reply ends with the first call.
+        let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
+        assert!(one.tokens < heard.tokens);
+        // Stop strings and limits act on the reply as the model writes it.
+        let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("it answers");
+        assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
+        assert_eq!((stopped.calls[0].is_whole, stopped.finish_reason), (false, FinishReason::Stop));
+        let cut = hear(&stage.model, chat.clone().max_tokens(heard.tokens - 1), |_| {}).await.expect("it answers");
+        assert_eq!((cut.calls.len(), cut.finish_reason), (3, FinishReason::Length));
+        // Without formats all is text.
+        let plain = hear(&stage.model, chat.reply_format(ReplyFormat::default()), |_| {}).await.expect("it answers");
+        assert_eq!((plain.text, plain.calls, plain.finish_reason), (script, Vec::new(), FinishReason::Stop));
+    });
+}
+
+#[test]
+fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
+    story(async {
+        let stage = Stage::set(roomy()).await;
+        let chat = scripted(&stage.model, about(), &format!("Let me see.\n{CALL}\n{CALL}\nDone.")).await;
+        let undisturbed = hear(&stage.model, chat.clone(), |_| {}).await.expect("it answers");
+        for (moment, occurrence) in [("begin", 0), ("arguments", 2), ("end", 0)] {
+            let victim = stage.model.serving().await.expect("it serves").scheduler;
+            let mut seen = 0;
+            let heard = hear(&stage.model, chat.clone(), |event| {
+                let is_moment = matches!(
+                    (moment, event),
+                    ("begin", ChatEvent::ToolCall(ToolCallEvent::Begin { .. }))
+                        | ("arguments", ChatEvent::ToolCall(ToolCallEvent::Arguments { .. }))
+                        | ("end", ChatEvent::ToolCall(ToolCallEvent::End { .. }))
+                );
+                if is_moment && seen == occurrence {
+                    victim.kill();
+                }
+                seen += usize::from(is_moment);
+            });
+            let heard = heard.await.expect("it goes on");
+            assert!(seen > occurrence, "it was killed");
+            assert_eq!(heard.events, undisturbed.events, "{moment}");
+            assert_eq!((heard.tokens, heard.finish_reason), (undisturbed.tokens, undisturbed.finish_reason));
+        }
+    });
+}
+
+/// The demo model with another template.
+async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, ModelHandle) {
+    let folder = Folder::empty();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+    for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
+        fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
+    }
+    fs::write(folder.path().join("chat_template.jinja"), template).expect("it is written");
+    let model = runtime.load_with(ModelSource::folder(folder.path()), roomy(), |_| {}).await.expect("it starts");
+    (folder, model)
+}
+
+const THINKING: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.reasoning_content %}\
+{{ '<think>\n' + message.reasoning_content + '\n</think>\n\n' }}{% endif %}{{ message.content }}<|im_end|>\n{% endfor %}\
+{{ '<|im_start|>assistant\n<think>\n' }}{% if enable_thinking is false %}{{ '\n</think>\n\n' }}{% endif %}";
+
+#[test]
+fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
+    story(async {
+        let runtime = runtime_on(&device()).await;
+        let (_folder, model) = with_template(&runtime, THINKING).await;
+        // A form keeps this model from ending at once. It comes after the reasoning, which this model never closes.
+        let one = OutputFormat::Choice(vec!["1".into()]);
+        let chat = text("Hm?").temperature(2.0).seed(1).max_tokens(12).format(one).log_probabilities(0);
+        let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");
+        assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
+        assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
+        // A template that is told not to think closes it.
+        let off = chat.clone().template_variable("enable_thinking", false);
+        // And a caller may want all as it is, with the form at once.
+        let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
+        for chat in [off, chat.clone().reply_format(raw)] {
+            let heard = hear(&model, chat, |_| {}).await.expect("it answers");
+            assert_eq!((heard.text.as_str(), heard.reasoning.as_str()), ("1", ""));
+        }
+        let refused = model.chat(chat.ignore_end()).await.expect_err("a form ends");
+        assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
+        // Earlier reasoning reaches the template.
+        let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
+        let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;
+        let with = ask_prompt(&model, turn(text("Hm?").assistant("4").reasoning("Two and two."))).await;
+        assert!(with > without + 5, "{with} {without}");
+    });
+}
+
+/// The tokens of a chat's prompt.
+async fn ask_prompt(model: &ModelHandle, chat: Chat) -> usize {
+    let mut reply = model.chat(chat).await.expect("it answers");
+    loop {
+        if let ChatEvent::Done { usage, .. } = reply.next().await.expect("it ends").expect("well") {
+            return usage.prompt_tokens;
+        }
+    }
+}
+
+#[test]
+fn without_a_choice_the_tools_are_hidden_and_calls_are_text() {
+    story(async {
+        let stage = Stage::set(roomy()).await;
+        let blank = ask_prompt(&stage.model, text("What is the weather?").max_tokens(1)).await;
+        let hidden = about().tool_choice(ToolChoice::None);
+        assert_eq!(ask_prompt(&stage.model, hidden.clone().max_tokens(1)).await, blank);
+        let chat = hidden.format(OutputFormat::Choice(vec![CALL.to_owned()]));
+        let heard = hear(&stage.model, chat, |_| {}).await.expect("it answers");
+        assert_eq!((heard.text.as_str(), heard.finish_reason), (CALL, FinishReason::Stop));
+    });
+}
+
+#[test]
+fn tools_that_cannot_be_called_are_refused_by_name() {
+    story(async {
+        let stage = Stage::set(roomy()).await;
+        let refused = async |chat: Chat| stage.model.chat(chat).await.expect_err("it is refused");
+        let required = || about().tool_choice(ToolChoice::Required);
+        let none = refused(text("Hm?").tool_choice(ToolChoice::Required)).await;
+        assert!(matches!(none, ChatError::Tools(ToolError::NoTools)), "{none}");
+        let unknown = refused(about().tool_choice(ToolChoice::Named("wether".into()))).await;
+        assert!(matches!(unknown, ChatError::Tools(ToolError::UnknownTool { tools: 2 })), "{unknown}");
+        let shapeless = refused(required().tools([json!({"type": "function", "function": {"parameters": {}}})])).await;
+        assert!(matches!(shapeless, ChatError::Tools(ToolError::Shape { index: 2 })), "{shapeless}");
+        let fault = json!({"name": "odd", "parameters": {"type": "object", "properties": {"a": {"type": "zebra"}}}});
+        let schema = refused(required().tools([fault.clone()])).await;
+        assert!(matches!(schema, ChatError::Tools(ToolError::Schema { index: 2, .. })), "{schema}");
+        assert!(schema.reason().is_some_and(|reason| reason.contains("/properties/a")), "{schema:?}");
+        // Of several tools, the one that is named counts.
+        let named = about().tools([fault]).tool_choice(ToolChoice::Named("clock".into()));
+        assert_eq!(hear(&stage.model, named, |_| {}).await.expect("it answers").calls.len(), 1);
+        let no_format = refused(required().reply_format(ReplyFormat::default())).await;
+        assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
+        let endless = refused(required().ignore_end()).await;
+        assert!(matches!(endless, ChatError::FormatWithoutEnd), "{endless}");
+        let (_folder, blind) = with_template(&stage.runtime, THINKING).await;
+        let not_shown = blind.chat(about()).await.expect_err("its template has no place for tools");
+        assert!(matches!(not_shown, ChatError::Tools(ToolError::NotShown)), "{not_shown}");
+        for error in [none, unknown, shapeless, schema, no_format, endless, not_shown] {
+            assert!(!error.hint().is_empty() && error.kind() == bursar::ErrorKind::Request);
+        }
+        // Whoever describes the tools in words may say the format.
+        let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
+        let told = about().reply_format(hermes).tool_choice(ToolChoice::Required).parallel_tool_calls(false);
+        assert_eq!(hear(&blind, told, |_| {}).await.expect("it answers").calls.len(), 1);
+    });
+}
