@@ -90,7 +90,6 @@ macro_rules! families {
         }
 
         /// A family's weights.
-        #[expect(clippy::large_enum_variant, reason = "a model has one of it, and never moves it")]
         pub(crate) enum Family {
             $($name($folder::Model),)*
         }
@@ -100,7 +99,6 @@ macro_rules! families {
         pub struct PictureBatch(Batch);
 
         #[derive(Clone, Debug, PartialEq)]
-        #[expect(clippy::large_enum_variant, reason = "families without pictures make none")]
         enum Batch {
             $($name(<$folder::Model as Weights<$folder::Config>>::Batch),)*
         }
