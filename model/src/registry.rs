@@ -136,7 +136,6 @@ macro_rules! families {
         }
 
         /// A family's weights.
-        #[expect(clippy::large_enum_variant, reason = "a model has one of it, and never moves it")]
         pub(crate) enum Family {
             $($name($folder::Model),)*
         }
@@ -146,7 +145,6 @@ macro_rules! families {
         pub struct PictureBatch(Batch);
 
         #[derive(Clone, Debug, PartialEq)]
-        #[expect(clippy::large_enum_variant, reason = "families without pictures make none")]
         enum Batch {
             $($name(<$folder::Model as Weights<$folder::Config>>::Batch),)*
         }

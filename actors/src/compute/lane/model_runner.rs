@@ -197,9 +197,9 @@ impl<B: Backend> ModelRunner<B> {
         let outcome = match &self.memory.vision_cache {
             Some(cache) => run(&mut cache.tensor()),
             None => {
-                let activation = self.backend.target().activation();
+                let (activation, row) = (self.backend.target().activation(), self.model.config().picture_row());
                 // SAFETY: a tensor without rows has no element that could be touched.
-                let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, 1], activation) };
+                let mut none = unsafe { Tensor::persistent(self.workspace.address(), [0, row.width()], activation) };
                 run(&mut none)
             }
         };
