@@ -30,6 +30,6 @@ pub use reply_parser::{ReplyParser, ReplyPart};
 pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};
 pub use template_source::TemplateSources;
-pub(crate) use token_lists::{SPLITTERS, TokenLists};
+pub(crate) use token_lists::{CONTROL, SPLITTERS, TokenLists};
 pub use tokenizer::Tokenizer;
 pub(crate) use vocabulary_files::VocabularyFiles;

@@ -9,7 +9,8 @@ use super::vocabulary_files::WORDS;
 
 /// The kinds of tokens, by llama.cpp's numbers (`include/llama.h`, `llama_token_type`).
 const UNKNOWN: i64 = 2;
-const CONTROL: i64 = 3;
+/// A special token that stands for no text.
+pub const CONTROL: i64 = 3;
 const USER_DEFINED: i64 = 4;
 const UNUSED: i64 = 5;
 

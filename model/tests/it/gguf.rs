@@ -186,8 +186,11 @@ fn a_file_has_the_settings_of_the_checkpoint_it_was_made_of() {
             checkpoint.config.get("rope_scaling"),
             folder.config.get("rope_scaling").filter(|value| !value.is_null())
         );
-        assert!(checkpoint.generation.eos_ids.iter().all(|id| folder.generation.eos_ids.contains(id)), "{name}");
-        assert!(!checkpoint.generation.eos_ids.is_empty(), "{name}");
+        let [ours, theirs] = [&checkpoint, &folder].map(|checkpoint| &checkpoint.generation.eos_ids);
+        assert!(
+            theirs.iter().all(|id| ours.contains(id)),
+            "each end of {name} has its name, though its setting is one"
+        );
         assert_eq!(checkpoint.template.sources().templates, folder.template.sources().templates, "{name}");
         let [ours, theirs] = [&checkpoint, &folder].map(|checkpoint| checkpoint.prompts().expect("a tokenizer"));
         assert_eq!(ours.tokenizer().vocabulary_size(), theirs.tokenizer().vocabulary_size(), "{name}");
@@ -232,6 +235,14 @@ fn a_header_by_hand_opens_and_knows_types_and_names() {
     assert_eq!((rows[16], rows[31]), (16, 31), "each head by itself");
     assert_eq!(checkpoint.generation.eos_ids, [3]);
     assert_eq!(checkpoint.config["head_dim"], json!(16));
+    let named = |kind: i32| {
+        let tokens = list(8, &["a", "b", "ab", "<end>", "<|eom_id|>"].map(text));
+        let kinds = list(5, &[1, 1, 1, 3, kind].map(|kind: i32| kind.to_le_bytes().to_vec()));
+        let file = Written::good().with("tokenizer.ggml.tokens", tokens).with("tokenizer.ggml.token_type", kinds);
+        file.open().expect("it opens").generation.eos_ids
+    };
+    assert_eq!(named(3), [3, 4], "most files name one of their ends only");
+    assert_eq!(named(1), [3], "text of that name is no end");
     let prompts = checkpoint.prompts().expect("a tokenizer");
     assert_eq!(prompts.tokenizer().encode("abab<end>", false).expect("ids"), [2, 2, 3]);
     assert_eq!(prompts.tokenizer().vocabulary_size(), 4, "padding is no token");
@@ -375,6 +386,7 @@ fn damaged_headers_are_told_and_take_no_memory() {
         (good().tensor(2, &[32], 0, 800).refused(), "reaches beyond"),
         (good().tensor(2, &[32], 0, 736).refused(), "overlap"),
         (good().tensor(1, &[32, 30], 2, 192).refused(), "are no pairs in 2 heads"),
+        (good().with("llama.attention.head_count", of_kind(10, &(1u64 << 63).to_le_bytes())).refused(), "heads"),
     ];
     for (error, expected) in cases {
         assert!(error.contains(expected), "{error} should say: {expected}");

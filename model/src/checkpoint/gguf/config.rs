@@ -93,7 +93,8 @@ impl Config {
             fields.insert("rope_scaling".to_owned(), scaling);
         }
         of_tensors(header, &mut fields);
-        let [heads, kv_heads] = [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX / 2));
+        let [heads, kv_heads] =
+            [heads, kv_heads].map(|heads| usize::try_from(heads).unwrap_or(usize::MAX).min(usize::MAX / 2));
         Ok(Config { architecture, heads, kv_heads, fields })
     }
 

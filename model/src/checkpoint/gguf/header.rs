@@ -88,9 +88,6 @@ impl<'f> Header<'f> {
         let start = from.at;
         let tensors = (0..tensors).map(|_| from.tensor()).collect::<Result<Vec<_>, _>>()?;
         let listing = start..from.at;
-        if from.at as u64 > TEXT_BYTES_MAX {
-            return Err(format!("it has {} bytes, the limit is {TEXT_BYTES_MAX}", from.at));
-        }
         let data = from.at.next_multiple_of(alignment as usize);
         Ok(Header { settings, tensors, listing, data, alignment })
     }
@@ -105,6 +102,9 @@ struct Cursor<'f> {
 impl<'f> Cursor<'f> {
     fn take(&mut self, bytes: u64) -> Result<&'f [u8], String> {
         let end = usize::try_from(bytes).ok().and_then(|bytes| self.at.checked_add(bytes));
+        if end.is_some_and(|end| end > TEXT_BYTES_MAX as usize && end <= self.file.len()) {
+            return Err(format!("it has more than {TEXT_BYTES_MAX} bytes, which is the limit"));
+        }
         let taken = end.and_then(|end| self.file.get(self.at..end));
         let taken = taken.ok_or_else(|| format!("{bytes} bytes are to follow byte {}, and do not", self.at))?;
         self.at += taken.len();

@@ -167,7 +167,15 @@ impl<'f> Settings<'f> {
     }
 
     fn refused(&self, setting: &str, value: impl ToString, supported: &str) -> CheckpointError {
-        let (file, setting) = (self.file.to_owned(), setting.to_owned());
-        CheckpointError::Setting { file, setting, value: value.to_string(), supported: supported.to_owned() }
+        let (file, [setting, value]) = (self.file.to_owned(), [setting.to_owned(), value.to_string()].map(cut_short));
+        CheckpointError::Setting { file, setting, value, supported: supported.to_owned() }
     }
 }
+
+/// A text of the file for an error, which may be megabytes.
+fn cut_short(text: String) -> String {
+    text.chars().take(SHOWN_MAX).collect()
+}
+
+/// Characters of a text of the file that an error shows.
+const SHOWN_MAX: usize = 200;

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::Settings;
 use crate::checkpoint::checkpoint_files::TOKENIZER;
 use crate::checkpoint::error::CheckpointError;
-use crate::text::{SPLITTERS, TokenLists};
+use crate::text::{CONTROL, SPLITTERS, TokenLists};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const SPLITTER: &str = "tokenizer.ggml.pre";
@@ -23,6 +23,10 @@ const SPECIAL: [(&str, &str); 4] =
 
 /// Tokens that end a text, a turn and a message.
 const ENDS: [&str; 3] = ["eos", "eot", "eom"];
+
+/// Special tokens that end a turn, a message or a text by their names in the architectures that are read, as llama.cpp has
+/// them (`src/llama-vocab.cpp`, `special_eog_ids`).
+const NAMED_ENDS: [&str; 5] = ["<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>"];
 
 /// Sampling that the file recommends, by the names of `generation_config.json`.
 const SAMPLING: [(&str, &str); 5] = [
@@ -96,12 +100,21 @@ impl<'f> Ids<'_, 'f> {
         Ok(Value::Object(config))
     }
 
+    /// Special tokens that are known by their names as ends. Most files name one of their ends only.
+    fn named_ends(&self) -> Result<Vec<u64>, CheckpointError> {
+        let kinds = self.settings.numbers(KINDS)?.unwrap_or_default();
+        let tokens = self.tokens.iter().zip(kinds).zip(0..);
+        let ends = tokens.filter(|((token, kind), _)| *kind == CONTROL && NAMED_ENDS.contains(token));
+        Ok(ends.map(|(_, id)| id).collect())
+    }
+
     fn generation_config(&self) -> Result<Value, CheckpointError> {
         let mut config = Map::new();
         let mut ends = Vec::new();
         for role in ENDS {
             ends.extend(self.id(role)?.map(|(id, _)| id).filter(|id| !ends.contains(id)));
         }
+        ends.extend(self.named_ends()?.into_iter().filter(|id| !ends.contains(id)).collect::<Vec<_>>());
         config.insert("eos_token_id".to_owned(), ends.into());
         config.insert("bos_token_id".to_owned(), self.id("bos")?.map(|(id, _)| id).into());
         for (theirs, ours) in SAMPLING {

@@ -72,8 +72,11 @@ impl State<'_> {
         let arguments = self.arguments(value).ok_or("is none")?;
         let [storage, offset, shape, strides, ..] = *arguments else { return Err("is none".to_owned()) };
         let (dtype, storage) = self.storage(storage).ok_or("names no storage of the file")?;
-        let numbers = self.pickle.number(offset).zip(self.pickle.numbers(shape)).zip(self.pickle.numbers(strides));
-        let ((offset, shape), strides) = numbers.ok_or("has no shape")?;
+        // These are copied, and many tensors of a file may name the same.
+        let axes = |tuple| self.pickle.numbers(tuple, AXES_MAX);
+        let numbers = self.pickle.number(offset).zip(axes(shape)).zip(axes(strides));
+        let ((offset, shape), strides) =
+            numbers.ok_or_else(|| format!("has no shape, or one of more than {AXES_MAX} axes"))?;
         let elements = elements(&shape, &strides)?;
         let place = |stored, bytes| Place { stored, shape, paired_heads: 0, bytes };
         let dtype = match dtype {
@@ -119,8 +122,14 @@ impl State<'_> {
     }
 }
 
+/// The most axes of a tensor. No weight has more than four.
+const AXES_MAX: usize = 8;
+
 /// The number of elements, which must follow each other in the storage.
 fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
+    if shape.len() != strides.len() {
+        return Err("has no stride for each axis".to_owned());
+    }
     let mut elements = 1usize;
     for (extent, stride) in shape.iter().zip(strides).rev() {
         if *extent != 1 && *stride != elements {
@@ -128,8 +137,5 @@ fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
         }
         elements = elements.checked_mul(*extent).ok_or("is too large to count")?;
     }
-    match shape.len() == strides.len() {
-        true => Ok(elements),
-        false => Err("has no stride for each axis".to_owned()),
-    }
+    Ok(elements)
 }

@@ -67,9 +67,9 @@ impl<'f> Pickle<'f> {
         if let Value::Int(number) = self.value(node) { usize::try_from(*number).ok() } else { None }
     }
 
-    /// A tuple of such numbers.
-    pub fn numbers(&self, node: Node) -> Option<Vec<usize>> {
-        self.tuple(node)?.iter().map(|entry| self.number(*entry)).collect()
+    /// A tuple of up to `most` such numbers.
+    pub fn numbers(&self, node: Node, most: usize) -> Option<Vec<usize>> {
+        self.tuple(node).filter(|entries| entries.len() <= most)?.iter().map(|entry| self.number(*entry)).collect()
     }
 }
 
@@ -253,5 +253,18 @@ impl<'f> Reader<'f> {
         let node = *self.memo.get(&name).ok_or("it names a value that is not there")?;
         self.stack.push(node);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tuple_is_not_copied_beyond_what_is_asked_for() {
+        let nine = [&b"\x80\x02("[..], &b"K\x01".repeat(9), b"t."].concat();
+        let pickle = Pickle::read(&nine).expect("a tuple");
+        assert_eq!(pickle.numbers(pickle.root, 8), None);
+        assert_eq!(pickle.numbers(pickle.root, 9), Some(vec![1; 9]));
     }
 }
