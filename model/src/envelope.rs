@@ -83,10 +83,11 @@ impl Envelope {
         self.pictures * merge.patches(merge.tokens(self.picture_patches))
     }
 
-    /// The part of those that videos are resized to, which leaves text its quarter of the context. Pictures, which a
-    /// user chooses one by one, may fill the whole context.
-    pub fn video_patches(&self, merge: MergeSize) -> usize {
-        self.visual_patches(merge).min(self.patches_beside_text(merge))
+    /// The part of those that videos are resized to, which leaves text its quarter of the context beside `text_tokens`
+    /// between the videos' steps. Pictures, which a user chooses one by one, may fill the whole context.
+    pub fn video_patches(&self, merge: MergeSize, text_tokens: usize) -> usize {
+        let beside = merge.tokens(self.patches_beside_text(merge)).saturating_sub(text_tokens);
+        self.visual_patches(merge).min(merge.patches(beside))
     }
 
     /// Patches that leave a question and an answer a quarter of the context.

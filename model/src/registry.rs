@@ -229,8 +229,8 @@ macro_rules! families {
                 }
             }
 
-            /// Writes videos into a rendered prompt, in a family whose prompts have text between the steps of a video. The
-            /// others leave it as it is.
+            /// Writes videos into a rendered prompt, in a family whose prompts have text between the steps of a video.
+            /// The others leave it as it is.
             pub fn write_videos(&self, rendered: String, visuals: &[VisualGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_videos(rendered, visuals),)*
@@ -332,10 +332,15 @@ impl FamilyConfig {
         self.pictures().map(|pictures| pictures.patch)
     }
 
-    /// A row of the vision cache. Where the family takes no pictures there is no such cache, and the row is as wide as the
-    /// decoder.
+    /// A row of the vision cache. Where the family takes no pictures there is no such cache, and the row is as wide as
+    /// the decoder.
     pub fn picture_row(&self) -> PictureRow {
         self.pictures().map_or(PictureRow::plain(self.decoder().hidden), |pictures| pictures.row)
+    }
+
+    /// Tokens of text that [`write_videos`](Self::write_videos) writes for each step of a video.
+    pub fn step_text_tokens(&self) -> usize {
+        self.pictures().map_or(0, |pictures| pictures.step_text_tokens)
     }
 
     /// The id of the placeholder token for pictures; `None` if the family takes no pictures.

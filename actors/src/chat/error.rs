@@ -199,6 +199,9 @@ impl Hint for ChatError {
             ChatError::Layout(LayoutError::NoVideos { .. }) => {
                 "show single frames as pictures, or load a model that takes videos".to_owned()
             }
+            ChatError::Layout(LayoutError::StepPlaceholders { .. }) => {
+                "write `<t seconds>` and one placeholder for each step of the video".to_owned()
+            }
             ChatError::Layout(_) => {
                 "the chat template does not place pictures as the model's processor does".to_owned()
             }
@@ -308,5 +311,16 @@ impl From<SamplingError> for ChatError {
 impl From<GrammarError> for ChatError {
     fn from(error: GrammarError) -> Self {
         ChatError::Format(Arc::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_whose_steps_do_not_match_is_told_how_steps_are_written() {
+        let hint = ChatError::Layout(LayoutError::StepPlaceholders { placeholders: 1, steps: 3 }).hint();
+        assert!(hint.contains("`<t seconds>`") && hint.contains("each step") && !hint.contains("template"), "{hint}");
     }
 }

@@ -105,8 +105,9 @@ impl LoadOptions {
             _ => error,
         })?;
         let pictures = limit_pictures(processor, limits, &self.names, picture)?;
-        let (own, most) = (processor.config().pixel_bounds.max, pictures.config().pixel_bounds.max);
-        envelope.picture_patches = picture.min(most.div_ceil(patch_pixels) as usize);
+        let (own, lowered) = (processor.config().pixel_bounds.max, pictures.config().pixel_bounds);
+        let most = lowered.max;
+        envelope.picture_patches = picture.min(lowered.reach().div_ceil(patch_pixels) as usize);
         envelope.launch_patches = launch_of(envelope.picture_patches);
         let is_unsaid = !is_given && said.is_none() && limits.launch_patches.is_none();
         Ok(Lowered { envelope, pictures: Some(pictures), own_pixels: Some(own).filter(|own| is_unsaid && *own > most) })

@@ -47,7 +47,9 @@ impl ModelContext {
     ) -> Self {
         let Lowered { envelope, pictures, .. } = inputs.clone();
         let videos = checkpoint.video_processor.clone();
-        let visual = pictures.zip(videos).map(|(pictures, videos)| VisualProcessors { pictures, videos });
+        let step_text_tokens = family.step_text_tokens();
+        let visual =
+            pictures.zip(videos).map(|(pictures, videos)| VisualProcessors { pictures, videos, step_text_tokens });
         ModelContext {
             name,
             family,

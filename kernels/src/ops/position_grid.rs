@@ -5,13 +5,13 @@ use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 use super::{check, patchify::LAYOUT_NUMBERS};
 
-/// Computes `out[i]` as the table at `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of the
-/// four points around it, weighted by nearness. The corners of the picture lie on those of the grid; the only row of a
-/// picture of one row lies on the grid's first, and so do columns.
+/// Computes `out[i]` as the table at `(row * (side - 1) / (rows - 1), column * (side - 1) / (columns - 1))`: the sum of
+/// the four points around it, weighted by nearness. The corners of the picture lie on those of the grid; the only row
+/// of a picture of one row lies on the grid's first, and so do columns.
 ///
-/// All is f32 in this order, then rounded once: `place = index * (side - 1) / max(count - 1, 1)` on each axis; the point
-/// before it counts `1 - (place - floor(place))` and the one behind it 1 less that, where the last point is behind
-/// itself; then the sum of `(row's weight * column's weight) * point`, the first row's two points first.
+/// All is f32 in this order, then rounded once: `place = index * (side - 1) / max(count - 1, 1)` on each axis; the
+/// point before it counts `1 - (place - floor(place))` and the one behind it 1 minus that, where the last point is
+/// behind itself; then the sum of `(row's weight * column's weight) * point`, the first row's two points first.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[side * side, hidden]`, floating point, contiguous: rows of the grid one after the other.

@@ -40,6 +40,8 @@ pub struct PictureSettings {
     pub token: u32,
     /// What the tower leaves in the vision cache for each token.
     pub row: PictureRow,
+    /// Tokens of text that [`Settings::write_videos`] writes for each step of a video; 0 if it writes none.
+    pub step_text_tokens: usize,
 }
 
 /// A family's configuration.
@@ -70,8 +72,8 @@ pub trait Settings: Sized {
         None
     }
 
-    /// Writes videos into a rendered prompt before it is encoded, in a family whose prompts have text between the steps of
-    /// a video.
+    /// Writes videos into a rendered prompt before it is encoded, in a family whose prompts have text between the steps
+    /// of a video.
     fn write_videos(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
         rendered
     }

@@ -176,6 +176,7 @@ impl ImageProcessorConfig {
             Some(_) => {}
             None => raw.check_type()?,
         }
+        raw.check_video_bounds()?;
         let group = if raw.counts_whole_videos() { 32 * 32 } else { 28 * 28 };
         let pixel_bounds = PixelBounds { min: group * 128, max: group * 768 };
         let default = ImageProcessorConfig { pixel_bounds, ..ImageProcessorConfig::default() };
@@ -199,8 +200,20 @@ impl RawConfig {
         self.video_processor_type.as_deref() == Some(WHOLE_VIDEO_PROCESSOR)
     }
 
-    /// The bounds on pixels. A `size` that bounds no pixels, say a height and a width, is refused: the defaults of the class
-    /// are another model's.
+    /// Refuses what the processors of transformers 5.17 ignore, or follow in a way that is not implemented here.
+    fn check_video_bounds(&self) -> Result<(), ProcessorError> {
+        if !self.counts_whole_videos() {
+            let range = "false or null for this processor, whose total of a video is not followed";
+            return require("cap_pixels_per_frame", true, self.cap_pixels_per_frame != Some(true), range);
+        }
+        for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for this processor: set `size` instead")?;
+        }
+        Ok(())
+    }
+
+    /// The bounds on pixels. A `size` that bounds no pixels, say a height and a width, is refused: the defaults of the
+    /// class are another model's.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
         let size = self.size.as_ref();
         let min = self.min_pixels.or(size.and_then(|size| size.shortest_edge.or(size.min_pixels)));

@@ -20,8 +20,11 @@ pub enum VideoError {
         /// Frames of a step.
         least: usize,
     },
-    /// Its rate is 0, negative, infinite or not a number.
-    #[error("the video has {frames_per_second} frames a second, which must be above 0 and finite")]
+    /// Its rate is 0, negative, infinite or not a number, or so low that the video lasts for more than half a year.
+    #[error(
+        "the video has {frames_per_second:?} frames a second, which must be finite, above 0 and at least its frames / \
+         16777216 seconds"
+    )]
     FrameRate {
         /// The rate that was given.
         frames_per_second: f64,

@@ -35,15 +35,25 @@ impl Size {
 pub struct PixelBounds {
     /// The least number of pixels; smaller pictures are enlarged.
     pub min: u64,
-    /// The greatest number of pixels, which only very thin pictures may exceed by rounding up.
+    /// The greatest number of pixels. Very thin pictures may exceed it by rounding up, and up to [`reach`](Self::reach)
+    /// others that are enlarged.
     pub max: u64,
 }
 
 impl PixelBounds {
-    /// The same bounds with at most `pixels_max`.
+    /// The most pixels that an ordinary picture has. Enlarging rounds up, so with a minimum close to the maximum they
+    /// exceed the maximum, by less than the minimum unless they are thin or of few tokens.
+    pub fn reach(self) -> u64 {
+        self.max.max(self.min.saturating_mul(2))
+    }
+
+    /// The same bounds with at most `pixels_max`. They stay as they are where ordinary pictures keep to it anyway.
     pub fn within(self, pixels_max: u64) -> Self {
+        if pixels_max >= self.reach() {
+            return self;
+        }
         let max = self.max.min(pixels_max);
-        // Enlarging rounds up, so with a minimum close to the maximum ordinary pictures would exceed the maximum.
+        // Leaves room for rounding up under the limit.
         let min = if self.min > max / 2 { max / 4 } else { self.min };
         PixelBounds { min, max }
     }

@@ -16,6 +16,9 @@ use super::smart_resize::{Size, VideoLength, smart_resize_video};
 use crate::flow::ImageError;
 use crate::flow::{ImageLimits, RgbImage, Video, VisualGrid};
 
+/// The longest video in seconds. f32 counts whole seconds up to this, and a time in a prompt has few digits.
+const SECONDS_MAX: f64 = (1u32 << 24) as f64;
+
 /// Resizes the frames of videos for the encoder.
 #[derive(Clone, Debug)]
 pub struct VideoProcessor {
@@ -74,7 +77,8 @@ impl VideoProcessor {
     /// Each variant of [`VideoError`] but `TooManyFrames`, which is checked per request.
     pub fn plan(&self, video: &Video, limits: &ImageLimits, step_patches_max: usize) -> Result<VideoPlan, VideoError> {
         let frames_per_second = video.frames_per_second();
-        if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
+        let lasts = video.frames().len() as f64 / frames_per_second;
+        if !(frames_per_second.is_finite() && frames_per_second > 0.0 && lasts <= SECONDS_MAX) {
             return Err(VideoError::FrameRate { frames_per_second });
         }
         let of_frame = |frame: usize| {

@@ -16,6 +16,8 @@ pub struct VisualProcessors {
     pub pictures: ImageProcessor,
     /// The processor of videos. Each plan limits it to the patches that the pictures leave.
     pub videos: VideoProcessor,
+    /// Tokens of text that a prompt has for each step of a video, beside the step's own.
+    pub step_text_tokens: usize,
 }
 
 /// The limits of a request's pictures and videos.
@@ -117,9 +119,9 @@ impl VisualPlan {
 
 impl VisualProcessors {
     /// Plans all of a request's pictures and videos. It reads the headers of files and hashes their bytes. Pictures are
-    /// resized to at most `picture_patches` each. The steps of the videos share evenly what the pictures leave of
-    /// [`Envelope::video_patches`], and no step has more patches than a picture may. So the vision cache has enough
-    /// rows, and a launch enough patches, for any request.
+    /// resized to at most `picture_patches` each. The steps of the videos share evenly what the pictures and the text
+    /// between steps leave of [`Envelope::video_patches`], and no step has more patches than a picture may. So the
+    /// vision cache has enough rows, and a launch enough patches, for any request.
     ///
     /// # Errors
     /// The first picture or video outside the limits, with the limit and the value.
@@ -149,8 +151,9 @@ impl VisualProcessors {
 
     /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
-        let left = envelope.video_patches(self.pictures.config().merge()).saturating_sub(taken);
         let steps: usize = frames_of_videos(visuals).map(|frames| self.videos.steps(frames)).sum();
+        let text_tokens = steps.saturating_mul(self.step_text_tokens);
+        let left = envelope.video_patches(self.pictures.config().merge(), text_tokens).saturating_sub(taken);
         (left / steps.max(1)).min(envelope.picture_patches)
     }
 

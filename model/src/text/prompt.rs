@@ -36,7 +36,9 @@ impl PromptEncoder {
     }
 
     /// Token ids of a conversation, with one placeholder per picture or video, which the family repeats for its
-    /// embeddings.
+    /// embeddings. A family that writes the steps of videos into the prompt needs
+    /// [`encode_rewritten`](Self::encode_rewritten) with
+    /// [`FamilyConfig::write_videos`](crate::registry::FamilyConfig::write_videos).
     ///
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
@@ -44,8 +46,8 @@ impl PromptEncoder {
         self.encode_rewritten(messages, inputs, |rendered| rendered)
     }
 
-    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is encoded. No name of a special
-    /// token in that text is a user's.
+    /// As [`encode`](Self::encode), with `rewrite` applied to the rendered text before it is encoded. No name of a
+    /// special token in that text is a user's.
     ///
     /// # Errors
     /// As [`encode`](Self::encode).

@@ -3,18 +3,20 @@
 use bursar_budgets::{Bytes, Hint};
 use bursar_model::{
     Envelope,
+    checkpoint::{Checkpoint, CheckpointSource},
     error::{ImageError, ProcessorError, VideoError, VisualError},
     flow::{FileName, Grid, ImageBytes, ImageLimits, ResizedImage, Video, Visual, VisualGrid},
     processor::{
         CountedPixels, ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan,
         VisualProcessors,
     },
+    registry::{FamilyConfig, random_checkpoint},
 };
 use image::{ImageFormat, Rgb, RgbImage};
 use proptest::prelude::*;
 
 use crate::bench;
-use crate::common::golden_bytes;
+use crate::common::{golden_bytes, qwen_tokenizer};
 
 fn png(picture: &RgbImage) -> ImageBytes {
     let mut encoded = std::io::Cursor::new(Vec::new());
@@ -59,11 +61,22 @@ fn plan_with(
     envelope: &Envelope,
     visuals: &[Visual],
 ) -> Result<Vec<VisualPlan>, VisualError> {
+    plan_written(settings, 0, envelope, visuals)
+}
+
+/// Plans them where each step has `step_text_tokens` of text.
+fn plan_written(
+    settings: ImageProcessorConfig,
+    step_text_tokens: usize,
+    envelope: &Envelope,
+    visuals: &[Visual],
+) -> Result<Vec<VisualPlan>, VisualError> {
     let pixels = envelope.picture_patches as u64 * u64::from(settings.patch_size).pow(2);
     let pictures = ImageProcessorConfig { counted: CountedPixels::Picture, ..settings.clone() };
     let pictures = ImageProcessor::new(pictures).expect("valid settings").limited(pixels).expect("a limit");
     let videos = VideoProcessor::new(settings).expect("valid settings");
-    VisualProcessors { pictures, videos }.plan(visuals, VisualLimits { envelope, image: &limits() })
+    let processors = VisualProcessors { pictures, videos, step_text_tokens };
+    processors.plan(visuals, VisualLimits { envelope, image: &limits() })
 }
 
 fn envelope() -> Envelope {
@@ -129,6 +142,14 @@ fn what_is_no_video_is_refused_with_the_value() {
         assert!(matches!(error, VideoError::FrameRate { .. }), "{error:?}");
         assert!(error.to_string().contains(&rate.to_string()), "{error}");
     }
+    // Two frames of 2^24 seconds together are the longest video.
+    for rate in [1e-300, f64::MIN_POSITIVE, 0.99 * 2.0 / f64::from(1 << 24)] {
+        let error = refused(&Video::new(vec![frame(56, 56, 1); 2], rate));
+        assert_eq!(error, VideoError::FrameRate { frames_per_second: rate });
+        assert!(error.to_string().len() < 160 && error.to_string().contains("16777216 seconds"), "{error}");
+    }
+    let slowest = Video::new(vec![frame(56, 56, 1); 2], 2.0 / f64::from(1 << 24));
+    processor().plan(&slowest, &limits(), usize::MAX).expect("it lasts for half a year");
     let mixed = Video::new(vec![frame(56, 84, 1), frame(56, 84, 2), frame(84, 56, 3)], 2.0);
     let expected = VideoError::FrameSize { frame: 2, width: 84, height: 56, first_width: 56, first_height: 84 };
     assert_eq!(refused(&mixed), expected);
@@ -223,6 +244,71 @@ fn the_pixels_of_a_whole_video_are_shared_by_its_frames() {
     let lone = lone.expect_err("less than a step");
     assert_eq!(lone, VideoError::TooFewFrames { frames: 1, least: 2 });
     assert!(lone.hint().contains("picture"), "{}", lone.hint());
+}
+
+#[test]
+fn a_minimum_close_to_the_maximum_is_kept_where_no_limit_binds() {
+    let settings = ImageProcessorConfig { pixel_bounds: PixelBounds { min: 30 * 784, max: 40 * 784 }, ..config() };
+    let processor = VideoProcessor::new(settings).expect("valid settings");
+    let patches = |limit| processor.plan(&film(2, 56, 56), &limits(), limit).expect("a plan").step.grid.patches();
+    // The least square of 30 tokens has 36, as in transformers.
+    assert_eq!((patches(usize::MAX), patches(60 * 4)), (4 * 36, 4 * 36));
+    assert_eq!(patches(40 * 4), 4 * 16, "under a limit that rounding up might break it is lowered");
+}
+
+#[test]
+fn every_frame_that_an_envelope_allows_fits_the_context_together_with_the_text_of_its_steps() {
+    let released =
+        ImageProcessorConfig { pixel_bounds: PixelBounds { min: 4096, max: 25_165_824 }, ..whole_video(None) };
+    let tokens = |envelope: &Envelope, step_text_tokens: usize| {
+        let film = Video::new(vec![png(&RgbImage::new(1280, 720)); envelope.video_frames], 2.0);
+        let plans = plan_written(released.clone(), step_text_tokens, envelope, &[Visual::Video(film)]);
+        let grid = plans.expect("it is within `video_frames`")[0].grid();
+        grid.patches() / 4 + grid.pictures() * step_text_tokens
+    };
+    for envelope in [Envelope::gpu(), Envelope::default(), Envelope::small()] {
+        for step_text_tokens in [0, 12] {
+            let (taken, most) = (tokens(&envelope, step_text_tokens), envelope.context_tokens * 3 / 4);
+            assert!(taken <= most, "{taken} of {most} at {step_text_tokens}");
+        }
+    }
+}
+
+#[test]
+fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
+    let random = random_checkpoint("qwen3-vl-tiny", 0).expect("a known shape");
+    let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
+    let family = FamilyConfig::of(&checkpoint).expect("it is known");
+    let text_tokens = |frames_per_second| {
+        let step = Grid { t: 1, h: 2, w: 2 };
+        let grid = VisualGrid::Video { step, steps: 2, frames: 4, frames_per_second };
+        let written = family.write_videos("<|video_pad|>".to_owned(), &[grid]);
+        let (_, second) = written.split_once("<|vision_end|>").expect("two steps");
+        qwen_tokenizer().encode(second, false).expect("it encodes").len() - 1
+    };
+    // The second step lasts from frame 2 to frame 3: 2.5 / rate seconds.
+    assert_eq!(text_tokens(2.5), 8, "<1.0 seconds>");
+    assert_eq!(text_tokens(2.5 / 99_999.9), family.step_text_tokens(), "<99999.9 seconds>");
+}
+
+#[test]
+fn video_settings_that_transformers_ignores_or_that_are_not_followed_are_refused_by_name() {
+    let read = |class: &str, more: &str| {
+        let json = format!(r#"{{"video_processor_type": "{class}", {more}}}"#);
+        ImageProcessorConfig::from_video_json(json.as_bytes())
+    };
+    let (whole, each) = ("Qwen3VLVideoProcessor", "Qwen2VLVideoProcessor");
+    for (class, setting, value, hint) in [
+        (whole, "min_pixels", "4096", "set `size`"),
+        (whole, "max_pixels", "90000", "set `size`"),
+        (each, "cap_pixels_per_frame", "true", "false or null"),
+    ] {
+        let error = read(class, &format!(r#""{setting}": {value}"#)).expect_err("it is refused");
+        assert!(error.to_string().contains(&format!("`{setting}` is {value}")), "{error}");
+        assert!(error.hint().contains(hint), "{}", error.hint());
+    }
+    read(whole, r#""min_pixels": null, "max_pixels": null, "cap_pixels_per_frame": true"#).expect("nothing is said");
+    read(each, r#""min_pixels": 4096, "cap_pixels_per_frame": false"#).expect("it is followed");
 }
 
 #[test]

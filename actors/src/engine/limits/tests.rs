@@ -4,6 +4,7 @@ use bursar_budgets::Hint;
 use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
     demo,
+    processor::ImageProcessorConfig,
     registry::{FamilyConfig, random_checkpoint},
 };
 use serde_json::{Value, json};
@@ -60,6 +61,20 @@ fn the_default_picture_limit_leaves_text_a_quarter_of_the_context() {
     }
     let said = on_a_gpu(&seven, json!({ "max_pixels": 6_422_528 })).expect("it goes together");
     assert_eq!((said.envelope.picture_patches, said.own_pixels), (32_768, None), "what is said is kept to");
+}
+
+#[test]
+fn pictures_that_round_up_past_the_processors_maximum_have_room() {
+    let mut fixed = seven();
+    let own = fixed.image_processor.as_ref().expect("it takes pictures").config().clone();
+    let pixel_bounds = PixelBounds { min: 1_003_520, max: 1_003_520 };
+    let config = ImageProcessorConfig { pixel_bounds, ..own };
+    fixed.image_processor = Some(ImageProcessor::new(config).expect("valid settings"));
+    let Lowered { envelope, pictures, .. } = on_a_gpu(&fixed, json!({})).expect("it goes together");
+    let pictures = pictures.expect("it takes pictures");
+    assert_eq!(pictures.config().pixel_bounds, pixel_bounds, "nothing asks for other sizes");
+    let patches = pictures.plan(640, 480).expect("a plan").patches;
+    assert!((5120 + 1..=envelope.picture_patches).contains(&patches), "{patches} of {}", envelope.picture_patches);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The merger at the end of a tower: each square of patches becomes one embedding.
+//! A merger, at the end of a tower or behind one of its blocks (DeepStack): each square of patches becomes one row.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::gelu::Gelu};
 

@@ -35,11 +35,11 @@ pub enum VideoPlace {
 const TIME_MAX: f64 = (1u32 << 24) as f64;
 
 impl VideoPlace {
-    /// A step's offset on the time axis from the video's first step. Where it is timed: `tokens_per_second` positions per second, rounded
-    /// down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a whole number first, so
-    /// that steps of a video of more than `frames` frames per second share positions. The release did not, and
-    /// transformers has stopped with its pull request 48669. Dividing once, by whole numbers, never rounds below a
-    /// whole position.
+    /// A step's offset on the time axis from the video's first step. Where it is timed: `tokens_per_second` positions
+    /// per second, rounded down (arXiv 2502.13923, section 2.1.2). transformers 5.17 cuts the seconds of a step to a
+    /// whole number first, so that steps of a video of more than `frames` frames per second share positions. The
+    /// release did not, and transformers has stopped with its pull request 48669. Dividing once, by whole
+    /// numbers, never rounds below a whole position.
     fn time(self, step: usize, frames_per_second: f64) -> u32 {
         let position = match self {
             VideoPlace::Timed { frames, tokens_per_second } => {

@@ -42,8 +42,9 @@ impl TowerInput {
             _ => return Ok(()),
         };
         Err(ConfigError::Contradiction(format!(
-            "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: its \
-             settings (video_preprocessor_config.json, or their part of processor_config.json) are missing or another model's"
+            "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: \
+             its settings (video_preprocessor_config.json, or their part of processor_config.json) are missing or \
+             another model's"
         )))
     }
 

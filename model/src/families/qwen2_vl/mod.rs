@@ -48,7 +48,8 @@ impl Settings for Config {
 
     fn pictures(&self) -> Option<PictureSettings> {
         let (merge, patch, token) = (self.vision.merge(), self.vision.patch(), self.tokens.image);
-        Some(PictureSettings { merge, patch, token, row: PictureRow::plain(self.decoder.hidden) })
+        let row = PictureRow::plain(self.decoder.hidden);
+        Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0 })
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {

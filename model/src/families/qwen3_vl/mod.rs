@@ -1,6 +1,6 @@
-//! Qwen3-VL without experts (arXiv 2511.21631): a vision tower of full attention with a learned grid of positions, before a
-//! Qwen3 decoder with interleaved multimodal rotary positions. What the tower computed on the way is added behind the
-//! decoder's first layers (DeepStack, arXiv 2406.04334).
+//! Qwen3-VL without experts (arXiv 2511.21631): a vision tower of full attention with a learned grid of positions,
+//! before a Qwen3 decoder with interleaved multimodal rotary positions. What the tower computed on the way is added
+//! behind the decoder's first layers (DeepStack, arXiv 2406.04334).
 
 mod config;
 mod shape;
@@ -51,7 +51,8 @@ impl Settings for Config {
 
     fn pictures(&self) -> Option<PictureSettings> {
         let (merge, patch, row) = (self.vision.merge(), self.vision.patch(), self.vision.row());
-        Some(PictureSettings { merge, patch, token: self.tokens.image, row })
+        let step_text_tokens = video_text::STEP_TOKENS;
+        Some(PictureSettings { merge, patch, token: self.tokens.image, row, step_text_tokens })
     }
 
     fn write_videos(&self, rendered: String, visuals: &[VisualGrid]) -> String {

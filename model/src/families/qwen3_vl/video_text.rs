@@ -6,6 +6,10 @@ const VIDEO: &str = "<|video_pad|>";
 const START: &str = "<|vision_start|>";
 const END: &str = "<|vision_end|>";
 
+/// Tokens of a step's text up to `<99999.9 seconds>`, a day: one for each digit and each sign, one for the word, and
+/// the two around the placeholder. Those of longer videos take from the quarter of the context that is left to text.
+pub const STEP_TOKENS: usize = 12;
+
 /// Writes each video's steps in place of its placeholder in `rendered`, and of the two tokens around it. A step takes
 /// `temporal` frames.
 ///

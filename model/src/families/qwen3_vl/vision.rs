@@ -47,8 +47,8 @@ impl VisionTower {
         &self.config
     }
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings and the parts to their rows of
-    /// `cache` `[rows, width]`.
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings and the parts to their
+    /// rows of `cache` `[rows, width]`.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
