@@ -143,9 +143,10 @@ fn norms_are_ones_and_no_two_tensors_are_alike() {
 }
 
 #[test]
-fn a_shape_that_nobody_wrote_down_is_refused_with_those_there_are() {
-    let refused = registry::random_checkpoint("qwen9", 0).expect_err("nobody wrote it down");
-    assert!(refused.to_string().contains("qwen9") && refused.hint().contains("qwen2.5-vl-7b"), "{refused}");
+fn a_shape_that_nobody_wrote_down_is_refused_with_its_nearest_and_all_others_are_planned() {
+    let refused = registry::random_checkpoint("qwen3-9b", 0).expect_err("nobody wrote it down");
+    assert!(refused.to_string().contains("qwen3-9b") && refused.to_string().contains("qwen3-8b"), "{refused}");
+    assert!(refused.hint().contains("plan --shapes"), "{}", refused.hint());
     for shape in registry::shapes() {
         Model::plan(&open(shape, 1), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
