@@ -155,6 +155,12 @@ fn calls_among_text_are_told_in_order_and_a_chat_may_ask_for_one() {
         let one = hear(&stage.model, chat.clone().parallel_tool_calls(false), |_| {}).await.expect("it answers");
         assert_eq!((&one.events[..], one.finish_reason), (&expected[..4], FinishReason::ToolCalls));
         assert!(one.tokens < heard.tokens);
+        // A broken call is not the one that was asked for.
+        let broken = CALL.replace("\"days\": 2", "\"days\": ,");
+        let chat_of = scripted(&stage.model, about(), &format!("{broken}\nOnce more:\n{CALL}\nDone.")).await;
+        let again = hear(&stage.model, chat_of.parallel_tool_calls(false), |_| {}).await.expect("it answers");
+        assert_eq!(again.calls.iter().map(|call| call.is_whole).collect::<Vec<_>>(), [false, true]);
+        assert_eq!((again.text.trim(), again.finish_reason), ("Once more:", FinishReason::ToolCalls));
         // Stop strings and limits act on the reply as the model writes it.
         let stopped = hear(&stage.model, chat.clone().stop("\", \"days"), |_| {}).await.expect("it answers");
         assert_eq!(stopped.calls[0].arguments, "{\"place\": \"Bern");
@@ -285,12 +291,14 @@ fn tools_that_cannot_be_called_are_refused_by_name() {
         assert_eq!(hear(&stage.model, named, |_| {}).await.expect("it answers").calls.len(), 1);
         let no_format = refused(required().reply_format(ReplyFormat::default())).await;
         assert!(matches!(no_format, ChatError::Tools(ToolError::NoFormat)), "{no_format}");
+        let formed = refused(required().format(OutputFormat::json(json!({"type": "zebra"})))).await;
+        assert!(matches!(formed, ChatError::Tools(ToolError::WithFormat)), "{formed}");
         let endless = refused(required().ignore_end()).await;
         assert!(matches!(endless, ChatError::FormatWithoutEnd), "{endless}");
         let (_folder, blind) = with_template(&stage.runtime, THINKING).await;
         let not_shown = blind.chat(about()).await.expect_err("its template has no place for tools");
         assert!(matches!(not_shown, ChatError::Tools(ToolError::NotShown)), "{not_shown}");
-        for error in [none, unknown, shapeless, schema, no_format, endless, not_shown] {
+        for error in [none, unknown, shapeless, schema, no_format, formed, endless, not_shown] {
             assert!(!error.hint().is_empty() && error.kind() == bursar::ErrorKind::Request);
         }
         // Whoever describes the tools in words may say the format.

@@ -1,10 +1,8 @@
 //! What a reply has come to: its parts so far, and the events that tell them.
 
-use std::hash::{BuildHasher, Hasher, RandomState};
-
 use bursar_model::text::ReplyPart;
 
-use super::{ChatEvent, ToolCall, ToolCallEvent};
+use super::{ChatEvent, ToolCall, ToolCallEvent, preparation::any_number};
 
 /// Collects the parts of one reply.
 #[derive(Default)]
@@ -12,16 +10,13 @@ pub(super) struct Answer {
     pub(super) text: String,
     pub(super) reasoning: String,
     pub(super) calls: Vec<ToolCall>,
-    ended_calls: usize,
     /// The beginning of the calls' ids, unlike that of other replies.
     ids: String,
 }
 
 impl Answer {
     pub(super) fn new() -> Self {
-        // The standard library's source for hash maps is random enough for names.
-        let random = || RandomState::new().build_hasher().finish();
-        let ids = format!("call_{:016x}{:08x}", random(), random() as u32);
+        let ids = format!("call_{:016x}{:08x}", any_number(), any_number() as u32);
         Answer { ids, ..Answer::default() }
     }
 
@@ -62,16 +57,15 @@ impl Answer {
         let index = self.calls.len() - 1;
         // A call without arguments has none of them, which is an object too.
         let none = (is_closed && self.calls[index].arguments.is_empty()).then(|| self.argue("{}".to_owned()));
-        self.ended_calls += 1;
         let call = &mut self.calls[index];
         call.is_whole = is_closed && call.parsed().is_some();
         let end = ToolCallEvent::End { index, is_whole: call.is_whole };
         none.into_iter().chain([ChatEvent::ToolCall(end)]).collect()
     }
 
-    /// Number of calls that have ended.
-    pub(super) fn ended_calls(&self) -> usize {
-        self.ended_calls
+    /// Number of whole calls.
+    pub(super) fn whole_calls(&self) -> usize {
+        self.calls.iter().filter(|call| call.is_whole).count()
     }
 
     /// Whether the reply calls a tool, as a finish reason says it.
@@ -129,6 +123,7 @@ mod tests {
             let (answer, _) = heard(&format!("<tool_call>{{\"name\": \"a\", \"arguments\": {arguments}"));
             assert_eq!((answer.calls[0].arguments.as_str(), answer.calls[0].is_whole), (arguments, false));
             assert!(!answer.calls_tools());
+            assert_eq!(answer.whole_calls(), 0, "a chat that asks for one call goes on");
             let value = serde_json::Value::from(answer.calls[0].clone());
             assert_eq!(value["function"]["arguments"], arguments, "it can be shown to the model again");
         }

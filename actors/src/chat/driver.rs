@@ -403,9 +403,9 @@ impl Driver {
         true
     }
 
-    /// Whether the reply has as many calls as the chat allows.
+    /// Whether the reply has as many whole calls as the chat allows. After a broken one a model may try again.
     fn has_called_enough(&self) -> bool {
-        self.answer.ended_calls() >= self.preparation.reply.calls_max
+        self.answer.whole_calls() >= self.preparation.reply.calls_max
     }
 
     async fn finish(&mut self, finish_reason: FinishReason) -> Result<ChatEvent, ChatError> {

@@ -10,7 +10,8 @@ pub enum ChatEvent {
     /// The scored prompt tokens, if asked for. None for the first token, which follows nothing, and for tokens whose
     /// logits were not numbers.
     Prompt(Vec<Option<TokenScore>>),
-    /// The reply's next token, if asked for. The text that it completes follows.
+    /// The reply's next token, if asked for. What it completes follows: text, reasoning, events of a
+    /// call, or nothing, since part of a character, a tag and what may become a stop string are held back.
     Token(TokenScore),
     /// More reasoning, in whole characters, without its tags. Of models that write it, and before any text.
     Reasoning(String),

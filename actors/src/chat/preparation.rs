@@ -70,7 +70,6 @@ impl Preparation {
             }
         };
         let reply = ReplyRules::of(chat, context, &inputs, &tokens)?;
-        let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         let prompt = context.family.lay_out(tokens, &grids)?;
         let merge = context.family.merge();
         let largest = RequestCost::largest(&context.envelope, merge);
@@ -87,6 +86,8 @@ impl Preparation {
         let cost = RequestCost::of(count + tokens_max, costs);
         // Rule 3: everything outside was resized or refused above.
         assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
+        // A grammar takes the most time, so it comes after what refuses a chat at once.
+        let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples read the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let prompt = Arc::new(prompt);
@@ -158,7 +159,7 @@ fn samplers(
     if grammar.is_some() && asked.ignores_end {
         return Err(ChatError::FormatWithoutEnd);
     }
-    let seed = asked.seed.unwrap_or_else(any_seed);
+    let seed = asked.seed.unwrap_or_else(any_number);
     let sampler = |sample: usize| {
         let params = asked.sampling(&context.generation.sampling, seed.wrapping_add(sample as u64));
         let mut sampler = Sampler::new(params, vocabulary)?.with_tokens_min(asked.tokens_min, ends.clone())?;
@@ -189,8 +190,8 @@ fn plan_pictures(context: &ModelContext, visuals: &[Visual]) -> Result<Vec<Visua
     Ok(processors.plan(visuals, VisualLimits { envelope: &context.envelope, image: &context.image_limits })?)
 }
 
-/// A random seed, from the standard library's source for hash maps.
-fn any_seed() -> u64 {
+/// A random number, for a seed or a name, from the standard library's source for hash maps.
+pub(super) fn any_number() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 

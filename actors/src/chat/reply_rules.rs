@@ -1,6 +1,7 @@
 //! How a chat's reply is read, and what form it must have.
 
 use bursar_model::{
+    error::ReplyFormError,
     sampling::{ForcedCalls, Grammar, ReplyForm},
     text::{ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
 };
@@ -18,7 +19,7 @@ pub(super) struct ReplyRules {
     pub(super) parser: ReplyParser,
     /// Special tokens that the parser has to see.
     pub(super) tags: Vec<&'static str>,
-    /// After this many calls the reply ends.
+    /// After this many whole calls the reply ends.
     pub(super) calls_max: usize,
     tools: ToolFormat,
     thinking: Thinking,
@@ -49,7 +50,9 @@ impl ReplyRules {
         };
         let end = tokenizer.decode(&tokens[tokens.len().saturating_sub(END_TOKENS)..], false)?;
         let thinking = format.reasoning.after(&end);
-        let tools = if inputs.tools.is_some() { format.tools } else { ToolFormat::None };
+        // Tokens may show tools that nobody else names.
+        let may_call = inputs.tools.is_some() || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
+        let tools = if may_call { format.tools } else { ToolFormat::None };
         Ok(ReplyRules {
             parser: ReplyParser::new(thinking, tools, chat.tool_names()),
             tags: [thinking.tags(), tools.tags()].concat(),
@@ -66,11 +69,12 @@ impl ReplyRules {
     pub(super) fn grammar(&self, chat: &Chat, context: &ModelContext) -> Result<Option<Grammar>, ChatError> {
         let format = chat.generation.format.clone();
         let (indices, form) = match (&chat.tool_choice, format) {
-            (ToolChoice::Required | ToolChoice::Named(_), _) => {
+            (ToolChoice::Required | ToolChoice::Named(_), Some(_)) => return Err(ToolError::WithFormat.into()),
+            (ToolChoice::Required | ToolChoice::Named(_), None) => {
                 let (indices, calls) = self.forced(chat)?;
                 (indices, ReplyForm::Calls(calls))
             }
-            (_, Some(format)) if self.tools != ToolFormat::None => {
+            (_, Some(format)) if self.tools != ToolFormat::None && !chat.tools.is_empty() => {
                 let (indices, calls) = self.forced(chat)?;
                 (indices, ReplyForm::FormatOrCalls(format, calls))
             }
@@ -79,16 +83,16 @@ impl ReplyRules {
         };
         let compiler = context.grammars().map_err(ChatError::Format)?;
         let compiled = compiler.compile_reply(&form, self.thinking);
-        compiled.map(Some).map_err(|(tool, error)| match tool {
-            Some(tool) => ToolError::Schema { index: indices[tool], source: error.into() }.into(),
-            None => error.into(),
+        compiled.map(Some).map_err(|ReplyFormError { tool, source }| match tool {
+            Some(tool) => ToolError::Schema { index: indices[tool], source: source.into() }.into(),
+            None => source.into(),
         })
     }
 
-    fn forced(&self, chat: &Chat) -> Result<(Vec<usize>, ForcedCalls), ToolError> {
+    fn forced(&self, chat: &Chat) -> Result<(Vec<usize>, ForcedCalls), ChatError> {
         let (indices, tools) = chat.callable_tools()?.into_iter().unzip();
         if self.tools == ToolFormat::None {
-            return Err(ToolError::NoFormat);
+            return Err(ToolError::NoFormat.into());
         }
         Ok((indices, ForcedCalls { format: self.tools, tools, is_parallel: chat.is_parallel() }))
     }

@@ -228,7 +228,8 @@ impl Chat {
         self
     }
 
-    /// Whether the reply may have more than one call; true by default. If not, it ends with its first one.
+    /// Whether the reply may have more than one call; true by default. If not, it ends with its first whole
+    /// one.
     pub fn parallel_tool_calls(mut self, may: bool) -> Self {
         self.calls_one_tool = !may;
         self
@@ -266,7 +267,8 @@ impl Chat {
         self
     }
 
-    /// Adds the result of a function call.
+    /// Adds the result of a function call. It has no id: the model matches results with the calls of its turn by their
+    /// order, so add one for each call, in the order of the calls.
     pub fn tool_result(self, text: impl Into<String>) -> Self {
         self.turn(Role::Tool, vec![Content::Text(text.into())])
     }

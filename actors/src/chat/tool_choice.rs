@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use bursar_budgets::Hint;
-use bursar_model::{error::GrammarError, sampling::CallableTool};
+use bursar_model::{
+    error::GrammarError,
+    sampling::{CallableTool, ForcedCalls},
+};
 use serde_json::{Value, json};
 use thiserror::Error;
 
-use super::Chat;
+use super::{Chat, ChatError};
 
 /// Whether the model calls tools.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,7 +21,7 @@ pub enum ToolChoice {
     /// No: it is not shown the tools, and nothing in its reply is taken for a call.
     None,
     /// It calls at least one. After its reasoning, if it reasons, the reply is a call and nothing else, with arguments
-    /// that follow the tool's schema.
+    /// that follow the tool's schema. [`Chat::format`] is refused beside it.
     Required,
     /// It calls the tool of this name, once, in the same way.
     Named(String),
@@ -46,6 +49,9 @@ pub enum ToolError {
     /// The chat template ignores tools.
     #[error("the chat template does not show tools to the model")]
     NotShown,
+    /// A call is forced, and the reply has another form.
+    #[error("a tool must be called, so the reply cannot have a format too")]
+    WithFormat,
     /// The model's way to write calls is not known.
     #[error("how this model writes calls is not known, so it cannot be made to write one")]
     NoFormat,
@@ -83,6 +89,9 @@ impl Hint for ToolError {
                 "describe the tools in a system message and set `reply_format`, or use a model with a template for tools"
                     .to_owned()
             }
+            ToolError::WithFormat => {
+                "leave out `format`, or set `ToolChoice::Auto`, with which the reply has the format or is a call".to_owned()
+            }
             ToolError::NoFormat => "set `reply_format` if you know it, or leave the choice to the model".to_owned(),
             ToolError::Schema { source, .. } => source.hint(),
         }
@@ -98,8 +107,8 @@ impl Chat {
     /// The tools that a forced call may be made of.
     ///
     /// # Errors
-    /// [`ToolError::NoTools`], [`ToolError::UnknownTool`], [`ToolError::Shape`].
-    pub(super) fn callable_tools(&self) -> Result<Vec<(usize, CallableTool)>, ToolError> {
+    /// [`ToolError::NoTools`], [`ToolError::UnknownTool`], [`ToolError::Shape`], [`ChatError::Format`] of too many.
+    pub(super) fn callable_tools(&self) -> Result<Vec<(usize, CallableTool)>, ChatError> {
         let wanted = match &self.tool_choice {
             ToolChoice::Named(name) => Some(name.as_str()),
             _ => None,
@@ -107,13 +116,13 @@ impl Chat {
         let tools: Vec<_> =
             self.tools.iter().enumerate().filter(|(_, tool)| wanted.is_none() || name(tool) == wanted).collect();
         match (self.tools.len(), tools.len()) {
-            (0, _) => return Err(ToolError::NoTools),
-            (tools, 0) => return Err(ToolError::UnknownTool { tools }),
-            _ => {}
+            (0, _) => return Err(ToolError::NoTools.into()),
+            (tools, 0) => return Err(ToolError::UnknownTool { tools }.into()),
+            (_, callable) => ForcedCalls::check_count(callable)?,
         }
         let callable =
             |(index, tool): (usize, &Value)| callable(tool).map(|tool| (index, tool)).ok_or(ToolError::Shape { index });
-        tools.into_iter().map(callable).collect()
+        Ok(tools.into_iter().map(callable).collect::<Result<_, _>>()?)
     }
 }
 
@@ -134,4 +143,20 @@ fn callable(tool: &Value) -> Option<CallableTool> {
         _ => return None,
     };
     Some(CallableTool { name: name(tool)?.to_owned(), parameters })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_many_tools_are_refused_before_any_of_them_is_read() {
+        let chat = Chat::new().tools(vec![json!({"no": "function"}); 129]);
+        let error = chat.clone().tool_choice(ToolChoice::Required).callable_tools().expect_err("they are too many");
+        let ChatError::Format(error) = error else { panic!("{error}") };
+        assert!(matches!(*error, GrammarError::TooLarge { value: 129, limit: 128, .. }), "{error}");
+        // Of many, one may be named.
+        let named = chat.tools([json!({"name": "clock"})]).tool_choice(ToolChoice::Named("clock".into()));
+        assert_eq!(named.callable_tools().expect("one tool")[0].0, 129);
+    }
 }

@@ -1,6 +1,6 @@
 //! Forms of whole replies: calls that a model must make, and reasoning before any form.
 
-use bursar_model::error::GrammarError;
+use bursar_model::error::{GrammarError, ReplyFormError};
 use bursar_model::sampling::{CallableTool, ForcedCalls, Grammar, OutputFormat, ReplyForm, SamplingParams};
 use bursar_model::text::{ReplyParser, ReplyPart, Thinking, ToolFormat};
 use serde_json::{Value, json};
@@ -135,14 +135,31 @@ fn a_tool_whose_schema_cannot_be_followed_is_named_by_its_index() {
     faulty[1].parameters = json!({"type": "object", "not": {}});
     assert!(matches!(
         refused(faulty.clone(), ToolFormat::Hermes),
-        (Some(1), GrammarError::Keyword { keyword: "not", .. })
+        ReplyFormError { tool: Some(1), source: GrammarError::Keyword { keyword: "not", .. } }
     ));
     faulty[1].parameters = json!({"type": "object", "properties": {"a": {"type": "zebra"}}});
-    let (tool, error) = refused(faulty.clone(), ToolFormat::Llama3Json);
+    let ReplyFormError { tool, source: error } = refused(faulty.clone(), ToolFormat::Llama3Json);
     assert_eq!(tool, Some(1));
     assert!(error.reason().expect("it says why").contains("/properties/a"), "{error:?}");
     assert!(!format!("{error} {faulty:?}").contains("zebra"), "nothing of the schema is shown");
-    let many = vec![tools()[0].clone(); 129];
-    assert!(matches!(refused(many, ToolFormat::Hermes), (None, GrammarError::TooLarge { value: 129, limit: 128, .. })));
-    assert_eq!(refused(Vec::new(), ToolFormat::Hermes), (None, GrammarError::NoChoice));
+    faulty[1].parameters = json!({"type": "object", "properties": {"a": {"multipleOf": 1e9}}});
+    let ReplyFormError { tool, source } = refused(faulty.clone(), ToolFormat::Hermes);
+    assert_eq!((tool, source.reason()), (Some(1), Some("`multipleOf` is above 100000000, at /properties/a")));
+    assert_eq!(refused(Vec::new(), ToolFormat::Hermes), GrammarError::NoChoice.into());
+}
+
+#[test]
+fn a_limit_that_the_tools_exceed_together_refuses_them_without_a_look_at_each() {
+    let refused = |tools: Vec<CallableTool>| {
+        let form = ReplyForm::Calls(ForcedCalls { format: ToolFormat::Hermes, tools, is_parallel: false });
+        QWEN.compiler.compile_reply(&form, Thinking::Off).expect_err("it is refused")
+    };
+    // One of them would be refused for itself, which tells whether it was compiled.
+    let zebra = CallableTool { name: "zebra".into(), parameters: json!({"type": "zebra"}) };
+    let many = |tool: CallableTool, count| [vec![tool; count], vec![zebra.clone()]].concat();
+    let ReplyFormError { tool, source } = refused(many(tools()[0].clone(), 128));
+    assert!(matches!((tool, &source), (None, GrammarError::TooLarge { value: 129, limit: 128, .. })), "{source}");
+    let long = CallableTool { name: "long".into(), parameters: json!({"description": "a".repeat(60_000)}) };
+    let ReplyFormError { tool, source } = refused(many(long, 5));
+    assert!(matches!((tool, &source), (None, GrammarError::TooLarge { unit: "bytes of schemas", .. })), "{source}");
 }

@@ -5,7 +5,14 @@ use std::cell::Cell;
 
 use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, Target};
-use bursar_model::{Envelope, Model, checkpoint::Checkpoint, demo, worst_cases::Pass};
+use bursar_model::{
+    Envelope, Model,
+    checkpoint::Checkpoint,
+    demo,
+    sampling::OutputFormat,
+    text::{ReplyFormat, ReplyPart, ToolFormat},
+    worst_cases::Pass,
+};
 use proptest::{prelude::*, test_runner::TestRunner};
 
 use super::*;
@@ -136,4 +143,34 @@ fn requests_of_every_kind_are_admitted() {
     let Preparation { prompt, tokens_max, .. } = &prepared[0];
     assert_eq!(prompt.pictures.len(), 2 + 3, "three steps of five frames");
     assert_eq!(prompt.tokens.len() + tokens_max, 400, "the reply may fill the context");
+}
+
+#[test]
+fn a_prompt_that_is_too_long_is_refused_before_its_form_is_compiled() {
+    let stressed = stressed(Envelope { context_tokens: 400, ..Envelope::small() });
+    let zebra = OutputFormat::json(serde_json::json!({"type": "zebra"}));
+    let asked = |words: usize| {
+        let chat = Chat::new().user("shape ".repeat(words)).format(zebra.clone());
+        Preparation::of(&chat, &stressed.context, 4096, 1).err().expect("it is refused")
+    };
+    assert!(matches!(asked(1), ChatError::Format(_)));
+    assert!(matches!(asked(1000), ChatError::TooLong { limit: 400, .. }), "{}", asked(1000));
+}
+
+#[test]
+fn for_a_prompt_in_tokens_an_explicit_format_tells_how_calls_are_read() {
+    let stressed = stressed(Envelope::small());
+    let hermes = ReplyFormat { tools: ToolFormat::Hermes, ..ReplyFormat::default() };
+    let call = "<tool_call>\n{\"name\": \"clock\", \"arguments\": {}}\n</tool_call>";
+    let is_read = |chat: Chat| {
+        let prepared = Preparation::of(&chat, &stressed.context, 4096, 1).unwrap_or_else(|error| panic!("{error}"));
+        let parts = prepared[0].reply.parser.clone().feed(call);
+        parts.iter().any(|part| matches!(part, ReplyPart::CallBegin { .. }))
+    };
+    let tokens = || Chat::from_tokens([5, 6, 7]);
+    assert!(is_read(tokens().reply_format(hermes)));
+    // A form of the caller's goes with it, though no tool is known that a grammar could call.
+    assert!(is_read(tokens().reply_format(hermes).format(OutputFormat::Regex("a".into()))));
+    assert!(!is_read(tokens().reply_format(hermes).tool_choice(ToolChoice::None)));
+    assert!(!is_read(tokens()));
 }

@@ -5,8 +5,13 @@ use std::sync::Arc;
 use llguidance::{ParserFactory, api::ParserLimits};
 
 use super::{
-    error::GrammarError, fault_place::place, output_format::OutputFormat, parser::Parser, reply_form::ReplyForm,
-    state::Grammar, vocabulary::Vocabulary,
+    error::{GrammarError, ReplyFormError},
+    fault_place::place,
+    output_format::OutputFormat,
+    parser::Parser,
+    reply_form::ReplyForm,
+    state::Grammar,
+    vocabulary::Vocabulary,
 };
 use crate::text::{Thinking, Tokenizer, error::PrivateText};
 
@@ -48,25 +53,34 @@ impl GrammarCompiler {
     /// Compiles the form of a whole reply, which may begin with reasoning. Reasoning is free, and ends with its tag.
     ///
     /// # Errors
-    /// As [`compile`](Self::compile); with the index of the tool if one tool's schema is at fault.
-    pub fn compile_reply(
-        &self,
-        form: &ReplyForm,
-        thinking: Thinking,
-    ) -> Result<Grammar, (Option<usize>, GrammarError)> {
+    /// As [`compile`](Self::compile); with the index of the tool if one tool is at fault.
+    pub fn compile_reply(&self, form: &ReplyForm, thinking: Thinking) -> Result<Grammar, ReplyFormError> {
         if let (ReplyForm::Format(format), Thinking::Off) = (form, thinking) {
-            return self.compile(format).map_err(|error| (None, error));
+            return Ok(self.compile(format)?);
         }
-        let whole = |error| (None, error);
-        let compiled = form.grammar(thinking).and_then(|grammar| {
-            let parser = self.factory.create_parser(grammar).map_err(|error| whole_refusal(&error.to_string()))?;
-            self.tried(Parser::new(parser), whole_refusal)
-        });
-        compiled.map_err(|error| {
-            // A part that is refused on its own has an error with a place.
-            let refused = |(tool, part)| Some((tool, self.compile(&part).err()?));
-            form.parts().into_iter().find_map(refused).unwrap_or_else(|| whole(error))
-        })
+        let grammar = form.grammar(thinking).map_err(|error| match form.part(error.tool) {
+            Some(part) => ReplyFormError { source: self.placed(&part, error.source), ..error },
+            None => error,
+        })?;
+        let parser = self.factory.create_parser(grammar);
+        let parser = parser.map_err(|error| self.explained(form, whole_refusal(&error.to_string())))?;
+        Ok(self.tried(Parser::new(parser), whole_refusal)?)
+    }
+
+    /// Finds the part that is refused on its own, for an error of the whole with which a schema is refused. A form that
+    /// is too complex is not compiled again: its parts may each be allowed, and take as long as all together.
+    fn explained(&self, form: &ReplyForm, error: GrammarError) -> ReplyFormError {
+        if !matches!(error, GrammarError::Schema { .. }) {
+            return error.into();
+        }
+        // In the order of the grammar, so that what comes before the fault was within the limits of the whole.
+        let refused = |tool| {
+            let part = form.part(tool)?;
+            let error = self.parser(&part).err()?;
+            Some(ReplyFormError { tool, source: self.placed(&part, error) })
+        };
+        let mut parts = std::iter::once(None).chain((0..form.tools().len()).map(Some));
+        parts.find_map(refused).unwrap_or_else(|| error.into())
     }
 
     /// A form that is too complex for its first token fails here, in the caller, and not in the lane. This also warms

@@ -144,3 +144,26 @@ impl Hint for GrammarError {
         }
     }
 }
+
+/// A form of a whole reply that was refused.
+#[derive(Debug, Error, PartialEq)]
+#[error("{source}")]
+pub struct ReplyFormError {
+    /// The index of the tool at fault, from 0; none if it is the form of the caller, or all together.
+    pub tool: Option<usize>,
+    /// Why.
+    pub source: GrammarError,
+}
+
+impl ReplyFormError {
+    /// Names a tool as the one at fault.
+    pub(super) fn of(tool: usize) -> impl Fn(GrammarError) -> Self {
+        move |source| ReplyFormError { tool: Some(tool), source }
+    }
+}
+
+impl From<GrammarError> for ReplyFormError {
+    fn from(source: GrammarError) -> Self {
+        ReplyFormError { tool: None, source }
+    }
+}

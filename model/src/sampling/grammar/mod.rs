@@ -15,7 +15,7 @@ mod state;
 mod vocabulary;
 
 pub use compiler::GrammarCompiler;
-pub use error::GrammarError;
+pub use error::{GrammarError, ReplyFormError};
 pub use output_format::{JsonWhitespace, OutputFormat};
 pub use reply_form::{CallableTool, ForcedCalls, ReplyForm};
 pub use schema_rules::SchemaPlace;

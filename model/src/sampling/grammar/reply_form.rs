@@ -6,7 +6,7 @@ use llguidance::api::{GrammarWithLexer, TopLevelGrammar};
 use serde_json::{Value, json};
 
 use super::{
-    error::GrammarError,
+    error::{GrammarError, ReplyFormError},
     output_format::{JsonWhitespace, OutputFormat, SCHEMA_BYTES_MAX, require, schema_bytes},
 };
 use crate::text::{Thinking, ToolFormat};
@@ -59,6 +59,16 @@ pub struct ForcedCalls {
     pub is_parallel: bool,
 }
 
+impl ForcedCalls {
+    /// Checks a number of tools, for callers that would have to copy them first.
+    ///
+    /// # Errors
+    /// [`GrammarError::TooLarge`] above 128.
+    pub fn check_count(tools: usize) -> Result<(), GrammarError> {
+        require("list of tools", tools, "entries", TOOLS_MAX)
+    }
+}
+
 /// The form of a reply after its reasoning.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ReplyForm {
@@ -71,12 +81,17 @@ pub enum ReplyForm {
 }
 
 impl ReplyForm {
-    /// The parts that are refused for their own sake, with the tool's index for those of a tool.
-    pub(super) fn parts(&self) -> Vec<(Option<usize>, OutputFormat)> {
-        let format = self.format().map(|format| (None, format.clone()));
-        let tools = self.calls().into_iter().flat_map(|calls| &calls.tools).enumerate();
-        let tools = tools.map(|(index, tool)| (Some(index), tool.arguments()));
-        tools.chain(format).collect()
+    /// The part that can be refused for its own sake: the arguments of the tool of this index, or without one the
+    /// caller's form.
+    pub(super) fn part(&self, tool: Option<usize>) -> Option<OutputFormat> {
+        match tool {
+            Some(index) => self.tools().get(index).map(CallableTool::arguments),
+            None => self.format().cloned(),
+        }
+    }
+
+    pub(super) fn tools(&self) -> &[CallableTool] {
+        self.calls().map_or(&[], |calls| &calls.tools)
     }
 
     fn format(&self) -> Option<&OutputFormat> {
@@ -97,9 +112,9 @@ impl ReplyForm {
     ///
     /// # Errors
     /// As the forms', and [`GrammarError::TooLarge`].
-    pub(super) fn grammar(&self, thinking: Thinking) -> Result<TopLevelGrammar, GrammarError> {
+    pub(super) fn grammar(&self, thinking: Thinking) -> Result<TopLevelGrammar, ReplyFormError> {
         let mut rules = Rules::default();
-        let format = self.format().map(|format| rules.part(format.grammar()?)).transpose()?;
+        let format = self.format().map(|format| rules.part(format)).transpose()?;
         let calls = self.calls().map(|calls| rules.calls(calls)).transpose()?;
         let body: Vec<String> = [format, calls].into_iter().flatten().collect();
         Ok(rules.finish(thinking, &body.join(" | ")))
@@ -114,8 +129,9 @@ struct Rules {
 }
 
 impl Rules {
-    /// Adds a grammar; returns how rules refer to it.
-    fn part(&mut self, grammar: TopLevelGrammar) -> Result<String, GrammarError> {
+    /// Adds a form as a grammar of its own; returns how rules refer to it.
+    fn part(&mut self, form: &OutputFormat) -> Result<String, GrammarError> {
+        let grammar = form.grammar()?;
         let name = format!("part{}", self.parts.len());
         let reference = format!("@{name}");
         let part = grammar.grammars.into_iter().next().ok_or(GrammarError::TooComplex)?;
@@ -124,19 +140,19 @@ impl Rules {
     }
 
     /// Adds the rules of calls; returns the name of the outermost.
-    fn calls(&mut self, calls: &ForcedCalls) -> Result<String, GrammarError> {
-        require("list of tools", calls.tools.len(), "entries", TOOLS_MAX)?;
-        let bytes = calls.tools.iter().try_fold(0, |sum, tool| Ok(sum + schema_bytes(&tool.parameters)?))?;
+    fn calls(&mut self, calls: &ForcedCalls) -> Result<String, ReplyFormError> {
+        ForcedCalls::check_count(calls.tools.len())?;
+        let bytes = calls.tools.iter().enumerate().try_fold(0, |sum, (tool, CallableTool { parameters, .. })| {
+            schema_bytes(parameters).map(|bytes| sum + bytes).map_err(ReplyFormError::of(tool))
+        })?;
         require("list of tools", bytes, "bytes of schemas", TOOLS_BYTES_MAX)?;
-        let mut alternatives = Vec::new();
-        for tool in &calls.tools {
-            require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
-            let Some((before, after)) = calls.format.frame(&tool.name) else { continue };
-            let arguments = self.part(tool.arguments().grammar()?)?;
-            alternatives.push(format!("{} {arguments} {}", literal(&before), literal(after)));
-        }
+        let alternatives = calls.tools.iter().enumerate().filter_map(|(index, tool)| {
+            let frame = calls.format.frame(&tool.name)?;
+            Some(self.call(tool, frame).map_err(ReplyFormError::of(index)))
+        });
+        let alternatives: Vec<String> = alternatives.collect::<Result<_, _>>()?;
         if alternatives.is_empty() {
-            return Err(GrammarError::NoChoice);
+            return Err(GrammarError::NoChoice.into());
         }
         // Llama's templates refuse a turn with several calls.
         let more = match (calls.is_parallel, calls.format) {
@@ -145,6 +161,13 @@ impl Rules {
         };
         let _ = write!(self.text, "call: {}\ncalls: call{more}\n", alternatives.join(" | "));
         Ok("calls".to_owned())
+    }
+
+    /// A call of one tool, framed by what comes before and after its arguments.
+    fn call(&mut self, tool: &CallableTool, (before, after): (String, &str)) -> Result<String, GrammarError> {
+        require("name of a tool", tool.name.len(), "bytes", NAME_BYTES_MAX)?;
+        let arguments = self.part(&tool.arguments())?;
+        Ok(format!("{} {arguments} {}", literal(&before), literal(after)))
     }
 
     fn finish(mut self, thinking: Thinking, body: &str) -> TopLevelGrammar {
