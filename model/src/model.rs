@@ -18,7 +18,9 @@ use crate::{
     error::CheckpointError,
     flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
-    weights::{WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, unpacked_parts},
+    weights::{
+        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_rows, unpacked_parts,
+    },
 };
 
 /// A checkpoint that did not become a model.
@@ -239,6 +241,10 @@ fn upload<B: Backend>(
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            if let Some(scale) = &copy.scale {
+                let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
+                return upload_scaled(backend, &scaled_rows(&found, &scale), copy, room);
+            }
             return upload_tensor(backend, &found, copy, room);
         }
         WeightSource::Constant(numbers) => {
@@ -283,6 +289,20 @@ fn upload_tensor<B: Backend>(
             false => upload_rounded(backend, padded, dtype, (place, kept), &mut room.rounded),
         }
     })
+}
+
+/// Copies rows that were scaled as f32.
+fn upload_scaled<B: Backend>(
+    backend: &B,
+    rows: &[f32],
+    copy: &WeightCopy,
+    room: &mut RoundingBuffer,
+) -> Result<(), LoadError> {
+    let bytes: Vec<u8> = rows.iter().flat_map(|number| number.to_le_bytes()).collect();
+    match copy.kept {
+        DType::F32 => fill(backend, &bytes, copy.to),
+        kept => upload_rounded(backend, &bytes, DType::F32, (copy.to, kept), &mut room.rounded),
+    }
 }
 
 /// Copies bytes to their place.

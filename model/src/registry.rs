@@ -7,7 +7,7 @@ use std::{
 
 use bursar_budgets::Hint;
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use thiserror::Error;
 
 use crate::{
@@ -20,10 +20,11 @@ use crate::{
     checkpoint::{Checkpoint, CheckpointOrigin, CheckpointSource, GgufArchitecture, GgufFile, RandomCheckpoint},
     error::CheckpointError,
     families::{
-        Files, PictureSettings, ReleasedShape, Settings, Weights, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3, qwen3_vl,
+        Files, PictureSettings, ReleasedShape, Settings, Weights, internvl, llama, qwen2, qwen2_5_vl, qwen2_vl, qwen3,
+        qwen3_vl,
     },
-    flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
-    text::{Tokenizer, byte_level},
+    flow::{Grid, LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    text::{PlaceholderTexts, Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
     workload::{Workload, covered},
 };
@@ -174,6 +175,15 @@ macro_rules! families {
             None$(.or_else(|| files::<$folder::Config>(name)))*
         }
 
+        /// See [`ReadText`](crate::families::ReadText).
+        fn read_text(
+            model_type: &str,
+            place: &str,
+            fields: &Map<String, Value>,
+        ) -> Option<Result<DecoderConfig, ConfigError>> {
+            None$(.or_else(|| <$folder::Config as Settings>::read_text(model_type, place, fields)))*
+        }
+
         fn released_processors(config: &Value) -> Option<Files> {
             None$(.or_else(|| <$folder::Config as Settings>::released_processors(config)))*
         }
@@ -196,7 +206,7 @@ macro_rules! families {
             /// another model's.
             pub fn of(checkpoint: &Checkpoint) -> Result<Self, LoadError> {
                 $(if serves(checkpoint, <$folder::Config as Settings>::ARCHITECTURES)? {
-                    return Ok(FamilyConfig::$name(<$folder::Config as Settings>::read(checkpoint)?));
+                    return Ok(FamilyConfig::$name(<$folder::Config as Settings>::read(checkpoint, read_text)?));
                 })*
                 Err(unknown(checkpoint).into())
             }
@@ -223,17 +233,25 @@ macro_rules! families {
                 }
             }
 
+            /// What stands for pictures and videos in chat templates that know none; `None` where the family's own always
+            /// do.
+            pub fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
+                match self {
+                    $(FamilyConfig::$name(config) => config.placeholder_texts(),)*
+                }
+            }
+
             fn pictures(&self) -> Option<PictureSettings> {
                 match self {
                     $(FamilyConfig::$name(config) => config.pictures(),)*
                 }
             }
 
-            /// Writes videos into a rendered prompt, in a family whose prompts have text between the steps of a video.
-            /// The others leave it as it is.
-            pub fn write_videos(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+            /// Writes pictures and videos into a rendered prompt, in a family whose prompts have more text for them than
+            /// placeholders. The others leave it as it is.
+            pub fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
                 match self {
-                    $(FamilyConfig::$name(config) => config.write_videos(rendered, visuals),)*
+                    $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*
                 }
             }
 
@@ -306,6 +324,8 @@ families! {
     Qwen3: qwen3;
     /// Llama and what has its architecture: text only.
     Llama: llama;
+    /// InternVL 3 and 3.5: pictures, videos and text.
+    InternVl: internvl;
 }
 
 impl FamilyConfig {
@@ -332,13 +352,18 @@ impl FamilyConfig {
         self.pictures().map(|pictures| pictures.patch)
     }
 
+    /// The grid of each picture that the encoder sees, if all are tiles of one size.
+    pub fn tile(&self) -> Option<Grid> {
+        self.pictures().and_then(|pictures| pictures.tile)
+    }
+
     /// A row of the vision cache. Where the family takes no pictures there is no such cache, and the row is as wide as
     /// the decoder.
     pub fn picture_row(&self) -> PictureRow {
         self.pictures().map_or(PictureRow::plain(self.decoder().hidden), |pictures| pictures.row)
     }
 
-    /// Tokens of text that [`write_videos`](Self::write_videos) writes for each step of a video.
+    /// Tokens of text that [`write_visuals`](Self::write_visuals) writes for each step of a video.
     pub fn step_text_tokens(&self) -> usize {
         self.pictures().map_or(0, |pictures| pictures.step_text_tokens)
     }

@@ -68,12 +68,13 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
     let request = RequestCost::largest(envelope, model.config().merge());
     if let Some(merge) = model.config().merge() {
         let launch = envelope.launch_patches.min(merge.patches(room.cache_rows));
-        let largest = request.picture_patches.min(launch);
+        let (largest, smallest) = (request.picture_patches.min(launch), smallest_grid(model, merge));
         // If not even the smallest picture fits, the encoder never runs.
-        if largest >= merge.patches_per_token() {
+        if largest >= smallest.patches() {
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
-            worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest_grid(largest, merge))));
-            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest_grid(merge))));
+            let largest = model.config().tile().unwrap_or_else(|| largest_grid(largest, merge));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
+            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest)));
         }
     }
     let prompts = step(model, envelope, room, request, envelope.step_tokens, true);
@@ -265,9 +266,9 @@ fn still(rows: usize, columns: usize) -> Grid {
     Grid { t: 1, h: rows as u32, w: columns as u32 }
 }
 
-/// A picture that becomes one embedding.
-fn smallest_grid(merge: MergeSize) -> Grid {
-    still(merge.side(), merge.side())
+/// A picture that becomes one embedding, or a tile where all pictures are tiles.
+fn smallest_grid(model: &Model, merge: MergeSize) -> Grid {
+    model.config().tile().unwrap_or_else(|| still(merge.side(), merge.side()))
 }
 
 /// The grid, as square as possible, of the largest picture of at most `patches` patches.
@@ -282,7 +283,7 @@ fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
 fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
     let merge = model.config().merge().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
-    let [large, small] = [grid, smallest_grid(merge)].map(|grid| ResizedImage::blank(grid, patch));
+    let [large, small] = [grid, smallest_grid(model, merge)].map(|grid| ResizedImage::blank(grid, patch));
     let whole = launch_patches / grid.patches();
     let rest = launch_patches % grid.patches() / small.grid.patches();
     let mut next_row = 0;

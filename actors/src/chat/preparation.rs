@@ -65,7 +65,7 @@ impl Preparation {
         let tokens = match &chat.tokens {
             Some(tokens) => checked_tokens(chat, context, tokens)?,
             None => {
-                let written = |rendered| context.family.write_videos(rendered, &grids);
+                let written = |rendered| context.family.write_visuals(rendered, &grids);
                 context.prompts.encode_rewritten(&messages, &inputs, written)?
             }
         };

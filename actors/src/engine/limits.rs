@@ -5,7 +5,7 @@ use bursar_budgets::Bytes;
 use bursar_model::{
     Envelope, LimitError, MergeSize, PATCHES_LEAST,
     error::CheckpointError,
-    processor::{ImageProcessor, PixelBounds},
+    processor::{ImageProcessor, PixelBounds, Tiling},
     registry::FamilyConfig,
 };
 
@@ -160,6 +160,9 @@ fn limit_pictures(
     // A pixel limit that is not whole patches is kept exactly, as in the reference implementation.
     let said = limits.picture_pixels.filter(|pixels| pixels / patch_pixels == patches as u64);
     let most = said.unwrap_or(patches as u64 * patch_pixels);
+    if let Some(tiling) = config.tiling {
+        check_tiles(tiling, limits, most, patch_pixels)?;
+    }
     if let Some(min) = limits.picture_pixels_min {
         let max = most.min(limits.picture_pixels.unwrap_or(own.max));
         if min > max {
@@ -177,6 +180,24 @@ fn limit_pictures(
     config.pixel_bounds = PixelBounds { min, max: limits.picture_pixels.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)
+}
+
+/// Refuses limits that pictures in tiles cannot keep.
+fn check_tiles(tiling: Tiling, limits: &Limits, most: u64, patch_pixels: u64) -> Result<(), StartError> {
+    let (least, side) = (tiling.tile_pixels(), tiling.side);
+    let (limit, value, required) = match (limits.picture_pixels_min, limits.picture_pixels) {
+        (Some(min), _) => ("picture_pixels_min", min, "unset: this model's pictures are tiles of one size".to_owned()),
+        (None, _) if most >= least => return Ok(()),
+        (None, Some(said)) => {
+            ("picture_pixels", said, format!("at least {least}: a picture has a tile of {side} x {side}"))
+        }
+        (None, None) => {
+            let (value, least) = (most / patch_pixels, least / patch_pixels);
+            ("picture_patches", value, format!("at least {least}: a picture has a tile of {side} x {side}"))
+        }
+    };
+    let value = usize::try_from(value).unwrap_or(usize::MAX);
+    Err(LimitError { limit: limit.to_owned(), value, required }.into())
 }
 
 #[cfg(test)]

@@ -162,6 +162,7 @@ impl EngineArguments {
         let parse = move || {
             let (family, prompts) = (unloaded.config().clone(), checkpoint.prompts()?);
             family.check_vocabulary(prompts.tokenizer())?;
+            let prompts = prompts.with_placeholders(family.placeholder_texts());
             Ok(Arc::new(ModelContext::new(name, &checkpoint, family, &options, &inputs, prompts)))
         };
         Ok(off_actor(parse).await?)

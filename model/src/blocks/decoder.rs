@@ -109,6 +109,16 @@ impl Decoder {
     /// Claims the decoder's weights: `lm_head.weight`, and all others under `prefix` and a dot. `prefix` is `model` for
     /// most checkpoints.
     pub fn claim(config: DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        Decoder::claim_with_head(config, prefix, "lm_head.weight", map)
+    }
+
+    /// As [`claim`](Self::claim), with the output projection's own name.
+    pub fn claim_with_head(
+        config: DecoderConfig,
+        prefix: &str,
+        head: &str,
+        map: &mut WeightMap<'_>,
+    ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
         let embedding = map.tensor(&embedding_name, [config.vocabulary, config.hidden])?;
@@ -118,10 +128,10 @@ impl Decoder {
         let projection = match config.tied_embeddings {
             true => {
                 // Some tools save it nevertheless, equal to the embedding.
-                map.twin("lm_head.weight", &embedding_name);
+                map.twin(head, &embedding_name);
                 None
             }
-            false => Some(map.tensor("lm_head.weight", [config.vocabulary, config.hidden])?),
+            false => Some(map.tensor(head, [config.vocabulary, config.hidden])?),
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };

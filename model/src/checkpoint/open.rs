@@ -10,7 +10,7 @@ use super::checkpoint_files::{CheckpointSource, TextFiles};
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
 use super::tensors::{TensorIndex, TensorInfo};
-use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
+use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
 use crate::sampling::GenerationDefaults;
 use crate::text::error::TextError;
 use crate::text::template_source::TemplateFiles;
@@ -59,7 +59,7 @@ impl Checkpoint {
         let template = Arc::new(ChatTemplate::new(templates, TemplateLimits::default())?);
         // Refuses a missing or truncated file here, before anything is leased for the model.
         TokenizerFiles::of(&files)?.check()?;
-        let processors = ProcessorFiles::read(&files)?;
+        let processors = ProcessorFiles::read(&files, &config)?;
         let video_processor = processors
             .video
             .map(|json| VideoProcessor::new(ImageProcessorConfig::from_video_json(&json)?))
@@ -108,6 +108,24 @@ impl Checkpoint {
         Ok(PromptEncoder::new(tokenizer, self.template.clone()))
     }
 
+    /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none of
+    /// them has it.
+    pub fn added_token(&self, content: &str) -> Option<u32> {
+        let json = |name: &str| serde_json::from_slice::<Value>(self.files.get(name)?).ok();
+        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+        let by_content = json("added_tokens.json").and_then(|tokens| id(tokens.get(content)?));
+        let by_id = || {
+            let settings = json("tokenizer_config.json")?;
+            let tokens = settings.get("added_tokens_decoder")?.as_object()?;
+            tokens.iter().find(|(_, token)| token["content"] == content)?.0.parse().ok()
+        };
+        let in_list = || {
+            let whole = json("tokenizer.json")?;
+            id(&whole.get("added_tokens")?.as_array()?.iter().find(|token| token["content"] == content)?["id"])
+        };
+        by_content.or_else(by_id).or_else(in_list)
+    }
+
     /// A tensor by its name.
     ///
     /// # Errors
@@ -151,8 +169,8 @@ struct ProcessorFiles<'f> {
 
 impl<'f> ProcessorFiles<'f> {
     /// Reads `processor_config.json`, which transformers writes since 5.0, and else the older files (5.17,
-    /// `image_processing_base.py` and `video_processing_utils.py`).
-    fn read(files: &'f TextFiles) -> Result<Self, CheckpointError> {
+    /// `image_processing_base.py` and `video_processing_utils.py`). Settings of tiles may be in `config.json`.
+    fn read(files: &'f TextFiles, config: &Map<String, Value>) -> Result<Self, CheckpointError> {
         const FILE: &str = "processor_config.json";
         let both = files.get(FILE).map(|json| object(FILE, json)).transpose()?.unwrap_or_default();
         let part = |name: &str| {
@@ -160,11 +178,24 @@ impl<'f> ProcessorFiles<'f> {
         };
         let file = |name: &str| files.get(name).map(Cow::Borrowed);
         let older = || file("preprocessor_config.json");
-        Ok(ProcessorFiles {
-            image: part("image_processor").or_else(older),
-            video: part("video_processor").or_else(|| file("video_preprocessor_config.json")).or_else(older),
-        })
+        let image = part("image_processor").or_else(older);
+        let video = part("video_processor").or_else(|| file("video_preprocessor_config.json")).or_else(older);
+        let tiling: Map<_, _> =
+            config.iter().filter(|(key, _)| TILING_KEYS.contains(&key.as_str())).map(owned).collect();
+        if tiling.is_empty() {
+            return Ok(ProcessorFiles { image, video });
+        }
+        let joined = |json: Cow<'f, [u8]>| {
+            let mut settings = tiling.clone();
+            settings.extend(object("preprocessor_config.json", &json)?);
+            Ok::<_, CheckpointError>(Cow::Owned(Value::Object(settings).to_string().into_bytes()))
+        };
+        Ok(ProcessorFiles { image: image.map(joined).transpose()?, video: video.map(joined).transpose()? })
     }
+}
+
+fn owned((key, value): (&String, &Value)) -> (String, Value) {
+    (key.clone(), value.clone())
 }
 
 /// The files of the tokenizer.

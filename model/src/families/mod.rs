@@ -1,5 +1,6 @@
 //! One folder per model family, with everything that only this family needs. No family imports another.
 
+pub mod internvl;
 pub mod llama;
 pub mod qwen2;
 pub mod qwen2_5_vl;
@@ -8,4 +9,4 @@ pub mod qwen3;
 pub mod qwen3_vl;
 mod row;
 
-pub use row::{Files, PictureSettings, ReleasedShape, Settings, Weights};
+pub use row::{Files, PictureSettings, ReadText, ReleasedShape, Settings, Weights};

@@ -2,7 +2,7 @@
 //! model, and is a row there. Passes are generic over the backend, so the registry makes enums of the rows.
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::patchify::PatchSize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     Depth, MergeSize,
@@ -12,7 +12,8 @@ use crate::{
         vision::PictureRow,
     },
     checkpoint::{Checkpoint, GgufArchitecture},
-    flow::{LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
+    flow::{Grid, LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
+    text::PlaceholderTexts,
     weights::{WeightError, WeightMap},
     workload::Workload,
 };
@@ -40,9 +41,15 @@ pub struct PictureSettings {
     pub token: u32,
     /// What the tower leaves in the vision cache for each token.
     pub row: PictureRow,
-    /// Tokens of text that [`Settings::write_videos`] writes for each step of a video; 0 if it writes none.
+    /// Tokens of text that [`Settings::write_visuals`] writes for each step of a video; 0 if it writes none.
     pub step_text_tokens: usize,
+    /// The grid of each picture that the encoder sees, if all are tiles of one size.
+    pub tile: Option<Grid>,
 }
+
+/// Reads a part of `config.json` that describes a text model, by its `model_type`, whichever family serves that. The
+/// second argument is the prefix of its keys in messages. `None` if no family does.
+pub type ReadText = fn(&str, &str, &Map<String, Value>) -> Option<Result<DecoderConfig, ConfigError>>;
 
 /// A family's configuration.
 pub trait Settings: Sized {
@@ -61,8 +68,18 @@ pub trait Settings: Sized {
     /// Its released sizes.
     const SHAPES: &'static [Self::Shape];
 
-    /// Reads `config.json`, and checks the checkpoint's processors against it.
-    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError>;
+    /// Reads `config.json`, and checks the checkpoint's processors against it. `text` reads the part of a text model that
+    /// is another family's.
+    fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError>;
+
+    /// As [`ReadText`], for the family's own text model.
+    fn read_text(
+        _model_type: &str,
+        _place: &str,
+        _fields: &Map<String, Value>,
+    ) -> Option<Result<DecoderConfig, ConfigError>> {
+        None
+    }
 
     /// The decoder's sizes.
     fn decoder(&self) -> &DecoderConfig;
@@ -72,10 +89,15 @@ pub trait Settings: Sized {
         None
     }
 
-    /// Writes videos into a rendered prompt before it is encoded, in a family whose prompts have text between the steps
-    /// of a video.
-    fn write_videos(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
+    /// Writes pictures and videos into a rendered prompt before it is encoded, in a family whose prompts have more text
+    /// for them than their placeholders.
+    fn write_visuals(&self, rendered: String, _visuals: &[VisualGrid]) -> String {
         rendered
+    }
+
+    /// What stands for pictures and videos in chat templates that join texts and know no pictures.
+    fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
+        None
     }
 
     /// Expands each placeholder to one token per embedding of its picture or video, and gives every token its position.

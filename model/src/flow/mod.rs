@@ -11,6 +11,7 @@ pub mod resized_image;
 pub mod rgb_image;
 mod step_batch;
 mod step_layout;
+mod tiles;
 pub mod token;
 pub mod video;
 
@@ -22,5 +23,6 @@ pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};
 pub use rgb_image::RgbImage;
 pub use step_batch::{POSITION_AXES, PictureRows, SCORE_ROWS, SequencePart, StepBatch};
 pub use step_layout::{StepArray, StepLayout};
+pub use tiles::Tiles;
 pub use token::{LogProbabilities, LogProbability, Token};
 pub use video::{Video, Visual, VisualGrid};

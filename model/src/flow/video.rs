@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{Grid, ImageBytes};
+use super::{Grid, ImageBytes, Tiles};
 use crate::{MergeSize, PictureCost};
 
 /// A video: its frames, each encoded like a picture or as pixels, and their rate. Cloning shares the frames. Nothing is
@@ -53,6 +53,13 @@ pub enum Visual {
 pub enum VisualGrid {
     /// A still picture.
     Image(Grid),
+    /// A still picture in tiles, each of which the vision encoder sees as a picture.
+    Tiles {
+        /// The grid of each tile.
+        tile: Grid,
+        /// How they lie.
+        tiles: Tiles,
+    },
     /// A video. The vision encoder sees one picture per step of time.
     Video {
         /// The grid of each step; its `t` is 1.
@@ -67,28 +74,32 @@ pub enum VisualGrid {
 }
 
 impl VisualGrid {
-    /// Pictures that the vision encoder sees: 1, or one per step.
+    /// Pictures that the vision encoder sees: 1, or one per tile or step.
     pub fn pictures(&self) -> usize {
         match self {
             VisualGrid::Image(_) => 1,
+            VisualGrid::Tiles { tiles, .. } => tiles.count(),
             VisualGrid::Video { steps, .. } => *steps,
         }
     }
 
     /// The cost of each of its pictures.
     pub fn costs(&self, merge: MergeSize) -> impl Iterator<Item = PictureCost> + use<> {
-        let picture = match self {
-            VisualGrid::Image(grid) | VisualGrid::Video { step: grid, .. } => grid,
-        };
-        std::iter::repeat_n(PictureCost::of(picture.patches(), merge), self.pictures())
+        std::iter::repeat_n(PictureCost::of(self.each().patches(), merge), self.pictures())
     }
 
-    /// Patches over all steps.
-    pub fn patches(&self) -> usize {
+    /// The grid of each of its pictures.
+    pub fn each(&self) -> Grid {
         match self {
-            VisualGrid::Image(grid) => grid.patches(),
-            VisualGrid::Video { step, steps, .. } => step.patches() * steps,
+            VisualGrid::Image(grid) | VisualGrid::Tiles { tile: grid, .. } | VisualGrid::Video { step: grid, .. } => {
+                *grid
+            }
         }
+    }
+
+    /// Patches over all tiles and steps.
+    pub fn patches(&self) -> usize {
+        self.each().patches() * self.pictures()
     }
 }
 
@@ -116,6 +127,9 @@ mod tests {
         let image = VisualGrid::Image(step);
         assert_eq!((image.pictures(), image.patches()), (1, 24));
         assert_eq!(image.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture]);
+        let tiles = Tiles { columns: 2, rows: 1, has_thumbnail: true };
+        let tiled = VisualGrid::Tiles { tile: step, tiles };
+        assert_eq!((tiled.pictures(), tiled.patches()), (3, 72));
         let video = VisualGrid::Video { step, steps: 3, frames: 5, frames_per_second: 2.0 };
         assert_eq!((video.pictures(), video.patches()), (3, 72));
         assert_eq!(video.costs(MergeSize::new(2)).collect::<Vec<_>>(), [picture; 3]);

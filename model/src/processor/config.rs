@@ -5,6 +5,7 @@ use serde::Deserialize;
 
 use super::error::ProcessorError;
 use super::smart_resize::PixelBounds;
+use super::tiling::Tiling;
 use crate::{MergeSize, flow::Levels};
 
 /// The `image_processor_type`s with the arithmetic implemented here.
@@ -15,6 +16,19 @@ const KNOWN_PROCESSORS: [&str; 5] = [
     "Qwen2_5_VLImageProcessor",
     "Qwen2_5_VLImageProcessorFast",
 ];
+
+/// Those that cut pictures into tiles.
+const TILING_PROCESSORS: [&str; 3] = ["GotOcr2ImageProcessor", "GotOcr2ImageProcessorFast", "GotOcr2ImageProcessorPil"];
+
+/// Those that cut pictures into tiles where `config.json` says so.
+const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
+
+/// Settings of tiles that checkpoints from before transformers' own processor have in `config.json`.
+pub(crate) const TILING_KEYS: [&str; 5] =
+    ["dynamic_image_size", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail", "pad2square"];
+
+/// The video processor that makes one tile of each frame.
+const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
 
 /// The `video_processor_type`s with the same arithmetic, frame by frame.
 const KNOWN_VIDEO_PROCESSORS: [&str; 2] = ["Qwen2VLVideoProcessor", WHOLE_VIDEO_PROCESSOR];
@@ -69,11 +83,13 @@ pub enum CountedPixels {
     },
 }
 
-/// Settings of a Qwen2-VL image processor, checked.
+/// Settings of an image processor, checked.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageProcessorConfig {
     /// Bounds on the pixels of a resized picture.
     pub pixel_bounds: PixelBounds,
+    /// How pictures are cut into tiles; `None` if they are not. The bounds on pixels then limit their number.
+    pub tiling: Option<Tiling>,
     /// Whose pixels the bounds count.
     pub counted: CountedPixels,
     /// Pixels along a side of a patch.
@@ -103,6 +119,7 @@ impl Default for ImageProcessorConfig {
     fn default() -> Self {
         ImageProcessorConfig {
             pixel_bounds: PixelBounds { min: 56 * 56, max: 28 * 28 * 1280 },
+            tiling: None,
             counted: CountedPixels::Picture,
             patch_size: 14,
             temporal_patch_size: 2,
@@ -125,7 +142,14 @@ struct RawConfig {
     feature_extractor_type: Option<String>,
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
-    size: Option<RawSize>,
+    size: Option<Sides>,
+    #[serde(alias = "min_dynamic_patch")]
+    min_patches: Option<u32>,
+    #[serde(alias = "max_dynamic_patch")]
+    max_patches: Option<u32>,
+    use_thumbnail: Option<bool>,
+    dynamic_image_size: Option<bool>,
+    pad2square: Option<bool>,
     patch_size: Option<u32>,
     temporal_patch_size: Option<u32>,
     merge_size: Option<u32>,
@@ -140,8 +164,18 @@ struct RawConfig {
     max_video_tokens: Option<u64>,
 }
 
+/// `size`: the side of a square, or an object.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Sides {
+    Square(u32),
+    Named(RawSize),
+}
+
 #[derive(Deserialize)]
 struct RawSize {
+    height: Option<u32>,
+    width: Option<u32>,
     shortest_edge: Option<u64>,
     longest_edge: Option<u64>,
     min_pixels: Option<u64>,
@@ -150,12 +184,15 @@ struct RawSize {
 
 impl ImageProcessorConfig {
     /// Parses and checks the file. `min_pixels` and `max_pixels` win over `size`, as in transformers. Missing settings
-    /// take the defaults of `Qwen2VLImageProcessor`.
+    /// take the defaults of `Qwen2VLImageProcessor`, or of `GotOcr2ImageProcessor` where pictures are cut into tiles.
     ///
     /// # Errors
     /// Each variant of [`ProcessorError`].
     pub fn from_json(json: &[u8]) -> Result<Self, ProcessorError> {
         let raw = RawConfig::parse(json)?;
+        if raw.cuts_tiles() {
+            return raw.tiled();
+        }
         raw.check_type()?;
         raw.over(ImageProcessorConfig::default())
     }
@@ -168,9 +205,12 @@ impl ImageProcessorConfig {
     /// Each variant of [`ProcessorError`].
     pub fn from_video_json(json: &[u8]) -> Result<Self, ProcessorError> {
         let raw = RawConfig::parse(json)?;
+        if raw.cuts_tiles() {
+            return Ok(raw.tiled()?.of_one_tile());
+        }
         match &raw.video_processor_type {
             Some(found) if !KNOWN_VIDEO_PROCESSORS.contains(&found.as_str()) => {
-                let known = KNOWN_VIDEO_PROCESSORS.join(", ");
+                let known = [&KNOWN_VIDEO_PROCESSORS[..], &[TILING_VIDEO_PROCESSOR]].concat().join(", ");
                 return Err(ProcessorError::UnknownProcessor { found: found.clone(), known });
             }
             Some(_) => {}
@@ -215,14 +255,17 @@ impl RawConfig {
     /// The bounds on pixels. A `size` that bounds no pixels, say a height and a width, is refused: the defaults of the
     /// class are another model's.
     fn bounds(&self, default: PixelBounds) -> Result<PixelBounds, ProcessorError> {
-        let size = self.size.as_ref();
+        let size = match &self.size {
+            Some(Sides::Named(size)) => Some(size),
+            Some(Sides::Square(_)) | None => None,
+        };
         let min = self.min_pixels.or(size.and_then(|size| size.shortest_edge.or(size.min_pixels)));
         let max = self.max_pixels.or(size.and_then(|size| size.longest_edge.or(size.max_pixels)));
         let both = min.zip(max);
         require(
             "size",
             format!("without a bound {}", if min.is_none() { "below" } else { "above" }),
-            size.is_none() || both.is_some(),
+            self.size.is_none() || both.is_some(),
             "shortest_edge and longest_edge, in pixels of a whole picture",
         )?;
         Ok(PixelBounds { min: min.unwrap_or(default.min), max: max.unwrap_or(default.max) })
@@ -233,6 +276,7 @@ impl RawConfig {
         let raw = self;
         let config = ImageProcessorConfig {
             pixel_bounds: raw.bounds(default.pixel_bounds)?,
+            tiling: default.tiling,
             counted: default.counted,
             patch_size: raw.patch_size.unwrap_or(default.patch_size),
             temporal_patch_size: raw.temporal_patch_size.unwrap_or(default.temporal_patch_size),
@@ -274,6 +318,7 @@ impl ImageProcessorConfig {
     pub fn settings(&self) -> Vec<(&'static str, String)> {
         let ImageProcessorConfig {
             pixel_bounds: PixelBounds { min, max },
+            tiling,
             counted,
             patch_size,
             temporal_patch_size,
@@ -289,6 +334,7 @@ impl ImageProcessorConfig {
         vec![
             ("min_pixels", min.to_string()),
             ("max_pixels", max.to_string()),
+            ("tiling", format!("{tiling:?}")),
             ("counted_pixels", format!("{counted:?}")),
             ("patch_size", patch_size.to_string()),
             ("temporal_patch_size", temporal_patch_size.to_string()),
@@ -301,6 +347,13 @@ impl ImageProcessorConfig {
             ("do_rescale", do_rescale.to_string()),
             ("do_normalize", do_normalize.to_string()),
         ]
+    }
+
+    /// The same settings with one tile for each picture, as frames of videos have.
+    fn of_one_tile(self) -> Self {
+        let tiling = self.tiling.map(|tiling| Tiling { least: 1, most: 1, has_thumbnail: false, ..tiling });
+        let max = tiling.map_or(self.pixel_bounds.max, Tiling::pixels_max);
+        ImageProcessorConfig { tiling, pixel_bounds: PixelBounds { max, ..self.pixel_bounds }, ..self }
     }
 
     /// Pixels along a side of a merge group. Every resized side is a multiple of it.
@@ -326,6 +379,13 @@ impl ImageProcessorConfig {
         require("merge_size", self.merge_size, (1..=64).contains(&self.merge_size), "from 1 to 64")?;
         require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
         require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
+        if let Some(Tiling { side, least, most, .. }) = self.tiling {
+            let is_whole = (1..=4096).contains(&side) && side.is_multiple_of(self.factor());
+            require("size", side, is_whole, "a multiple of merged patches, up to 4096")?;
+            require("max_patches", most, (1..=64).contains(&most), "from 1 to 64")?;
+            require("min_patches", least, (1..=most).contains(&least), "at least 1 and at most max_patches")?;
+            require("do_resize", self.do_resize, self.do_resize, "true: tiles have one size")?;
+        }
         let factor = self.rescale_factor;
         require("rescale_factor", factor, factor.is_finite() && factor > 0.0, "above 0")?;
         for mean in self.image_mean {
@@ -339,13 +399,46 @@ impl ImageProcessorConfig {
 }
 
 impl RawConfig {
+    /// Whether pictures are cut into tiles.
+    fn cuts_tiles(&self) -> bool {
+        let image = self.image_processor_type.as_deref().or(self.feature_extractor_type.as_deref());
+        self.video_processor_type.as_deref() == Some(TILING_VIDEO_PROCESSOR)
+            || image.is_some_and(|kind| TILING_PROCESSORS.contains(&kind))
+            || image.is_some_and(|kind| MAYBE_TILING_PROCESSORS.contains(&kind)) && self.dynamic_image_size.is_some()
+    }
+
+    /// The settings of tiles over the defaults of `GotOcr2ImageProcessor`. It has none of patches, and those are of the
+    /// only tower that is served: 14 pixels, merged two by two. `crop_to_patches` is not read: the models' own processor
+    /// (`processing_internvl.py`) sets it for every picture.
+    fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+        require("pad2square", true, self.pad2square != Some(true), "false: pictures are stretched")?;
+        for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for tiles: set `max_patches` instead")?;
+        }
+        let side = match self.size.take() {
+            None => 384,
+            Some(Sides::Square(side)) => side,
+            Some(Sides::Named(RawSize { height: Some(height), width: Some(width), .. })) if height == width => height,
+            Some(Sides::Named(_)) => 0,
+        };
+        require("size", side, side > 0, "a number, or a height and a width that are equal")?;
+        let is_cut = self.dynamic_image_size != Some(false);
+        let most = if is_cut { self.max_patches.unwrap_or(12) } else { 1 };
+        let least = if is_cut { self.min_patches.unwrap_or(1) } else { 1 };
+        let tiling = Tiling { side, least, most, has_thumbnail: self.use_thumbnail.unwrap_or(true) };
+        let default = ImageProcessorConfig { tiling: Some(tiling), ..ImageProcessorConfig::default() };
+        let patches = ImageProcessorConfig { temporal_patch_size: 1, ..default };
+        let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
+        self.over(ImageProcessorConfig { pixel_bounds: bounds, ..patches })
+    }
+
     fn check_type(&self) -> Result<(), ProcessorError> {
         let found = self.image_processor_type.as_ref().or(self.feature_extractor_type.as_ref());
         match found {
             Some(found) if KNOWN_PROCESSORS.contains(&found.as_str()) => Ok(()),
             found => Err(ProcessorError::UnknownProcessor {
                 found: found.cloned().unwrap_or_else(|| "(no image_processor_type)".into()),
-                known: KNOWN_PROCESSORS.join(", "),
+                known: [&KNOWN_PROCESSORS[..], &TILING_PROCESSORS].concat().join(", "),
             }),
         }
     }

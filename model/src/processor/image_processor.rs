@@ -6,11 +6,10 @@ use super::config::ImageProcessorConfig;
 use super::error::ProcessorError;
 use super::resample::{resize, resize_bytes};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
-use crate::flow::ImageError;
-use crate::flow::resized_image::{Grid, Levels, PictureHash, ResizedImage};
-use crate::flow::rgb_image::RgbImage;
+use super::tiling::Tiling;
+use crate::flow::{Grid, ImageError, Levels, PictureHash, ResizedImage, RgbImage, Tiles, VisualGrid};
 
-/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` does.
+/// Resizes decoded pictures for the encoder, as transformers' `Qwen2VLImageProcessor` and `GotOcr2ImageProcessor` do.
 #[derive(Clone, Debug)]
 pub struct ImageProcessor {
     config: ImageProcessorConfig,
@@ -22,10 +21,12 @@ pub struct ImageProcessor {
 pub struct PicturePlan {
     /// The picture's size before resizing.
     pub source: Size,
-    /// Its size after resizing.
+    /// Its size after resizing; of one in tiles, that of all tiles but the thumbnail.
     pub resized: Size,
-    /// Its patches along time, height and width.
+    /// Its patches along time, height and width, or those of each tile.
     pub grid: Grid,
+    /// The tiles that it is cut into; `None` for a processor that cuts none.
+    pub tiles: Option<Tiles>,
     /// Number of patches, which the vision encoder's permits count.
     pub patches: usize,
     /// Tokens that it takes in the prompt.
@@ -35,9 +36,24 @@ pub struct PicturePlan {
 }
 
 impl PicturePlan {
-    /// Bytes of one resized frame, which is what remains of a still picture after processing.
+    /// Bytes of one resized frame with all its tiles, which is what remains of a still picture after processing.
     pub fn patches_bytes(&self) -> Bytes {
-        self.resized.rgb_bytes()
+        match self.tiles {
+            None => self.resized.rgb_bytes(),
+            Some(tiles) => self.tile_size(tiles).rgb_bytes() * tiles.count() as u64,
+        }
+    }
+
+    /// What its placeholder grows to.
+    pub fn visual(&self) -> VisualGrid {
+        match self.tiles {
+            None => VisualGrid::Image(self.grid),
+            Some(tiles) => VisualGrid::Tiles { tile: self.grid, tiles },
+        }
+    }
+
+    fn tile_size(&self, tiles: Tiles) -> Size {
+        Size { width: self.resized.width / tiles.columns, height: self.resized.height / tiles.rows }
     }
 }
 
@@ -71,7 +87,11 @@ impl ImageProcessor {
     }
 
     fn bounds_within(&self, pixels_max: u64) -> PixelBounds {
-        self.config.pixel_bounds.within(pixels_max.max(u64::from(self.config.factor()).pow(2)))
+        let least = match self.config.tiling {
+            None => u64::from(self.config.factor()).pow(2),
+            Some(tiling) => tiling.tile_pixels(),
+        };
+        self.config.pixel_bounds.within(pixels_max.max(least))
     }
 
     /// Sizes, patches, tokens and host bytes of a picture of `width x height` pixels, in constant time.
@@ -80,14 +100,33 @@ impl ImageProcessor {
     /// As [`smart_resize`]; [`ImageError::NotAMultiple`] if `do_resize` is off and a side is not a multiple of the
     /// factor.
     pub fn plan(&self, width: u32, height: u32) -> Result<PicturePlan, ImageError> {
-        let bounds = self.config.pixel_bounds;
-        self.plan_by(Size { width, height }, |size, factor| smart_resize(size, factor, bounds))
+        self.plan_bounded(Size { width, height }, self.config.pixel_bounds)
     }
 
     /// As [`plan`](Self::plan) of a processor that is [`limited`](Self::limited) to `pixels_max`.
     pub(super) fn plan_within(&self, width: u32, height: u32, pixels_max: u64) -> Result<PicturePlan, ImageError> {
-        let bounds = self.bounds_within(pixels_max);
-        self.plan_by(Size { width, height }, |size, factor| smart_resize(size, factor, bounds))
+        self.plan_bounded(Size { width, height }, self.bounds_within(pixels_max))
+    }
+
+    fn plan_bounded(&self, source: Size, bounds: PixelBounds) -> Result<PicturePlan, ImageError> {
+        match self.config.tiling {
+            None => self.plan_by(source, |size, factor| smart_resize(size, factor, bounds)),
+            Some(tiling) => self.plan_tiles(source, tiling, bounds.max / tiling.tile_pixels()),
+        }
+    }
+
+    fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<PicturePlan, ImageError> {
+        let tiles = tiling.choose(source, tiles_max)?;
+        let resized = Size { width: tiles.columns * tiling.side, height: tiles.rows * tiling.side };
+        let of_tile = tiling.side / self.config.patch_size;
+        let grid = Grid { t: 1, h: of_tile, w: of_tile };
+        let patches = grid.patches() * tiles.count();
+        let tokens = self.config.merge().tokens(patches);
+        let tile = Size { width: tiling.side, height: tiling.side };
+        let kept = tile.rgb_bytes() * tiles.count() as u64;
+        // All tiles are cut from one resized picture, which is gone before the thumbnail is made.
+        let host_bytes = resize_bytes(source, resized).max(resized.rgb_bytes() + kept) + resize_bytes(source, tile);
+        Ok(PicturePlan { source, resized, grid, tiles: Some(tiles), patches, tokens, host_bytes })
     }
 
     /// The plan of a picture of `source`, whose size after resizing `resize` says for a factor.
@@ -109,7 +148,8 @@ impl ImageProcessor {
         };
         let grid = Grid { t: 1, h: resized.height / config.patch_size, w: resized.width / config.patch_size };
         let (patches, tokens) = (grid.patches(), grid.tokens(config.merge()));
-        Ok(PicturePlan { source, resized, grid, patches, tokens, host_bytes: resize_bytes(source, resized) })
+        let host_bytes = resize_bytes(source, resized);
+        Ok(PicturePlan { source, resized, grid, tiles: None, patches, tokens, host_bytes })
     }
 
     /// Resizes a picture to its plan, as u8, not normalised.
@@ -121,13 +161,34 @@ impl ImageProcessor {
         Ok(resize(picture, plan.resized, self.config.resample))
     }
 
-    /// Resizes and hashes a picture.
+    /// Resizes and hashes a picture, in one piece.
     ///
     /// # Errors
     /// As [`plan`](Self::plan).
+    ///
+    /// # Panics
+    /// If the processor cuts tiles: use [`process_tiles`](Self::process_tiles).
     pub fn process(&self, picture: &RgbImage) -> Result<ProcessedPicture, ImageError> {
+        assert!(self.config.tiling.is_none(), "a picture in tiles has several pieces");
         let plan = self.plan(picture.width(), picture.height())?;
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
+    }
+
+    /// Resizes a picture, and hashes each of its tiles: row by row, then the thumbnail. A processor that cuts none makes
+    /// one piece.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan).
+    pub fn process_tiles(&self, picture: &RgbImage) -> Result<Vec<ProcessedPicture>, ImageError> {
+        let plan = self.plan(picture.width(), picture.height())?;
+        let whole = self.resize_to(picture, plan.resized);
+        let Some(tiles) = plan.tiles else { return Ok(vec![self.process_step(vec![whole], &plan)]) };
+        let size = plan.tile_size(tiles);
+        let places = (0..tiles.rows).flat_map(|row| (0..tiles.columns).map(move |column| (column, row)));
+        let mut cut: Vec<_> = places.map(|(column, row)| tile(&whole, size, column, row)).collect();
+        drop(whole);
+        cut.extend(tiles.has_thumbnail.then(|| self.resize_to(picture, size)));
+        Ok(cut.into_iter().map(|tile| self.process_step(vec![tile], &plan)).collect())
     }
 
     /// Resizes a frame to the size of its video's plan.
@@ -160,4 +221,13 @@ impl ImageProcessor {
         });
         PictureHash(*hasher.finalize().as_bytes())
     }
+}
+
+/// The tile of `size` in this column and row of `whole`.
+fn tile(whole: &RgbImage, size: Size, column: u32, row: u32) -> RgbImage {
+    let pitch = 3 * whole.width() as usize;
+    let (left, wide) = (3 * (column * size.width) as usize, 3 * size.width as usize);
+    let rows = whole.data().chunks_exact(pitch).skip((row * size.height) as usize).take(size.height as usize);
+    let data: Vec<u8> = rows.flat_map(|row| &row[left..left + wide]).copied().collect();
+    RgbImage::new(size.width, size.height, data).expect("tiles fill the picture")
 }

@@ -14,6 +14,7 @@ pub mod image_processor;
 pub mod resample;
 pub mod smart_resize;
 mod tiff_header;
+pub mod tiling;
 pub mod video_processor;
 pub mod visual_plan;
 
@@ -21,5 +22,6 @@ pub use config::{CountedPixels, ImageProcessorConfig, Resample};
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 pub use smart_resize::{PixelBounds, Size, VideoLength, smart_resize, smart_resize_video};
+pub use tiling::Tiling;
 pub use video_processor::{VideoPlan, VideoProcessor};
 pub use visual_plan::{VisualKey, VisualLimits, VisualPlan, VisualProcessors};

@@ -63,12 +63,15 @@ pub struct VisualKey([u8; 32]);
 impl VisualKey {
     fn of(frames: &[ImageBytes], grid: VisualGrid) -> Self {
         // A video of one frame is not that picture, because videos have their own processor.
-        let (kind, step) = match grid {
-            VisualGrid::Image(grid) => (0, grid),
-            VisualGrid::Video { step, .. } => (1, step),
+        let kind = match grid {
+            VisualGrid::Image(_) => [0; 3],
+            VisualGrid::Video { .. } => [1, 0, 0],
+            VisualGrid::Tiles { tiles, .. } => [2, tiles.columns, tiles.rows],
         };
+        let step = grid.each();
         let mut hasher = blake3::Hasher::new();
-        for size in [kind, step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32] {
+        let sizes = [step.t, step.h, step.w, grid.pictures() as u32, frames.len() as u32];
+        for size in kind.into_iter().chain(sizes) {
             hasher.update(&size.to_le_bytes());
         }
         for frame in frames {
@@ -88,7 +91,7 @@ impl VisualPlan {
     /// What its placeholder grows to.
     pub fn grid(&self) -> VisualGrid {
         match self {
-            VisualPlan::Image { plan, .. } => VisualGrid::Image(plan.grid),
+            VisualPlan::Image { plan, .. } => plan.visual(),
             VisualPlan::Video { plan, .. } => plan.grid(),
         }
     }
@@ -191,11 +194,11 @@ impl VisualProcessors {
         if patches > limit {
             return Err(VisualError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
         }
-        let key = VisualKey::of(std::slice::from_ref(picture), VisualGrid::Image(plan.grid));
+        let key = VisualKey::of(std::slice::from_ref(picture), plan.visual());
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture and per step of a video, in the
+    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture, tile and step of a video, in the
     /// order of the request.
     ///
     /// # Errors
@@ -206,9 +209,9 @@ impl VisualProcessors {
         for plan in plans {
             match plan {
                 VisualPlan::Image { picture, .. } => {
-                    let whole = picture.decode(limits).and_then(|decoded| self.pictures.process(&decoded));
+                    let whole = picture.decode(limits).and_then(|decoded| self.pictures.process_tiles(&decoded));
                     let (index, file) = (pictures, picture.file_name());
-                    processed.push(whole.map_err(|source| VisualError::Picture { index, file, source })?);
+                    processed.extend(whole.map_err(|source| VisualError::Picture { index, file, source })?);
                     pictures += 1;
                 }
                 VisualPlan::Video { video, plan, .. } => {

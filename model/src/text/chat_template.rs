@@ -12,7 +12,7 @@ use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
 use super::error::{PrivateText, TextError};
-use super::message::Message;
+use super::message::{Message, Part, Role};
 use super::python_value::{display, tojson};
 use super::reply_format::ReplyFormat;
 use super::strftime::strftime;
@@ -188,6 +188,15 @@ impl ChatTemplate {
     /// [`TextError::TemplateMemory`] over a limit.
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
         self.render_values(Value::from(Serde(messages)), inputs)
+    }
+
+    /// Whether it reads contents in parts, and so has a place for pictures. Others join strings, and either fail on such
+    /// a content or print it.
+    pub fn knows_pictures(&self) -> bool {
+        const TEXT: &str = "told";
+        let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };
+        let rendered = self.render(&[parts], &TemplateInputs::default());
+        rendered.is_ok_and(|text| text.contains(TEXT) && !text.contains("\"text\"") && !text.contains("'text'"))
     }
 
     /// As [`render`](Self::render), with messages as JSON, for fields that [`Message`] does not have.

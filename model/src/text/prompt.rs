@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::chat_template::{ChatTemplate, TemplateInputs};
 use super::error::TextError;
 use super::message::{Message, Part};
+use super::placeholder_texts::PlaceholderTexts;
 use super::special_guard::SpecialGuard;
 use super::tokenizer::Tokenizer;
 
@@ -17,12 +18,19 @@ use super::tokenizer::Tokenizer;
 pub struct PromptEncoder {
     tokenizer: Tokenizer,
     template: Arc<ChatTemplate>,
+    placeholders: Option<PlaceholderTexts>,
 }
 
 impl PromptEncoder {
     /// Joins a checkpoint's tokenizer and template.
     pub fn new(tokenizer: Tokenizer, template: impl Into<Arc<ChatTemplate>>) -> Self {
-        PromptEncoder { tokenizer, template: template.into() }
+        PromptEncoder { tokenizer, template: template.into(), placeholders: None }
+    }
+
+    /// The same encoder, with texts for pictures and videos. They are used if the template knows no pictures.
+    pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
+        self.placeholders = texts.filter(|_| !self.template.knows_pictures());
+        self
     }
 
     /// The checkpoint's tokenizer.
@@ -36,9 +44,9 @@ impl PromptEncoder {
     }
 
     /// Token ids of a conversation, with one placeholder per picture or video, which the family repeats for its
-    /// embeddings. A family that writes the steps of videos into the prompt needs
+    /// embeddings. A family that writes more than placeholders into the prompt needs
     /// [`encode_rewritten`](Self::encode_rewritten) with
-    /// [`FamilyConfig::write_videos`](crate::registry::FamilyConfig::write_videos).
+    /// [`FamilyConfig::write_visuals`](crate::registry::FamilyConfig::write_visuals).
     ///
     /// # Errors
     /// As [`ChatTemplate::render`] and [`Tokenizer::encode`].
@@ -59,7 +67,7 @@ impl PromptEncoder {
     ) -> Result<Vec<u32>, TextError> {
         let written = written_texts(messages, inputs);
         if !written.iter().any(|text| self.is_suspect(text)) {
-            return self.tokenizer.encode(&rewrite(self.template.render(messages, inputs)?), false);
+            return self.tokenizer.encode(&rewrite(self.render(messages, inputs)?), false);
         }
         let sources = self.template.sources().templates.values().map(String::as_str);
         let mark = SpecialGuard::unused_mark(written.iter().copied().chain(sources))
@@ -69,7 +77,17 @@ impl PromptEncoder {
         let mut inputs = inputs.clone();
         inputs.tools.iter_mut().flatten().for_each(|tool| mark_json(tool, guard, mark));
         inputs.variables.values_mut().for_each(|value| mark_json(value, guard, mark));
-        self.encode_marked(&rewrite(self.template.render(&messages, &inputs)?), mark)
+        self.encode_marked(&rewrite(self.render(&messages, &inputs)?), mark)
+    }
+
+    fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        match &self.placeholders {
+            None => self.template.render(messages, inputs),
+            Some(texts) => {
+                let written: Vec<_> = messages.iter().map(|message| texts.write(message)).collect();
+                self.template.render(&written, inputs)
+            }
+        }
     }
 
     /// Checks the text before and after the normalizer, which may turn full-width letters into the ASCII of a special

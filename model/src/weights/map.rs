@@ -79,6 +79,8 @@ pub struct WeightCopy {
     pub kept: DType,
     /// Where the values come from.
     pub source: WeightSource,
+    /// The checkpoint's vector that rows are multiplied by.
+    pub scale: Option<String>,
 }
 
 /// The source of a copy.
@@ -122,12 +124,15 @@ pub struct WeightMap<'c> {
     copies: Vec<WeightCopy>,
     /// Tensors that need not be read, each with the tensor that is read in its place.
     twins: Vec<(String, String)>,
+    /// Tensors that are multiplied into others, with their elements.
+    folded: Vec<(String, usize)>,
 }
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures. Its tensors are for planning and must never be computed with.
     pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
-        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies: Vec::new(), twins: Vec::new() }
+        let (copies, twins, folded) = (Vec::new(), Vec::new(), Vec::new());
+        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies, twins, folded }
     }
 
     /// A map of the segment that starts at `base`.
@@ -154,6 +159,26 @@ impl<'c> WeightMap<'c> {
         bias: bool,
     ) -> Result<Linear, WeightError> {
         self.fused_linear(&[(name, out_features)], in_features, bias)
+    }
+
+    /// As [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of the tensor `scale`
+    /// `[out_features]`. The product is taken while loading, in f32, and rounded once to the type of the weights.
+    pub fn scaled_linear(
+        &mut self,
+        name: &str,
+        scale: &str,
+        out_features: usize,
+        in_features: usize,
+    ) -> Result<Linear, WeightError> {
+        let first = self.copies.len();
+        let linear = self.linear(name, out_features, in_features, true)?;
+        let (_, source) = self.part(scale, out_features, [out_features].into())?;
+        self.folded.push((scale.to_owned(), out_features));
+        // What is drawn needs no scale.
+        if let WeightSource::Tensor(_) = source {
+            self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.to_owned()));
+        }
+        Ok(linear)
     }
 
     /// Claims projections of the same input as one, their rows concatenated.
@@ -247,6 +272,7 @@ impl<'c> WeightMap<'c> {
         let claimed: BTreeSet<&str> = self.copies.iter().filter_map(|copy| copy.source.name()).collect();
         let is_extra = |name: &&str| {
             !claimed.contains(name)
+                && !self.folded.iter().any(|(folded, _)| folded == name)
                 && !self.twins.iter().any(|(twin, _)| twin == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
@@ -271,7 +297,8 @@ impl<'c> WeightMap<'c> {
             let (row, zeros) = copy.row;
             copy.kept.elements(copy.bytes) / (row + zeros).max(1) * row
         };
-        self.copies.iter().filter(|copy| copy.source.name().is_some()).map(|copy| elements(copy) as u64).sum()
+        let claimed = self.copies.iter().filter(|copy| copy.source.name().is_some()).map(elements);
+        claimed.chain(self.folded.iter().map(|(_, elements)| *elements)).map(|elements| elements as u64).sum()
     }
 
     /// The copies to make, in the order of the claims.
@@ -340,7 +367,7 @@ impl<'c> WeightMap<'c> {
 
     fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, row, kept, source });
+        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None });
         self.used += bytes;
         to
     }

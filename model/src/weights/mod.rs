@@ -7,10 +7,12 @@ mod blocks;
 mod linear;
 mod map;
 mod rounding;
+mod scaling;
 mod unpacking;
 
 pub use linear::Linear;
 pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
 pub(crate) use rounding::{room_for, rounded_parts};
+pub(crate) use scaling::scaled_rows;
 pub(crate) use unpacking::unpacked_parts;

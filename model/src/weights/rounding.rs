@@ -57,6 +57,12 @@ fn widen(source: &[u8], found: DType, wide: &mut [f32]) {
     }
 }
 
+/// Widens any number of numbers of a file.
+pub(super) fn widen_all(source: &[u8], found: DType, wide: &mut [f32]) {
+    let parts = source.par_chunks(AT_ONCE * found.size()).with_min_len(BY_A_THREAD / AT_ONCE);
+    parts.zip(wide.par_chunks_mut(AT_ONCE)).for_each(|(source, wide)| widen(source, found, wide));
+}
+
 /// Widens numbers of a file to the bytes of as many f32.
 pub(super) fn widen_to_bytes(source: &[u8], found: DType, out: &mut [u8]) {
     let mut wide = [0.0; AT_ONCE];

@@ -93,7 +93,7 @@ impl Case {
             .prompts()
             .expect("it has a tokenizer")
             .encode_rewritten(&self.messages, &TemplateInputs::default(), |text| {
-                family.write_videos(text, &self.visuals)
+                family.write_visuals(text, &self.visuals)
             })
             .expect("the prompt is encoded")
     }

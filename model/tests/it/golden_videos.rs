@@ -39,6 +39,7 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         for visual in &case.visuals {
             match visual {
                 VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
+                VisualGrid::Tiles { .. } => panic!("this family cuts no tiles"),
                 VisualGrid::Video { step, steps, .. } => {
                     assert_eq!(step.t, 1, "{name}");
                     videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);

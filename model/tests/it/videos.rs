@@ -282,7 +282,7 @@ fn the_text_of_a_step_is_counted_as_the_tokenizer_writes_it() {
     let text_tokens = |frames_per_second| {
         let step = Grid { t: 1, h: 2, w: 2 };
         let grid = VisualGrid::Video { step, steps: 2, frames: 4, frames_per_second };
-        let written = family.write_videos("<|video_pad|>".to_owned(), &[grid]);
+        let written = family.write_visuals("<|video_pad|>".to_owned(), &[grid]);
         let (_, second) = written.split_once("<|vision_end|>").expect("two steps");
         qwen_tokenizer().encode(second, false).expect("it encodes").len() - 1
     };

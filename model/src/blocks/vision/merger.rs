@@ -2,7 +2,6 @@
 
 use bursar_kernels::{Backend, KernelError, Scope, Tensor, ops::gelu::Gelu};
 
-use super::NORM_EPSILON;
 use crate::{
     MergeSize,
     blocks::layer_norm::LayerNorm,
@@ -16,8 +15,12 @@ pub struct MergerSizes {
     pub hidden: usize,
     /// How patches merge.
     pub merge: MergeSize,
+    /// Width between the two matrices.
+    pub middle: usize,
     /// Width of an embedding.
     pub out: usize,
+    /// Added to the variance.
+    pub epsilon: f32,
     /// What is normalised.
     pub normed: Normed,
 }
@@ -35,13 +38,13 @@ pub enum Normed {
 pub struct Merger {
     sizes: MergerSizes,
     norm: LayerNorm,
-    up: Linear,   // [square, square]
-    down: Linear, // [out, square]
+    up: Linear,   // [middle, square]
+    down: Linear, // [out, middle]
 }
 
 impl MergerSizes {
     /// Width of a square of patches in one row.
-    fn square(&self) -> usize {
+    pub fn square(&self) -> usize {
         self.merge.patches(self.hidden)
     }
 }
@@ -53,9 +56,9 @@ impl Merger {
         let normed = if sizes.normed == Normed::Patches { sizes.hidden } else { square };
         Ok(Merger {
             sizes,
-            norm: LayerNorm::claim(map, norm, normed, NORM_EPSILON)?,
-            up: map.linear(up, square, square, true)?,
-            down: map.linear(down, sizes.out, square, true)?,
+            norm: LayerNorm::claim(map, norm, normed, sizes.epsilon)?,
+            up: map.linear(up, sizes.middle, square, true)?,
+            down: map.linear(down, sizes.out, sizes.middle, true)?,
         })
     }
 
@@ -74,7 +77,7 @@ impl Merger {
             Normed::Patches => self.norm.forward(&scope, hidden)?.into_shape(squares),
             Normed::Squares => self.norm.forward(&scope, &hidden.reshape(squares))?,
         };
-        let mut widened = self.up.forward(&scope, &normed)?; // [embeddings, square]
+        let mut widened = self.up.forward(&scope, &normed)?; // [embeddings, middle]
         scope.gelu(&mut widened, Gelu::Erf)?;
         let embeddings = self.down.forward(&scope, &widened)?; // [embeddings, out]
         scope.scatter_rows(&embeddings, rows, out)

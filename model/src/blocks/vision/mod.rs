@@ -2,20 +2,24 @@
 
 mod merger;
 mod packed_pictures;
+mod patch_embedding;
 mod picture_row;
 mod picture_tokens;
 mod placeholder;
+mod text_line;
 mod tower_input;
 mod tower_layer;
 pub mod tower_rope;
 
 pub use merger::{Merger, MergerSizes, Normed};
 pub use packed_pictures::{PackedPictures, PatchPlaces, stretches};
+pub use patch_embedding::PatchEmbedding;
 pub use picture_row::PictureRow;
 pub use picture_tokens::PictureTokens;
 pub use placeholder::{Placeholders, VideoPlace, lay_out};
+pub use text_line::lay_out_in_line;
 pub use tower_input::TowerInput;
-pub use tower_layer::{LayerSizes, TowerLayer};
+pub use tower_layer::{LayerNames, LayerSizes, Rotation, TowerLayer};
 
 /// Added to the variance, or to the mean square, in the norms of Qwen's towers. The reference has it as a constant; the
 /// configuration does not.

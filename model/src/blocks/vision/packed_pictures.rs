@@ -108,6 +108,11 @@ impl PackedPictures {
         self.places[0].len()
     }
 
+    /// How many pictures.
+    pub fn pictures(&self) -> usize {
+        self.frames.len()
+    }
+
     /// Embeddings over all pictures.
     pub fn embeddings(&self) -> usize {
         self.cache_rows.len()

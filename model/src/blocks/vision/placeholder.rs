@@ -121,6 +121,7 @@ fn by_kind(visuals: &[VisualGrid]) -> (Vec<(usize, Grid)>, Vec<PlacedVideo>) {
     for visual in visuals {
         match *visual {
             VisualGrid::Image(grid) => pictures.push((first, grid)),
+            VisualGrid::Tiles { .. } => unreachable!("a model whose positions have axes takes no tiles"),
             VisualGrid::Video { step, steps, frames_per_second, .. } => {
                 videos.push((first, step, steps, frames_per_second));
             }

@@ -17,12 +17,14 @@ pub struct TowerInput {
     pub merge: MergeSize,
     /// Colour channels of a pixel.
     pub channels: usize,
+    /// Pixels along a side of a tile, if pictures are cut into tiles.
+    pub tile: Option<usize>,
     /// Whether bounds on pixels hold for all frames of a video together.
     pub counts_whole_videos: bool,
 }
 
 impl TowerInput {
-    /// Refuses processors whose patches differ from those that the tower reads, and a checkpoint without a processor of
+    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a processor of
     /// pictures.
     pub fn check(
         &self,
@@ -55,10 +57,19 @@ impl TowerInput {
             ("temporal_patch_size", self.patch.frames, processor.temporal_patch_size as usize),
             ("in_channels", self.channels, CHANNELS),
         ];
-        match pairs.iter().find(|(_, tower, processor)| tower != processor) {
-            None => Ok(()),
-            Some((field, tower, processor)) => Err(ConfigError::Contradiction(format!(
+        if let Some((field, tower, processor)) = pairs.iter().find(|(_, tower, processor)| tower != processor) {
+            return Err(ConfigError::Contradiction(format!(
                 "vision_config.{field} is {tower}, but the {what} processor's is {processor}"
+            )));
+        }
+        let side = processor.tiling.map(|tiling| tiling.side as usize);
+        let told = |side: Option<usize>| side.map_or_else(|| "no tiles".to_owned(), |side| format!("tiles of {side}"));
+        match side == self.tile {
+            true => Ok(()),
+            false => Err(ConfigError::Contradiction(format!(
+                "the model takes {}, but the {what} processor makes {}",
+                told(self.tile),
+                told(side)
             ))),
         }
     }

@@ -5,8 +5,8 @@ mod shape;
 
 use serde_json::json;
 
-use super::row::Settings;
 pub use super::row::TextModel as Model;
+use super::row::{ReadText, Settings};
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::{Checkpoint, GgufArchitecture},
@@ -28,7 +28,7 @@ impl Settings for Config {
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
-    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         let is_mistral = checkpoint.model_type() == Some(MISTRAL)
             || checkpoint.architectures().any(|name| name == "MistralForCausalLM");
         let defaults = if is_mistral { mistral_defaults() } else { llama_defaults() };

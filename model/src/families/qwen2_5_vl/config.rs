@@ -163,7 +163,7 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, counts_whole_videos: false }.check(processor, videos)?;
+        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(processor, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -13,7 +13,7 @@ pub use config::Config;
 use shape::Shape;
 use vision::{PictureBatch, VisionTower};
 
-use super::row::{Files, PictureSettings, Settings, Weights};
+use super::row::{Files, PictureSettings, ReadText, Settings, Weights};
 use crate::{
     Depth,
     blocks::{
@@ -39,7 +39,7 @@ impl Settings for Config {
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
-    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
         Config::read(&checkpoint.config, processor, videos)
@@ -52,7 +52,7 @@ impl Settings for Config {
     fn pictures(&self) -> Option<PictureSettings> {
         let (merge, patch, token) = (self.vision.merge(), self.vision.patch(), self.tokens.image);
         let row = PictureRow::plain(self.decoder.hidden);
-        Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0 })
+        Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {

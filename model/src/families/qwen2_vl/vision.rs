@@ -8,7 +8,13 @@ use bursar_kernels::{
 use super::config::VisionConfig;
 use crate::{
     Depth,
-    blocks::vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, TowerLayer, tower_rope},
+    blocks::{
+        norm::NormKind,
+        vision::{
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Rotation, TowerLayer,
+            tower_rope,
+        },
+    },
     weights::{Linear, WeightError, WeightMap},
 };
 
@@ -27,11 +33,26 @@ impl VisionTower {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, heads) = (config.embed_dim, config.num_heads);
         let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
-        let sizes = LayerSizes { hidden, intermediate: config.mlp_ratio * hidden, heads, activation: Gelu::Quick };
+        let sizes = LayerSizes {
+            hidden,
+            intermediate: config.mlp_ratio * hidden,
+            heads,
+            activation: Gelu::Quick,
+            norm: NormKind::Layer,
+            epsilon: NORM_EPSILON,
+            qkv_bias: true,
+        };
         let layers = (0..config.depth)
-            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), ["fc1", "fc2"]))
+            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &LayerNames::TIMM))
             .collect::<Result<_, _>>()?;
-        let sizes = MergerSizes { hidden, merge: config.merge(), out: config.hidden_size, normed: Normed::Patches };
+        let sizes = MergerSizes {
+            hidden,
+            merge: config.merge(),
+            middle: config.merge().patches(hidden),
+            out: config.hidden_size,
+            epsilon: NORM_EPSILON,
+            normed: Normed::Patches,
+        };
         let names = ["ln_q", "mlp.0", "mlp.2"].map(|part| name(&format!("merger.{part}")));
         let merger = Merger::claim(map, sizes, names.each_ref().map(String::as_str))?;
         let rope = tower_rope::rope(map, hidden / heads);
@@ -63,8 +84,10 @@ impl VisionTower {
             batch.cut(&scope, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
+        let positions = places.positions();
+        let rotation = Rotation { rope: &self.rope, positions: &positions };
         for layer in &self.layers[..depth.of(self.layers.len())] {
-            layer.forward(&scope, &self.rope, &places.positions(), &seen, &mut hidden)?;
+            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
         }
         self.merger.scatter(&scope, &hidden, &rows, cache)
     }

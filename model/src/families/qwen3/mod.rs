@@ -3,10 +3,10 @@
 
 mod shape;
 
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
-use super::row::Settings;
 pub use super::row::TextModel as Model;
+use super::row::{ReadText, Settings};
 use crate::{
     blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
     checkpoint::{Checkpoint, GgufArchitecture},
@@ -27,8 +27,16 @@ impl Settings for Config {
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
-    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         Ok(Config(DecoderConfig::read("", &checkpoint.config, &defaults())?))
+    }
+
+    fn read_text(
+        model_type: &str,
+        place: &str,
+        fields: &Map<String, Value>,
+    ) -> Option<Result<DecoderConfig, ConfigError>> {
+        (model_type == "qwen3").then(|| DecoderConfig::read(place, fields, &defaults()))
     }
 
     fn decoder(&self) -> &DecoderConfig {

@@ -14,7 +14,7 @@ pub use config::Config;
 use shape::Shape;
 use vision::VisionTower;
 
-use super::row::{Files, PictureSettings, Settings, Weights};
+use super::row::{Files, PictureSettings, ReadText, Settings, Weights};
 use crate::{
     Depth,
     blocks::{
@@ -39,7 +39,7 @@ impl Settings for Config {
 
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
-    fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+    fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         let processor = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
         Config::read(&checkpoint.config, processor, videos)
@@ -52,10 +52,10 @@ impl Settings for Config {
     fn pictures(&self) -> Option<PictureSettings> {
         let (merge, patch, row) = (self.vision.merge(), self.vision.patch(), self.vision.row());
         let step_text_tokens = video_text::STEP_TOKENS;
-        Some(PictureSettings { merge, patch, token: self.tokens.image, row, step_text_tokens })
+        Some(PictureSettings { merge, patch, token: self.tokens.image, row, step_text_tokens, tile: None })
     }
 
-    fn write_videos(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+    fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
         video_text::write(&rendered, visuals, self.vision.temporal_patch_size)
     }
 

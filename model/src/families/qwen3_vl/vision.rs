@@ -8,15 +8,20 @@ use bursar_kernels::{
 use super::config::VisionConfig;
 use crate::{
     Depth,
-    blocks::vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, PatchPlaces, TowerLayer, tower_rope},
-    weights::{Linear, WeightError, WeightMap},
+    blocks::{
+        norm::NormKind,
+        vision::{
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, PatchEmbedding,
+            Rotation, TowerLayer, tower_rope,
+        },
+    },
+    weights::{WeightError, WeightMap},
 };
 
 /// The tower's weights.
 pub struct VisionTower {
     config: VisionConfig,
-    patch_embedding: Linear,        // [hidden, patch_features]
-    position_grid: Tensor<'static>, // [side * side, hidden]
+    embedding: PatchEmbedding,
     layers: Vec<TowerLayer>,
     merger: Merger,
     part_mergers: Vec<Merger>, // one for each of `deepstack_visual_indexes`
@@ -28,18 +33,28 @@ impl VisionTower {
     pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), true)?;
-        let position_grid = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
+        let projection = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), true)?;
+        let table = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
+        let embedding = PatchEmbedding { projection, table, others: 0, side: config.grid_side() };
         let (intermediate, heads) = (config.intermediate_size, config.num_heads);
-        let sizes = LayerSizes { hidden, intermediate, heads, activation: Gelu::Tanh };
+        let sizes = LayerSizes {
+            hidden,
+            intermediate,
+            heads,
+            activation: Gelu::Tanh,
+            norm: NormKind::Layer,
+            epsilon: NORM_EPSILON,
+            qkv_bias: true,
+        };
+        let names = LayerNames { mlp: ["mlp.linear_fc1", "mlp.linear_fc2"], ..LayerNames::TIMM };
         let layers = (0..config.depth)
-            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), ["linear_fc1", "linear_fc2"]))
+            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &names))
             .collect::<Result<_, _>>()?;
         let merger = claim_merger(map, &config, &name("merger"), Normed::Patches)?;
         let part = |part| claim_merger(map, &config, &name(&format!("deepstack_merger_list.{part}")), Normed::Squares);
         let part_mergers = (0..config.row().parts).map(part).collect::<Result<_, _>>()?;
         let rope = tower_rope::rope(map, hidden / heads);
-        Ok(VisionTower { config, patch_embedding, position_grid, layers, merger, part_mergers, rope })
+        Ok(VisionTower { config, embedding, layers, merger, part_mergers, rope })
     }
 
     /// The settings it was built from.
@@ -60,35 +75,17 @@ impl VisionTower {
         let places = batch.places(&scope)?;
         let rows = batch.cache_rows(&scope)?;
         let seen = batch.frames(&scope)?;
-        let mut hidden = self.embed(&scope, batch, &places)?;
-        let row = self.config.row();
+        let mut hidden = self.embedding.forward(&scope, batch, &places)?;
+        let (row, positions) = (self.config.row(), places.positions());
+        let rotation = Rotation { rope: &self.rope, positions: &positions };
         for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
-            layer.forward(&scope, &self.rope, &places.positions(), &seen, &mut hidden)?;
+            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
             let part = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == index);
             if let Some(part) = part {
                 self.part_mergers[part].scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.part(part)))?;
             }
         }
         self.merger.scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.embedding()))
-    }
-
-    /// Cuts patches and embeds them where they are, `[patches, hidden]`: the table of positions is stretched over each
-    /// picture, and the projected patches are added.
-    fn embed<'s, B: Backend>(
-        &self,
-        scope: &'s Scope<'_, B>,
-        batch: &PackedPictures,
-        places: &PatchPlaces<'_>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        let mut hidden = scope.empty([batch.patches(), self.config.hidden_size])?;
-        let side = self.config.grid_side();
-        scope.position_grid(&self.position_grid, side, &places.places, &places.layout, &mut hidden)?;
-        let inner = scope.scope();
-        let mut patches = inner.empty([batch.patches(), self.config.patch().values()])?;
-        batch.cut(&inner, places, &mut patches)?;
-        self.patch_embedding.forward_add(&inner, &patches, &mut hidden)?;
-        drop(inner);
-        Ok(hidden)
     }
 }
 
@@ -98,7 +95,14 @@ fn claim_merger(
     prefix: &str,
     normed: Normed,
 ) -> Result<Merger, WeightError> {
-    let sizes = MergerSizes { hidden: config.hidden_size, merge: config.merge(), out: config.out_hidden_size, normed };
+    let sizes = MergerSizes {
+        hidden: config.hidden_size,
+        merge: config.merge(),
+        middle: config.merge().patches(config.hidden_size),
+        out: config.out_hidden_size,
+        epsilon: NORM_EPSILON,
+        normed,
+    };
     let names = ["norm", "linear_fc1", "linear_fc2"].map(|part| format!("{prefix}.{part}"));
     Merger::claim(map, sizes, names.each_ref().map(String::as_str))
 }

@@ -1,0 +1,54 @@
+//! A norm of either kind, for towers whose configuration chooses.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+
+use super::layer_norm::LayerNorm;
+use crate::weights::{WeightError, WeightMap};
+
+/// Which norm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormKind {
+    /// With mean and bias.
+    Layer,
+    /// Root mean square.
+    RootMeanSquare,
+}
+
+/// A norm with its weights.
+pub enum Norm {
+    /// With mean and bias.
+    Layer(LayerNorm),
+    /// Root mean square.
+    RootMeanSquare {
+        /// `[width]`
+        weight: Tensor<'static>,
+        /// Added to the mean square.
+        epsilon: f32,
+    },
+}
+
+impl Norm {
+    /// Claims `name.weight` `[width]`, and `name.bias` `[width]` if the kind has one.
+    pub fn claim(
+        map: &mut WeightMap<'_>,
+        kind: NormKind,
+        name: &str,
+        width: usize,
+        epsilon: f32,
+    ) -> Result<Self, WeightError> {
+        Ok(match kind {
+            NormKind::Layer => Norm::Layer(LayerNorm::claim(map, name, width, epsilon)?),
+            NormKind::RootMeanSquare => {
+                Norm::RootMeanSquare { weight: map.tensor(&format!("{name}.weight"), [width])?, epsilon }
+            }
+        })
+    }
+
+    /// Normalises the rows of `x` `[rows, width]`.
+    pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
+        match self {
+            Norm::Layer(norm) => norm.forward(scope, x),
+            Norm::RootMeanSquare { weight, epsilon } => scope.rms_norm(x, weight, *epsilon),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Patches and where they are: a projection, and a table of learned positions on a grid.
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+
+use super::{PackedPictures, PatchPlaces};
+use crate::weights::Linear;
+
+/// The weights of a patch embedding with learned positions.
+pub struct PatchEmbedding {
+    /// `[hidden, values]`: a convolution's kernel, with its bias.
+    pub projection: Linear,
+    /// `[others + side * side, hidden]`: positions that are not of patches, then those of a square grid, row by row.
+    pub table: Tensor<'static>,
+    /// How many are not of patches.
+    pub others: usize,
+    /// Positions along a side of the grid.
+    pub side: usize,
+}
+
+impl PatchEmbedding {
+    /// Cuts patches and embeds them where they are, `[patches, hidden]`: the table is stretched over each picture, and
+    /// the projected patches are added.
+    pub fn forward<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        batch: &PackedPictures,
+        places: &PatchPlaces<'_>,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let mut hidden = scope.empty([batch.patches(), self.table.columns()])?;
+        let grid = self.table.row_range(self.others..self.table.rows());
+        scope.position_grid(&grid, self.side, &places.places, &places.layout, &mut hidden)?;
+        let inner = scope.scope();
+        let mut patches = inner.empty([batch.patches(), self.projection.weight.columns()])?;
+        batch.cut(&inner, places, &mut patches)?;
+        self.projection.forward_add(&inner, &patches, &mut hidden)?;
+        drop(inner);
+        Ok(hidden)
+    }
+}

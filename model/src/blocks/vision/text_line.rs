@@ -1,0 +1,84 @@
+//! Pictures in the prompt of a model that counts tokens one by one, whatever they are.
+
+use crate::{
+    MergeSize,
+    flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid},
+};
+
+/// Expands each `placeholder` of `tokens` to one token per embedding: the n-th stands for the n-th picture, with all its
+/// tiles, or step of a video. A token's position is its index, the same on all axes.
+pub fn lay_out_in_line(
+    tokens: &[u32],
+    visuals: &[VisualGrid],
+    placeholder: u32,
+    merge: MergeSize,
+) -> Result<PromptLayout, LayoutError> {
+    let places: Vec<_> = visuals.iter().flat_map(places).collect();
+    let mut layout = PromptLayout::default();
+    let (mut left, mut picture) = (places.iter(), 0);
+    for token in tokens {
+        if *token != placeholder {
+            layout.tokens.push(*token);
+            continue;
+        }
+        let (grid, pictures) = left.next().ok_or(LayoutError::MorePlaceholders { pictures: places.len() })?;
+        for _ in 0..*pictures {
+            let first = layout.tokens.len();
+            layout.tokens.resize(first + grid.tokens(merge), placeholder);
+            layout.pictures.push(PictureSpan { picture, tokens: first..layout.tokens.len() });
+            picture += 1;
+        }
+    }
+    if left.len() > 0 {
+        let placeholders = places.len() - left.len();
+        return Err(LayoutError::FewerPlaceholders { placeholders, pictures: places.len() });
+    }
+    layout.positions = (0..layout.tokens.len() as u32).map(|position| [position; 3]).collect();
+    layout.next_position = layout.tokens.len() as u32;
+    Ok(layout)
+}
+
+/// What each placeholder of a visual stands for: a grid, and how many pictures of it.
+fn places(visual: &VisualGrid) -> impl Iterator<Item = (Grid, usize)> + use<> {
+    let (places, pictures) = match visual {
+        VisualGrid::Image(_) | VisualGrid::Tiles { .. } => (1, visual.pictures()),
+        VisualGrid::Video { steps, .. } => (*steps, 1),
+    };
+    std::iter::repeat_n((visual.each(), pictures), places)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::flow::Tiles;
+
+    const PLACE: u32 = 99;
+    const TILE: Grid = Grid { t: 1, h: 2, w: 4 }; // two tokens
+
+    fn laid(tokens: &[u32], visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+        lay_out_in_line(tokens, visuals, PLACE, MergeSize::new(2))
+    }
+
+    fn tiled(columns: u32) -> VisualGrid {
+        VisualGrid::Tiles { tile: TILE, tiles: Tiles { columns, rows: 1, has_thumbnail: columns > 1 } }
+    }
+
+    #[test]
+    fn tiles_follow_each_other_under_one_placeholder_and_every_token_counts_one() {
+        let layout = laid(&[1, PLACE, 2, PLACE], &[tiled(2), tiled(1)]).expect("two pictures");
+        assert_eq!(layout.tokens, [1, 99, 99, 99, 99, 99, 99, 2, 99, 99]);
+        let spans = [1..3, 3..5, 5..7, 8..10].into_iter().enumerate();
+        assert!(layout.pictures.iter().cloned().eq(spans.map(|(picture, tokens)| PictureSpan { picture, tokens })));
+        assert!(layout.positions.iter().enumerate().all(|(at, axes)| *axes == [at as u32; 3]));
+        assert_eq!(layout.next_position, 10);
+    }
+
+    #[test]
+    fn each_step_of_a_video_has_a_placeholder() {
+        let film = VisualGrid::Video { step: TILE, steps: 2, frames: 2, frames_per_second: 1.0 };
+        let layout = laid(&[PLACE, 7, PLACE, PLACE], &[film, tiled(1)]).expect("three places");
+        assert_eq!(layout.tokens, [99, 99, 7, 99, 99, 99, 99]);
+        assert_eq!(laid(&[PLACE], &[film]), Err(LayoutError::FewerPlaceholders { placeholders: 1, pictures: 2 }));
+        assert_eq!(laid(&[PLACE; 3], &[film]), Err(LayoutError::MorePlaceholders { pictures: 2 }));
+    }
+}

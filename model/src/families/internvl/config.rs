@@ -1,0 +1,362 @@
+//! The family's `config.json`, in both layouts.
+
+use bursar_kernels::ops::patchify::PatchSize;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::prompt_text;
+use crate::{
+    MergeSize,
+    blocks::{
+        ConfigError, WIDTH_MAX, config_keys,
+        decoder::DecoderConfig,
+        norm::NormKind,
+        vision::{PictureRow, TowerInput},
+    },
+    checkpoint::Checkpoint,
+    families::ReadText,
+    flow::Grid,
+    processor::{ImageProcessor, VideoProcessor},
+};
+
+/// The family's configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// The text part.
+    pub decoder: DecoderConfig,
+    /// The vision part.
+    pub vision: VisionConfig,
+    /// The placeholder token.
+    pub image_token: u32,
+    /// Who wrote the checkpoint.
+    pub layout: Layout,
+}
+
+/// Who wrote a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Layout {
+    /// transformers' conversion.
+    Converted,
+    /// The model's authors, for the code that comes with it.
+    Released,
+}
+
+/// The sizes and settings of the vision tower and the merger.
+#[derive(Clone, Debug, PartialEq)]
+pub struct VisionConfig {
+    /// Number of layers.
+    pub layers: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width of the MLP.
+    pub intermediate: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Pixels along a side of a tile.
+    pub image_size: usize,
+    /// Pixels along a side of a patch.
+    pub patch_size: usize,
+    /// How patches merge into tokens.
+    pub merge: MergeSize,
+    /// Width of the decoder.
+    pub out: usize,
+    /// Which norm the layers have.
+    pub norm: NormKind,
+    /// Added to the variance, or to the mean square.
+    pub norm_epsilon: f32,
+    /// Whether the projection of queries, keys and values has a bias.
+    pub has_qkv_bias: bool,
+    /// Whether queries and keys are normalised.
+    pub has_qk_norm: bool,
+}
+
+/// `vision_config`. The released layout has other names for a few keys.
+#[derive(Deserialize)]
+struct Fields {
+    num_hidden_layers: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_attention_heads: usize,
+    num_channels: usize,
+    image_size: Side,
+    patch_size: Side,
+    hidden_act: String,
+    norm_type: String,
+    layer_norm_eps: f32,
+    #[serde(alias = "qkv_bias")]
+    attention_bias: bool,
+    #[serde(alias = "qk_normalization")]
+    use_qk_norm: bool,
+    use_absolute_position_embeddings: bool,
+    use_mean_pooling: bool,
+    use_mask_token: bool,
+}
+
+/// A side of a square, once or twice.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Side {
+    One(usize),
+    Both([usize; 2]),
+}
+
+impl Side {
+    fn read(self, field: &str) -> Result<usize, ConfigError> {
+        match self {
+            Side::One(side) => Ok(side),
+            Side::Both([height, width]) if height == width => Ok(height),
+            Side::Both([height, width]) => {
+                Err(ConfigError::Contradiction(format!("vision_config.{field} is {height} x {width}, not a square")))
+            }
+        }
+    }
+}
+
+impl Layout {
+    fn of(checkpoint: &Checkpoint) -> Self {
+        let is_released = checkpoint.config.contains_key("llm_config");
+        if is_released { Layout::Released } else { Layout::Converted }
+    }
+
+    /// The key of the text model's part.
+    fn text_key(self) -> &'static str {
+        match self {
+            Layout::Converted => "text_config",
+            Layout::Released => "llm_config",
+        }
+    }
+
+    /// Defaults of `InternVLVisionConfig` (transformers 5.17, `configuration_internvl.py`), or of `InternVisionConfig`
+    /// (`configuration_intern_vit.py` of the releases).
+    fn vision_defaults(self) -> Value {
+        let common = json!({
+            "num_channels": 3,
+            "patch_size": 14,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
+            "use_absolute_position_embeddings": true,
+            "use_mean_pooling": true,
+            "use_mask_token": false,
+        });
+        let own = match self {
+            Layout::Converted => json!({
+                "hidden_size": 1024,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "intermediate_size": 4096,
+                "image_size": 448,
+                "attention_bias": false,
+                "use_qk_norm": false,
+                "norm_type": "layer_norm",
+            }),
+            Layout::Released => json!({
+                "hidden_size": 3200,
+                "num_hidden_layers": 48,
+                "num_attention_heads": 25,
+                "intermediate_size": 12_800,
+                "image_size": 224,
+                "qkv_bias": false,
+                "qk_normalization": true,
+                "norm_type": "rms_norm",
+            }),
+        };
+        Value::Object(config_keys::over(&common, own.as_object().expect("an object")))
+    }
+}
+
+impl Config {
+    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
+    pub fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError> {
+        let (config, layout) = (&checkpoint.config, Layout::of(checkpoint));
+        config_keys::refuse_unknown("", config)?;
+        check_settings(config, layout)?;
+        let decoder = decoder(checkpoint, layout, text)?;
+        let none = Map::new();
+        let vision = config_keys::part(config, "vision_config")?.unwrap_or(&none);
+        let vision = VisionConfig::read(vision, layout, merge(config)?, decoder.hidden)?;
+        vision.check_counts(config)?;
+        vision.check_processors(checkpoint)?;
+        let image_token = image_token(checkpoint, layout)?;
+        Ok(Config { decoder, vision, image_token, layout })
+    }
+}
+
+/// Refuses values that change what is computed.
+fn check_settings(config: &Map<String, Value>, layout: Layout) -> Result<(), ConfigError> {
+    let supported: &[(&str, Value, &'static str)] = match layout {
+        Layout::Converted => &[
+            ("projector_hidden_act", json!("gelu"), "gelu"),
+            ("vision_feature_layer", json!(-1), "-1"),
+            ("vision_feature_select_strategy", json!("default"), "default"),
+        ],
+        // What joins patches is v1 where nothing is said.
+        Layout::Released => &[
+            ("ps_version", json!("v2"), "v2"),
+            ("select_layer", json!(-1), "-1"),
+            ("use_backbone_lora", json!(0), "0: merge the adapter first"),
+            ("use_llm_lora", json!(0), "0: merge the adapter first"),
+        ],
+    };
+    let ps_version = (layout == Layout::Released && !config.contains_key("ps_version")).then(|| json!("v1"));
+    let said = |key: &str| config.get(key).or(ps_version.as_ref().filter(|_| key == "ps_version"));
+    match supported.iter().find(|(key, wanted, _)| said(key).is_some_and(|found| found != wanted)) {
+        None => Ok(()),
+        Some((key, _, supported)) => {
+            let value = said(key).map(Value::to_string).unwrap_or_default();
+            Err(ConfigError::Unsupported { field: (*key).to_owned(), value, supported })
+        }
+    }
+}
+
+/// Reads `downsample_ratio`: 0.5 merges two by two patches.
+fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
+    let ratio = config.get("downsample_ratio").map(f64::deserialize).transpose()?.unwrap_or(0.5);
+    match ratio == 0.5 {
+        true => Ok(MergeSize::new(2)),
+        false => Err(ConfigError::Unsupported {
+            field: "downsample_ratio".to_owned(),
+            value: ratio.to_string(),
+            supported: "0.5",
+        }),
+    }
+}
+
+/// Reads the text model's part. Where the file does not say whether its head is tied, it is unless the checkpoint has
+/// one: transformers ties by default, and then only what is equal.
+fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
+    let (key, none) = (layout.text_key(), Map::new());
+    let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
+    let model_type = text.get("model_type").map(String::deserialize).transpose()?.unwrap_or_else(|| "qwen2".to_owned());
+    let mut decoder = read(&model_type, &format!("{key}."), text).unwrap_or_else(|| {
+        Err(ConfigError::Unsupported {
+            field: format!("{key}.model_type"),
+            value: model_type,
+            supported: "qwen2 and qwen3",
+        })
+    })?;
+    let said = [&checkpoint.config, text].into_iter().find_map(|part| part.get("tie_word_embeddings"));
+    decoder.tied_embeddings = match said {
+        Some(said) => bool::deserialize(said)?,
+        None => {
+            !["lm_head.weight", "language_model.lm_head.weight"].iter().any(|head| checkpoint.tensors.contains(head))
+        }
+    };
+    Ok(decoder)
+}
+
+/// Released checkpoints have the placeholder's id only in their vocabulary.
+fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
+    let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
+    match (said, layout) {
+        (Some(token), _) => Ok(token),
+        (None, Layout::Converted) => Ok(151_667),
+        (None, Layout::Released) => checkpoint.added_token(prompt_text::IMAGE).ok_or_else(|| {
+            ConfigError::Contradiction(format!(
+                "the model takes pictures, but no added token is {}",
+                prompt_text::IMAGE
+            ))
+        }),
+    }
+}
+
+impl VisionConfig {
+    fn read(given: &Map<String, Value>, layout: Layout, merge: MergeSize, out: usize) -> Result<Self, ConfigError> {
+        const PLACE: &str = "vision_config.";
+        config_keys::refuse_unknown_but(PLACE, given, &["use_qk_norm"])?;
+        let fields: Fields = serde_json::from_value(config_keys::over(&layout.vision_defaults(), given).into())?;
+        fields.check()?;
+        Ok(VisionConfig {
+            layers: fields.num_hidden_layers,
+            hidden: fields.hidden_size,
+            intermediate: fields.intermediate_size,
+            heads: fields.num_attention_heads,
+            image_size: fields.image_size.read("image_size")?,
+            patch_size: fields.patch_size.read("patch_size")?,
+            merge,
+            out,
+            norm: if fields.norm_type == "layer_norm" { NormKind::Layer } else { NormKind::RootMeanSquare },
+            norm_epsilon: fields.layer_norm_eps,
+            has_qkv_bias: fields.attention_bias,
+            has_qk_norm: fields.use_qk_norm,
+        }
+        .with_whole_tiles()?)
+    }
+
+    fn with_whole_tiles(self) -> Result<Self, ConfigError> {
+        let merged = self.patch_size * self.merge.side();
+        match self.image_size.is_multiple_of(merged) {
+            true => Ok(self),
+            false => Err(ConfigError::Contradiction(format!(
+                "vision_config.image_size {} is no multiple of {merged}, two patches",
+                self.image_size
+            ))),
+        }
+    }
+
+    /// Pixels of a patch, which has one frame and three colour channels.
+    pub fn patch(&self) -> PatchSize {
+        PatchSize { side: self.patch_size, frames: 1 }
+    }
+
+    /// The patches of a tile.
+    pub fn tile(&self) -> Grid {
+        let side = (self.image_size / self.patch_size) as u32;
+        Grid { t: 1, h: side, w: side }
+    }
+
+    /// What the tower leaves for each token.
+    pub fn row(&self) -> PictureRow {
+        PictureRow::plain(self.out)
+    }
+
+    /// What other keys say of a tile must follow from its sizes.
+    fn check_counts(&self, config: &Map<String, Value>) -> Result<(), ConfigError> {
+        let tokens = self.tile().tokens(self.merge);
+        for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {
+            let said = config.get(key).map(Option::<usize>::deserialize).transpose()?.flatten();
+            if let Some(said) = said.filter(|said| *said != expected) {
+                let text = format!("{key} is {said}, but vision_config makes it {expected}");
+                return Err(ConfigError::Contradiction(text));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses processors whose patches or tiles differ from those that the tower reads.
+    fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
+        let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
+        let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
+        let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
+        TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false }.check(pictures, videos)
+    }
+}
+
+impl Fields {
+    fn check(&self) -> Result<(), ConfigError> {
+        ConfigError::check_size("vision_config.num_hidden_layers", self.num_hidden_layers, 1 << 12)?;
+        ConfigError::check_size("vision_config.hidden_size", self.hidden_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.intermediate_size", self.intermediate_size, WIDTH_MAX)?;
+        ConfigError::check_size("vision_config.num_attention_heads", self.num_attention_heads, 1 << 12)?;
+        ConfigError::check_size("vision_config.image_size", self.image_size.read("image_size")?, 1 << 12)?;
+        ConfigError::check_size("vision_config.patch_size", self.patch_size.read("patch_size")?, 256)?;
+        if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
+            let (heads, hidden) = (self.num_attention_heads, self.hidden_size);
+            return Err(ConfigError::Contradiction(format!("vision_config: {heads} heads do not share {hidden}")));
+        }
+        let is_known = ["layer_norm", "rms_norm"].contains(&self.norm_type.as_str());
+        let unsupported: [(&str, String, bool, &'static str); 6] = [
+            ("num_channels", self.num_channels.to_string(), self.num_channels == 3, "3"),
+            ("hidden_act", self.hidden_act.clone(), self.hidden_act == "gelu", "gelu"),
+            ("norm_type", self.norm_type.clone(), is_known, "layer_norm and rms_norm"),
+            ("use_mean_pooling", "false".to_owned(), self.use_mean_pooling, "true"),
+            ("use_mask_token", "true".to_owned(), !self.use_mask_token, "false"),
+            ("use_absolute_position_embeddings", "false".to_owned(), self.use_absolute_position_embeddings, "true"),
+        ];
+        match unsupported.into_iter().find(|(_, _, holds, _)| !holds) {
+            None => Ok(()),
+            Some((key, value, _, supported)) => {
+                Err(ConfigError::Unsupported { field: format!("vision_config.{key}"), value, supported })
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265): InternViT sees a picture as tiles of one size, and a text model of
+//! another family reads their embeddings in line. Released checkpoints and transformers' conversions of them are read.
+
+mod config;
+mod names;
+mod prompt_text;
+mod shape;
+mod vision;
+
+use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use serde_json::Value;
+
+pub use config::Config;
+use names::Names;
+use shape::Shape;
+use vision::VisionTower;
+
+use super::row::{Files, PictureSettings, ReadText, Settings, Weights};
+use crate::{
+    Depth,
+    blocks::{
+        ConfigError,
+        decoder::{Decoder, DecoderConfig},
+        vision::{PackedPictures, lay_out_in_line},
+    },
+    checkpoint::Checkpoint,
+    flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    text::PlaceholderTexts,
+    weights::{WeightError, WeightMap},
+    workload::Workload,
+};
+
+/// transformers' conversion, and the released layout.
+const ARCHITECTURES: [(&str, &str); 2] =
+    [("InternVLForConditionalGeneration", "internvl"), ("InternVLChatModel", "internvl_chat")];
+
+impl Settings for Config {
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &ARCHITECTURES;
+
+    /// Every kind of work. The encoder sees a video as pictures, so videos add none.
+    const WORKLOADS: &'static [Workload] = Workload::ALL;
+
+    type Shape = Shape;
+
+    const SHAPES: &'static [Shape] = &shape::SHAPES;
+
+    fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError> {
+        Config::read(checkpoint, text)
+    }
+
+    fn decoder(&self) -> &DecoderConfig {
+        &self.decoder
+    }
+
+    fn pictures(&self) -> Option<PictureSettings> {
+        Some(PictureSettings {
+            merge: self.vision.merge,
+            patch: self.vision.patch(),
+            token: self.image_token,
+            row: self.vision.row(),
+            step_text_tokens: prompt_text::STEP_TOKENS,
+            tile: Some(self.vision.tile()),
+        })
+    }
+
+    fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
+        prompt_text::write(rendered, visuals, self.layout)
+    }
+
+    fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
+        Some(prompt_text::placeholders(self.layout))
+    }
+
+    fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
+        lay_out_in_line(&tokens, visuals, self.image_token, self.vision.merge)
+    }
+
+    fn released_processors(config: &Value) -> Option<Files> {
+        ARCHITECTURES.iter().any(|(_, kind)| config["model_type"] == *kind).then(|| shape::processors(config))
+    }
+}
+
+/// The family's weights.
+pub struct Model {
+    /// Turns tiles into rows of the vision cache.
+    vision: VisionTower,
+    /// Turns these and text into logits.
+    decoder: Decoder,
+}
+
+impl Weights<Config> for Model {
+    type Batch = PackedPictures;
+
+    fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let names = Names::of(&config, map);
+        let vision = VisionTower::claim(config.vision, &names, map)?;
+        let decoder = Decoder::claim_with_head(config.decoder, names.decoder, names.head, map)?;
+        Ok(Model { vision, decoder })
+    }
+
+    fn decoder(&self) -> &Decoder {
+        &self.decoder
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        let config = self.vision.config();
+        PackedPictures::of(config.patch(), config.merge, pictures)
+    }
+
+    fn patches(batch: &PackedPictures) -> usize {
+        batch.patches()
+    }
+
+    fn embeddings(batch: &PackedPictures) -> usize {
+        batch.embeddings()
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        self.vision.encode(scope, batch, cache, depth)
+    }
+}

@@ -1,0 +1,152 @@
+//! The vision tower: patches of tiles to rows of the vision cache.
+
+use std::ops::Range;
+
+use bursar_kernels::{
+    Backend, KernelError, Scope, Tensor,
+    ops::{attention_packed::Stretches, gelu::Gelu},
+};
+
+use super::{config::VisionConfig, names::Names};
+use crate::{
+    Depth,
+    blocks::vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, PatchEmbedding, TowerLayer, stretches},
+    weights::{WeightError, WeightMap},
+};
+
+/// Added to the variance in the merger's norm: torch's default, which no configuration names.
+const MERGER_EPSILON: f32 = 1e-5;
+
+/// The tower's weights.
+pub struct VisionTower {
+    config: VisionConfig,
+    class: Tensor<'static>,    // [1, hidden]
+    embedding: PatchEmbedding, // the class token's position is the first
+    layers: Vec<TowerLayer>,
+    merger: Merger,
+}
+
+/// The rows of a launch: each tile has its class token in front of its patches.
+struct Rows {
+    pictures: usize,
+    of_tile: usize,
+}
+
+impl Rows {
+    fn all(&self) -> usize {
+        self.pictures * self.of_tile
+    }
+
+    fn each_tile(&self) -> impl Iterator<Item = Range<u32>> {
+        let of_tile = self.of_tile as u32;
+        (0..self.pictures as u32).map(move |tile| tile * of_tile..(tile + 1) * of_tile)
+    }
+
+    fn of_classes(&self) -> Vec<u32> {
+        self.each_tile().map(|rows| rows.start).collect()
+    }
+
+    fn of_patches(&self) -> Vec<u32> {
+        self.each_tile().flat_map(|rows| rows.skip(1)).collect()
+    }
+
+    /// Uploads the stretches in which the rows of a tile attend to each other.
+    fn seen<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Stretches<'s>, KernelError> {
+        let starts: Vec<u32> = (0..=self.pictures).map(|tile| (tile * self.of_tile) as u32).collect();
+        stretches(scope, &starts)
+    }
+}
+
+impl VisionTower {
+    /// Claims the tower's weights and the merger's.
+    pub fn claim(config: VisionConfig, names: &Names, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let (hidden, patches) = (config.hidden, config.tile().patches());
+        let class = map.tensor(&names.class, [1, hidden])?;
+        let table = map.tensor(&names.positions, [1, (1 + patches) * hidden])?.into_shape([1 + patches, hidden]);
+        let projection = map.linear(&names.patch, hidden, config.patch().values(), true)?;
+        let embedding = PatchEmbedding { projection, table, others: 1, side: config.tile().h as usize };
+        let sizes = LayerSizes {
+            hidden,
+            intermediate: config.intermediate,
+            heads: config.heads,
+            activation: Gelu::Erf,
+            norm: config.norm,
+            epsilon: config.norm_epsilon,
+            qkv_bias: config.has_qkv_bias,
+        };
+        let layer = |index| TowerLayer::claim(map, sizes, &format!("{}.{index}", names.layers), &names.layer);
+        let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        let sizes = MergerSizes {
+            hidden,
+            merge: config.merge,
+            middle: config.out,
+            out: config.out,
+            epsilon: MERGER_EPSILON,
+            normed: Normed::Squares,
+        };
+        let merger = Merger::claim(map, sizes, names.merger.each_ref().map(String::as_str))?;
+        Ok(VisionTower { config, class, embedding, layers, merger })
+    }
+
+    /// The settings it was built from.
+    pub fn config(&self) -> &VisionConfig {
+        &self.config
+    }
+
+    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
+    /// `[rows, out]`.
+    pub fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let rows = Rows { pictures: batch.pictures(), of_tile: 1 + self.config.tile().patches() };
+        let cache_rows = batch.cache_rows(&scope)?;
+        let patch_rows = scope.upload([batch.patches()], &rows.of_patches())?;
+        let seen = rows.seen(&scope)?;
+        let mut hidden = scope.empty([rows.all(), self.config.hidden])?;
+        self.embed(&scope, batch, &rows, &patch_rows, &mut hidden)?;
+        for layer in &self.layers[..depth.of(self.layers.len())] {
+            layer.forward(&scope, None, &seen, &mut hidden)?;
+        }
+        let patches = scope.gather_rows(&hidden, &patch_rows)?; // the classes have done their part
+        self.merger.scatter(&scope, &patches, &cache_rows, cache)
+    }
+
+    /// Writes class tokens and embedded patches to `hidden`.
+    fn embed<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        rows: &Rows,
+        patch_rows: &Tensor<'_>,
+        hidden: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let places = batch.places(&scope)?;
+        let patches = self.embedding.forward(&scope, batch, &places)?;
+        scope.scatter_rows(&patches, patch_rows, hidden)?;
+        let pictures = [rows.pictures];
+        let first = scope.upload(pictures, &vec![0u32; rows.pictures])?;
+        let every = scope.upload(pictures, &(0..rows.pictures as u32).collect::<Vec<_>>())?;
+        let class_rows = scope.upload(pictures, &rows.of_classes())?;
+        let mut classes = scope.embed(&self.class, &first, &first)?;
+        let positions = scope.embed(&self.embedding.table.row_range(0..1), &first, &first)?;
+        scope.add_rows(&positions, &every, &every, &mut classes)?;
+        scope.scatter_rows(&classes, &class_rows, hidden)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_tile_has_its_class_in_front() {
+        let rows = Rows { pictures: 2, of_tile: 4 };
+        assert_eq!((rows.all(), rows.of_classes(), rows.of_patches()), (8, vec![0, 4], vec![1, 2, 3, 5, 6, 7]));
+    }
+}

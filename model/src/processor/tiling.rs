@@ -1,0 +1,109 @@
+//! Tiles: a picture's aspect ratio decides how many tiles of one size it is stretched over, and it may follow whole as a
+//! thumbnail (InternVL 1.5, arXiv 2404.16821, section 3.3).
+
+use super::smart_resize::Size;
+use crate::flow::{ImageError, Tiles};
+
+/// How pictures are cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tiling {
+    /// Pixels along a side of a tile.
+    pub side: u32,
+    /// The least number of tiles of a picture, without a thumbnail.
+    pub least: u32,
+    /// The most, without a thumbnail.
+    pub most: u32,
+    /// Whether a picture of several tiles follows whole, as one more.
+    pub has_thumbnail: bool,
+}
+
+impl Tiling {
+    /// Pixels of a tile.
+    pub fn tile_pixels(self) -> u64 {
+        u64::from(self.side).pow(2)
+    }
+
+    /// Pixels of the tiles of the largest picture.
+    pub fn pixels_max(self) -> u64 {
+        let thumbnail = u64::from(self.has_thumbnail && self.most > 1);
+        (u64::from(self.most) + thumbnail) * self.tile_pixels()
+    }
+
+    /// The tiles of a picture of `size`, at most `tiles_max` with the thumbnail: those with the aspect ratio nearest to its
+    /// own. Of equal ratios the last counts that the picture fills by half at least; one tile if no arrangement is left.
+    ///
+    /// Gives the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
+    /// `models/got_ocr2/image_processing_got_ocr2.py`.
+    ///
+    /// # Errors
+    /// [`ImageError::Empty`].
+    pub fn choose(self, size: Size, tiles_max: u64) -> Result<Tiles, ImageError> {
+        let Size { width, height } = size;
+        if width == 0 || height == 0 {
+            return Err(ImageError::Empty { width, height });
+        }
+        let (aspect, half_a_tile) = (f64::from(width) / f64::from(height), 0.5 * self.tile_pixels() as f64);
+        let (mut nearest, mut chosen) = (f64::INFINITY, self.tiles(1, 1));
+        for tiles in self.arrangements().filter(|tiles| tiles.count() as u64 <= tiles_max) {
+            let distance = (aspect - f64::from(tiles.columns) / f64::from(tiles.rows)).abs();
+            let is_filled = || size.pixels() as f64 > half_a_tile * f64::from(tiles.columns * tiles.rows);
+            if distance < nearest || (distance == nearest && is_filled()) {
+                (nearest, chosen) = (distance, tiles);
+            }
+        }
+        Ok(chosen)
+    }
+
+    /// Every arrangement, those of fewer tiles first.
+    fn arrangements(self) -> impl Iterator<Item = Tiles> {
+        let allowed = self.least..=self.most;
+        let mut all: Vec<_> = (1..=self.most)
+            .flat_map(|columns| (1..=self.most / columns).map(move |rows| (columns, rows)))
+            .filter(|(columns, rows)| allowed.contains(&(columns * rows)))
+            .collect();
+        all.sort_by_key(|(columns, rows)| columns * rows);
+        all.into_iter().map(move |(columns, rows)| self.tiles(columns, rows))
+    }
+
+    fn tiles(self, columns: u32, rows: u32) -> Tiles {
+        Tiles { columns, rows, has_thumbnail: self.has_thumbnail && columns * rows > 1 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RELEASED: Tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true };
+
+    fn chosen(tiling: Tiling, width: u32, height: u32, tiles_max: u64) -> (u32, u32, bool) {
+        let tiles = tiling.choose(Size { width, height }, tiles_max).expect("a picture");
+        (tiles.columns, tiles.rows, tiles.has_thumbnail)
+    }
+
+    #[test]
+    fn the_nearest_aspect_ratio_wins_and_a_large_picture_gets_more_tiles_of_it() {
+        assert_eq!(chosen(RELEASED, 448, 448, 13), (1, 1, false));
+        assert_eq!(chosen(RELEASED, 1024, 1024, 13), (3, 3, true));
+        assert_eq!(chosen(RELEASED, 600, 600, 13), (1, 1, false), "it does not fill half of four tiles");
+        assert_eq!(chosen(RELEASED, 4000, 3000, 13), (4, 3, true));
+        assert_eq!(chosen(RELEASED, 100, 2000, 13), (1, 12, true));
+    }
+
+    #[test]
+    fn a_limit_counts_the_thumbnail_and_leaves_one_tile() {
+        assert_eq!(chosen(RELEASED, 4000, 3000, 12), (3, 2, true));
+        assert_eq!(chosen(RELEASED, 4000, 3000, 2), (1, 1, false));
+        assert_eq!(chosen(Tiling { has_thumbnail: false, ..RELEASED }, 4000, 3000, 12), (4, 3, false));
+        assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 2), (1, 1, false), "none of two tiles is left");
+        assert_eq!(chosen(Tiling { least: 2, ..RELEASED }, 448, 448, 13), (2, 2, true));
+    }
+
+    #[test]
+    fn the_largest_picture_has_every_tile_and_its_thumbnail() {
+        assert_eq!(RELEASED.pixels_max(), 13 * 448 * 448);
+        assert_eq!(Tiling { most: 1, ..RELEASED }.pixels_max(), 448 * 448);
+        let refused = RELEASED.choose(Size { width: 0, height: 5 }, 13);
+        assert_eq!(refused, Err(ImageError::Empty { width: 0, height: 5 }));
+    }
+}
