@@ -38,11 +38,13 @@ import transformers
 from PIL import Image, ImageDraw
 from safetensors.torch import load_file, save_file
 from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, InternVLConfig, InternVLForConditionalGeneration
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
 from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.image_utils import load_image, load_image_as_tensor
+from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as video_resize
 from transformers.vision_utils import get_vision_window_index
@@ -204,6 +206,40 @@ def qwen3_vl_template():
         "        {{- '\\n<tool_response>\\n' ~ shown(message.content) ~ '\\n</tool_response>' -}}\n"
         "        {%- if loop.last or loop.nextitem.role != 'tool' -%}{{- '<|im_end|>\\n' -}}{%- endif -%}\n"
         "    {%- endif -%}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+    )
+
+
+def internvl_template():
+    """Our own wording of the chat template that OpenGVLab/InternVL3-*-hf ships: it renders the same text."""
+    return (
+        "{%- for message in messages -%}\n"
+        "    {{- '<|im_start|>' + message['role'] + '\\n' -}}\n"
+        "    {%- if message['content'] is string -%}\n"
+        "        {{- message['content'] -}}\n"
+        "    {%- else -%}\n"
+        "        {%- for part in message['content'] -%}\n"
+        "            {%- if part['type'] == 'image' -%}\n"
+        "                {{- '<IMG_CONTEXT>\\n' -}}\n"
+        "            {%- elif part['type'] == 'video' -%}\n"
+        "                {{- '<video>\\n' -}}\n"
+        "            {%- elif part['type'] == 'text' -%}\n"
+        "                {{- part['text'] -}}\n"
+        "            {%- endif -%}\n"
+        "        {%- endfor -%}\n"
+        "    {%- endif -%}\n"
+        "    {{- '<|im_end|>\\n' -}}\n"
+        "{%- endfor -%}\n"
+        "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
+    )
+
+
+def internvl_chat_template():
+    """ChatML of contents that are strings, as OpenGVLab/InternVL3_5-* ships it: it knows nothing of pictures."""
+    return (
+        "{%- for message in messages -%}\n"
+        "    {{- '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' -}}\n"
         "{%- endfor -%}\n"
         "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}\n"
     )
@@ -605,6 +641,35 @@ class Weights:
         self.linear("visual.merger.mlp.0", merged, merged)
         self.linear("visual.merger.mlp.2", config["hidden_size"], merged, gain=1.5)
 
+    def intern_vit(self, config, text_hidden):
+        """InternVL's tower and the layers from it to the text model, by the names of its first layout."""
+        hidden, places = config["hidden_size"], (config["image_size"] // config["patch_size"]) ** 2 + 1
+        rms = lambda name, size, mean=1.0: self.vector(f"{name}.weight", size, mean=mean)  # noqa: E731
+        norm = rms if config["norm_type"] == "rms_norm" else self.layer_norm
+        at = "vision_model.embeddings"
+        self.linear(f"{at}.patch_embedding", hidden, 3, config["patch_size"], config["patch_size"], gain=1.5)
+        # As large as the patches, so that a wrong place shows.
+        self.matrix(f"{at}.class_embedding", 1, 1, hidden, gain=math.sqrt(hidden))
+        self.matrix(f"{at}.position_embedding", 1, places, hidden, gain=math.sqrt(places * hidden))
+        for layer in range(config["num_hidden_layers"]):
+            at = f"vision_model.encoder.layers.{layer}"
+            norm(f"{at}.norm1", hidden)
+            self.matrix(f"{at}.attn.qkv.weight", 3 * hidden, hidden, gain=1.4)
+            if config["qkv_bias"]:
+                self.vector(f"{at}.attn.qkv.bias", 3 * hidden)
+            if config["qk_normalization"]:
+                for part in ("q", "k"):
+                    rms(f"{at}.attn.{part}_norm", hidden, mean=1.4)
+            self.linear(f"{at}.attn.proj", hidden, hidden, gain=1.5)
+            norm(f"{at}.norm2", hidden)
+            self.linear(f"{at}.mlp.fc1", config["intermediate_size"], hidden, gain=1.5)
+            self.linear(f"{at}.mlp.fc2", hidden, config["intermediate_size"], gain=1.5)
+            for scale in ("ls1", "ls2"):
+                self.vector(f"{at}.{scale}", hidden, mean=0.75, deviation=0.25)
+        self.layer_norm("mlp1.0", 4 * hidden)
+        self.linear("mlp1.1", text_hidden, 4 * hidden)
+        self.linear("mlp1.3", text_hidden, text_hidden, gain=1.5)
+
     def vision(self, config):
         hidden, merged = config["hidden_size"], config["hidden_size"] * config["spatial_merge_size"] ** 2
         patch = (3, config["temporal_patch_size"], config["patch_size"], config["patch_size"])
@@ -836,6 +901,143 @@ def write_qwen2_vl(name, real_config):
     weights.matrix("lm_head.weight", config["vocab_size"], config["hidden_size"], gain=3.0)
     weights.quieten("lm_head.weight", ids["<|endoftext|>"])
     write_shards(folder, weights.tensors, 1)
+
+
+INTERNVL = {"internvl": 53, "internvl_chat": 3}  # their seeds
+# Beside Qwen's: as transformers names them, and those that only the model's authors do.
+PICTURE_TOKENS = {"start_image_token": "<img>", "end_image_token": "</img>", "context_image_token": "<IMG_CONTEXT>",
+                  "video_token": "<video>"}  # fmt: skip
+PLACE_TOKENS = ["<quad>", "</quad>", "<ref>", "</ref>", "<box>", "</box>"]
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+TILE = 56  # 16 patches, 4 tokens
+
+
+def with_added_tokens(real_config, contents):
+    """The tokenizer's settings with more special tokens behind its own."""
+    added, first = real_config["added_tokens_decoder"], 151643 + len(real_config["added_tokens_decoder"])
+    more = {str(first + place): added["151643"] | {"content": token} for place, token in enumerate(contents)}
+    return real_config | {"added_tokens_decoder": added | more,
+                          "additional_special_tokens": real_config["additional_special_tokens"] + contents}  # fmt: skip
+
+
+def internvl_settings(name, ids):
+    """Settings of the text model and of the tower by their first names: InternVL3-8B's kinds, or InternVL3.5-38B's. The
+    first says, as released, that frequencies change behind `max_position_embeddings`: no case goes there."""
+    text = {"attention_dropout": 0.0, "bos_token_id": ids["<|endoftext|>"], "eos_token_id": ids["<|im_end|>"],
+            "hidden_act": "silu", "initializer_range": 0.02, "max_position_embeddings": 4096, "max_window_layers": 2,
+            "num_hidden_layers": 2, "rms_norm_eps": 1e-06, "sliding_window": None, "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16", "use_cache": True, "use_sliding_window": False, "vocab_size": 400}  # fmt: skip
+    tower = {"architectures": ["InternVisionModel"], "attention_dropout": 0.0, "auto_map": {
+                 "AutoConfig": "configuration_intern_vit.InternVisionConfig", "AutoModel": "modeling_intern_vit.InternVisionModel"},
+             "drop_path_rate": 0.0, "dropout": 0.0, "hidden_act": "gelu", "image_size": TILE, "initializer_factor": 0.1,
+             "initializer_range": 1e-10, "layer_norm_eps": 1e-06, "model_type": "intern_vit_6b", "num_attention_heads": 2,
+             "num_channels": 3, "num_hidden_layers": 2, "patch_size": PATCH, "torch_dtype": "bfloat16",
+             "use_flash_attn": True}  # fmt: skip
+    if name == "internvl":
+        return text | {
+            "architectures": ["Qwen2ForCausalLM"], "hidden_size": 128, "intermediate_size": 92, "model_type": "qwen2",
+            "num_attention_heads": 2, "num_key_value_heads": 1, "rope_scaling": {
+                "factor": 2.0, "rope_type": "dynamic", "type": "dynamic"}, "rope_theta": 1000000.0,
+        }, tower | {"hidden_size": 128, "intermediate_size": 176, "norm_type": "layer_norm", "qk_normalization": False,
+                    "qkv_bias": True}  # fmt: skip
+    return text | {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "head_dim": 128, "hidden_size": 64,
+        "intermediate_size": 92, "model_type": "qwen3", "num_attention_heads": 4, "num_key_value_heads": 2,
+        "rope_scaling": None, "rope_theta": 1000000,
+    }, tower | {"hidden_size": 256, "intermediate_size": 352, "norm_type": "rms_norm", "qk_normalization": True,
+                "qkv_bias": False}  # fmt: skip
+
+
+def write_internvl_chat(folder, name, real_config):
+    """The layout of InternVL's authors (`internvl_chat`), in which all of their checkpoints are released."""
+    folder.mkdir(parents=True, exist_ok=True)
+    is_hf = name == "internvl"
+    added = [token for token in PICTURE_TOKENS.values() if is_hf or token != "<video>"] + PLACE_TOKENS
+    _, ids = write_tiny_tokenizer(folder, with_added_tokens(real_config, added), internvl_chat_template())
+    text_config, vision_config = internvl_settings(name, ids)
+    write_json(folder / "config.json", {
+        "architectures": ["InternVLChatModel"], "auto_map": {
+            "AutoConfig": "configuration_internvl_chat.InternVLChatConfig", "AutoModel": "modeling_internvl_chat.InternVLChatModel",
+            "AutoModelForCausalLM": "modeling_internvl_chat.InternVLChatModel"},
+        "downsample_ratio": 0.5, "dynamic_image_size": True, "force_image_size": TILE, "hidden_size": text_config["hidden_size"],
+        "llm_config": text_config, "max_dynamic_patch": 12 if is_hf else 6, "min_dynamic_patch": 1,
+        "model_type": "internvl_chat", "output_attentions": False, "pad2square": False, "ps_version": "v2", "select_layer": -1,
+        "system_message": None, "template": "internvl2_5", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+        "transformers_version": None, "use_backbone_lora": 0, "use_llm_lora": 0, "use_thumbnail": True,
+        "vision_config": vision_config})  # fmt: skip
+    write_json(folder / "generation_config.json", {
+        "_from_model_config": True, "eos_token_id": ids["<|im_end|>"], "transformers_version": "4.52.1"})
+    write_json(folder / "preprocessor_config.json", IMAGENET | {
+        "crop_size": TILE, "do_center_crop": True, "do_normalize": True, "do_resize": True,
+        "feature_extractor_type": "CLIPFeatureExtractor", "resample": 3, "size": TILE})  # fmt: skip
+    levels, width = (3, 1.2) if is_hf else (1, 0.7)  # the larger one of fewer
+    weights = Weights(INTERNVL[name], torch.bfloat16, levels=levels, width=width)
+    weights.decoder(text_config, embedding_deviation=1.0, biases="qkv" if is_hf else "", head_norms=not is_hf)
+    weights.matrix("lm_head.weight", text_config["vocab_size"], text_config["hidden_size"], gain=3.0)
+    weights.quieten("lm_head.weight", ids["<|endoftext|>"])
+    weights.tensors = {f"language_model.{name}": tensor for name, tensor in weights.tensors.items()}
+    weights.intern_vit(vision_config, text_config["hidden_size"])
+    write_shards(folder, weights.tensors, 1)
+
+
+INTERNVL_NAMES = [
+    (r"^vision_model\.", "vision_tower."), (r"\.class_embedding$", ".cls_token"), (r"\.position_embedding$", ".position_embeddings"),
+    (r"\.patch_embedding\.", ".patch_embeddings.projection."), (r"\.encoder\.layers\.", ".encoder.layer."),
+    (r"\.ls([12])$", r".lambda_\1"), (r"\.attn\.proj\.", ".attention.projection_layer."), (r"\.attn\.", ".attention."),
+    (r"\.norm1\.", ".layernorm_before."), (r"\.norm2\.", ".layernorm_after."),
+    (r"^mlp1\.0\.", "multi_modal_projector.layer_norm."), (r"^mlp1\.1\.", "multi_modal_projector.linear_1."),
+    (r"^mlp1\.3\.", "multi_modal_projector.linear_2."),
+]  # fmt: skip
+
+
+def as_hf(source, folder):
+    """The checkpoint of `source` in the layout of transformers (`*-hf`), as `convert_internvl_weights_to_hf.py` of
+    transformers 4.57 writes it: the same numbers by other names, queries, keys and values apart."""
+    folder.mkdir(parents=True, exist_ok=True)
+    read = lambda name: json.loads((source / name).read_text())  # noqa: E731
+    config, tensors = read("config.json"), {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        for old, new in INTERNVL_NAMES if not name.startswith("language_model.") else []:
+            name = re.sub(old, new, name)
+        if ".attention.qkv." in name:
+            tensors |= {name.replace("qkv", f"{part}_proj"): rows for part, rows in zip("qkv", tensor.chunk(3))}
+        else:
+            tensors[name] = tensor
+    write_shards(folder, {name: tensor.contiguous() for name, tensor in tensors.items()}, 1)
+    tokenizer = tokenizers.Tokenizer.from_file(str(source / "tokenizer.json"))
+    tokenizer.add_tokens([tokenizers.AddedToken("<video>", normalized=False, special=True)])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    settings = read("tokenizer_config.json") | {"extra_special_tokens": PICTURE_TOKENS, "processor_class": "InternVLProcessor"}
+    without("chat_template")(settings)
+    write_json(folder / "tokenizer_config.json", settings)
+    (folder / "chat_template.jinja").write_text(internvl_template(), encoding="utf-8")
+    vision = config["vision_config"]
+    tower = {key: vision[key] for key in (
+        "architectures", "attention_dropout", "dropout", "hidden_act", "hidden_size", "initializer_factor", "initializer_range",
+        "intermediate_size", "layer_norm_eps", "norm_type", "num_attention_heads", "num_channels", "num_hidden_layers",
+        "torch_dtype")}  # fmt: skip
+    tower |= {"attention_bias": vision["qkv_bias"], "hidden_dropout_prob": 0.0, "image_size": [vision["image_size"]] * 2,
+              "layer_scale_init_value": 0.1, "model_type": "internvl_vision", "patch_size": [vision["patch_size"]] * 2,
+              "projection_dropout": 0.0, "use_absolute_position_embeddings": True, "use_mask_token": False,
+              "use_mean_pooling": True, "use_qk_norm": vision["qk_normalization"]}  # fmt: skip
+    length = int((vision["image_size"] // vision["patch_size"] * config["downsample_ratio"]) ** 2)
+    write_json(folder / "config.json", {
+        "architectures": ["InternVLForConditionalGeneration"], "downsample_ratio": config["downsample_ratio"],
+        "image_seq_length": length, "image_token_id": tokenizer.token_to_id("<IMG_CONTEXT>"), "model_type": "internvl",
+        "projector_hidden_act": "gelu", "text_config": config["llm_config"],
+        "tie_word_embeddings": config["llm_config"]["tie_word_embeddings"], "torch_dtype": "bfloat16",
+        "transformers_version": "4.57.0", "vision_config": tower, "vision_feature_layer": -1,
+        "vision_feature_select_strategy": "default"})  # fmt: skip
+    write_json(folder / "generation_config.json", read("generation_config.json"))
+    write_json(folder / "processor_config.json", {"image_seq_length": length, "processor_class": "InternVLProcessor"})
+    size = {"height": vision["image_size"], "width": vision["image_size"]}
+    pictures = IMAGENET | {"do_convert_rgb": True, "do_normalize": True, "do_rescale": True, "do_resize": True,
+                           "processor_class": "InternVLProcessor", "resample": 3, "rescale_factor": 1 / 255, "size": size}  # fmt: skip
+    # As released: the file says no, and the processor asks for tiles whatever the file says.
+    write_json(folder / "preprocessor_config.json", pictures | {
+        "crop_to_patches": False, "image_processor_type": "GotOcr2ImageProcessorFast",
+        "max_patches": config["max_dynamic_patch"], "min_patches": config["min_dynamic_patch"]})
+    write_json(folder / "video_preprocessor_config.json", pictures | {"video_processor_type": "InternVLVideoProcessor"})
 
 
 def write_qwen2(folder, real_config, seed):
@@ -1338,6 +1540,125 @@ def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGe
         write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
 
 
+# --------------------------------------------------------------------------------------------------------- tiles
+
+SMALL = "small_58x54.png"  # one tile
+TILED_PICTURES = {name: MODEL_PICTURES[name] for name in MODEL_PICTURES if not name.startswith("tiny")} | {SMALL: (58, 54, 6)}
+
+
+def internvl_cases():
+    """Pictures of one tile, and of wide, tall and square arrangements with a thumbnail."""
+    scene, wide, square, large, small = map(picture, TILED_PICTURES)
+    videos = video_cases()
+    return qwen2_5_vl_cases() | {
+        "several_images": [parts("user", "First ", wide, " then ", small, " and last ", scene, " Which is larger?")],
+        "same_image_twice": [parts("user", small, small, "Are the two the same?")],
+    } | {name: videos[name] for name in ("video_even", "video_odd_slow", "video_and_picture", "two_videos")}  # fmt: skip
+
+
+def arrangement(processor, image):
+    """Columns and rows of a picture's tiles, and whether a thumbnail follows them."""
+    settings = processor.image_processor
+    columns, rows = get_optimal_tiled_canvas(
+        (image.height, image.width), (settings.size.height, settings.size.width), settings.min_patches, settings.max_patches)
+    return columns, rows, int(columns * rows > 1)
+
+
+def write_visuals(prompt, runs):
+    """The text that a prompt becomes: a picture's placeholder gets the tokens around it, a video's becomes its frames by
+    number. `runs` has the tiles of each picture, or `[1, 1, …]` of each video, in order."""
+    pieces = re.split("(<IMG_CONTEXT>|<video>)", prompt)
+    visual = "<img><IMG_CONTEXT></img>"
+    for place, run in zip(range(1, len(pieces), 2), runs, strict=True):
+        frames = (f"Frame{index + 1}: {visual}" for index in range(len(run)))
+        pieces[place] = visual if pieces[place] == "<IMG_CONTEXT>" else "\n".join(frames)
+    return "".join(pieces)
+
+
+def flat(messages):
+    """Contents as the strings that the first layout's template takes."""
+    as_text = {"image": lambda _: "<IMG_CONTEXT>\n", "video": lambda _: "<video>\n", "text": lambda part: part["text"]}
+    return [m if isinstance(m["content"], str) else m | {
+        "content": "".join(as_text[p["type"]](p) for p in m["content"])} for m in messages]  # fmt: skip
+
+
+def tile_rows(model, tiles):
+    """[tiles * tokens of one, width]"""
+    return model.model.get_image_features(tiles).pooler_output.flatten(0, 1)
+
+
+@torch.no_grad()
+def record_tiles(root, checkpoint, hf, names=None):
+    """Records `names` of the cases of `checkpoint`, or all of them, by way of `hf`, the same checkpoint in the layout of
+    transformers. transformers 5.17 refuses videos of several lengths in one prompt; frame by frame, nothing is new there."""
+    folder, cases, pictures = root / checkpoint, root / checkpoint / "cases", root / "pictures"
+    write_png(pictures / SMALL, draw_scene(*TILED_PICTURES[SMALL]))
+    films = {name: np.stack([np.asarray(frame) for frame in draw_video(*how)]) for name, how in VIDEOS.items()}
+    processor = AutoProcessor.from_pretrained(hf)
+    assert processor.image_processor.backend == "torchvision"
+    oracle = Oracle(InternVLForConditionalGeneration, hf)
+    oracle.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    config = oracle.model.config
+    pad, stored = config.image_token_id, set()
+    as_tiles = lambda image, **options: processor.image_processor(  # noqa: E731
+        images=[image], crop_to_patches=True, return_tensors="pt", **options)["pixel_values"]  # fmt: skip
+    as_frames = lambda film, **options: processor.video_processor(  # noqa: E731
+        videos=[film], return_tensors="pt", **options)["pixel_values_videos"][0]  # fmt: skip
+    for name, messages in internvl_cases().items():
+        if names and name not in names:
+            continue
+        shown = [p for m in messages if isinstance(m["content"], list) for p in m["content"] if p["type"] != "text"]
+        stills, videos = ([p for p in shown if p["type"] == kind] for kind in ("image", "video"))
+        bare = [m if isinstance(m["content"], str) else m | {"content": [
+            {"type": "video"} if p["type"] == "video" else p for p in m["content"]]} for m in messages]  # fmt: skip
+        prompt = processor.apply_chat_template(bare, tokenize=False, add_generation_prompt=True)
+        first = processor.tokenizer.apply_chat_template(
+            flat(messages), chat_template=internvl_chat_template(), tokenize=False, add_generation_prompt=True)  # fmt: skip
+        assert first == prompt, "both templates render the same text"
+        images = {p["image"]: Image.open(pictures / p["image"]).convert("RGB") for p in stills}
+        visuals = [as_tiles(images[p["image"]]) if p["type"] == "image" else as_frames(films[p["video"]]) for p in shown]
+        runs = [[len(tiles)] if p["type"] == "image" else [1] * len(tiles) for p, tiles in zip(shown, visuals)]
+        written = write_visuals(prompt, runs)
+        counts = iter([count for run in runs for count in run])
+        ids = [i for token in oracle.tokenizer.encode(written, add_special_tokens=False).ids
+               for i in [token] * (next(counts) * config.image_seq_length if token == pad else 1)]  # fmt: skip
+        inputs = {"input_ids": torch.tensor([ids])} | ({"pixel_values": torch.cat(visuals)} if visuals else {})
+        if len({len(films[p["video"]]) for p in videos}) < 2:
+            whole = processor(text=[prompt], images=list(map(images.get, (p["image"] for p in stills))) or None,
+                              videos=[films[p["video"]] for p in videos] or None, return_tensors="pt")  # fmt: skip
+            assert all(torch.equal(inputs[key], whole[key]) for key in inputs), f"{name}: the processor differs"
+        tensors, checks = oracle.record(name, inputs, written, {pad})
+        tensors |= {"position_ids": torch.arange(len(ids)).expand(3, -1), "rope_delta": torch.zeros(1, dtype=torch.long)}
+        if stills:
+            tensors["tiles"] = torch.tensor([arrangement(processor, images[p["image"]]) for p in stills])  # [pictures, 3]
+            tensors["num_tiles"] = torch.tensor([len(v) for p, v in zip(shown, visuals) if p["type"] == "image"])
+            assert torch.equal(tensors["num_tiles"], tensors["tiles"][:, 0] * tensors["tiles"][:, 1] + tensors["tiles"][:, 2])
+            print(f"  {'':18} tiles {tensors['tiles'].tolist()}")
+        for p, tiles in zip(shown, visuals):
+            key = p["image"] if p["type"] == "image" else p["video"]
+            rows = tile_rows(oracle.model, tiles)
+            difference = relative(rows, tile_rows(oracle.exact, tiles.double()))
+            checks["vision_f32_vs_f64"] = max(difference, checks.get("vision_f32_vs_f64", 0.0))
+            assert difference < 1e-5, checks
+            if key in stored:
+                continue
+            stored.add(key)
+            tensors[f"vision_embeddings.{key}"] = rows  # [tiles * tokens of one, width]
+            if p["type"] == "video":
+                tensors[f"pixel_probes.{key}"] = tiles.flatten()[::997]  # f32, every 997th value of [frames, 3, height, width]
+            if key == "odd":  # all of the smallest video, before it is normalised
+                tensors["levels.odd"] = as_frames(films[key], do_rescale=False, do_normalize=False)
+                assert tensors["levels.odd"].dtype == torch.uint8
+            if key == SMALL:
+                tensors[f"pixel_values.{key}"] = tiles  # f32 [tiles, 3, height, width]
+        facts = {"messages": messages, "prompt": prompt, "written": written, "images": [p["image"] for p in stills]}
+        if videos:
+            facts["videos"] = [{"name": p["video"], "frames": len(films[p["video"]]), "frames_per_second": p["frames_per_second"]}
+                               for p in videos]  # fmt: skip
+        facts["greedy_text"] = processor.tokenizer.decode(tensors["greedy_tokens"], skip_special_tokens=False)
+        write_case(cases, name, tensors, facts | {"checks": clean_checks(checks)})
+
+
 def record_text(folder, kind):
     tokenizer = AutoTokenizer.from_pretrained(folder)
     oracle = Oracle(kind, folder)
@@ -1532,6 +1853,54 @@ def make_smart_resize():
                                             "video_columns": ["frames", *columns], "videos": videos})
 
 
+TILE_LIMITS = [(1, 12), (1, 6), (2, 4), (1, 1)]
+
+
+def closest_grid(width, height, tile, least, most):
+    """As InternVL's authors choose (`find_closest_aspect_ratio` on their model cards), whose order of arrangements of as many
+    tiles is that of a set."""
+    grids = {(i, j) for n in range(least, most + 1) for i in range(1, n + 1) for j in range(1, n + 1) if least <= i * j <= most}
+    best, apart = (1, 1), math.inf
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        difference = abs(width / height - columns / rows)
+        if difference < apart or (difference == apart and width * height > 0.5 * tile * tile * columns * rows):
+            best, apart = (columns, rows), difference
+    return best
+
+
+def make_tiles():
+    """Arrangements of tiles of 448, and the tiles of one picture before they are normalised."""
+    random = np.random.default_rng(31)
+    # Pictures by their shape: ties of two arrangements' distances, and of shapes on both sides of half the arrangement's area.
+    sizes = [(1, 1), (1, 2000), (2000, 1), (448, 448), (449, 448), (447, 448), (1000, 600), (4000, 3000), (3000, 4000), (500, 400),
+             (800, 600), (600, 800), (1024, 1024), (633, 633), (634, 634), (896, 448), (448, 896), (895, 448), (897, 448),
+             (1344, 448), (448, 1344), (1920, 1080), (1080, 1920), (640, 480), (480, 640), (300, 200), (776, 517), (777, 518),
+             (1552, 1034), (1554, 1036), (2480, 3508), (100, 400), (1583, 396), (1600, 400), (950, 950), (951, 951), (1268, 1268),
+             (1250, 1000), (1750, 1000), (700, 400), (1000, 1250), (65535, 65535), (10000, 50)]  # fmt: skip
+    sizes += [tuple(map(int, 2 ** random.uniform(4, 12, 2))) for _ in range(20)]
+    rows = []
+    for width, height in sizes:
+        grids = [get_optimal_tiled_canvas((height, width), (448, 448), *limits) for limits in TILE_LIMITS]
+        assert grids == [closest_grid(width, height, 448, *limits) for limits in TILE_LIMITS], (width, height)
+        rows.append({"size": [width, height], "grids": grids})
+    file, options = "scene_101x157.png", dict(
+        size={"height": TILE, "width": TILE}, crop_to_patches=True, do_rescale=False, do_normalize=False, return_tensors="np")
+    image = Image.open(HERE / "pictures" / file)
+    fast, slow = (kind(**IMAGENET)(image, **options)["pixel_values"].astype(np.uint8)
+                  for kind in (GotOcr2ImageProcessor, GotOcr2ImageProcessorPil))  # fmt: skip
+    columns, lines = get_optimal_tiled_canvas((image.height, image.width), (TILE, TILE), 1, 12)
+    canvas = resize_by_hand(np.asarray(image), TILE * lines, TILE * columns)
+    cut = canvas.reshape(lines, TILE, columns, TILE, 3).transpose(0, 2, 1, 3, 4).reshape(-1, TILE, TILE, 3)
+    by_hand = np.concatenate([cut, resize_by_hand(np.asarray(image), TILE, TILE)[None]])  # the thumbnail comes last
+    assert np.array_equal(fast.transpose(0, 2, 3, 1), by_hand)
+    apart = np.abs(fast.astype(int) - slow.astype(int))
+    write_png(HERE / "image_processor/tiles_scene.png", np.concatenate(list(by_hand), 1))  # side by side
+    write_json(HERE / "tiles.json", {
+        "tile": 448, "limits": TILE_LIMITS, "size_is": ["width", "height"], "grid_is": ["columns", "rows"], "rows": rows,
+        "picture": {"file": f"pictures/{file}", "tile": TILE, "grid": [columns, lines], "tiles": "image_processor/tiles_scene.png",
+                    "torchvision_vs_pil": {"worst": int(apart.max()), "share_equal": round(float((apart == 0).mean()), 6)}}})
+
+
 def make_printed_pictures():
     """JPEGs of the four printing colours, and what Pillow's `convert("RGB")` makes of them."""
     folder, pictures = HERE / "image_processor", HERE / "pictures"
@@ -1705,7 +2074,10 @@ def make_config_defaults():
     both = lambda config: {"text": fields(config.text_config), "vision": fields(config.vision_config)}  # noqa: E731
     write_json(HERE / "config_defaults.json", {
         "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
-        "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()), "qwen3_vl": both(Qwen3VLConfig())})
+        "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()), "qwen3_vl": both(Qwen3VLConfig()),
+        "internvl": {part: {key: value for key, value in config.to_dict().items() if key in [*NUMBERS, *INTERNVL_SETTINGS]}
+                     for part, config in (("own", InternVLConfig()), ("text", InternVLConfig().text_config),
+                                          ("vision", InternVLConfig().vision_config))}})
 
 
 NUMBERS = [
@@ -1714,6 +2086,11 @@ NUMBERS = [
     "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "out_hidden_size",
     "fullatt_block_indexes", "head_dim", "num_position_embeddings", "deepstack_visual_indexes", "embed_dim",
     "mlp_ratio",
+]  # fmt: skip
+INTERNVL_SETTINGS = [
+    "downsample_ratio", "image_seq_length", "image_token_id", "projector_hidden_act", "vision_feature_layer",
+    "vision_feature_select_strategy", "attention_bias", "hidden_act", "image_size", "layer_norm_eps", "layer_scale_init_value",
+    "norm_type", "num_channels", "use_absolute_position_embeddings", "use_mean_pooling", "use_qk_norm",
 ]  # fmt: skip
 
 
@@ -1752,8 +2129,24 @@ def make_qwen2_vl(real_config):
         record_videos(HERE, name, Qwen2VLForConditionalGeneration, QWEN2_VL_CASES[1])
 
 
+INTERNVL_CHAT_CASES = ["several_images", "two_turns", "text_only", "video_even"]
+
+
+def make_internvl(real_config, qwen3_config):
+    """Two layouts of one family: the first checkpoint is released by transformers' names, the second by its authors'."""
+    with tempfile.TemporaryDirectory() as place:
+        print("internvl")
+        write_internvl_chat(Path(place) / "first", "internvl", real_config)
+        as_hf(Path(place) / "first", HERE / "internvl")
+        record_tiles(HERE, "internvl", HERE / "internvl")
+        print("internvl_chat")
+        write_internvl_chat(HERE / "internvl_chat", "internvl_chat", qwen3_config)
+        as_hf(HERE / "internvl_chat", Path(place) / "second")
+        record_tiles(HERE, "internvl_chat", Path(place) / "second", INTERNVL_CHAT_CASES)
+
+
 QWEN2_VL_CASES = (["several_images", "two_turns", "text_only"], ["video_odd_slow", "video_fraction", "two_videos"])
-MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json",
+MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *INTERNVL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json", "tiles.json",
         "config_defaults.json", "gguf", "pytorch"]
 
 
@@ -1777,11 +2170,13 @@ def main():
         "videos": lambda: record_videos(HERE),
         "qwen2_vl": lambda: make_qwen2_vl(real_config),
         "qwen3_vl": lambda: make_qwen3_vl(real_config),
+        "internvl": lambda: make_internvl(real_config, qwen3_config),
         "processor": lambda: make_processor_cases(photograph),
         "printed": make_printed_pictures,
         "animations": make_animations,
         "formats": lambda: make_formats(photograph),
         "smart_resize": make_smart_resize,
+        "tiles": make_tiles,
         "templates": lambda: make_templates(real_config, qwen3_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
         "gguf": lambda: make_gguf.make(HERE, STRINGS),
