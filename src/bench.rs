@@ -35,7 +35,7 @@ use self::{
     measure::{Meter, Run},
     report::{Figure, LeftOut, PlannedWork, Report, Roofline, Unit},
     roofline::{Planner, Rates},
-    workload::{Part, Pictures, Prompts, Workload},
+    workload::{Part, PictureCut, Pictures, Prompts, Workload},
 };
 use crate::{
     DeviceOptions,
@@ -72,8 +72,8 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
 async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let source = options.model.source(seed)?;
-    let workload = match patch_side(&source).await {
-        Some(patch) => options.workload().of_patches(patch),
+    let workload = match picture_cut(&source).await {
+        Some(cut) => options.workload().cut_by(cut),
         None => options.workload(),
     };
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(&workload, device.blas())? };
@@ -151,15 +151,16 @@ fn bar(shown: bool) -> ProgressBar {
     bar
 }
 
-/// Pixels along a side of the model's patches, if it takes pictures. What is wrong with its settings, loading says.
-async fn patch_side(source: &ModelSource) -> Option<u32> {
+/// How the model's pictures are cut, if it takes any. What is wrong with its settings, loading says.
+async fn picture_cut(source: &ModelSource) -> Option<PictureCut> {
     let origin = source.origin().clone();
-    let side = move || {
+    let cut = move || {
         let random = registry::without_weights(origin.bring_settings().ok()?).ok()?;
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).ok()?;
-        Some(FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32)
+        let patch = FamilyConfig::of(&checkpoint).ok()?.patch()?.side as u32;
+        Some(PictureCut { patch, tiling: checkpoint.image_processor?.config().tiling })
     };
-    tokio::task::spawn_blocking(side).await.ok()?
+    tokio::task::spawn_blocking(cut).await.ok()?
 }
 
 /// The model without its weights.
@@ -271,8 +272,8 @@ impl Bench {
         let id = format!("pictures_{count}x{width}x{height}_{reply}");
         let plural = if reply == 1 { "" } else { "s" };
         let name = format!("{count} requests with a picture of {width} x {height}, {reply} token{plural} out");
-        let grid = match self.fits.picture(width, height, reply) {
-            Ok(grid) => grid,
+        let picture = match self.fits.picture(width, height, reply) {
+            Ok(picture) => picture,
             Err(reason) => {
                 self.leave_out(id, name, reason);
                 return Ok(());
@@ -287,7 +288,7 @@ impl Bench {
         let runs = times.iter().map(Duration::as_secs_f64).collect();
         times.sort();
         let work = self.plan(|planner| {
-            let mut work = planner.encode(count, grid)?;
+            let mut work = planner.encode(count * picture.pictures(), picture.each())?;
             work.extend(planner.prefill(count, prompt_tokens)?);
             let step = planner.decode(count, prompt_tokens + reply / 2)?;
             work.extend(step.repeat(reply - 1));

@@ -299,10 +299,7 @@ fn upload_scaled<B: Backend>(
     room: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
     let bytes: Vec<u8> = rows.iter().flat_map(|number| number.to_le_bytes()).collect();
-    match copy.kept {
-        DType::F32 => fill(backend, &bytes, copy.to),
-        kept => upload_rounded(backend, &bytes, DType::F32, (copy.to, kept), &mut room.rounded),
-    }
+    upload_rounded(backend, &bytes, DType::F32, (copy.to, copy.kept), &mut room.rounded)
 }
 
 /// Copies bytes to their place.

@@ -18,7 +18,7 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 10] = [
+const RECORDED: [Recorded; 12] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
@@ -61,6 +61,25 @@ const RECORDED: [Recorded; 10] = [
     Recorded {
         folder: "tests/golden/qwen2_vl",
         cases: &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],
+    },
+    Recorded {
+        folder: "tests/golden/internvl",
+        cases: &[
+            "single_image",
+            "several_images",
+            "two_turns",
+            "same_image_twice",
+            "text_only",
+            "long_text",
+            "video_even",
+            "video_odd_slow",
+            "video_and_picture",
+            "two_videos",
+        ],
+    },
+    Recorded {
+        folder: "tests/golden/internvl_chat",
+        cases: &["several_images", "two_turns", "text_only", "video_even"],
     },
 ];
 

@@ -6,7 +6,7 @@ use bursar::{
     Serving,
     crates::{
         kernels::BLOCK_TOKENS,
-        model::{flow::Grid, processor::VisualProcessors},
+        model::{flow::VisualGrid, processor::VisualProcessors},
     },
 };
 
@@ -61,17 +61,17 @@ impl Fits {
         }
     }
 
-    /// The patches of a picture that is admitted unresized, with room for its reply.
-    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<Grid, String> {
+    /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its reply.
+    pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<VisualGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model takes no pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
-        if plan.resized != plan.source {
+        if plan.tiles.is_none() && plan.resized != plan.source {
             return Err(format!("it would be resized to {} x {}", plan.resized.width, plan.resized.height));
         }
         if plan.patches > self.picture_patches {
             return Err(format!("{} patches, a picture may have {}", plan.patches, self.picture_patches));
         }
         self.each(plan.tokens, reply)?;
-        Ok(plan.grid)
+        Ok(plan.visual())
     }
 }

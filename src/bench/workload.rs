@@ -1,6 +1,12 @@
 //! What is measured: the number and size of requests, and the envelope that admits them. Pure.
 
-use bursar::{Envelope, crates::model::MergeSize};
+use bursar::{
+    Envelope,
+    crates::model::{
+        MergeSize,
+        processor::{Size, Tiling},
+    },
+};
 use clap::ValueEnum;
 
 /// A kind of figure.
@@ -38,6 +44,15 @@ pub struct Pictures {
     pub replies: &'static [usize],
 }
 
+/// How a model's pictures are cut.
+#[derive(Clone, Copy, Debug)]
+pub struct PictureCut {
+    /// Pixels along a patch's side.
+    pub patch: u32,
+    /// Into tiles, if it is.
+    pub tiling: Option<Tiling>,
+}
+
 /// One set of measurements.
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
@@ -50,8 +65,8 @@ pub struct Workload {
     /// Prompts answered with one token.
     pub prefill: &'static [Prompts],
     pub pictures: [Pictures; 2],
-    /// Pixels along a patch's side.
-    pub patch: u32,
+    /// How pictures are cut.
+    pub cut: PictureCut,
     /// Tokens in a step.
     pub step_tokens: usize,
 }
@@ -70,7 +85,7 @@ pub const FULL: Workload = Workload {
         Pictures { count: 64, width: 1036, height: 1036, replies: &[1, 128] },
         Pictures { count: 16, width: 1932, height: 1092, replies: &[1, 128] },
     ],
-    patch: 14,
+    cut: PictureCut { patch: 14, tiling: None },
     step_tokens: Envelope::gpu().step_tokens,
 };
 
@@ -84,7 +99,7 @@ pub const QUICK: Workload = Workload {
         Pictures { count: 4, width: 224, height: 224, replies: &[1, 8] },
         Pictures { count: 2, width: 448, height: 336, replies: &[1, 8] },
     ],
-    patch: 14,
+    cut: PictureCut { patch: 14, tiling: None },
     step_tokens: 256,
 };
 
@@ -95,22 +110,27 @@ const MERGE: MergeSize = MergeSize::new(2);
 const AROUND: usize = 128;
 
 impl Workload {
-    /// The same for a model with patches of `patch` pixels: each picture's sides become the nearest whole number of merged
-    /// patches, so that none is resized.
-    pub fn of_patches(self, patch: u32) -> Workload {
-        let factor = patch * MERGE.side() as u32;
+    /// The same for a model whose pictures are cut by `cut`: each picture's sides become the nearest whole number of merged
+    /// patches, so that none is resized unless it is stretched over tiles.
+    pub fn cut_by(self, cut: PictureCut) -> Workload {
+        let factor = cut.patch * MERGE.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;
         let pictures = self.pictures.map(|pictures| Pictures {
             width: whole(pictures.width),
             height: whole(pictures.height),
             ..pictures
         });
-        Workload { pictures, patch, ..self }
+        Workload { pictures, cut, ..self }
     }
 
     /// Patches of each picture.
     pub fn patches(&self, pictures: &Pictures) -> usize {
-        (pictures.width / self.patch) as usize * (pictures.height / self.patch) as usize
+        let PictureCut { patch, tiling } = self.cut;
+        let of = |width: u32, height: u32| (width / patch) as usize * (height / patch) as usize;
+        let Pictures { width, height, .. } = *pictures;
+        let Some(tiling) = tiling else { return of(width, height) };
+        let tiles = tiling.choose(Size { width, height }, u64::MAX).expect("a picture has pixels");
+        tiles.count() * of(tiling.side, tiling.side)
     }
 
     /// The most requests that run at once.
@@ -154,9 +174,20 @@ mod tests {
 
     use super::*;
 
+    const SIXTEEN: PictureCut = PictureCut { patch: 16, tiling: None };
+    const TILES: PictureCut =
+        PictureCut { patch: 14, tiling: Some(Tiling { side: 448, least: 1, most: 12, has_thumbnail: true }) };
+
+    #[test]
+    fn pictures_in_tiles_have_the_patches_of_all_of_them() {
+        let workload = FULL.cut_by(TILES);
+        let patches = workload.pictures.map(|pictures| workload.patches(&pictures));
+        assert_eq!(patches, [(9 + 1) * 1024, (8 + 1) * 1024], "three by three, and four by two");
+    }
+
     #[test]
     fn the_envelope_admits_everything_at_once() {
-        for workload in [FULL, QUICK, FULL.of_patches(16), QUICK.of_patches(16)] {
+        for workload in [FULL, QUICK, FULL.cut_by(SIXTEEN), QUICK.cut_by(SIXTEEN), FULL.cut_by(TILES)] {
             let envelope = workload.envelope();
             envelope.check().expect("limits that go together");
             assert!(workload.batches.iter().all(|batch| *batch <= envelope.sequences));
@@ -171,7 +202,7 @@ mod tests {
     #[test]
     fn no_picture_of_the_full_workload_is_resized() {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
-            let workload = FULL.of_patches(patch);
+            let workload = FULL.cut_by(PictureCut { patch, tiling: None });
             let random = random_checkpoint(shape, 0).expect("a known shape");
             let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
             let processor = checkpoint.image_processor.expect("it takes pictures");
@@ -182,7 +213,7 @@ mod tests {
                 assert_eq!((plan.resized, plan.patches), (plan.source, workload.patches(pictures)), "{shape}");
             }
         }
-        let [square, wide] = FULL.of_patches(16).pictures.map(|pictures| (pictures.width, pictures.height));
+        let [square, wide] = FULL.cut_by(SIXTEEN).pictures.map(|pictures| (pictures.width, pictures.height));
         assert_eq!((square, wide), ((1024, 1024), (1920, 1088)), "as near as can be");
     }
 }

@@ -56,7 +56,7 @@ fn recorded_chats_are_answered(folder: &'static str, cases: &'static [&'static s
             context_tokens: 512,
             sequences: 4,
             step_tokens: 96,
-            picture_patches: 192,
+            picture_patches: 208,
             pictures: 3,
             video_frames: 16,
             launch_patches: 256,
@@ -107,4 +107,13 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
         &["several_images", "two_turns", "text_only", "video_and_picture", "two_videos"],
     );
     recorded_chats_are_answered("qwen3_vl_72", &["several_images", "video_even"]);
+}
+
+#[test]
+fn pictures_and_videos_of_internvl_are_answered_as_recorded() {
+    recorded_chats_are_answered(
+        "internvl",
+        &["several_images", "two_turns", "text_only", "video_and_picture", "two_videos"],
+    );
+    recorded_chats_are_answered("internvl_chat", &["several_images", "video_even"]);
 }

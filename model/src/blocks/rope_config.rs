@@ -50,8 +50,9 @@ struct Inner {
 const ALWAYS: [&str; 4] = ["rope_type", "type", "rope_theta", "mrope_section"];
 
 /// Types that scale frequencies, and the keys that each reads.
-const SCALED: [(&str, &[&str]); 3] = [
+const SCALED: [(&str, &[&str]); 4] = [
     ("linear", &["factor"]),
+    ("dynamic", &["factor"]),
     ("llama3", &["factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"]),
     (
         "yarn",
@@ -113,7 +114,7 @@ impl Inner {
                     return Err(ConfigError::Unsupported {
                         field: format!("{place}{key}"),
                         value: kind.to_owned(),
-                        supported: "default, linear, llama3, yarn, and mrope for positions of pictures",
+                        supported: "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures",
                     });
                 }
             }
@@ -142,6 +143,8 @@ impl Inner {
         };
         match (kind, original_context) {
             ("linear", _) => Ok(RopeScaling::Linear { factor }),
+            // It changes frequencies only beyond `max_position_embeddings`, where no sequence goes here.
+            ("dynamic", _) => Ok(RopeScaling::Plain),
             (_, None) => refuse("original_max_position_embeddings", "given"),
             ("llama3", Some(original_context)) => match (self.low_freq_factor, self.high_freq_factor) {
                 (Some(low_factor), Some(high_factor)) if low_factor > 0.0 && high_factor > low_factor => {

@@ -377,8 +377,6 @@ impl ImageProcessorConfig {
         let temporal = self.temporal_patch_size;
         require("temporal_patch_size", temporal, (1..=64).contains(&temporal), "from 1 to 64")?;
         require("merge_size", self.merge_size, (1..=64).contains(&self.merge_size), "from 1 to 64")?;
-        require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
-        require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
         if let Some(Tiling { side, least, most, .. }) = self.tiling {
             let is_whole = (1..=4096).contains(&side) && side.is_multiple_of(self.factor());
             require("size", side, is_whole, "a multiple of merged patches, up to 4096")?;
@@ -386,6 +384,8 @@ impl ImageProcessorConfig {
             require("min_patches", least, (1..=most).contains(&least), "at least 1 and at most max_patches")?;
             require("do_resize", self.do_resize, self.do_resize, "true: tiles have one size")?;
         }
+        require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
+        require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
         let factor = self.rescale_factor;
         require("rescale_factor", factor, factor.is_finite() && factor > 0.0, "above 0")?;
         for mean in self.image_mean {

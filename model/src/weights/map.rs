@@ -96,13 +96,15 @@ pub enum WeightSource {
     Zeros,
 }
 
-/// Zero padding that the target needs around a tensor.
+/// How a tensor is kept.
 #[derive(Clone, Copy, Default)]
-struct Padding {
-    /// Rows after those of each part.
+struct Place {
+    /// Rows of zeros after those of each part, which the target needs.
     rows: usize,
-    /// Columns after each row.
+    /// Columns of zeros after each row.
     columns: usize,
+    /// The element type, if it is not the target's for weights.
+    kept: Option<DType>,
 }
 
 impl WeightSource {
@@ -147,7 +149,7 @@ impl<'c> WeightMap<'c> {
     /// Claims one tensor.
     pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
         let shape = shape.into();
-        self.stacked(&[(name.to_owned(), shape.rows())], shape, Padding::default())
+        self.stacked(&[(name.to_owned(), shape.rows())], shape, Place::default())
     }
 
     /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`.
@@ -162,7 +164,7 @@ impl<'c> WeightMap<'c> {
     }
 
     /// As [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of the tensor `scale`
-    /// `[out_features]`. The product is taken while loading, in f32, and rounded once to the type of the weights.
+    /// `[out_features]`. The product is taken while loading, in f32, and rounded once to the type of activations.
     pub fn scaled_linear(
         &mut self,
         name: &str,
@@ -170,13 +172,14 @@ impl<'c> WeightMap<'c> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Linear, WeightError> {
-        let first = self.copies.len();
-        let linear = self.linear(name, out_features, in_features, true)?;
         let (_, source) = self.part(scale, out_features, [out_features].into())?;
         self.folded.push((scale.to_owned(), out_features));
+        let first = self.copies.len();
+        let place = Place { kept: Some(self.target.activation()), ..Place::default() };
+        let linear = self.padded_linear(&[(name, out_features)], in_features, true, place)?;
         // What is drawn needs no scale.
-        if let WeightSource::Tensor(_) = source {
-            self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.to_owned()));
+        if let WeightSource::Tensor(scale) = source {
+            self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.clone()));
         }
         Ok(linear)
     }
@@ -188,7 +191,7 @@ impl<'c> WeightMap<'c> {
         in_features: usize,
         bias: bool,
     ) -> Result<Linear, WeightError> {
-        self.padded_linear(parts, in_features, bias, Padding::default())
+        self.padded_linear(parts, in_features, bias, Place::default())
     }
 
     /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
@@ -200,7 +203,8 @@ impl<'c> WeightMap<'c> {
         bias: bool,
     ) -> Result<[Linear; 2], WeightError> {
         let more = self.target.padded_features(intermediate) - intermediate;
-        let (of_gate, of_down) = (Padding { rows: more, columns: 0 }, Padding { rows: 0, columns: more });
+        let (of_gate, of_down) =
+            (Place { rows: more, ..Place::default() }, Place { columns: more, ..Place::default() });
         Ok([
             self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
             self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
@@ -212,15 +216,15 @@ impl<'c> WeightMap<'c> {
         parts: &[(&str, usize)],
         in_features: usize,
         bias: bool,
-        padding: Padding,
+        place: Place,
     ) -> Result<Linear, WeightError> {
         let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
         let named = |suffix: &str| -> Vec<(String, usize)> {
             parts.iter().map(|(name, rows)| (format!("{name}.{suffix}"), *rows)).collect()
         };
-        let weight = self.stacked(&named("weight"), [rows, in_features].into(), padding)?;
+        let weight = self.stacked(&named("weight"), [rows, in_features].into(), place)?;
         let bias = match bias {
-            true => Some(self.stacked(&named("bias"), [rows].into(), Padding { columns: 0, ..padding })?),
+            true => Some(self.stacked(&named("bias"), [rows].into(), Place { columns: 0, ..place })?),
             false => None,
         };
         Ok(Linear { weight, bias })
@@ -312,10 +316,10 @@ impl<'c> WeightMap<'c> {
         &mut self,
         parts: &[(String, usize)],
         shape: Shape,
-        padding: Padding,
+        place: Place,
     ) -> Result<Tensor<'static>, WeightError> {
         self.align();
-        let columns = shape.columns() + padding.columns;
+        let columns = shape.columns() + place.columns;
         let mut whole: Option<(Address, DType)> = None;
         for (name, rows) in parts {
             let (dtype, source) = self.part(name, *rows, shape)?;
@@ -323,18 +327,18 @@ impl<'c> WeightMap<'c> {
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
-            let kept = self.target.weight(dtype);
-            let to = self.place(kept.bytes(rows * columns), (shape.columns(), padding.columns), kept, source);
+            let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
+            let to = self.place(kept.bytes(rows * columns), (shape.columns(), place.columns), kept, source);
             whole.get_or_insert((to, dtype));
-            if padding.rows > 0 {
-                self.place(kept.bytes(padding.rows * columns), (columns, 0), kept, WeightSource::Zeros);
+            if place.rows > 0 {
+                self.place(kept.bytes(place.rows * columns), (columns, 0), kept, WeightSource::Zeros);
             }
         }
         let (to, dtype) = whole.expect("a claim names at least one tensor");
         // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
         let whole = unsafe {
-            let dtype = self.target.weight(dtype);
-            match (padding.rows, padding.columns) {
+            let dtype = place.kept.unwrap_or_else(|| self.target.weight(dtype));
+            match (place.rows, place.columns) {
                 (0, 0) => Tensor::persistent(to, shape, dtype),
                 (more, 0) if shape.extents().len() == 1 => {
                     Tensor::persistent(to, [shape.rows() + parts.len() * more], dtype)

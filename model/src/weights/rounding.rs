@@ -90,7 +90,10 @@ fn narrow(wide: &[f32], out: &mut [u8], kept: DType) {
     match kept {
         DType::F16 => narrow_to_half(wide, f16::to_ne_bytes, f16::ZERO, out),
         DType::BF16 => narrow_to_half(wide, bf16::to_ne_bytes, bf16::ZERO, out),
-        kept => unreachable!("no target rounds weights to {kept}"),
+        DType::F32 => {
+            out.as_chunks_mut().0.iter_mut().zip(wide).for_each(|(place, number)| *place = number.to_ne_bytes())
+        }
+        kept => unreachable!("no target keeps weights as {kept}"),
     }
 }
 

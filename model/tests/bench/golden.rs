@@ -1,5 +1,7 @@
 //! The recorded cases.
 
+use std::ops::Range;
+
 use bursar_model::{
     checkpoint::Checkpoint,
     flow::{ImageBytes, ImageLimits, ResizedImage, Video, VisualGrid},
@@ -21,17 +23,22 @@ pub struct Case {
     pub pictures: Vec<String>,
     /// The pictures and videos of its placeholders, in order.
     pub visuals: Vec<VisualGrid>,
-    /// One per picture and per step of a video, in order.
+    /// The names of these, with the place of each among `images`.
+    pub shown: Vec<(String, Range<usize>)>,
+    /// One per picture, tile and step of a video, in order.
     pub images: Vec<ResizedImage>,
     recorded: Vec<u8>,
 }
 
-/// Processes a recorded picture.
-pub fn picture(checkpoint: &Checkpoint, name: &str) -> ResizedImage {
+/// Processes a recorded picture: what its placeholder stands for, and the pictures that the encoder sees.
+pub fn picture(checkpoint: &Checkpoint, name: &str) -> (VisualGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
     let bytes = ImageBytes::open(repository("tests/golden/pictures").join(name), &limits).expect("the picture opens");
     let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
-    processor.process(&bytes.decode(&limits).expect("the picture decodes")).expect("the picture is processed").image
+    let decoded = bytes.decode(&limits).expect("the picture decodes");
+    let plan = processor.plan(decoded.width(), decoded.height()).expect("the picture is planned");
+    let pieces = processor.process_tiles(&decoded).expect("the picture is processed");
+    (plan.visual(), pieces.into_iter().map(|piece| piece.image).collect())
 }
 
 /// A recorded video's frames.
@@ -47,10 +54,7 @@ pub fn video(name: &str, frames_per_second: f64) -> Video {
 /// Processes the picture or the video of a message's part.
 fn show(checkpoint: &Checkpoint, part: &Value) -> Option<(VisualGrid, Vec<ResizedImage>)> {
     match text(&part["type"]) {
-        "image" => {
-            let image = picture(checkpoint, text(&part["image"]));
-            Some((VisualGrid::Image(image.grid), vec![image]))
-        }
+        "image" => Some(picture(checkpoint, text(&part["image"]))),
         "video" => {
             let rate = part["frames_per_second"].as_f64().expect("a rate");
             let (video, limits) = (video(text(&part["video"]), rate), ImageLimits::default());
@@ -73,14 +77,22 @@ impl Case {
         let json: Value = serde_json::from_slice(&file("json")).expect("JSON");
         let pictures: Vec<String> = list(&json["images"]).map(|name| text(name).to_owned()).collect();
         let contents = list(&json["messages"]).flat_map(|message| list(&message["content"]));
-        let (visuals, images): (Vec<_>, Vec<_>) = contents.filter_map(|part| show(checkpoint, part)).unzip();
+        let (mut visuals, mut shown, mut images) = (Vec::new(), Vec::new(), Vec::new());
+        for part in contents {
+            let Some((visual, pieces)) = show(checkpoint, part) else { continue };
+            let name = text(&part[text(&part["type"])]).to_owned();
+            shown.push((name, images.len()..images.len() + pieces.len()));
+            visuals.push(visual);
+            images.extend(pieces);
+        }
         Case {
             name: name.to_owned(),
             messages: list(&json["messages"]).map(message).collect(),
             prompt: text(&json["prompt"]).to_owned(),
             written: json["written"].as_str().map(str::to_owned),
             visuals,
-            images: images.concat(),
+            shown,
+            images,
             pictures,
             recorded: file("safetensors"),
         }
@@ -92,6 +104,7 @@ impl Case {
         checkpoint
             .prompts()
             .expect("it has a tokenizer")
+            .with_placeholders(family.placeholder_texts())
             .encode_rewritten(&self.messages, &TemplateInputs::default(), |text| {
                 family.write_visuals(text, &self.visuals)
             })
@@ -100,9 +113,14 @@ impl Case {
 
     /// Asserts that the prompt's text, its tokens and their positions are the recorded ones.
     pub fn assert_prompt_and_positions(&self, checkpoint: &Checkpoint) {
-        let name = &self.name;
         let rendered = checkpoint.template.render(&self.messages, &TemplateInputs::default());
-        assert_eq!(rendered.expect("it renders"), self.prompt, "{name}");
+        assert_eq!(rendered.expect("it renders"), self.prompt, "{}", self.name);
+        self.assert_tokens_and_positions(checkpoint);
+    }
+
+    /// Asserts that the prompt's tokens and their positions are the recorded ones.
+    pub fn assert_tokens_and_positions(&self, checkpoint: &Checkpoint) {
+        let name = &self.name;
         let config = FamilyConfig::of(checkpoint).expect("a family serves it");
         let layout = config.lay_out(self.prompt_ids(checkpoint), &self.visuals).expect("it is laid out");
         let ids: Vec<i64> = layout.tokens.iter().map(|token| i64::from(*token)).collect();

@@ -22,6 +22,8 @@ pub const QWEN2: &str = "tests/golden/qwen2";
 pub const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 pub const QWEN2_VL: &str = "tests/golden/qwen2_vl";
 pub const QWEN3_VL: &str = "tests/golden/qwen3_vl";
+pub const INTERNVL: &str = "tests/golden/internvl";
+pub const INTERNVL_CHAT: &str = "tests/golden/internvl_chat";
 
 /// A copy of a golden checkpoint, deleted on drop.
 pub struct Copy(pub PathBuf);

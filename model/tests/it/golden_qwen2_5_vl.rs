@@ -78,7 +78,7 @@ fn pictures_become_the_recorded_embeddings() {
 fn a_picture_becomes_the_same_embeddings_whatever_is_launched_with_it() {
     let bench = bench();
     let names = ["large_640x427.png", "tiny_41x30.png", "square_225x225.png", "tiny_41x30.png", "wide_333x97.png"];
-    let pictures: Vec<ResizedImage> = names.iter().map(|name| picture(&bench.checkpoint, name)).collect();
+    let pictures: Vec<ResizedImage> = names.iter().flat_map(|name| picture(&bench.checkpoint, name).1).collect();
     let alone: Vec<Vec<f32>> = pictures.iter().map(|patches| bench.embeddings(&bench.encode(&[patches])[0])).collect();
     let compare = |launch: &[usize]| {
         let rows = bench.encode(&launch.iter().map(|index| &pictures[*index]).collect::<Vec<_>>());

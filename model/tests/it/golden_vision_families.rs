@@ -1,7 +1,8 @@
-//! Qwen3-VL and Qwen2-VL against results of transformers: prompts, of Qwen3-VL with the times of videos, positions, rows of
-//! the vision cache, logits, answers; whole, in chunks, batched with others. The first checkpoint has tower heads of 64, a
-//! tied head and a layer behind those that parts of pictures are added to; the second has heads of 72, and a part behind
-//! its last layer; the third is Qwen2-VL with heads of 80.
+//! Qwen3-VL, Qwen2-VL and InternVL against results of transformers: prompts with what stands around pictures and videos,
+//! positions, rows of the vision cache, logits, answers; whole, in chunks, batched with others. The first checkpoint has
+//! tower heads of 64, a tied head and a layer behind those that parts of pictures are added to; the second has heads of
+//! 72, and a part behind its last layer; the third is Qwen2-VL with heads of 80; the fourth has InternViT-300M's layers and
+//! transformers' names, the last those of InternViT-6B and the released names, settings and template.
 
 use bursar_model::{
     flow::{ImageLimits, ResizedImage, VisualGrid},
@@ -15,7 +16,7 @@ use crate::bench::{
 };
 
 const FOLDER: &str = "tests/golden/qwen3_vl";
-const FOLDERS: [(&str, &[&str]); 3] = [
+const FOLDERS: [(&str, &[&str]); 5] = [
     (
         FOLDER,
         &[
@@ -37,6 +38,22 @@ const FOLDERS: [(&str, &[&str]); 3] = [
         "tests/golden/qwen2_vl",
         &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],
     ),
+    (
+        "tests/golden/internvl",
+        &[
+            "single_image",
+            "several_images",
+            "two_turns",
+            "same_image_twice",
+            "text_only",
+            "long_text",
+            "video_even",
+            "video_odd_slow",
+            "video_and_picture",
+            "two_videos",
+        ],
+    ),
+    ("tests/golden/internvl_chat", &["several_images", "two_turns", "text_only", "video_even"]),
 ];
 
 /// Videos, each with the case that has its recorded rows and pixels.
@@ -62,18 +79,28 @@ fn prompts_grids_and_positions_are_the_recorded_ones() {
         let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
         for name in names {
             let case = Case::read(folder, &checkpoint, name);
-            let (mut pictures, mut videos) = (Vec::new(), Vec::new());
+            let (mut pictures, mut tiled, mut videos) = (Vec::new(), Vec::new(), Vec::new());
             for visual in &case.visuals {
                 match visual {
                     VisualGrid::Image(grid) => pictures.extend([grid.t, grid.h, grid.w].map(i64::from)),
-                    VisualGrid::Tiles { .. } => panic!("this family cuts no tiles"),
+                    VisualGrid::Tiles { tiles, .. } => {
+                        tiled.extend([tiles.columns, tiles.rows, tiles.has_thumbnail.into()].map(i64::from));
+                    }
                     VisualGrid::Video { step, steps, .. } => {
                         videos.extend([*steps as i64, i64::from(step.h), i64::from(step.w)]);
                     }
                 }
             }
             assert_eq!(pictures, case.integers("image_grid_thw").unwrap_or_default(), "{name}");
-            assert_eq!(videos, case.integers("video_grid_thw").unwrap_or_default(), "{name}");
+            assert_eq!(tiled, case.integers("tiles").unwrap_or_default(), "{name}");
+            if family.tile().is_none() {
+                assert_eq!(videos, case.integers("video_grid_thw").unwrap_or_default(), "{name}");
+            }
+            // A template that joins strings renders no parts: its tokens say what was written.
+            if !checkpoint.template.knows_pictures() {
+                case.assert_tokens_and_positions(&checkpoint);
+                continue;
+            }
             let written = family.write_visuals(case.prompt.clone(), &case.visuals);
             assert_eq!(written, *case.written.as_ref().unwrap_or(&case.prompt), "{name}");
             case.assert_prompt_and_positions(&checkpoint);
@@ -115,17 +142,14 @@ fn pictures_and_steps_of_videos_become_the_recorded_rows_whatever_is_launched_wi
                 bench.forget(rows);
                 found
             };
-            let pictures = case.pictures.iter().enumerate().map(|(place, name)| (name.as_str(), vec![place]));
-            let stills = case.pictures.len();
-            let videos = ["even", "odd", "long"].into_iter().map(|name| (name, (0..case.images.len()).collect()));
-            for (name, places) in pictures.filter(|_| stills == case.visuals.len()).chain(videos) {
+            for (name, places) in &case.shown {
                 let Some(expected) = case.floats(&format!("vision_embeddings.{name}")) else { continue };
-                let alone = rows_of(&places.iter().map(|place| &case.images[*place]).collect::<Vec<_>>()).concat();
+                let alone = rows_of(&case.images[places.clone()].iter().collect::<Vec<_>>()).concat();
                 let worst = relative_error(&alone, &expected);
                 println!("{name}: {worst:.1e}");
                 assert!(worst <= REFERENCE_TOLERANCE, "{name}: {worst:e}");
                 let together = rows_of(&case.images.iter().collect::<Vec<_>>());
-                let among: Vec<f32> = places.iter().flat_map(|place| together[*place].clone()).collect();
+                let among: Vec<f32> = together[places.clone()].concat();
                 let worst = relative_error(&among, &alone);
                 assert!(worst <= NOISE_TOLERANCE, "{name} among others: {worst:e}");
             }

@@ -17,6 +17,7 @@ mod golden_processor;
 mod golden_qwen2_5_vl;
 mod golden_text;
 mod golden_text_families;
+mod golden_tiles;
 mod golden_videos;
 mod golden_vision_families;
 mod hostile_pictures;

@@ -62,6 +62,34 @@ const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
 ];
 
+/// Parameters in thousand millions, as the papers have them (arXiv 2504.10479 and 2508.18265, table 1 of each, rounded),
+/// and layers, heads and elements of a head of the keys and values.
+const INTERNVL: [(&str, f64, [usize; 3]); 12] = [
+    ("internvl3-1b", 0.9, [24, 2, 64]),
+    ("internvl3-2b", 2.1, [28, 2, 128]),
+    ("internvl3-8b", 7.9, [28, 4, 128]),
+    ("internvl3-14b", 15.1, [48, 8, 128]),
+    ("internvl3-38b", 38.4, [64, 8, 128]),
+    ("internvl3-78b", 78.4, [80, 8, 128]),
+    ("internvl3.5-1b", 1.1, [28, 8, 128]),
+    ("internvl3.5-2b", 2.3, [28, 8, 128]),
+    ("internvl3.5-4b", 4.7, [36, 8, 128]),
+    ("internvl3.5-8b", 8.5, [36, 8, 128]),
+    ("internvl3.5-14b", 15.1, [40, 8, 128]),
+    ("internvl3.5-38b", 38.4, [64, 8, 128]),
+];
+
+#[test]
+fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
+    for (shape, published, cached) in INTERNVL {
+        let model = Model::plan(&open(shape, 0), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let found = model.parameters() as f64 / 1e9;
+        assert!((found - published).abs() <= 0.051, "{shape}: {found}");
+        let kv = model.kv_shape(&CPU);
+        assert_eq!([kv.layers, kv.kv_heads, kv.head_dim], cached, "{shape}");
+    }
+}
+
 #[test]
 fn shapes_weigh_what_the_released_checkpoints_weigh() {
     for (shape, bytes, cached) in RELEASED {

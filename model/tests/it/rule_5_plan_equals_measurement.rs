@@ -23,6 +23,7 @@ const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2_VL: &str = "tests/golden/qwen2_vl";
 /// Tower heads of 64 and four layers; heads of 72 and no layer behind those that parts of pictures are added to.
 const QWEN3_VL: [&str; 2] = ["tests/golden/qwen3_vl", "tests/golden/qwen3_vl_72"];
+const INTERNVL: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
 const QWEN2: &str = "tests/golden/qwen2";
 /// Head norms; biases of every projection.
 const QWEN3: &str = "tests/golden/qwen3";
@@ -158,6 +159,11 @@ fn every_worst_case_of_qwen2_vl_takes_what_its_plan_says() {
 #[test]
 fn every_worst_case_of_qwen3_vl_takes_what_its_plan_says() {
     QWEN3_VL.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+}
+
+#[test]
+fn every_worst_case_of_internvl_takes_what_its_plan_says() {
+    INTERNVL.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     LoadError, Model,
-    blocks::ConfigError,
+    blocks::{ConfigError, norm::NormKind},
     checkpoint::{Checkpoint, CheckpointSource},
     error::CheckpointError,
     processor::{ImageProcessor, VideoProcessor},
@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::{golden_bytes, golden_json};
-use crate::copy::{Copy, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
+use crate::copy::{Copy, INTERNVL, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
 
 /// As in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
@@ -163,6 +163,46 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         .expect("an object")
         .iter()
         .for_each(|(field, value)| assert_eq!(value, &recorded["vision"][field]));
+}
+
+#[test]
+fn internvls_defaults_are_those_that_transformers_has() {
+    let recorded = &golden_json("config_defaults.json")["internvl"];
+    // The processors must make tiles of the class's size.
+    let tiles = json!({ "height": 448, "width": 448 });
+    let copy = ["preprocessor_config.json", "video_preprocessor_config.json"]
+        .into_iter()
+        .fold(Copy::of(INTERNVL), |copy, file| copy.set(file, &["size"], tiles.clone()));
+    let windowless = json!({ "model_type": "internvl", "text_config": { "sliding_window": null } }).to_string();
+    let FamilyConfig::InternVl(found) = config(&copy.write(CONFIG, windowless).open()) else {
+        panic!("another family")
+    };
+    let (text, tower) = (&found.decoder, &found.vision);
+    let expected = &recorded["text"];
+    assert_eq!((text.vocabulary, text.hidden, text.layers), (151_936, 4096, 32));
+    assert_eq!(json!([text.vocabulary, text.hidden, text.intermediate, text.layers, text.heads, text.kv_heads]), {
+        let fields = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"];
+        let mut numbers: Vec<_> = fields.map(|field| expected[field].clone()).to_vec();
+        numbers.push(expected["num_key_value_heads"].clone());
+        Value::Array(numbers)
+    });
+    assert_eq!(recorded["own"]["tie_word_embeddings"], true, "so a checkpoint with a head of its own decides");
+    assert!(!text.tied_embeddings);
+    assert_eq!(found.image_token, recorded["own"]["image_token_id"]);
+    let found = json!({
+        "hidden_size": tower.hidden,
+        "num_hidden_layers": tower.layers,
+        "num_attention_heads": tower.heads,
+        "attention_bias": tower.has_qkv_bias,
+        "use_qk_norm": tower.has_qk_norm,
+        "intermediate_size": tower.intermediate,
+        "image_size": [tower.image_size, tower.image_size],
+        "patch_size": [tower.patch_size, tower.patch_size],
+    });
+    let expected = &recorded["vision"];
+    found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &expected[field]));
+    assert_eq!((expected["norm_type"].as_str(), tower.norm), (Some("layer_norm"), NormKind::Layer));
+    assert_eq!(expected["layer_norm_eps"].as_f64().map(|number| number as f32), Some(tower.norm_epsilon));
 }
 
 fn bare(model_type: &str, vision: &Value) -> String {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bench::Memory,
-    copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_VL},
+    copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN3_VL},
 };
 
 const FILE: &str = "model.safetensors";
@@ -140,7 +140,8 @@ fn an_unknown_architecture_is_told_what_is_known() {
         error.to_string(),
         "no family serves the architecture [\"FalconForCausalLM\"]; known: Qwen2_5_VLForConditionalGeneration, \
          Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
-         LlamaForCausalLM, MistralForCausalLM"
+         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, \
+         InternVLChatModel"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("internvl")).error();
@@ -168,9 +169,9 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0, not from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
     assert_eq!(absurd, format!("config.json: hidden_size is {}, not from 1 to 1048576", u64::MAX));
-    let dynamic = text("rope_scaling", json!({ "type": "dynamic", "factor": 4.0 }));
-    let supported = "default, linear, llama3, yarn, and mrope for positions of pictures";
-    assert_eq!(dynamic, format!("config.json: rope_scaling.type is dynamic, supported: {supported}"));
+    let longrope = text("rope_scaling", json!({ "type": "longrope", "factor": 4.0 }));
+    let supported = "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures";
+    assert_eq!(longrope, format!("config.json: rope_scaling.type is longrope, supported: {supported}"));
 
     let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);
     let sections = refused(QWEN2_5_VL, &["rope_scaling", "mrope_section"], json!([16, 24, 25]));
@@ -242,6 +243,81 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
         |field: &[&str], value: Value| Copy::of(QWEN2_5_VL).set("config.json", field, value).error().to_string();
     assert!(foreign(&["rope_scaling", "mrope_interleaved"], json!(true)).contains("mrope_interleaved is true"));
     assert!(foreign(&["vision_config", "deepstack_visual_indexes"], json!([1])).contains("deepstack_visual_indexes"));
+}
+
+#[test]
+fn what_internvl_does_not_follow_is_refused_by_name() {
+    let told = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
+    let converted = |field: &[&str], value: Value| told(Copy::of(INTERNVL).set("config.json", field, value));
+    let released = |field: &[&str], value: Value| told(Copy::of(INTERNVL_CHAT).set("config.json", field, value));
+    assert_eq!(converted(&["downsample_ratio"], json!(0.25)), "downsample_ratio is 0.25, supported: 0.5");
+    assert_eq!(converted(&["vision_feature_layer"], json!(-2)), "vision_feature_layer is -2, supported: -1");
+    assert_eq!(converted(&["image_seq_length"], json!(256)), "image_seq_length is 256, but vision_config makes it 4");
+    let vision = |field: &str, value: Value| converted(&["vision_config", field], value);
+    assert_eq!(vision("use_mean_pooling", json!(false)), "vision_config.use_mean_pooling is false, supported: true");
+    assert_eq!(vision("hidden_act", json!("quick_gelu")), "vision_config.hidden_act is quick_gelu, supported: gelu");
+    assert_eq!(vision("image_size", json!([56, 84])), "vision_config.image_size is 56 x 84, not a square");
+    assert_eq!(
+        vision("image_size", json!(84)),
+        "image_seq_length is 4, but vision_config makes it 9",
+        "two keys disagree"
+    );
+    assert_eq!(vision("num_attention_heads", json!(3)), "vision_config: 3 heads do not share 128");
+    assert_eq!(
+        vision("patch_size", json!(28)),
+        "image_seq_length is 4, but vision_config makes it 1",
+        "two keys disagree"
+    );
+    assert_eq!(converted(&["image_token_id"], json!(400)), "image_token_id is 400, but vocab_size is 400");
+    let text = converted(&["text_config", "model_type"], json!("internlm3"));
+    assert_eq!(text, "text_config.model_type is internlm3, supported: qwen2 and qwen3");
+    assert_eq!(released(&["ps_version"], json!("v1")), "ps_version is \"v1\", supported: v2");
+    assert_eq!(released(&["ps_version"], Value::Null), "ps_version is \"v1\", supported: v2");
+    assert!(released(&["use_llm_lora"], json!(16)).starts_with("use_llm_lora is 16, supported: 0"));
+    assert_eq!(released(&["force_image_size"], json!(448)), "force_image_size is 448, but vision_config makes it 56");
+    let side = |file: &str, value: Value| told(Copy::of(INTERNVL).set(file, &["size"], value));
+    let size = json!({ "height": 84, "width": 84 });
+    assert_eq!(
+        side("preprocessor_config.json", size.clone()),
+        "the model takes tiles of 56, but the image processor makes tiles of 84"
+    );
+    assert_eq!(
+        side("video_preprocessor_config.json", size),
+        "the model takes tiles of 56, but the video processor makes tiles of 84"
+    );
+}
+
+#[test]
+fn a_released_checkpoint_without_its_placeholder_token_is_refused() {
+    let copy = Copy::of(INTERNVL_CHAT);
+    let path = copy.0.join("tokenizer.json");
+    let text = fs::read_to_string(&path).expect("a tokenizer").replace("<IMG_CONTEXT>", "<IMG_OTHER>");
+    fs::write(&path, text).expect("it is written");
+    let settings = copy.0.join("tokenizer_config.json");
+    let text = fs::read_to_string(&settings).expect("settings").replace("<IMG_CONTEXT>", "<IMG_OTHER>");
+    fs::write(&settings, text).expect("it is written");
+    drop(fs::remove_file(copy.0.join("added_tokens.json")));
+    assert_eq!(copy.error().to_string(), "config.json: the model takes pictures, but no added token is <IMG_CONTEXT>");
+}
+
+#[test]
+fn settings_that_tiles_cannot_follow_are_refused_by_name() {
+    let settings = |field: &str, value: Value| {
+        let copy = Copy::of(INTERNVL).set("preprocessor_config.json", &[field], value);
+        Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect_err("it is refused").to_string()
+    };
+    for (field, value, said) in [
+        ("size", json!({ "height": 56, "width": 84 }), "`size` is 0"),
+        ("size", json!({ "height": 57, "width": 57 }), "`size` is 57, which must be a multiple of merged patches"),
+        ("max_patches", json!(0), "`max_patches` is 0"),
+        ("min_patches", json!(13), "`min_patches` is 13, which must be at least 1 and at most max_patches"),
+        ("max_pixels", json!(1000), "`max_pixels` is 1000, which must be null for tiles"),
+        ("do_resize", json!(false), "`do_resize` is false"),
+        ("pad2square", json!(true), "`pad2square` is true"),
+    ] {
+        let told = settings(field, value);
+        assert!(told.contains(said), "{field}: {told}");
+    }
 }
 
 #[test]

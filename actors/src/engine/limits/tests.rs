@@ -78,6 +78,29 @@ fn pictures_that_round_up_past_the_processors_maximum_have_room() {
 }
 
 #[test]
+fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
+    let random = random_checkpoint("internvl3-8b", 0).expect("a known shape");
+    let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
+    let limit = |settings: Value| {
+        let lowered = on_a_gpu(&tiled, settings).expect("it goes together");
+        let plan = lowered.pictures.expect("it takes pictures").plan(4000, 3000).expect("a plan");
+        assert!(plan.patches <= lowered.envelope.picture_patches);
+        (lowered.envelope.picture_patches, plan.patches)
+    };
+    assert_eq!(limit(json!({})), (13 * 1024, 13 * 1024));
+    assert_eq!(limit(json!({ "picture_patches": 12_000 })), (12_000, 7 * 1024), "three by two and the thumbnail");
+    assert_eq!(limit(json!({ "max_pixels": 448 * 448 })), (1024, 1024));
+    for (settings, said) in [
+        (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000, but must be at least 1024"),
+        (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703, but must be at least 200704"),
+        (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704, but must be unset"),
+    ] {
+        let error = on_a_gpu(&tiled, settings.clone()).map(drop).expect_err("it cannot be").to_string();
+        assert!(error.contains(said), "{settings}: {error}");
+    }
+}
+
+#[test]
 fn more_sequences_than_step_tokens_raise_an_unset_step() {
     let demo = Checkpoint::open(demo::checkpoint()).expect("it opens");
     let with = |step_tokens| {

@@ -177,6 +177,10 @@ impl Config {
         vision.check_counts(config)?;
         vision.check_processors(checkpoint)?;
         let image_token = image_token(checkpoint, layout)?;
+        if image_token as usize >= decoder.vocabulary {
+            let text = format!("image_token_id is {image_token}, but vocab_size is {}", decoder.vocabulary);
+            return Err(ConfigError::Contradiction(text));
+        }
         Ok(Config { decoder, vision, image_token, layout })
     }
 }
@@ -221,8 +225,8 @@ fn merge(config: &Map<String, Value>) -> Result<MergeSize, ConfigError> {
     }
 }
 
-/// Reads the text model's part. Where the file does not say whether its head is tied, it is unless the checkpoint has
-/// one: transformers ties by default, and then only what is equal.
+/// Reads the text model's part. Where the top level does not say whether the head is tied, a checkpoint that has a head
+/// uses it: transformers ties by default, and then only what is equal.
 fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<DecoderConfig, ConfigError> {
     let (key, none) = (layout.text_key(), Map::new());
     let text = config_keys::part(&checkpoint.config, key)?.unwrap_or(&none);
@@ -234,12 +238,12 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
             supported: "qwen2 and qwen3",
         })
     })?;
-    let said = [&checkpoint.config, text].into_iter().find_map(|part| part.get("tie_word_embeddings"));
-    decoder.tied_embeddings = match said {
-        Some(said) => bool::deserialize(said)?,
-        None => {
-            !["lm_head.weight", "language_model.lm_head.weight"].iter().any(|head| checkpoint.tensors.contains(head))
-        }
+    let said = |part: &Map<String, Value>| part.get("tie_word_embeddings").map(bool::deserialize).transpose();
+    let has_head =
+        ["lm_head.weight", "language_model.lm_head.weight"].iter().any(|head| checkpoint.tensors.contains(head));
+    decoder.tied_embeddings = match said(&checkpoint.config)? {
+        Some(is_tied) => is_tied,
+        None => !has_head && said(text)?.unwrap_or(true),
     };
     Ok(decoder)
 }

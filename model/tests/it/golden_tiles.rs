@@ -1,0 +1,94 @@
+//! Pictures in tiles against results of transformers: which arrangement, which bytes, which numbers.
+
+use bursar_model::{
+    flow::{ImageBytes, ImageLimits, RgbImage, Tiles},
+    processor::{ImageProcessor, ImageProcessorConfig, Size, Tiling},
+};
+use serde_json::Value;
+
+use crate::{
+    bench::{self, Case, cut, relative_error, repository},
+    common::{golden_json, golden_png},
+};
+
+const FOLDERS: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_chat"];
+
+/// A list of two numbers.
+fn pair(value: &Value) -> [u32; 2] {
+    [0, 1].map(|at| value[at].as_u64().expect("a number") as u32)
+}
+
+#[test]
+fn every_size_gets_the_recorded_arrangement() {
+    let recorded = golden_json("tiles.json");
+    let limits: Vec<_> = recorded["limits"].as_array().expect("limits").iter().map(pair).collect();
+    let rows = recorded["rows"].as_array().expect("rows");
+    assert!(rows.len() > 60);
+    for row in rows {
+        let [width, height] = pair(&row["size"]);
+        for ([least, most], grid) in limits.iter().zip(row["grids"].as_array().expect("grids")) {
+            let tiling = Tiling { side: 448, least: *least, most: *most, has_thumbnail: true };
+            let chosen = tiling.choose(Size { width, height }, u64::MAX).expect("a picture");
+            let Tiles { columns, rows, .. } = chosen;
+            assert_eq!([columns, rows], pair(grid), "{width} x {height} in {least} to {most}");
+        }
+    }
+}
+
+#[test]
+fn tiles_and_thumbnail_have_the_recorded_bytes() {
+    let recorded = &golden_json("tiles.json")["picture"];
+    let file = recorded["file"].as_str().expect("a file").to_owned();
+    let limits = ImageLimits::default();
+    let picture = ImageBytes::open(repository("tests/golden").join(file), &limits).expect("it opens");
+    let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
+    let bounds = bursar_model::processor::PixelBounds { min: 1, max: tiling.pixels_max() };
+    let config = ImageProcessorConfig {
+        tiling: Some(tiling),
+        pixel_bounds: bounds,
+        temporal_patch_size: 1,
+        ..ImageProcessorConfig::default()
+    };
+    let processor = ImageProcessor::new(config).expect("valid settings");
+    let tiles = processor.process_tiles(&picture.decode(&limits).expect("it decodes")).expect("tiles");
+    let all: RgbImage = golden_png(recorded["tiles"].as_str().expect("a file"));
+    assert_eq!((all.width(), all.height()), (56 * tiles.len() as u32, 56));
+    for (index, tile) in tiles.iter().enumerate() {
+        let rows = all.data().chunks_exact(3 * all.width() as usize);
+        let expected: Vec<u8> = rows.flat_map(|row| &row[3 * 56 * index..3 * 56 * (index + 1)]).copied().collect();
+        assert!(tile.image.frames[0].data() == expected, "tile {index}");
+    }
+}
+
+#[test]
+fn pixel_values_of_a_tile_are_the_recorded_ones() {
+    const PICTURE: &str = "small_58x54.png";
+    for folder in FOLDERS {
+        let checkpoint = bench::open(folder);
+        let case = Case::read(folder, &checkpoint, "several_images");
+        let (_, place) = case.shown.iter().find(|(name, _)| name == PICTURE).expect("it is shown").clone();
+        let processor = checkpoint.image_processor.as_ref().expect("it takes pictures");
+        let patches = cut(&case.images[place.start], processor.config());
+        let recorded = case.floats(&format!("pixel_values.{PICTURE}")).expect("pixel values"); // [1, 3, 56, 56]
+        let expected = patches_of(&recorded, 56, 14);
+        let worst = relative_error(&patches, &expected);
+        assert!(worst < 1e-6, "{folder}: {worst:e}");
+    }
+}
+
+/// The patches of `[3, side, side]` in the order of merged patches, each with its values by channel, row and column.
+fn patches_of(pixels: &[f32], side: usize, patch: usize) -> Vec<f32> {
+    let squares = side / patch / 2;
+    let mut out = Vec::with_capacity(pixels.len());
+    for place in 0..4 * squares * squares {
+        let (square, inner) = (place / 4, place % 4);
+        let (top, left) = (square / squares * 2 + inner / 2, square % squares * 2 + inner % 2);
+        for channel in 0..3 {
+            for row in 0..patch {
+                let from = (channel * side + top * patch + row) * side + left * patch;
+                out.extend_from_slice(&pixels[from..from + patch]);
+            }
+        }
+    }
+    out
+}
