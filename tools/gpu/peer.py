@@ -3,13 +3,14 @@
 
     python3 tools/gpu/peer.py MODEL
 
-MODEL is a folder with the configuration and tokenizer of a Qwen2.5-VL checkpoint; weights are drawn at random there too
-(load_format "dummy"). As we are measured: text is the faster of two runs, decoding the difference of replies of 129
+MODEL is a folder with the configuration and tokenizer of a checkpoint; weights are drawn at random there too (load_format
+"dummy"). Pictures have the nearest sides that a Qwen tower takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of replies of 129
 tokens and of one, pictures the median of three runs behind one that warms up; greedy, no prefix cache, 256 sequences,
 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of the card, as it does by default. Needs
 vLLM (0.26.0 was measured).
 """
 
+import json
 import os
 import random
 import statistics
@@ -27,7 +28,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-PROMPT = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe.<|im_end|>\n<|im_start|>assistant\n"
+CONFIG = json.load(open(f"{sys.argv[1]}/config.json"))
+PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision_start|><|image_pad|><|vision_end|>"
+PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
+PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
 
 
 def timed(model, prompts, tokens):
@@ -58,13 +62,21 @@ def free():
     return f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB"
 
 
+def sizes():
+    """Counts and sides of pictures, whole numbers of merged patches."""
+    patch = CONFIG["vision_config"]["patch_size"]
+    factor = 2 * (patch if isinstance(patch, int) else patch[0])
+    return [(count, *((side + factor // 2) // factor * factor for side in sides)) for count, *sides in PICTURES]
+
+
 def main():
+    sees = "vision_config" in CONFIG
     model = LLM(
         model=sys.argv[1],
         load_format="dummy",
         dtype="bfloat16",
         max_model_len=8192,
-        limit_mm_per_prompt={"image": 1, "video": 0},
+        **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
         enable_prefix_caching=False,
         max_num_seqs=256,
         max_num_batched_tokens=8192,
@@ -82,7 +94,7 @@ def main():
     for count, length in ((64, 512), (32, 2048), (8, 8000)):
         seconds = min(text(model, count, length, 1) for _ in range(2))
         tell(f"prefill, {count} prompts of {length} tokens", f"{count * length / seconds:,.0f} tokens/s")
-    for count, width, height in ((64, 1036, 1036), (16, 1932, 1092)):
+    for count, width, height in sizes() if sees else ():
         for tokens in (1, 128):
             pictures(model, count, width, height, tokens)
             seconds = statistics.median(pictures(model, count, width, height, tokens) for _ in range(3))
