@@ -60,6 +60,15 @@ impl Target {
         }
     }
 
+    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA pads to whole tiles of
+    /// its products; an odd vocabulary takes a tenth more of a step of 256 rows otherwise.
+    pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
+        match self {
+            Target::Cpu { .. } => vocabulary,
+            Target::Cuda(_) => vocabulary.next_multiple_of(CUDA_FEATURES),
+        }
+    }
+
     /// The width to allocate between two products for a model's `features`. CUDA pads to whole tiles, as the tensor
     /// cores' fast paths require, and fills the rest with zeros.
     pub fn padded_features(&self, features: usize) -> usize {

@@ -143,6 +143,12 @@ impl<'m> Tensor<'m> {
         self.columns_at(range)
     }
 
+    /// This tensor's columns `range` of every row, as writable as before. Panics if `range` is out of bounds.
+    pub fn into_column_range(self, range: Range<usize>) -> Tensor<'m> {
+        let Tensor { address, shape, pitch, .. } = self.columns_at(range);
+        Tensor { address, shape, pitch, ..self }
+    }
+
     /// The same elements in another shape, read-only. Panics if rows have gaps or the element counts differ.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
@@ -212,6 +218,13 @@ mod tests {
         assert!(!keys.is_contiguous());
         let last = keys.row_range(3..5);
         assert_eq!(last.address(), Address(4096 + 16 + 3 * 48));
+    }
+
+    #[test]
+    fn a_tensor_that_becomes_its_columns_has_gaps_and_stays_writable() {
+        let logits = tensor([5, 12]).into_column_range(0..10);
+        assert_eq!((logits.rows(), logits.columns(), logits.pitch()), (5, 10, 12));
+        assert!(logits.is_writable() && !logits.is_contiguous());
     }
 
     #[test]

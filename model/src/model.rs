@@ -19,7 +19,7 @@ use crate::{
     flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
-        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_rows, unpacked_parts,
+        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_parts, unpacked_parts,
     },
 };
 
@@ -243,7 +243,7 @@ fn upload<B: Backend>(
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
-                return upload_scaled(backend, &scaled_rows(&found, &scale), copy, room);
+                return upload_scaled(backend, (&found, &scale), copy, room);
             }
             return upload_tensor(backend, &found, copy, room);
         }
@@ -291,15 +291,19 @@ fn upload_tensor<B: Backend>(
     })
 }
 
-/// Copies rows that were scaled as f32.
+/// Copies a tensor of the checkpoint whose rows are scaled, part by part.
 fn upload_scaled<B: Backend>(
     backend: &B,
-    rows: &[f32],
+    (found, scale): (&TensorInfo<'_>, &TensorInfo<'_>),
     copy: &WeightCopy,
     room: &mut RoundingBuffer,
 ) -> Result<(), LoadError> {
-    let bytes: Vec<u8> = rows.iter().flat_map(|number| number.to_le_bytes()).collect();
-    upload_rounded(backend, &bytes, DType::F32, (copy.to, copy.kept), &mut room.rounded)
+    let mut to = copy.to;
+    scaled_parts(found, scale, &mut room.unpacked, |part| {
+        let place = to;
+        to = to.offset(copy.kept.bytes(part.len() / DType::F32.size()));
+        upload_rounded(backend, part, DType::F32, (place, copy.kept), &mut room.rounded)
+    })
 }
 
 /// Copies bytes to their place.

@@ -74,7 +74,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
             let encode = |grid| Pass::Encode(pictures(model, launch, grid));
             let largest = model.config().tile().unwrap_or_else(|| largest_grid(largest, merge));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
-            worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest)));
+            // Tiles are all of one size.
+            if model.config().tile().is_none() {
+                worst_cases.push(WorstCase::of(&WorstCaseKind::SMALLEST_PICTURES, encode(smallest)));
+            }
         }
     }
     let prompts = step(model, envelope, room, request, envelope.step_tokens, true);

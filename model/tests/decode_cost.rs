@@ -7,7 +7,7 @@ use std::io::Cursor;
 use bursar_model::flow::image_bytes::{ImageBytes, ImageLimits};
 use bursar_model::flow::rgb_image::RgbImage;
 use bursar_model::flow::video::Video;
-use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor};
+use bursar_model::processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Tiling, VideoProcessor};
 use heap::peak_of;
 use image::{DynamicImage, ImageFormat};
 
@@ -57,6 +57,7 @@ fn decoding_and_processing_take_no_more_than_was_said_before() {
     decode_all();
     side_chunks();
     process_one();
+    process_tiles();
     process_video();
 }
 
@@ -74,6 +75,22 @@ fn process_video() {
     println!("a video: said {said}, took {taken}");
     assert!(taken <= said, "took {taken} bytes, said {said}");
     assert!(said <= 2 * taken, "took {taken} bytes, said {said}: far too careful");
+}
+
+/// Three by four tiles and the thumbnail. All of them are kept, and none has more memory than its pixels.
+fn process_tiles() {
+    let tiling = Tiling { side: 84, least: 1, most: 12, has_thumbnail: true };
+    let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
+    let config = ImageProcessorConfig { tiling: Some(tiling), pixel_bounds, ..ImageProcessorConfig::default() };
+    let processor = ImageProcessor::new(config).expect("valid settings");
+    let picture = RgbImage::new(600, 800, vec![9; 600 * 800 * 3]).expect("a picture");
+    let plan = processor.plan(picture.width(), picture.height()).expect("a plan");
+    let (taken, tiles) = peak_of(|| processor.process_tiles(&picture).expect("tiles"));
+    let (said, kept) = (plan.host_bytes.0, plan.patches_bytes().0);
+    println!("{} tiles: said {said}, took {taken}", tiles.len());
+    assert_eq!((tiles.len(), kept), (13, 13 * 84 * 84 * 3));
+    assert!(taken <= said + (1 << 20), "took {taken} bytes, said {said}");
+    assert!(2 * taken >= said, "took {taken} bytes, said {said}: far too careful");
 }
 
 fn process_one() {

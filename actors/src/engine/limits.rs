@@ -96,6 +96,10 @@ impl LoadOptions {
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
         let picture = said.unwrap_or(envelope.picture_patches.min(beside_text)).min(launch.unwrap_or(usize::MAX));
+        // A limit that nobody set leaves room for a tile, where pictures are tiles.
+        let tile = processor.config().tiling.map_or(0, |tiling| of_pixels(tiling.tile_pixels()));
+        let is_set = is_given || said.is_some() || launch.is_some();
+        let picture = if is_set { picture } else { picture.max(tile) };
         let shared =
             if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
         let launch_of = |picture: usize| launch.unwrap_or(shared.max(picture));
@@ -177,7 +181,8 @@ fn limit_pictures(
     }
     let min = limits.picture_pixels_min.unwrap_or(own.min);
     // The model's own minimum gives way: it is lowered where the processor is limited.
-    config.pixel_bounds = PixelBounds { min, max: limits.picture_pixels.map_or(own.max, |said| said.max(min)) };
+    let said = limits.picture_pixels.map(|said| if config.tiling.is_some() { said.min(own.max) } else { said });
+    config.pixel_bounds = PixelBounds { min, max: said.map_or(own.max, |said| said.max(min)) };
     let limited = ImageProcessor::new(config).and_then(|own| own.limited(most));
     Ok(limited.map_err(CheckpointError::from)?)
 }
@@ -188,12 +193,16 @@ fn check_tiles(tiling: Tiling, limits: &Limits, most: u64, patch_pixels: u64) ->
     let (limit, value, required) = match (limits.picture_pixels_min, limits.picture_pixels) {
         (Some(min), _) => ("picture_pixels_min", min, "unset: this model's pictures are tiles of one size".to_owned()),
         (None, _) if most >= least => return Ok(()),
-        (None, Some(said)) => {
+        (None, Some(said)) if said < least => {
             ("picture_pixels", said, format!("at least {least}: a picture has a tile of {side} x {side}"))
         }
-        (None, None) => {
+        (None, _) => {
             let (value, least) = (most / patch_pixels, least / patch_pixels);
-            ("picture_patches", value, format!("at least {least}: a picture has a tile of {side} x {side}"))
+            let limit = match limits.launch_patches {
+                Some(launch) if launch as u64 == value => "launch_patches",
+                _ => "picture_patches",
+            };
+            (limit, value, format!("at least {least}: a picture has a tile of {side} x {side}"))
         }
     };
     let value = usize::try_from(value).unwrap_or(usize::MAX);

@@ -121,7 +121,7 @@ impl Decoder {
     ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
-        let embedding = map.tensor(&embedding_name, [config.vocabulary, config.hidden])?;
+        let embedding = map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?;
         let layer = |index| Layer::claim(&config, &name(&format!("layers.{index}")), map);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
@@ -131,7 +131,7 @@ impl Decoder {
                 map.twin(head, &embedding_name);
                 None
             }
-            false => Some(map.tensor(head, [config.vocabulary, config.hidden])?),
+            false => Some(map.vocabulary(head, config.vocabulary, config.hidden)?),
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
@@ -153,19 +153,18 @@ impl Decoder {
         caches: &StepCaches<'_>,
         mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut logits = scope.empty_f32([batch.logit_rows.len(), self.config.vocabulary])?;
+        let logits = self.empty_logits(scope, batch.logit_rows.len())?;
         let inner = scope.scope();
         let (layout, mut words) = (self.layout(batch), Vec::new());
         layout.pack(batch, &mut words);
         let image = inner.upload([layout.words()], &words)?;
         let inputs = StepInputs::over(&image, &layout);
         let chosen = self.run(&inner, &inputs, caches)?; // [logit_rows + score_rows, hidden]
-        self.project(&inner, &chosen.row_range(0..layout.logit_rows), &mut logits)?;
+        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
             let rows = chosen.row_range(first..chosen.rows().min(first + SCORE_ROWS));
             let inner = inner.scope();
-            let mut scored = inner.empty_f32([rows.rows(), self.config.vocabulary])?;
-            self.project(&inner, &rows, &mut scored)?;
+            let scored = self.project(&inner, &rows, self.empty_logits(&inner, rows.rows())?)?;
             score(&inner, &scored)?;
         }
         Ok(logits)
@@ -185,12 +184,11 @@ impl Decoder {
         layout: &StepLayout,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut logits = scope.empty_f32([layout.logit_rows, self.config.vocabulary])?;
+        let logits = self.empty_logits(scope, layout.logit_rows)?;
         let inner = scope.scope();
         let inputs = StepInputs::over(image, layout);
         let chosen = self.run(&inner, &inputs, caches)?;
-        self.project(&inner, &chosen, &mut logits)?;
-        Ok(logits)
+        self.project(&inner, &chosen, logits)
     }
 
     /// Runs all layers and returns the rows that choose or score a token, `[logit_rows + score_rows, hidden]`. Later
@@ -227,19 +225,30 @@ impl Decoder {
         Ok(chosen)
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]`.
-    fn project<B: Backend>(
+    /// The output projection, `[padded vocabulary, hidden]`.
+    fn head(&self) -> &Tensor<'static> {
+        self.projection.as_ref().unwrap_or(&self.embedding)
+    }
+
+    /// Room for the logits of `rows` rows and for those of padding, `[rows, padded vocabulary]`.
+    fn empty_logits<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, rows: usize) -> Result<Tensor<'s>, KernelError> {
+        scope.empty_f32([rows, self.head().rows()])
+    }
+
+    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns those of tokens: `[rows, vocabulary]`,
+    /// maybe with gaps between rows.
+    fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         chosen: &Tensor<'_>,
-        logits: &mut Tensor<'_>, // [rows, vocabulary]
-    ) -> Result<(), KernelError> {
-        if chosen.rows() == 0 {
-            return Ok(());
+        mut logits: Tensor<'s>, // [rows, padded vocabulary]
+    ) -> Result<Tensor<'s>, KernelError> {
+        if chosen.rows() > 0 {
+            let scope = scope.scope();
+            let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
+            scope.linear_into(&normed, self.head(), None, &mut logits)?;
         }
-        let scope = scope.scope();
-        let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
-        scope.linear_into(&normed, self.projection.as_ref().unwrap_or(&self.embedding), None, logits)
+        Ok(logits.into_column_range(0..self.config.vocabulary))
     }
 
     /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures' embeddings.

@@ -144,6 +144,33 @@ impl TextFiles {
         self.files.iter().map(|(name, content)| (*name, content.as_deref()))
     }
 
+    /// The id of an added token, from whichever file has it.
+    pub(super) fn added_token(&self, content: &str) -> Option<u32> {
+        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
+        let by_content = || id(self.json("added_tokens.json")?.get(content)?);
+        let by_id = || {
+            let settings = self.json("tokenizer_config.json")?;
+            let tokens = settings.get("added_tokens_decoder")?.as_object()?;
+            tokens.iter().find(|(_, token)| token["content"] == content)?.0.parse().ok()
+        };
+        let in_list = || {
+            let whole = self.json(TOKENIZER)?;
+            id(&whole.get("added_tokens")?.as_array()?.iter().find(|token| token["content"] == content)?["id"])
+        };
+        by_content().or_else(by_id).or_else(in_list)
+    }
+
+    /// The text of the tokenizer's end token.
+    pub(super) fn end_token(&self) -> Option<String> {
+        let settings = self.json("tokenizer_config.json")?;
+        let token = settings.get("eos_token")?;
+        token.as_str().or_else(|| token.get("content")?.as_str()).map(str::to_owned)
+    }
+
+    fn json(&self, name: &str) -> Option<Value> {
+        serde_json::from_slice(self.get(name)?).ok()
+    }
+
     /// A file's content, if it exists.
     pub(super) fn get(&self, name: &str) -> Option<&[u8]> {
         self.named().find(|(known, _)| *known == name)?.1

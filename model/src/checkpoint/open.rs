@@ -67,7 +67,7 @@ impl Checkpoint {
         let image_processor =
             processors.image.map(|json| ImageProcessor::new(ImageProcessorConfig::from_json(&json)?)).transpose()?;
         Ok(Checkpoint {
-            generation: generation_defaults(files.get("generation_config.json"), &config)?,
+            generation: generation_defaults(&files, &config)?,
             template,
             config,
             image_processor,
@@ -111,19 +111,7 @@ impl Checkpoint {
     /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none of
     /// them has it.
     pub fn added_token(&self, content: &str) -> Option<u32> {
-        let json = |name: &str| serde_json::from_slice::<Value>(self.files.get(name)?).ok();
-        let id = |id: &Value| u32::try_from(id.as_u64()?).ok();
-        let by_content = json("added_tokens.json").and_then(|tokens| id(tokens.get(content)?));
-        let by_id = || {
-            let settings = json("tokenizer_config.json")?;
-            let tokens = settings.get("added_tokens_decoder")?.as_object()?;
-            tokens.iter().find(|(_, token)| token["content"] == content)?.0.parse().ok()
-        };
-        let in_list = || {
-            let whole = json("tokenizer.json")?;
-            id(&whole.get("added_tokens")?.as_array()?.iter().find(|token| token["content"] == content)?["id"])
-        };
-        by_content.or_else(by_id).or_else(in_list)
+        self.files.added_token(content)
     }
 
     /// A tensor by its name.
@@ -180,8 +168,8 @@ impl<'f> ProcessorFiles<'f> {
         let older = || file("preprocessor_config.json");
         let image = part("image_processor").or_else(older);
         let video = part("video_processor").or_else(|| file("video_preprocessor_config.json")).or_else(older);
-        let tiling: Map<_, _> =
-            config.iter().filter(|(key, _)| TILING_KEYS.contains(&key.as_str())).map(owned).collect();
+        let key = |key: &str| TILING_KEYS.iter().find(|(own, _)| *own == key).map(|(_, name)| (*name).to_owned());
+        let tiling: Map<_, _> = config.iter().filter_map(|(name, value)| Some((key(name)?, value.clone()))).collect();
         if tiling.is_empty() {
             return Ok(ProcessorFiles { image, video });
         }
@@ -192,10 +180,6 @@ impl<'f> ProcessorFiles<'f> {
         };
         Ok(ProcessorFiles { image: image.map(joined).transpose()?, video: video.map(joined).transpose()? })
     }
-}
-
-fn owned((key, value): (&String, &Value)) -> (String, Value) {
-    (key.clone(), value.clone())
 }
 
 /// The files of the tokenizer.
@@ -228,16 +212,25 @@ impl<'f> TokenizerFiles<'f> {
     }
 }
 
-/// Older checkpoints have their end tokens only in `config.json`.
-fn generation_defaults(
-    json: Option<&[u8]>,
-    config: &Map<String, Value>,
-) -> Result<GenerationDefaults, CheckpointError> {
+/// Older checkpoints have their end tokens only in `config.json`. Where that has none at its top level, the text model's
+/// end a reply, and so does the tokenizer's own: a chat's turns end with it.
+fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
+    let json = files.get("generation_config.json");
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();
+    if !defaults.eos_ids.is_empty() {
+        return Ok(defaults);
+    }
+    let ids = |eos: Option<&Value>| {
+        let from_config = serde_json::json!({ "eos_token_id": eos.unwrap_or(&Value::Null) }).to_string();
+        GenerationDefaults::from_json(from_config.as_bytes()).map(|defaults| defaults.eos_ids)
+    };
+    defaults.eos_ids = ids(config.get("eos_token_id"))?;
     if defaults.eos_ids.is_empty() {
-        let eos = config.get("eos_token_id").cloned().unwrap_or_default();
-        let from_config = serde_json::json!({ "eos_token_id": eos }).to_string();
-        defaults.eos_ids = GenerationDefaults::from_json(from_config.as_bytes())?.eos_ids;
+        let text = ["text_config", "llm_config"].iter().find_map(|part| config.get(*part)?.get("eos_token_id"));
+        defaults.eos_ids = ids(text)?;
+        let own = files.end_token().and_then(|token| files.added_token(&token));
+        let own = own.filter(|id| !defaults.eos_ids.contains(id));
+        defaults.eos_ids.extend(own);
     }
     Ok(defaults)
 }

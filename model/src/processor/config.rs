@@ -23,9 +23,15 @@ const TILING_PROCESSORS: [&str; 3] = ["GotOcr2ImageProcessor", "GotOcr2ImageProc
 /// Those that cut pictures into tiles where `config.json` says so.
 const MAYBE_TILING_PROCESSORS: [&str; 2] = ["CLIPFeatureExtractor", "CLIPImageProcessor"];
 
-/// Settings of tiles that checkpoints from before transformers' own processor have in `config.json`.
-pub(crate) const TILING_KEYS: [&str; 5] =
-    ["dynamic_image_size", "min_dynamic_patch", "max_dynamic_patch", "use_thumbnail", "pad2square"];
+/// Settings of tiles that checkpoints from before transformers' own processor have in `config.json`, each with its name
+/// here.
+pub(crate) const TILING_KEYS: [(&str, &str); 5] = [
+    ("dynamic_image_size", "dynamic_image_size"),
+    ("min_dynamic_patch", "min_patches"),
+    ("max_dynamic_patch", "max_patches"),
+    ("use_thumbnail", "use_thumbnail"),
+    ("pad2square", "pad2square"),
+];
 
 /// The video processor that makes one tile of each frame.
 const TILING_VIDEO_PROCESSOR: &str = "InternVLVideoProcessor";
@@ -143,13 +149,12 @@ struct RawConfig {
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
     size: Option<Sides>,
-    #[serde(alias = "min_dynamic_patch")]
     min_patches: Option<u32>,
-    #[serde(alias = "max_dynamic_patch")]
     max_patches: Option<u32>,
     use_thumbnail: Option<bool>,
     dynamic_image_size: Option<bool>,
     pad2square: Option<bool>,
+    do_center_crop: Option<bool>,
     patch_size: Option<u32>,
     temporal_patch_size: Option<u32>,
     merge_size: Option<u32>,
@@ -411,6 +416,9 @@ impl RawConfig {
     /// only tower that is served: 14 pixels, merged two by two. `crop_to_patches` is not read: the models' own processor
     /// (`processing_internvl.py`) sets it for every picture.
     fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
+        let crops = self.do_center_crop == Some(true);
+        let is_video = self.video_processor_type.is_some();
+        require("do_center_crop", crops, !(crops && is_video), "false: frames are stretched")?;
         require("pad2square", true, self.pad2square != Some(true), "false: pictures are stretched")?;
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
             require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for tiles: set `max_patches` instead")?;
@@ -422,14 +430,20 @@ impl RawConfig {
             Some(Sides::Named(_)) => 0,
         };
         require("size", side, side > 0, "a number, or a height and a width that are equal")?;
-        let is_cut = self.dynamic_image_size != Some(false);
-        let most = if is_cut { self.max_patches.unwrap_or(12) } else { 1 };
-        let least = if is_cut { self.min_patches.unwrap_or(1) } else { 1 };
-        let tiling = Tiling { side, least, most, has_thumbnail: self.use_thumbnail.unwrap_or(true) };
+        let tiling = self.tiling(side);
         let default = ImageProcessorConfig { tiling: Some(tiling), ..ImageProcessorConfig::default() };
         let patches = ImageProcessorConfig { temporal_patch_size: 1, ..default };
         let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
         self.over(ImageProcessorConfig { pixel_bounds: bounds, ..patches })
+    }
+
+    /// The tiles of `side` pixels. transformers' processor has a thumbnail always; the releases' code has other defaults.
+    fn tiling(&self, side: u32) -> Tiling {
+        let is_released = self.dynamic_image_size.is_some();
+        let is_cut = self.dynamic_image_size != Some(false);
+        let most = self.max_patches.unwrap_or(if is_released { 6 } else { 12 });
+        let (least, most) = if is_cut { (self.min_patches.unwrap_or(1), most) } else { (1, 1) };
+        Tiling { side, least, most, has_thumbnail: !is_released || self.use_thumbnail == Some(true) }
     }
 
     fn check_type(&self) -> Result<(), ProcessorError> {

@@ -228,6 +228,8 @@ fn tile(whole: &RgbImage, size: Size, column: u32, row: u32) -> RgbImage {
     let pitch = 3 * whole.width() as usize;
     let (left, wide) = (3 * (column * size.width) as usize, 3 * size.width as usize);
     let rows = whole.data().chunks_exact(pitch).skip((row * size.height) as usize).take(size.height as usize);
-    let data: Vec<u8> = rows.flat_map(|row| &row[left..left + wide]).copied().collect();
+    // No more than its lease counts.
+    let mut data = Vec::with_capacity(size.rgb_bytes().as_usize());
+    rows.for_each(|row| data.extend_from_slice(&row[left..left + wide]));
     RgbImage::new(size.width, size.height, data).expect("tiles fill the picture")
 }

@@ -114,15 +114,21 @@ impl VideoLength {
     }
 }
 
-fn resize_length(size: Size, length: VideoLength, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
-    let Size { width, height } = size;
+/// Refuses a picture without pixels, and one of more than [`ASPECT_RATIO_MAX`].
+pub(super) fn check_sides(Size { width, height }: Size) -> Result<(), ImageError> {
     if width == 0 || height == 0 {
         return Err(ImageError::Empty { width, height });
     }
     let ratio = f64::from(width.max(height)) / f64::from(width.min(height));
-    if ratio > ASPECT_RATIO_MAX {
-        return Err(ImageError::AspectRatio { width, height, ratio, ratio_max: ASPECT_RATIO_MAX });
+    match ratio > ASPECT_RATIO_MAX {
+        true => Err(ImageError::AspectRatio { width, height, ratio, ratio_max: ASPECT_RATIO_MAX }),
+        false => Ok(()),
     }
+}
+
+fn resize_length(size: Size, length: VideoLength, factor: u32, bounds: PixelBounds) -> Result<Size, ImageError> {
+    let Size { width, height } = size;
+    check_sides(size)?;
     let (rows, columns, step) = (f64::from(height), f64::from(width), f64::from(factor));
     let pixels = size.pixels() as f64 * length.frames as f64;
     let counted = length.rounded() as f64;

@@ -1,7 +1,7 @@
 //! Tiles: a picture's aspect ratio decides how many tiles of one size it is stretched over, and it may follow whole as a
 //! thumbnail (InternVL 1.5, arXiv 2404.16821, section 3.3).
 
-use super::smart_resize::Size;
+use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
 
 /// How pictures are cut into tiles.
@@ -36,12 +36,11 @@ impl Tiling {
     /// `models/got_ocr2/image_processing_got_ocr2.py`.
     ///
     /// # Errors
-    /// [`ImageError::Empty`].
+    /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200, which the reference does not refuse: resizing such a
+    /// picture takes memory by its longer side.
     pub fn choose(self, size: Size, tiles_max: u64) -> Result<Tiles, ImageError> {
+        check_sides(size)?;
         let Size { width, height } = size;
-        if width == 0 || height == 0 {
-            return Err(ImageError::Empty { width, height });
-        }
         let (aspect, half_a_tile) = (f64::from(width) / f64::from(height), 0.5 * self.tile_pixels() as f64);
         let (mut nearest, mut chosen) = (f64::INFINITY, self.tiles(1, 1));
         for tiles in self.arrangements().filter(|tiles| tiles.count() as u64 <= tiles_max) {
@@ -105,5 +104,7 @@ mod tests {
         assert_eq!(Tiling { most: 1, ..RELEASED }.pixels_max(), 448 * 448);
         let refused = RELEASED.choose(Size { width: 0, height: 5 }, 13);
         assert_eq!(refused, Err(ImageError::Empty { width: 0, height: 5 }));
+        let thin = RELEASED.choose(Size { width: 201, height: 1 }, 13);
+        assert!(matches!(thin, Err(ImageError::AspectRatio { .. })), "{thin:?}");
     }
 }

@@ -235,7 +235,7 @@ fn frames_of_videos(visuals: &[Visual]) -> impl Iterator<Item = usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flow::Grid;
+    use crate::flow::{Grid, Tiles};
 
     #[test]
     fn a_file_is_known_by_its_bytes_its_size_and_whether_it_is_a_frame() {
@@ -251,6 +251,13 @@ mod tests {
         assert_ne!(key, VisualKey::of(&tall, VisualGrid::Image(grid)), "the same bytes in other rows");
         assert_ne!(key, VisualKey::of(&[ImageBytes::new(&b"one tw"[..])], VisualGrid::Image(grid)), "or in a file");
         let key = VisualKey::of(&file, VisualGrid::Image(grid));
+        let tiled = |columns, rows, has_thumbnail| {
+            let tiles = Tiles { columns, rows, has_thumbnail };
+            VisualKey::of(&file, VisualGrid::Tiles { tile: grid, tiles })
+        };
+        let keys = [key, tiled(1, 1, false), tiled(2, 1, false), tiled(1, 2, false), tiled(2, 1, true)];
+        let distinct: std::collections::BTreeSet<_> = keys.into_iter().collect();
+        assert_eq!(distinct.len(), keys.len(), "the same file in other tiles");
         let video = VisualGrid::Video { step: grid, steps: 1, frames: 1, frames_per_second: 2.0 };
         assert_ne!(key, VisualKey::of(&file, video));
     }

@@ -190,13 +190,13 @@ impl ChatTemplate {
         self.render_values(Value::from(Serde(messages)), inputs)
     }
 
-    /// Whether it reads contents in parts, and so has a place for pictures. Others join strings, and either fail on such
-    /// a content or print it.
-    pub fn knows_pictures(&self) -> bool {
+    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join strings, and either fail on
+    /// such a content or print it.
+    pub fn knows_pictures(&self, placeholder: &str) -> bool {
         const TEXT: &str = "told";
         let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };
         let rendered = self.render(&[parts], &TemplateInputs::default());
-        rendered.is_ok_and(|text| text.contains(TEXT) && !text.contains("\"text\"") && !text.contains("'text'"))
+        rendered.is_ok_and(|text| text.contains(TEXT) && text.contains(placeholder))
     }
 
     /// As [`render`](Self::render), with messages as JSON, for fields that [`Message`] does not have.

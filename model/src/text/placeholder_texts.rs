@@ -1,22 +1,22 @@
-//! What stands for pictures and videos in chat templates that know no pictures.
+//! What stands for pictures and videos in the text that a chat template renders.
 
 use super::message::{Message, Part};
 
-/// The texts that stand for a picture and for a video where a template joins strings.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The texts that stand for a picture and for a video.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlaceholderTexts {
     /// For a picture.
-    pub image: String,
+    pub image: &'static str,
     /// For a video.
-    pub video: String,
+    pub video: &'static str,
 }
 
 impl PlaceholderTexts {
-    /// `message` with its pictures and videos as text, in their places.
+    /// `message` with its pictures and videos as text, each on a line of its own.
     pub(super) fn write(&self, message: &Message) -> Message {
         let content = message.content.iter().map(|part| match part {
-            Part::Image => Part::Text(self.image.clone()),
-            Part::Video => Part::Text(self.video.clone()),
+            Part::Image => Part::Text(format!("{}\n", self.image)),
+            Part::Video => Part::Text(format!("{}\n", self.video)),
             part => part.clone(),
         });
         Message { role: message.role, content: content.collect() }

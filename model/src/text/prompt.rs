@@ -18,18 +18,25 @@ use super::tokenizer::Tokenizer;
 pub struct PromptEncoder {
     tokenizer: Tokenizer,
     template: Arc<ChatTemplate>,
+    guard: SpecialGuard,
+    /// For a template that knows no pictures.
     placeholders: Option<PlaceholderTexts>,
 }
 
 impl PromptEncoder {
     /// Joins a checkpoint's tokenizer and template.
     pub fn new(tokenizer: Tokenizer, template: impl Into<Arc<ChatTemplate>>) -> Self {
-        PromptEncoder { tokenizer, template: template.into(), placeholders: None }
+        let guard = tokenizer.guard().clone();
+        PromptEncoder { tokenizer, template: template.into(), guard, placeholders: None }
     }
 
-    /// The same encoder, with texts for pictures and videos. They are used if the template knows no pictures.
+    /// The same encoder for a family that finds pictures and videos in the rendered text by `texts`. No user's text is
+    /// taken for one, and a template that knows no pictures gets them in its strings.
     pub fn with_placeholders(mut self, texts: Option<PlaceholderTexts>) -> Self {
-        self.placeholders = texts.filter(|_| !self.template.knows_pictures());
+        if let Some(texts) = &texts {
+            self.guard = self.guard.with([texts.image, texts.video]);
+        }
+        self.placeholders = texts.filter(|texts| !self.template.knows_pictures(texts.image));
         self
     }
 
@@ -72,7 +79,7 @@ impl PromptEncoder {
         let sources = self.template.sources().templates.values().map(String::as_str);
         let mark = SpecialGuard::unused_mark(written.iter().copied().chain(sources))
             .ok_or(TextError::Encode { bytes: written.iter().map(|text| text.len()).sum() })?;
-        let guard = self.tokenizer.guard();
+        let guard = &self.guard;
         let messages: Vec<_> = messages.iter().map(|message| marked_message(message, guard, mark)).collect();
         let mut inputs = inputs.clone();
         inputs.tools.iter_mut().flatten().for_each(|tool| mark_json(tool, guard, mark));
@@ -93,7 +100,7 @@ impl PromptEncoder {
     /// Checks the text before and after the normalizer, which may turn full-width letters into the ASCII of a special
     /// token's name.
     fn is_suspect(&self, text: &str) -> bool {
-        let guard = self.tokenizer.guard();
+        let guard = &self.guard;
         guard.finds(text) || guard.finds(&self.tokenizer.normalized(text))
     }
 

@@ -22,6 +22,11 @@ impl SpecialGuard {
         SpecialGuard { names }
     }
 
+    /// The same guard, against `more` names too.
+    pub fn with(&self, more: [&str; 2]) -> Self {
+        SpecialGuard::new(self.names.iter().map(String::as_str).chain(more))
+    }
+
     /// Whether `text` contains a special token's name or, ignoring white space, ends with the beginning of one.
     pub fn finds(&self, text: &str) -> bool {
         !self.cuts(text).is_empty()

@@ -152,6 +152,12 @@ impl<'c> WeightMap<'c> {
         self.stacked(&[(name.to_owned(), shape.rows())], shape, Place::default())
     }
 
+    /// Claims a table of `vocabulary` rows that is an output projection. The target may add rows of zeros.
+    pub fn vocabulary(&mut self, name: &str, vocabulary: usize, hidden: usize) -> Result<Tensor<'static>, WeightError> {
+        let rows = self.target.padded_vocabulary(vocabulary) - vocabulary;
+        self.stacked(&[(name.to_owned(), vocabulary)], [vocabulary, hidden].into(), Place { rows, ..Place::default() })
+    }
+
     /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`.
     pub fn linear(
         &mut self,

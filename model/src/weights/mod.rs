@@ -14,5 +14,5 @@ pub use linear::Linear;
 pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
 pub(crate) use rounding::{room_for, rounded_parts};
-pub(crate) use scaling::scaled_rows;
+pub(crate) use scaling::scaled_parts;
 pub(crate) use unpacking::unpacked_parts;

@@ -59,17 +59,23 @@ fn widen(source: &[u8], found: DType, wide: &mut [f32]) {
 
 /// Widens any number of numbers of a file.
 pub(super) fn widen_all(source: &[u8], found: DType, wide: &mut [f32]) {
-    let parts = source.par_chunks(AT_ONCE * found.size()).with_min_len(BY_A_THREAD / AT_ONCE);
-    parts.zip(wide.par_chunks_mut(AT_ONCE)).for_each(|(source, wide)| widen(source, found, wide));
+    let parts = source.chunks(AT_ONCE * found.size());
+    parts.zip(wide.chunks_mut(AT_ONCE)).for_each(|(source, wide)| widen(source, found, wide));
 }
 
 /// Widens numbers of a file to the bytes of as many f32.
 pub(super) fn widen_to_bytes(source: &[u8], found: DType, out: &mut [u8]) {
+    widen_scaled_to_bytes(source, found, 1.0, out);
+}
+
+/// As [`widen_to_bytes`], each number multiplied by `scale`.
+pub(super) fn widen_scaled_to_bytes(source: &[u8], found: DType, scale: f32, out: &mut [u8]) {
     let mut wide = [0.0; AT_ONCE];
     for (source, out) in source.chunks(AT_ONCE * found.size()).zip(out.chunks_mut(AT_ONCE * size_of::<f32>())) {
         let wide = &mut wide[..out.len() / size_of::<f32>()];
         widen(source, found, wide);
-        out.as_chunks_mut().0.iter_mut().zip(&*wide).for_each(|(place, number)| *place = number.to_ne_bytes());
+        let places = out.as_chunks_mut().0.iter_mut();
+        places.zip(&*wide).for_each(|(place, number)| *place = (number * scale).to_ne_bytes());
     }
 }
 

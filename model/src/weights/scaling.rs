@@ -2,30 +2,54 @@
 
 use rayon::prelude::*;
 
-use super::{map::dtype, rounding::widen_all, unpacking::unpacked_parts};
+use super::{
+    map::dtype,
+    rounding::{room_for, widen_all, widen_scaled_to_bytes},
+    unpacking::unpacked_parts,
+};
 use crate::checkpoint::TensorInfo;
 
-/// The rows of `found` as f32, each multiplied by its element of `scale`. A `found` of one dimension has rows of one
-/// element.
+/// Elements that are scaled at a time: 32 MiB of f32.
+const SCALED_AT_ONCE: usize = 1 << 23;
+
+/// Least number of elements that one thread scales.
+const BY_A_THREAD: usize = 1 << 14;
+
+/// Gives `each` the bytes of the rows of `found` as f32, each multiplied by its element of `scale`, in order. A `found` of
+/// one dimension has rows of one element. `room` grows to 32 MiB or one row.
 ///
 /// # Panics
 /// If the rows are not as many as the elements of `scale`: the map has checked both.
-pub(crate) fn scaled_rows(found: &TensorInfo<'_>, scale: &TensorInfo<'_>) -> Vec<f32> {
-    let (mut rows, scale) = (widened(found), widened(scale));
-    let columns = rows.len() / scale.len();
-    assert_eq!(columns * scale.len(), rows.len(), "a scale has an element for each row");
-    rows.par_chunks_mut(columns)
-        .zip(&scale)
-        .for_each(|(row, scale)| row.iter_mut().for_each(|number| *number *= scale));
-    rows
+pub(crate) fn scaled_parts<E>(
+    found: &TensorInfo<'_>,
+    scale: &TensorInfo<'_>,
+    room: &mut Vec<u8>,
+    mut each: impl FnMut(&[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let (scale, from) = (numbers(scale), dtype(found.dtype));
+    let columns = found.shape.iter().product::<usize>() / scale.len();
+    let (row, wide) = (columns * from.size(), columns * size_of::<f32>());
+    let (mut scales, mut unpacked) = (scale.as_slice(), Vec::new());
+    unpacked_parts(found, &mut unpacked, |part| {
+        part.chunks((SCALED_AT_ONCE / columns).max(1) * row).try_for_each(|rows| {
+            let (now, later) = scales.split_at(rows.len() / row);
+            scales = later;
+            let out = room_for(room, now.len() * wide);
+            let places = out.par_chunks_exact_mut(wide).with_min_len(BY_A_THREAD.div_ceil(columns));
+            places.zip(rows.par_chunks_exact(row)).zip(now).for_each(|((out, row), scale)| {
+                widen_scaled_to_bytes(row, from, *scale, out);
+            });
+            each(out)
+        })
+    })
 }
 
-fn widened(found: &TensorInfo<'_>) -> Vec<f32> {
-    let (found_type, mut wide) = (dtype(found.dtype), Vec::new());
+fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
+    let (from, mut wide) = (dtype(found.dtype), Vec::new());
     let each = |part: &[u8]| {
-        let from = wide.len();
-        wide.resize(from + part.len() / found_type.size(), 0.0);
-        widen_all(part, found_type, &mut wide[from..]);
+        let at = wide.len();
+        wide.resize(at + part.len() / from.size(), 0.0);
+        widen_all(part, from, &mut wide[at..]);
         Ok::<_, std::convert::Infallible>(())
     };
     let Ok(()) = unpacked_parts(found, &mut Vec::new(), each);

@@ -238,11 +238,11 @@ impl<B: Backend> Bench<B> {
         let logits = self.pass(|scope| {
             let logits = self.model.step(scope, &batch, &caches, |scope, rows| {
                 assert!(rows.rows() <= SCORE_ROWS);
-                scores.extend(scope.download::<f32>(rows)?);
+                scores.extend(downloaded(scope, rows)?);
                 Ok(())
             })?;
             assert_eq!(logits.shape(), [batch.logit_rows.len(), vocabulary].into());
-            scope.download::<f32>(&logits)
+            downloaded(scope, &logits)
         });
         shares.iter_mut().for_each(Share::advance);
         let logits = logits.expect("the step runs");
@@ -303,4 +303,10 @@ fn widened<B: Backend, E: Element>(
     widen: fn(E) -> f32,
 ) -> Result<Vec<f32>, KernelError> {
     Ok(scope.download::<E>(found)?.into_iter().map(widen).collect())
+}
+
+/// Rows of logits, which may have gaps between them on a device.
+fn downloaded<B: Backend>(scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<Vec<f32>, KernelError> {
+    let row = |row: usize| scope.download::<f32>(&logits.row_range(row..row + 1));
+    Ok((0..logits.rows()).map(row).collect::<Result<Vec<_>, _>>()?.concat())
 }

@@ -13,14 +13,14 @@ use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
     error::CheckpointError,
     processor::{ImageProcessor, VideoProcessor},
-    registry::FamilyConfig,
+    registry::{self, FamilyConfig},
     text::Tokenizer,
 };
 use serde_json::{Map, Value, json};
 
 use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::{golden_bytes, golden_json};
-use crate::copy::{Copy, INTERNVL, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
+use crate::copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
 
 /// As in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
@@ -166,6 +166,38 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
 }
 
 #[test]
+fn a_release_without_end_tokens_of_its_own_ends_with_its_tokenizers() {
+    let copy = Copy::of(INTERNVL_CHAT);
+    let ends = copy.open().generation.eos_ids;
+    std::fs::remove_file(copy.0.join("generation_config.json")).expect("it was there");
+    let found = copy.set(CONFIG, &["llm_config", "eos_token_id"], json!(5)).open().generation.eos_ids;
+    assert_eq!(found, [5, ends[0]], "the text model's, and the turn's end");
+}
+
+#[test]
+fn a_plan_without_weights_is_that_of_the_checkpoint_that_says_less() {
+    for folder in [INTERNVL, INTERNVL_CHAT] {
+        // As transformers 4.52 wrote it: a default is not written.
+        let copy = Copy::of(folder).set(CONFIG, &["tie_word_embeddings"], Value::Null);
+        let loaded = Model::plan(&copy.open(), &Target::Cpu { threads: 1 }).expect("it is planned");
+        for file in ["model.safetensors", "preprocessor_config.json", "video_preprocessor_config.json"] {
+            drop(std::fs::remove_file(copy.0.join(file)));
+        }
+        for file in ["tokenizer.json", "tokenizer_config.json", "added_tokens.json", "processor_config.json"] {
+            drop(std::fs::remove_file(copy.0.join(file)));
+        }
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
+        let planned = Model::plan(&checkpoint, &Target::Cpu { threads: 1 }).expect("it is planned");
+        assert_eq!(planned.parameters(), loaded.parameters(), "{folder}");
+        let most = |checkpoint: &Checkpoint| {
+            checkpoint.image_processor.as_ref().and_then(|pictures| pictures.config().tiling).map(|tiling| tiling.most)
+        };
+        assert_eq!(most(&checkpoint), Some(if folder == INTERNVL_CHAT { 6 } else { 12 }));
+    }
+}
+
+#[test]
 fn internvls_defaults_are_those_that_transformers_has() {
     let recorded = &golden_json("config_defaults.json")["internvl"];
     // The processors must make tiles of the class's size.
@@ -186,8 +218,7 @@ fn internvls_defaults_are_those_that_transformers_has() {
         numbers.push(expected["num_key_value_heads"].clone());
         Value::Array(numbers)
     });
-    assert_eq!(recorded["own"]["tie_word_embeddings"], true, "so a checkpoint with a head of its own decides");
-    assert!(!text.tied_embeddings);
+    assert!(!text.tied_embeddings, "the class ties, but the checkpoint has a head of its own");
     assert_eq!(found.image_token, recorded["own"]["image_token_id"]);
     let found = json!({
         "hidden_size": tower.hidden,

@@ -90,7 +90,11 @@ fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
     assert_eq!(limit(json!({})), (13 * 1024, 13 * 1024));
     assert_eq!(limit(json!({ "picture_patches": 12_000 })), (12_000, 7 * 1024), "three by two and the thumbnail");
     assert_eq!(limit(json!({ "max_pixels": 448 * 448 })), (1024, 1024));
+    assert_eq!(limit(json!({ "max_pixels": 12_845_056 })), (13 * 1024, 13 * 1024), "no picture has more");
+    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300 })).expect("it serves text");
+    assert_eq!(short.envelope.picture_patches, 1024, "nobody limited pictures");
     for (settings, said) in [
+        (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000, but must be at least 1024"),
         (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000, but must be at least 1024"),
         (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703, but must be at least 200704"),
         (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704, but must be unset"),

@@ -25,8 +25,10 @@ pub struct LayerSizes {
     pub activation: Gelu,
     /// Which norm both are.
     pub norm: NormKind,
-    /// Added to the variance, or to the mean square, in both norms and in those of queries and keys.
+    /// Added to the variance, or to the mean square, in both norms.
     pub epsilon: f32,
+    /// Added to the mean square in the norms of queries and keys, if there are any.
+    pub qk_epsilon: f32,
     /// Whether the projection of queries, keys and values has a bias.
     pub qkv_bias: bool,
 }
@@ -99,7 +101,7 @@ impl TowerLayer {
         let rows = 3 * hidden / qkv.len();
         let qkv: Vec<_> = qkv.iter().map(|name| (name.as_str(), rows)).collect();
         let qkv = map.fused_linear(&qkv, hidden, sizes.qkv_bias)?;
-        let mut qk_norm = |part| Norm::claim(map, NormKind::RootMeanSquare, &name(part), hidden, epsilon);
+        let mut qk_norm = |part| Norm::claim(map, NormKind::RootMeanSquare, &name(part), hidden, sizes.qk_epsilon);
         let qk_norms = match names.qk_norms {
             Some([q, k]) => Some([qk_norm(q)?, qk_norm(k)?]),
             None => None,

@@ -68,9 +68,11 @@ pub struct VisionConfig {
     pub has_qkv_bias: bool,
     /// Whether queries and keys are normalised.
     pub has_qk_norm: bool,
+    /// Added to the mean square there.
+    pub qk_norm_epsilon: f32,
 }
 
-/// `vision_config`. The released layout has other names for a few keys.
+/// `vision_config`, with the names of transformers.
 #[derive(Deserialize)]
 struct Fields {
     num_hidden_layers: usize,
@@ -83,9 +85,7 @@ struct Fields {
     hidden_act: String,
     norm_type: String,
     layer_norm_eps: f32,
-    #[serde(alias = "qkv_bias")]
     attention_bias: bool,
-    #[serde(alias = "qk_normalization")]
     use_qk_norm: bool,
     use_absolute_position_embeddings: bool,
     use_mean_pooling: bool,
@@ -155,8 +155,8 @@ impl Layout {
                 "num_attention_heads": 25,
                 "intermediate_size": 12_800,
                 "image_size": 224,
-                "qkv_bias": false,
-                "qk_normalization": true,
+                "attention_bias": false,
+                "use_qk_norm": true,
                 "norm_type": "rms_norm",
             }),
         };
@@ -239,27 +239,35 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
         })
     })?;
     let said = |part: &Map<String, Value>| part.get("tie_word_embeddings").map(bool::deserialize).transpose();
-    let has_head =
-        ["lm_head.weight", "language_model.lm_head.weight"].iter().any(|head| checkpoint.tensors.contains(head));
+    let heads = ["lm_head.weight", "language_model.lm_head.weight"];
     decoder.tied_embeddings = match said(&checkpoint.config)? {
         Some(is_tied) => is_tied,
-        None => !has_head && said(text)?.unwrap_or(true),
+        // What is only planned has no tensors to ask.
+        None if is_drawn(checkpoint) => said(text)?.unwrap_or(false),
+        None => !heads.iter().any(|head| checkpoint.tensors.contains(head)) && said(text)?.unwrap_or(true),
     };
     Ok(decoder)
 }
 
-/// Released checkpoints have the placeholder's id only in their vocabulary.
+/// Whether the weights are drawn, or only planned.
+fn is_drawn(checkpoint: &Checkpoint) -> bool {
+    checkpoint.tensors.random("lm_head.weight", 2).is_some()
+}
+
+/// Released checkpoints have the placeholder's id only in their vocabulary. A plan may have none: any id will do there.
 fn image_token(checkpoint: &Checkpoint, layout: Layout) -> Result<u32, ConfigError> {
     let said = checkpoint.config.get("image_token_id").map(u32::deserialize).transpose()?;
     match (said, layout) {
         (Some(token), _) => Ok(token),
         (None, Layout::Converted) => Ok(151_667),
-        (None, Layout::Released) => checkpoint.added_token(prompt_text::IMAGE).ok_or_else(|| {
-            ConfigError::Contradiction(format!(
-                "the model takes pictures, but no added token is {}",
-                prompt_text::IMAGE
-            ))
-        }),
+        (None, Layout::Released) => {
+            checkpoint.added_token(prompt_text::IMAGE).or(is_drawn(checkpoint).then_some(0)).ok_or_else(|| {
+                ConfigError::Contradiction(format!(
+                    "the model takes pictures, but no added token is {}",
+                    prompt_text::IMAGE
+                ))
+            })
+        }
     }
 }
 
@@ -267,7 +275,13 @@ impl VisionConfig {
     fn read(given: &Map<String, Value>, layout: Layout, merge: MergeSize, out: usize) -> Result<Self, ConfigError> {
         const PLACE: &str = "vision_config.";
         config_keys::refuse_unknown_but(PLACE, given, &["use_qk_norm"])?;
-        let fields: Fields = serde_json::from_value(config_keys::over(&layout.vision_defaults(), given).into())?;
+        let mut merged = config_keys::over(&layout.vision_defaults(), given);
+        if layout == Layout::Released {
+            for (name, own) in [("attention_bias", "qkv_bias"), ("use_qk_norm", "qk_normalization")] {
+                merged.extend(given.get(own).map(|value| (name.to_owned(), value.clone())));
+            }
+        }
+        let fields: Fields = serde_json::from_value(merged.into())?;
         fields.check()?;
         Ok(VisionConfig {
             layers: fields.num_hidden_layers,
@@ -282,6 +296,8 @@ impl VisionConfig {
             norm_epsilon: fields.layer_norm_eps,
             has_qkv_bias: fields.attention_bias,
             has_qk_norm: fields.use_qk_norm,
+            // transformers has a constant there.
+            qk_norm_epsilon: if layout == Layout::Released { fields.layer_norm_eps } else { 1e-6 },
         }
         .with_whole_tiles()?)
     }

@@ -64,11 +64,11 @@ impl Settings for Config {
     }
 
     fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
-        prompt_text::write(rendered, visuals, self.layout)
+        prompt_text::write(rendered, visuals)
     }
 
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
-        Some(prompt_text::placeholders(self.layout))
+        Some(prompt_text::PLACEHOLDERS)
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {

@@ -1,29 +1,17 @@
 //! Pictures and videos as they stand in the text of a prompt: each picture between two tokens, and each frame of a video
 //! as a picture with its number in front.
 
-use super::config::Layout;
 use crate::{flow::VisualGrid, text::PlaceholderTexts};
 
 /// Stands for a picture, and is repeated for its embeddings.
 pub const IMAGE: &str = "<IMG_CONTEXT>";
-/// Stands for a video in the templates of transformers' conversions.
+/// Stands for a video. Only the vocabularies of transformers' conversions have it.
 const VIDEO: &str = "<video>";
 const START: &str = "<img>";
 const END: &str = "</img>";
 
-/// What stands for a picture or a video in templates that join texts. Released vocabularies have no token for videos, and
-/// a user's text could have any other word.
-pub fn placeholders(layout: Layout) -> PlaceholderTexts {
-    let [image, video] = [IMAGE, video(layout)].map(|text| format!("{text}\n"));
-    PlaceholderTexts { image, video }
-}
-
-fn video(layout: Layout) -> &'static str {
-    match layout {
-        Layout::Converted => VIDEO,
-        Layout::Released => IMAGE,
-    }
-}
+/// What templates write for pictures and videos.
+pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO };
 
 /// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a new line, and the two
 /// around the placeholder.
@@ -31,17 +19,17 @@ pub const STEP_TOKENS: usize = 9;
 
 /// Writes each picture and video in place of its placeholder in `rendered`, as `processing_internvl.py` of transformers
 /// 5.17 does. Left as it is where placeholders and `visuals` differ in number or order; laying it out then fails.
-pub fn write(rendered: String, visuals: &[VisualGrid], layout: Layout) -> String {
-    write_all(&rendered, visuals, video(layout)).unwrap_or(rendered)
+pub fn write(rendered: String, visuals: &[VisualGrid]) -> String {
+    write_all(&rendered, visuals).unwrap_or(rendered)
 }
 
-fn write_all(rendered: &str, visuals: &[VisualGrid], video: &str) -> Option<String> {
+fn write_all(rendered: &str, visuals: &[VisualGrid]) -> Option<String> {
     let mut written = String::with_capacity(rendered.len());
     let mut rest = rendered;
     for visual in visuals {
-        let (at, placeholder) = [IMAGE, video].into_iter().filter_map(|text| Some((rest.find(text)?, text))).min()?;
+        let (at, placeholder) = [IMAGE, VIDEO].into_iter().filter_map(|text| Some((rest.find(text)?, text))).min()?;
         let (expected, text) = match visual {
-            VisualGrid::Video { steps, .. } => (video, frames(*steps)),
+            VisualGrid::Video { steps, .. } => (VIDEO, frames(*steps)),
             VisualGrid::Image(_) | VisualGrid::Tiles { .. } => (IMAGE, picture()),
         };
         if placeholder != expected {
@@ -75,13 +63,11 @@ mod tests {
 
     #[test]
     fn pictures_get_their_tokens_and_frames_their_numbers() {
-        let written = write("a <IMG_CONTEXT>\n<video>\nb".to_owned(), &[PICTURE, FILM], Layout::Converted);
+        let written = write("a <IMG_CONTEXT>\n<video>\nb".to_owned(), &[PICTURE, FILM]);
         let expected = "a <img><IMG_CONTEXT></img>\nFrame1: <img><IMG_CONTEXT></img>\n\
                         Frame2: <img><IMG_CONTEXT></img>\nb";
         assert_eq!(written, expected);
-        let released = write("a <IMG_CONTEXT>\n<IMG_CONTEXT>\nb".to_owned(), &[PICTURE, FILM], Layout::Released);
-        assert_eq!(released, expected);
-        assert_eq!(write("nothing".to_owned(), &[], Layout::Released), "nothing");
+        assert_eq!(write("nothing".to_owned(), &[]), "nothing");
     }
 
     #[test]
@@ -91,7 +77,7 @@ mod tests {
             ("<video><IMG_CONTEXT>", &[PICTURE, FILM]),
             ("<IMG_CONTEXT>", &[FILM]),
         ] {
-            assert_eq!(write(rendered.to_owned(), visuals, Layout::Converted), rendered);
+            assert_eq!(write(rendered.to_owned(), visuals), rendered);
         }
     }
 }

@@ -127,24 +127,27 @@ impl Shape {
     }
 }
 
-/// `preprocessor_config.json` and `video_preprocessor_config.json` of the conversions, with the tiles of this
-/// `config.json`.
+/// The files of the processors that belong to this `config.json`: those of the conversions, or the one of the releases,
+/// which has its tiles in `config.json`.
 pub fn processors(config: &Value) -> Files {
     let side = &config["vision_config"]["image_size"];
     let side = side.as_u64().or(side[0].as_u64()).unwrap_or(448);
-    let settings = |kind: &str, name: &str| {
+    let settings = |kind: &str, name: &str, size: Value| {
         let settings = json!({
             kind: name,
-            "size": { "height": side, "width": side },
+            "size": size,
             "image_mean": [0.485, 0.456, 0.406],
             "image_std": [0.229, 0.224, 0.225],
-            "min_patches": 1,
-            "max_patches": 12,
         });
         settings.to_string().into_bytes()
     };
+    if config.get("llm_config").is_some() {
+        let released = settings("feature_extractor_type", "CLIPFeatureExtractor", side.into());
+        return vec![("preprocessor_config.json", released)];
+    }
+    let size = json!({ "height": side, "width": side });
     vec![
-        ("preprocessor_config.json", settings("image_processor_type", "GotOcr2ImageProcessorFast")),
-        ("video_preprocessor_config.json", settings("video_processor_type", "InternVLVideoProcessor")),
+        ("preprocessor_config.json", settings("image_processor_type", "GotOcr2ImageProcessorFast", size.clone())),
+        ("video_preprocessor_config.json", settings("video_processor_type", "InternVLVideoProcessor", size)),
     ]
 }

@@ -72,6 +72,7 @@ impl VisionTower {
             activation: Gelu::Erf,
             norm: config.norm,
             epsilon: config.norm_epsilon,
+            qk_epsilon: config.qk_norm_epsilon,
             qkv_bias: config.has_qkv_bias,
         };
         let layer = |index| TowerLayer::claim(map, sizes, &format!("{}.{index}", names.layers), &names.layer);

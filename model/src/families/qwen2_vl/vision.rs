@@ -40,6 +40,7 @@ impl VisionTower {
             activation: Gelu::Quick,
             norm: NormKind::Layer,
             epsilon: NORM_EPSILON,
+            qk_epsilon: NORM_EPSILON,
             qkv_bias: true,
         };
         let layers = (0..config.depth)

@@ -44,6 +44,7 @@ impl VisionTower {
             activation: Gelu::Tanh,
             norm: NormKind::Layer,
             epsilon: NORM_EPSILON,
+            qk_epsilon: NORM_EPSILON,
             qkv_bias: true,
         };
         let names = LayerNames { mlp: ["mlp.linear_fc1", "mlp.linear_fc2"], ..LayerNames::TIMM };
