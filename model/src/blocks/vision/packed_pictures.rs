@@ -45,6 +45,12 @@ impl PatchPlaces<'_> {
     }
 }
 
+impl AsRef<PackedPictures> for PackedPictures {
+    fn as_ref(&self) -> &PackedPictures {
+        self
+    }
+}
+
 impl PackedPictures {
     /// No picture yet, for a tower that reads patches of `patch` and merges them by `merge`.
     pub fn new(patch: PatchSize, merge: MergeSize) -> Self {

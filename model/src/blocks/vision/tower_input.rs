@@ -5,7 +5,8 @@ use bursar_kernels::ops::patchify::{CHANNELS, PatchSize};
 use crate::{
     MergeSize,
     blocks::ConfigError,
-    processor::{CountedPixels, ImageProcessorConfig},
+    checkpoint::Checkpoint,
+    processor::{CountedPixels, ImageProcessorConfig, VideoProcessor},
 };
 
 /// What a tower reads, under the names that `vision_config` has for it.
@@ -24,19 +25,15 @@ pub struct TowerInput {
 }
 
 impl TowerInput {
-    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a processor of
-    /// pictures.
-    pub fn check(
-        &self,
-        images: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<(), ConfigError> {
-        let images = images.ok_or_else(|| {
+    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a
+    /// processor of pictures.
+    pub fn check(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
+        let images = checkpoint.image_processor.as_ref().ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
             ConfigError::Contradiction(text.to_owned())
         })?;
-        self.check_one("image", images)?;
-        let Some(videos) = videos else { return Ok(()) };
+        self.check_one("image", images.config())?;
+        let Some(videos) = checkpoint.video_processor.as_ref().map(VideoProcessor::config) else { return Ok(()) };
         self.check_one("video", videos)?;
         let (found, wanted) = match (videos.counted, self.counts_whole_videos) {
             (CountedPixels::Picture, true) => ("each frame", "all frames together"),

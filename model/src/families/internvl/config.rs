@@ -16,7 +16,6 @@ use crate::{
     checkpoint::Checkpoint,
     families::ReadText,
     flow::Grid,
-    processor::{ImageProcessor, VideoProcessor},
 };
 
 /// The family's configuration.
@@ -328,10 +327,8 @@ impl VisionConfig {
 
     /// Refuses processors whose patches or tiles differ from those that the tower reads.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
-        let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
-        let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
-        TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false }.check(pictures, videos)
+        TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false }.check(checkpoint)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
         decoder::DecoderConfig,
         vision::{PictureTokens, TowerInput, tower_rope},
     },
-    processor::ImageProcessorConfig,
+    checkpoint::Checkpoint,
 };
 
 /// The family's configuration.
@@ -153,17 +153,14 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
-    pub fn read(
-        config: &Map<String, Value>,
-        processor: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
         let decoder = DecoderConfig::read_nested(config, &defaults())?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(processor, videos)?;
+        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(checkpoint)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

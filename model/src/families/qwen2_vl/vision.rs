@@ -5,16 +5,19 @@ use bursar_kernels::{
     ops::{gelu::Gelu, rotary::Rope},
 };
 
-use super::config::VisionConfig;
+use super::config::{Config, VisionConfig};
 use crate::{
     Depth,
     blocks::{
+        decoder::Decoder,
         norm::NormKind,
         vision::{
-            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Rotation, TowerLayer,
-            tower_rope,
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Prefixes, Rotation,
+            TowerLayer, tower_rope,
         },
     },
+    families::picture_model::Tower,
+    flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
 
@@ -27,9 +30,51 @@ pub struct VisionTower {
     rope: Rope<'static>,
 }
 
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PackedPictures;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let Prefixes { tower, decoder } = Prefixes::of(map);
+        let vision = VisionTower::claim(config.vision, tower, map)?;
+        Ok((vision, Decoder::claim(config.decoder, decoder, map)?))
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        PackedPictures::of(self.config.patch(), self.config.merge(), pictures)
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let places = batch.places(&scope)?;
+        let rows = batch.cache_rows(&scope)?;
+        let seen = batch.frames(&scope)?;
+        let mut hidden = scope.empty([batch.patches(), self.config.embed_dim])?;
+        {
+            let scope = scope.scope();
+            let mut patches = scope.empty([batch.patches(), self.config.patch().values()])?;
+            batch.cut(&scope, &places, &mut patches)?;
+            self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
+        }
+        let positions = places.positions();
+        let rotation = Rotation { rope: &self.rope, positions: &positions };
+        for layer in &self.layers[..depth.of(self.layers.len())] {
+            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
+        }
+        self.merger.scatter(&scope, &hidden, &rows, cache)
+    }
+}
+
 impl VisionTower {
     /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
-    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, heads) = (config.embed_dim, config.num_heads);
         let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
@@ -57,38 +102,5 @@ impl VisionTower {
         let merger = Merger::claim(map, sizes, names.each_ref().map(String::as_str))?;
         let rope = tower_rope::rope(map, hidden / heads);
         Ok(VisionTower { config, patch_embedding, layers, merger, rope })
-    }
-
-    /// The settings it was built from.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
-    }
-
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
-    /// `[rows, hidden]`.
-    pub fn encode<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        batch: &PackedPictures,
-        cache: &mut Tensor<'_>,
-        depth: Depth,
-    ) -> Result<(), KernelError> {
-        let scope = scope.scope();
-        let places = batch.places(&scope)?;
-        let rows = batch.cache_rows(&scope)?;
-        let seen = batch.frames(&scope)?;
-        let mut hidden = scope.empty([batch.patches(), self.config.embed_dim])?;
-        {
-            let scope = scope.scope();
-            let mut patches = scope.empty([batch.patches(), self.config.patch().values()])?;
-            batch.cut(&scope, &places, &mut patches)?;
-            self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
-        }
-        let positions = places.positions();
-        let rotation = Rotation { rope: &self.rope, positions: &positions };
-        for layer in &self.layers[..depth.of(self.layers.len())] {
-            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
-        }
-        self.merger.scatter(&scope, &hidden, &rows, cache)
     }
 }

@@ -11,7 +11,7 @@ use crate::{
         decoder::DecoderConfig,
         vision::{PictureRow, PictureTokens, TowerInput, tower_rope},
     },
-    processor::ImageProcessorConfig,
+    checkpoint::Checkpoint,
 };
 
 /// The family's configuration.
@@ -152,17 +152,14 @@ impl VisionConfig {
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
-    pub fn read(
-        config: &Map<String, Value>,
-        processor: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
         let decoder = decoder(config)?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: true }.check(processor, videos)?;
+        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: true }.check(checkpoint)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -5,16 +5,19 @@ use bursar_kernels::{
     ops::{gelu::Gelu, rotary::Rope},
 };
 
-use super::config::VisionConfig;
+use super::config::{Config, VisionConfig};
 use crate::{
     Depth,
     blocks::{
+        decoder::Decoder,
         norm::NormKind,
         vision::{
             LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, PatchEmbedding,
             Rotation, TowerLayer, tower_rope,
         },
     },
+    families::picture_model::Tower,
+    flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
 
@@ -28,9 +31,48 @@ pub struct VisionTower {
     rope: Rope<'static>,
 }
 
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PackedPictures;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let vision = VisionTower::claim(config.vision, "model.visual", map)?;
+        Ok((vision, Decoder::claim(config.decoder, "model.language_model", map)?))
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        PackedPictures::of(self.config.patch(), self.config.merge(), pictures)
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let places = batch.places(&scope)?;
+        let rows = batch.cache_rows(&scope)?;
+        let seen = batch.frames(&scope)?;
+        let mut hidden = self.embedding.forward(&scope, batch, &places)?;
+        let (row, positions) = (self.config.row(), places.positions());
+        let rotation = Rotation { rope: &self.rope, positions: &positions };
+        for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
+            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
+            let part = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == index);
+            if let Some(part) = part {
+                self.part_mergers[part].scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.part(part)))?;
+            }
+        }
+        self.merger.scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.embedding()))
+    }
+}
+
 impl VisionTower {
     /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
-    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;
         let projection = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), true)?;
@@ -55,37 +97,6 @@ impl VisionTower {
         let part_mergers = (0..config.row().parts).map(part).collect::<Result<_, _>>()?;
         let rope = tower_rope::rope(map, hidden / heads);
         Ok(VisionTower { config, embedding, layers, merger, part_mergers, rope })
-    }
-
-    /// The settings it was built from.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
-    }
-
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings and the parts to their
-    /// rows of `cache` `[rows, width]`.
-    pub fn encode<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        batch: &PackedPictures,
-        cache: &mut Tensor<'_>,
-        depth: Depth,
-    ) -> Result<(), KernelError> {
-        let scope = scope.scope();
-        let places = batch.places(&scope)?;
-        let rows = batch.cache_rows(&scope)?;
-        let seen = batch.frames(&scope)?;
-        let mut hidden = self.embedding.forward(&scope, batch, &places)?;
-        let (row, positions) = (self.config.row(), places.positions());
-        let rotation = Rotation { rope: &self.rope, positions: &positions };
-        for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
-            layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
-            let part = self.config.deepstack_visual_indexes.iter().position(|taken| *taken == index);
-            if let Some(part) = part {
-                self.part_mergers[part].scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.part(part)))?;
-            }
-        }
-        self.merger.scatter(&scope, &hidden, &rows, &mut cache.column_range_mut(row.embedding()))
     }
 }
 
