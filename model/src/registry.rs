@@ -24,6 +24,7 @@ use crate::{
         qwen3_vl,
     },
     flow::{Grid, LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    processor::VideoProcessor,
     text::{PlaceholderTexts, Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
     workload::{Workload, covered},
@@ -97,19 +98,15 @@ fn changes(from: &str, to: &str) -> usize {
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
-/// are there. A missing tokenizer is replaced by one of bytes, and missing settings of an image processor by those of
-/// the family's release.
+/// are there. A missing tokenizer is replaced by one of bytes, and each missing file of the processors' settings by that
+/// of the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
 pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, CheckpointError> {
     let config: Value = serde_json::from_slice(&source.require("config.json")?).unwrap_or_default();
     let mut files = vec![("tokenizer.json", byte_level::tokenizer(0, &[]))];
-    let has_processor =
-        source.read("preprocessor_config.json")?.is_some() || source.read("processor_config.json")?.is_some();
-    if !has_processor {
-        files.extend(released_processors(&config).unwrap_or_default());
-    }
+    files.extend(released_processors(&config).unwrap_or_default());
     Ok(RandomCheckpoint::over(source, files))
 }
 
@@ -215,6 +212,13 @@ macro_rules! families {
             pub fn architecture(&self) -> &'static str {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::ARCHITECTURES[0].0,)*
+                }
+            }
+
+            /// The checkpoint's processor of videos; `None` if it takes none.
+            pub fn video_processor<'c>(&self, checkpoint: &'c Checkpoint) -> Option<&'c VideoProcessor> {
+                match self {
+                    $(FamilyConfig::$name(_) => <$folder::Config as Settings>::video_processor(checkpoint),)*
                 }
             }
 

@@ -14,7 +14,7 @@ use crate::{
         vision::{PictureRow, TowerInput},
     },
     checkpoint::Checkpoint,
-    families::ReadText,
+    families::{ReadText, Settings},
     flow::Grid,
 };
 
@@ -328,7 +328,8 @@ impl VisionConfig {
     /// Refuses processors whose patches or tiles differ from those that the tower reads.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
-        TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false }.check(checkpoint)
+        let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };
+        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint))
     }
 }
 

@@ -12,6 +12,7 @@ use crate::{
         vision::{PictureTokens, TowerInput, tower_rope},
     },
     checkpoint::Checkpoint,
+    families::Settings,
 };
 
 /// The family's configuration.
@@ -160,7 +161,8 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(checkpoint)?;
+        let input = TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false };
+        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint))?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -12,6 +12,7 @@ use crate::{
         vision::{PictureRow, PictureTokens, TowerInput, tower_rope},
     },
     checkpoint::Checkpoint,
+    families::Settings,
 };
 
 /// The family's configuration.
@@ -159,7 +160,8 @@ impl Config {
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
         let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: true }.check(checkpoint)?;
+        let input = TowerInput { patch, merge, channels, tile: None, counts_whole_videos: true };
+        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint))?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -24,6 +24,7 @@ use crate::{
     },
     checkpoint::Checkpoint,
     flow::{LayoutError, PromptLayout, VisualGrid},
+    processor::VideoProcessor,
     workload::Workload,
 };
 
@@ -39,6 +40,11 @@ impl Settings for Config {
 
     fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
         Config::read(checkpoint)
+    }
+
+    /// Its bounds count the pixels of all frames together, and those in the settings of pictures do not.
+    fn video_processor(checkpoint: &Checkpoint) -> Option<&VideoProcessor> {
+        checkpoint.own_video_processor()
     }
 
     fn decoder(&self) -> &DecoderConfig {
