@@ -112,8 +112,8 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as in
-    /// releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as
+    /// in releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);
