@@ -9,6 +9,7 @@ mod placeholder;
 mod prefixes;
 mod released_processor;
 mod text_line;
+mod tower_config;
 mod tower_input;
 mod tower_layer;
 pub mod tower_rope;
@@ -22,6 +23,7 @@ pub use placeholder::{Placeholders, VideoPlace, lay_out};
 pub use prefixes::Prefixes;
 pub use released_processor::released_processor;
 pub use text_line::lay_out_in_line;
+pub use tower_config::TowerConfig;
 pub use tower_input::TowerInput;
 pub use tower_layer::{LayerNames, LayerSizes, Rotation, TowerLayer};
 

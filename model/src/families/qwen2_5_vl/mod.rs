@@ -46,15 +46,15 @@ impl Settings for Config {
     }
 
     fn pictures(&self) -> Option<PictureSettings> {
-        let (merge, patch, token) = (self.vision.merge(), self.vision.patch(), self.tokens.image);
+        let (merge, patch, token) = (self.vision.tower.merge(), self.vision.tower.patch(), self.tokens.image);
         let row = PictureRow::plain(self.decoder.hidden);
         Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
-        let (frames, tokens_per_second) = (self.vision.temporal_patch_size, self.vision.tokens_per_second);
+        let (frames, tokens_per_second) = (self.vision.tower.temporal_patch_size, self.vision.tokens_per_second);
         let video = VideoPlace::Timed { frames, tokens_per_second };
-        lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge: self.vision.merge(), video })
+        lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge: self.vision.tower.merge(), video })
     }
 
     fn released_processors(config: &Value) -> Option<Files> {

@@ -65,9 +65,9 @@ impl Tower for VisionTower {
     }
 
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
-        let merge = self.config.merge();
+        let merge = self.config.tower.merge();
         let mut batch =
-            PictureBatch { packed: PackedPictures::new(self.config.patch(), merge), window_starts: vec![0] };
+            PictureBatch { packed: PackedPictures::new(self.config.tower.patch(), merge), window_starts: vec![0] };
         for (image, cache_rows) in pictures {
             let order = WindowOrder::of(image.grid, merge, self.config.window_side());
             batch.packed.push(image, cache_rows, order.merged);
@@ -92,7 +92,7 @@ impl Tower for VisionTower {
         let mut hidden = scope.empty([rows, self.config.hidden_size])?; // [patches, hidden]
         {
             let scope = scope.scope();
-            let mut patches = scope.empty([rows, self.config.patch().values()])?;
+            let mut patches = scope.empty([rows, self.config.tower.patch().values()])?;
             batch.packed.cut(&scope, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
@@ -105,10 +105,10 @@ impl VisionTower {
     /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, merged) = (config.hidden_size, config.merge().patches_per_token());
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
+        let (hidden, merged) = (config.hidden_size, config.tower.merge().patches_per_token());
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
         let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
-        let layers = (0..config.depth).map(layer).collect::<Result<_, _>>()?;
+        let layers = (0..config.tower.depth).map(layer).collect::<Result<_, _>>()?;
         let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;
         let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
         let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
@@ -129,7 +129,7 @@ impl VisionTower {
         let frames = batch.packed.frames(&scope)?;
         for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
             let seen = if self.config.fullatt_block_indexes.contains(&index) { &frames } else { &windows };
-            layer.forward(&scope, self.config.num_heads, &self.rope, positions, seen, hidden)?;
+            layer.forward(&scope, self.config.tower.num_heads, &self.rope, positions, seen, hidden)?;
         }
         Ok(())
     }
@@ -143,7 +143,7 @@ impl VisionTower {
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let merged = self.config.merge().patches_per_token();
+        let merged = self.config.tower.merge().patches_per_token();
         let rows = batch.packed.cache_rows(&scope)?;
         let normed = scope.rms_norm(hidden, &self.merger_norm, NORM_EPSILON)?; // [patches, hidden]
         let squares = normed.reshape([batch.packed.embeddings(), merged * self.config.hidden_size]);

@@ -43,13 +43,13 @@ impl Settings for Config {
     }
 
     fn pictures(&self) -> Option<PictureSettings> {
-        let (merge, patch, token) = (self.vision.merge(), self.vision.patch(), self.tokens.image);
+        let (merge, patch, token) = (self.vision.tower.merge(), self.vision.tower.patch(), self.tokens.image);
         let row = PictureRow::plain(self.decoder.hidden);
         Some(PictureSettings { merge, patch, token, row, step_text_tokens: 0, tile: None })
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
-        let (merge, video) = (self.vision.merge(), VideoPlace::Counted);
+        let (merge, video) = (self.vision.tower.merge(), VideoPlace::Counted);
         lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })
     }
 

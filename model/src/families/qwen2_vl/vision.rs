@@ -42,7 +42,7 @@ impl Tower for VisionTower {
     }
 
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        PackedPictures::of(self.config.patch(), self.config.merge(), pictures)
+        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
     fn encode<B: Backend>(
@@ -59,7 +59,7 @@ impl Tower for VisionTower {
         let mut hidden = scope.empty([batch.patches(), self.config.embed_dim])?;
         {
             let scope = scope.scope();
-            let mut patches = scope.empty([batch.patches(), self.config.patch().values()])?;
+            let mut patches = scope.empty([batch.patches(), self.config.tower.patch().values()])?;
             batch.cut(&scope, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
@@ -76,8 +76,8 @@ impl VisionTower {
     /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, heads) = (config.embed_dim, config.num_heads);
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
+        let (hidden, heads) = (config.embed_dim, config.tower.num_heads);
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
         let sizes = LayerSizes {
             hidden,
             intermediate: config.mlp_ratio * hidden,
@@ -87,13 +87,13 @@ impl VisionTower {
             epsilon: NORM_EPSILON,
             qkv_bias: true,
         };
-        let layers = (0..config.depth)
+        let layers = (0..config.tower.depth)
             .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &LayerNames::TIMM))
             .collect::<Result<_, _>>()?;
         let sizes = MergerSizes {
             hidden,
-            merge: config.merge(),
-            middle: config.merge().patches(hidden),
+            merge: config.tower.merge(),
+            middle: config.tower.merge().patches(hidden),
             out: config.hidden_size,
             epsilon: NORM_EPSILON,
             normed: Normed::Patches,

@@ -52,17 +52,17 @@ impl Settings for Config {
     }
 
     fn pictures(&self) -> Option<PictureSettings> {
-        let (merge, patch, row) = (self.vision.merge(), self.vision.patch(), self.vision.row());
+        let (merge, patch, row) = (self.vision.tower.merge(), self.vision.tower.patch(), self.vision.row());
         let step_text_tokens = video_text::STEP_TOKENS;
         Some(PictureSettings { merge, patch, token: self.tokens.image, row, step_text_tokens, tile: None })
     }
 
     fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
-        video_text::write(&rendered, visuals, self.vision.temporal_patch_size)
+        video_text::write(&rendered, visuals, self.vision.tower.temporal_patch_size)
     }
 
     fn lay_out(&self, tokens: Vec<u32>, visuals: &[VisualGrid]) -> Result<PromptLayout, LayoutError> {
-        let (merge, video) = (self.vision.merge(), VideoPlace::Written);
+        let (merge, video) = (self.vision.tower.merge(), VideoPlace::Written);
         lay_out(&tokens, visuals, &Placeholders { tokens: self.tokens, merge, video })
     }
 

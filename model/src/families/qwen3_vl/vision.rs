@@ -42,7 +42,7 @@ impl Tower for VisionTower {
     }
 
     fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        PackedPictures::of(self.config.patch(), self.config.merge(), pictures)
+        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
     fn encode<B: Backend>(
@@ -75,10 +75,10 @@ impl VisionTower {
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;
-        let projection = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), true)?;
+        let projection = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), true)?;
         let table = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
         let embedding = PatchEmbedding { projection, table, others: 0, side: config.grid_side() };
-        let (intermediate, heads) = (config.intermediate_size, config.num_heads);
+        let (intermediate, heads) = (config.intermediate_size, config.tower.num_heads);
         let sizes = LayerSizes {
             hidden,
             intermediate,
@@ -89,7 +89,7 @@ impl VisionTower {
             qkv_bias: true,
         };
         let names = LayerNames { mlp: ["mlp.linear_fc1", "mlp.linear_fc2"], ..LayerNames::TIMM };
-        let layers = (0..config.depth)
+        let layers = (0..config.tower.depth)
             .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &names))
             .collect::<Result<_, _>>()?;
         let merger = claim_merger(map, &config, &name("merger"), Normed::Patches)?;
@@ -108,8 +108,8 @@ fn claim_merger(
 ) -> Result<Merger, WeightError> {
     let sizes = MergerSizes {
         hidden: config.hidden_size,
-        merge: config.merge(),
-        middle: config.merge().patches(config.hidden_size),
+        merge: config.tower.merge(),
+        middle: config.tower.merge().patches(config.hidden_size),
         out: config.out_hidden_size,
         epsilon: NORM_EPSILON,
         normed,
