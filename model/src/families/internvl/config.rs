@@ -268,7 +268,7 @@ impl VisionConfig {
         config_keys::refuse_unknown_but(PLACE, given, &["use_qk_norm"])?;
         let fields: Fields = serde_json::from_value(config_keys::over(&layout.vision_defaults(), given).into())?;
         fields.check()?;
-        Ok(VisionConfig {
+        VisionConfig {
             layers: fields.num_hidden_layers,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -282,7 +282,7 @@ impl VisionConfig {
             has_qkv_bias: fields.attention_bias,
             has_qk_norm: fields.use_qk_norm,
         }
-        .with_whole_tiles()?)
+        .with_whole_tiles()
     }
 
     fn with_whole_tiles(self) -> Result<Self, ConfigError> {
