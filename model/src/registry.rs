@@ -24,6 +24,8 @@ use crate::{
         qwen3_vl,
     },
     flow::{Grid, LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    nearest_names,
+    processor::VideoProcessor,
     text::{PlaceholderTexts, Tokenizer, byte_level},
     weights::{WeightError, WeightMap},
     workload::{Workload, covered},
@@ -68,48 +70,23 @@ const NEAREST_SHOWN: usize = 3;
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
     match shape_files(shape) {
         Some(files) => Ok(RandomCheckpoint::new(shape, seed, files)),
-        None => Err(UnknownShape { name: shape.to_owned(), nearest: nearest_shapes(shape) }),
-    }
-}
-
-/// The names of shapes that take the fewest changes of a letter to become `name`.
-fn nearest_shapes(name: &str) -> Vec<&'static str> {
-    let name = name.to_lowercase();
-    let mut all: Vec<_> = shapes().collect();
-    all.sort_by_key(|shape| changes(&name, shape));
-    all.truncate(NEAREST_SHOWN);
-    all
-}
-
-/// Letters to insert, remove or replace between two texts (Levenshtein 1966).
-fn changes(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (index, letter) in from.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], index + 1);
-        for column in 0..to.len() {
-            let replaced = diagonal + usize::from(letter != to[column]);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
+        None => {
+            let nearest = nearest_names(&shape.to_lowercase(), shapes(), NEAREST_SHOWN);
+            Err(UnknownShape { name: shape.to_owned(), nearest })
         }
     }
-    row[to.len()]
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
-/// are there. A missing tokenizer is replaced by one of bytes, and missing settings of an image processor by those of
-/// the family's release.
+/// are there. A missing tokenizer is replaced by one of bytes, and each missing file of the processors' settings by that
+/// of the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
 pub fn without_weights(source: CheckpointSource) -> Result<RandomCheckpoint, CheckpointError> {
     let config: Value = serde_json::from_slice(&source.require("config.json")?).unwrap_or_default();
     let mut files = vec![("tokenizer.json", byte_level::tokenizer(0, &[]))];
-    let has_processor =
-        source.read("preprocessor_config.json")?.is_some() || source.read("processor_config.json")?.is_some();
-    if !has_processor {
-        files.extend(released_processors(&config).unwrap_or_default());
-    }
+    files.extend(released_processors(&config).unwrap_or_default());
     Ok(RandomCheckpoint::over(source, files))
 }
 
@@ -215,6 +192,13 @@ macro_rules! families {
             pub fn architecture(&self) -> &'static str {
                 match self {
                     $(FamilyConfig::$name(_) => <$folder::Config as Settings>::ARCHITECTURES[0].0,)*
+                }
+            }
+
+            /// The checkpoint's processor of videos; `None` if it takes none.
+            pub fn video_processor<'c>(&self, checkpoint: &'c Checkpoint) -> Option<&'c VideoProcessor> {
+                match self {
+                    $(FamilyConfig::$name(_) => <$folder::Config as Settings>::video_processor(checkpoint),)*
                 }
             }
 

@@ -58,6 +58,43 @@ impl Preparation {
         let ends = context.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
+        let shown = Shown::of(chat, context)?;
+        let tokens_max = tokens_max(chat, context, &shown, kv_tokens)?;
+        let Shown { prompt, pictures, reply } = shown;
+        // A grammar takes the most time, so it comes after what refuses a chat at once.
+        let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
+        // All samples read the same prompt tokens.
+        let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
+        let prompt = Arc::new(prompt);
+        let salted = |salt: &String| PrefixKeys::salted(salt.as_bytes());
+        let prefix = asked.cache_salt.as_ref().map_or_else(PrefixKeys::default, salted);
+        let prepared = samplers.into_iter().enumerate().map(|(sample, sampler)| Preparation {
+            prompt: prompt.clone(),
+            pictures: pictures.clone(),
+            tokens_min: asked.tokens_min,
+            tokens_max,
+            stop: stop.clone(),
+            stop_tokens: stop_tokens.clone(),
+            sampler: Arc::new(sampler),
+            prompt_read: prompt_read.clone(),
+            // Scores of the prompt are the same for all samples.
+            score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
+            reply: reply.clone(),
+            prefix: prefix.clone(),
+        });
+        Ok(prepared.collect())
+    }
+}
+
+/// What the model is shown of a chat, and how its reply is read.
+struct Shown {
+    prompt: PromptLayout,
+    pictures: Vec<VisualPlan>,
+    reply: ReplyRules,
+}
+
+impl Shown {
+    fn of(chat: &Chat, context: &ModelContext) -> Result<Self, ChatError> {
         let (messages, visuals) = chat.split();
         let pictures = plan_pictures(context, &visuals)?;
         let grids: Vec<VisualGrid> = pictures.iter().map(VisualPlan::grid).collect();
@@ -70,50 +107,30 @@ impl Preparation {
             }
         };
         let reply = ReplyRules::of(chat, context, &inputs, &tokens)?;
-        let prompt = context.family.lay_out(tokens, &grids)?;
-        let merge = context.family.merge();
-        let largest = RequestCost::largest(&context.envelope, merge);
-        let limit = largest.tokens.min(kv_tokens);
-        let count = prompt.tokens.len();
-        if count == 0 || count >= limit {
-            return Err(ChatError::TooLong { tokens: count, limit });
-        }
-        let tokens_max = asked.tokens_max.unwrap_or(usize::MAX).min(limit - count);
-        if asked.tokens_min > tokens_max {
-            return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
-        }
-        let costs = merge.into_iter().flat_map(|merge| grids.iter().flat_map(move |grid| grid.costs(merge)));
-        let cost = RequestCost::of(count + tokens_max, costs);
-        // Rule 3: everything outside was resized or refused above.
-        assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
-        // A grammar takes the most time, so it comes after what refuses a chat at once.
-        let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
-        // All samples read the same prompt tokens.
-        let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
-        let prompt = Arc::new(prompt);
-        let prepared = samplers.into_iter().map(|sampler| Preparation {
-            prompt: prompt.clone(),
-            pictures: pictures.clone(),
-            tokens_min: asked.tokens_min,
-            tokens_max,
-            stop: stop.clone(),
-            stop_tokens: stop_tokens.clone(),
-            sampler: Arc::new(sampler),
-            prompt_read: prompt_read.clone(),
-            score_prompt: None,
-            reply: reply.clone(),
-            prefix: asked
-                .cache_salt
-                .as_ref()
-                .map_or_else(PrefixKeys::default, |salt| PrefixKeys::salted(salt.as_bytes())),
-        });
-        let mut prepared: Vec<_> = prepared.collect();
-        // Scores of the prompt are the same for all samples.
-        if let Some(first) = prepared.first_mut() {
-            first.score_prompt = asked.prompt_log_probabilities;
-        }
-        Ok(prepared)
+        Ok(Shown { prompt: context.family.lay_out(tokens, &grids)?, pictures, reply })
     }
+}
+
+/// The most tokens of a reply: what was asked for, within what the prompt leaves.
+fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usize) -> Result<usize, ChatError> {
+    let asked = &chat.generation;
+    let merge = context.family.merge();
+    let largest = RequestCost::largest(&context.envelope, merge);
+    let limit = largest.tokens.min(kv_tokens);
+    let count = shown.prompt.tokens.len();
+    if count == 0 || count >= limit {
+        return Err(ChatError::TooLong { tokens: count, limit });
+    }
+    let tokens_max = asked.tokens_max.unwrap_or(usize::MAX).min(limit - count);
+    if asked.tokens_min > tokens_max {
+        return Err(ChatError::MinTokens { tokens_min: asked.tokens_min, tokens_max });
+    }
+    let pictures = shown.pictures.iter();
+    let costs = merge.into_iter().flat_map(|merge| pictures.clone().flat_map(move |plan| plan.grid().costs(merge)));
+    let cost = RequestCost::of(count + tokens_max, costs);
+    // Rule 3: everything outside was resized or refused above.
+    assert!(cost.is_within(&largest), "a request of {cost:?} was let in where {largest:?} was stressed");
+    Ok(tokens_max)
 }
 
 /// The inputs of the template besides the turns.

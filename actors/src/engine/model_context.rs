@@ -46,10 +46,9 @@ impl ModelContext {
         prompts: PromptEncoder,
     ) -> Self {
         let Lowered { envelope, pictures, .. } = inputs.clone();
-        let videos = checkpoint.video_processor.clone();
+        let videos = family.video_processor(checkpoint).cloned();
         let step_text_tokens = family.step_text_tokens();
-        let visual =
-            pictures.zip(videos).map(|(pictures, videos)| VisualProcessors { pictures, videos, step_text_tokens });
+        let visual = pictures.map(|pictures| VisualProcessors { pictures, videos, step_text_tokens });
         ModelContext {
             name,
             family,

@@ -1,6 +1,7 @@
 //! Settings that are refused, and why.
 
 use bursar_budgets::Hint;
+use bursar_model::nearest_names;
 use serde_json::Value;
 use thiserror::Error;
 
@@ -75,8 +76,9 @@ impl KnobError {
     pub(super) fn unknown(name: &str) -> Self {
         let known = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(names_of(knob)));
         let known = known.chain(NESTED.iter().map(|nested| nested.name));
-        let nearest = known.min_by_key(|known| distance(name, known)).expect("the table has lines");
-        KnobError::Unknown { name: name.to_owned(), nearest }
+        let typed = name.to_lowercase().replace('-', "_");
+        let nearest = nearest_names(&typed, known, 1);
+        KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table has lines
     }
 
     pub(super) fn value(name: &str, value: &Value, expected: &'static str) -> Self {
@@ -111,20 +113,4 @@ pub(super) fn told(value: &Value) -> String {
         Value::String(text) => text.clone(),
         value => value.to_string(),
     }
-}
-
-/// Letters inserted, deleted or changed between two names (Levenshtein, 1965).
-fn distance(typed: &str, known: &str) -> usize {
-    let known: Vec<char> = known.chars().collect();
-    let mut row: Vec<usize> = (0..=known.len()).collect();
-    for (line, letter) in typed.chars().flat_map(char::to_lowercase).enumerate() {
-        let letter = if letter == '-' { '_' } else { letter };
-        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
-        for (place, other) in known.iter().enumerate() {
-            let changed = diagonal + usize::from(letter != *other);
-            diagonal = row[place + 1];
-            row[place + 1] = changed.min(row[place] + 1).min(diagonal + 1);
-        }
-    }
-    row[known.len()]
 }

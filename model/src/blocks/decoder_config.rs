@@ -112,8 +112,8 @@ struct Fields {
 }
 
 impl DecoderConfig {
-    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as in
-    /// releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
+    /// Reads the text fields of a vision model: from `text_config` alone if there is one, else from the top level, as
+    /// in releases. `tie_word_embeddings` may be in either (transformers 5.17, `Qwen2_5_VLConfig.__post_init__`).
     pub fn read_nested(config: &Map<String, Value>, defaults: &DecoderDefaults) -> Result<Self, ConfigError> {
         let Some(text) = config_keys::part(config, "text_config")? else {
             return DecoderConfig::read("", config, defaults);
@@ -137,28 +137,10 @@ impl DecoderConfig {
         }
         check_sizes(&fields)?;
         refuse_sliding(&fields)?;
-        let heads = fields.num_attention_heads;
-        let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
-        ConfigError::check_size("num_key_value_heads", kv_heads, HEAD_MAX)?;
-        if !heads.is_multiple_of(kv_heads) {
-            return Err(ConfigError::Contradiction(format!("{heads} query heads do not share {kv_heads} key heads")));
-        }
-        let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
-        ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
-        if !head_dim.is_multiple_of(2) {
-            return Err(ConfigError::Contradiction(format!(
-                "a head of {head_dim} elements cannot be rotated in pairs"
-            )));
-        }
+        let [heads, kv_heads, head_dim] = heads(&fields)?;
         let rope_axes = defaults.axes.of(place, &rope, head_dim)?;
-        let has_bias = fields.attention_bias == Some(true);
-        let biases = match defaults.layer {
-            LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
-            LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
-            LayerKind::HeadNorms => Biases { qkv: has_bias, out: has_bias, mlp: false },
-        };
         Ok(DecoderConfig {
-            biases,
+            biases: defaults.layer.biases(&fields),
             head_norms: defaults.layer == LayerKind::HeadNorms,
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
@@ -183,6 +165,34 @@ fn check_sizes(fields: &Fields) -> Result<(), ConfigError> {
     ConfigError::check_size("intermediate_size", fields.intermediate_size, WIDTH_MAX)?;
     ConfigError::check_size("num_hidden_layers", fields.num_hidden_layers, HEAD_MAX)?;
     ConfigError::check_size("num_attention_heads", fields.num_attention_heads, HEAD_MAX)
+}
+
+/// The query heads, the key heads that they share, and the elements of a head.
+fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
+    let heads = fields.num_attention_heads;
+    let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
+    ConfigError::check_size("num_key_value_heads", kv_heads, HEAD_MAX)?;
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(ConfigError::Contradiction(format!("{heads} query heads do not share {kv_heads} key heads")));
+    }
+    let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
+    ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
+    match head_dim.is_multiple_of(2) {
+        true => Ok([heads, kv_heads, head_dim]),
+        false => Err(ConfigError::Contradiction(format!("a head of {head_dim} elements cannot be rotated in pairs"))),
+    }
+}
+
+impl LayerKind {
+    /// Which projections of a layer have a bias.
+    fn biases(self, fields: &Fields) -> Biases {
+        let has_bias = fields.attention_bias == Some(true);
+        match self {
+            LayerKind::QkvBias => Biases { qkv: true, out: false, mlp: false },
+            LayerKind::ConfiguredBias => Biases { qkv: has_bias, out: has_bias, mlp: fields.mlp_bias == Some(true) },
+            LayerKind::HeadNorms => Biases { qkv: has_bias, out: has_bias, mlp: false },
+        }
+    }
 }
 
 /// Refuses layers that attend to a window. If `layer_types` is there, it decides. Otherwise the first

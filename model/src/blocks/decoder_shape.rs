@@ -98,7 +98,8 @@ impl DecoderShape {
         }
     }
 
-    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output projection is a matrix of its own.
+    /// A released size of Qwen2.5 from 7B on: the embedding has more rows, and the output projection is a matrix of its
+    /// own.
     pub const fn large(numbers: [usize; 5], context_tokens: usize) -> Self {
         DecoderShape { vocabulary: 152_064, is_tied: false, ..DecoderShape::small(numbers, context_tokens) }
     }

@@ -72,8 +72,8 @@ const SCALED: [(&str, &[&str]); 4] = [
 impl RopeConfig {
     /// Reads `rope_scaling`, else `rope_parameters`, else neither, and takes the outer `rope_theta` if they have none.
     /// That is the order of transformers 5.17 (`RotaryEmbeddingConfigMixin.convert_rope_params_to_dict`). `types` are
-    /// the values that mean unscaled frequencies, `more` the keys that this model reads and others do not. `fields` must
-    /// have `rope_theta`, if only by default.
+    /// the values that mean unscaled frequencies, `more` the keys that this model reads and others do not. `fields`
+    /// must have `rope_theta`, if only by default.
     pub fn read(place: &str, fields: &Map<String, Value>, types: &[&str], more: &[&str]) -> Result<Self, ConfigError> {
         let outer: Outer = serde_json::from_value(fields.clone().into())?;
         let is_there = |rope: &Map<String, Value>| !rope.is_empty();

@@ -26,12 +26,13 @@ pub struct Checkpoint {
     /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without pictures.
     pub image_processor: Option<ImageProcessor>,
     /// From `processor_config.json`, or else `video_preprocessor_config.json`, or else `preprocessor_config.json`, as
-    /// transformers reads them; `None` for models without pictures.
+    /// transformers reads them (5.17, `video_processing_utils.py`); `None` if none of them has settings for videos.
     pub video_processor: Option<VideoProcessor>,
     /// The chat templates.
     pub template: Arc<ChatTemplate>,
     /// Every weight by name.
     pub tensors: TensorIndex,
+    has_own_video_processor: bool, // and not that of pictures
     source: CheckpointSource,
     files: TextFiles,
     fingerprint: CheckpointFingerprint,
@@ -72,6 +73,7 @@ impl Checkpoint {
             config,
             image_processor,
             video_processor,
+            has_own_video_processor: processors.has_own_video,
             tensors,
             source,
             files,
@@ -83,6 +85,12 @@ impl Checkpoint {
     /// The folder, embedded files or shape that it was opened from.
     pub fn source(&self) -> &CheckpointSource {
         &self.source
+    }
+
+    /// The processor of videos from settings of its own, for a model whose videos the settings of pictures cannot
+    /// describe.
+    pub fn own_video_processor(&self) -> Option<&VideoProcessor> {
+        self.video_processor.as_ref().filter(|_| self.has_own_video_processor)
     }
 
     /// `model_type` of `config.json`, "qwen2_5_vl" for example.
@@ -153,6 +161,7 @@ fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError
 struct ProcessorFiles<'f> {
     image: Option<Cow<'f, [u8]>>,
     video: Option<Cow<'f, [u8]>>,
+    has_own_video: bool,
 }
 
 impl<'f> ProcessorFiles<'f> {
@@ -167,18 +176,21 @@ impl<'f> ProcessorFiles<'f> {
         let file = |name: &str| files.get(name).map(Cow::Borrowed);
         let older = || file("preprocessor_config.json");
         let image = part("image_processor").or_else(older);
-        let video = part("video_processor").or_else(|| file("video_preprocessor_config.json")).or_else(older);
+        let own_video = part("video_processor").or_else(|| file("video_preprocessor_config.json"));
+        let has_own_video = own_video.is_some();
+        let video = own_video.or_else(older);
         let key = |key: &str| TILING_KEYS.iter().find(|(own, _)| *own == key).map(|(_, name)| (*name).to_owned());
         let tiling: Map<_, _> = config.iter().filter_map(|(name, value)| Some((key(name)?, value.clone()))).collect();
         if tiling.is_empty() {
-            return Ok(ProcessorFiles { image, video });
+            return Ok(ProcessorFiles { image, video, has_own_video });
         }
         let joined = |json: Cow<'f, [u8]>| {
             let mut settings = tiling.clone();
             settings.extend(object("preprocessor_config.json", &json)?);
             Ok::<_, CheckpointError>(Cow::Owned(Value::Object(settings).to_string().into_bytes()))
         };
-        Ok(ProcessorFiles { image: image.map(joined).transpose()?, video: video.map(joined).transpose()? })
+        let (image, video) = (image.map(joined).transpose()?, video.map(joined).transpose()?);
+        Ok(ProcessorFiles { image, video, has_own_video })
     }
 }
 

@@ -11,6 +11,7 @@ use super::pytorch;
 use super::random_checkpoint::{RandomCheckpoint, RandomTensor};
 use super::shard::Shard;
 use super::stored::Stored;
+use crate::nearest_names;
 
 pub(super) const SINGLE: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
@@ -222,23 +223,6 @@ impl TensorIndex {
     }
 
     fn nearest(&self, name: &str) -> Vec<String> {
-        let mut distances: Vec<_> = self.names().map(|known| (edit_distance(name, known), known)).collect();
-        distances.sort_unstable();
-        distances.into_iter().take(NEAREST_MAX).map(|(_, known)| known.to_owned()).collect()
+        nearest_names(name, self.names(), NEAREST_MAX).into_iter().map(str::to_owned).collect()
     }
-}
-
-/// Levenshtein's distance in bytes, one row at a time.
-fn edit_distance(one: &str, other: &str) -> usize {
-    let other = other.as_bytes();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (i, byte) in one.bytes().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
-        for (j, &known) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(byte != known);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[other.len()]
 }

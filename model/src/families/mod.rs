@@ -2,6 +2,7 @@
 
 pub mod internvl;
 pub mod llama;
+mod picture_model;
 pub mod qwen2;
 pub mod qwen2_5_vl;
 pub mod qwen2_vl;

@@ -13,6 +13,7 @@ use crate::{
     },
     checkpoint::{Checkpoint, GgufArchitecture},
     flow::{Grid, LayoutError, POSITION_AXES, PromptLayout, ResizedImage, VisualGrid},
+    processor::VideoProcessor,
     text::PlaceholderTexts,
     weights::{WeightError, WeightMap},
     workload::Workload,
@@ -79,6 +80,12 @@ pub trait Settings: Sized {
         _fields: &Map<String, Value>,
     ) -> Option<Result<DecoderConfig, ConfigError>> {
         None
+    }
+
+    /// The checkpoint's processor of videos; `None` if it has none, and then it takes pictures alone. By default the
+    /// settings of pictures describe videos as well where there are no others.
+    fn video_processor(checkpoint: &Checkpoint) -> Option<&VideoProcessor> {
+        checkpoint.video_processor.as_ref()
     }
 
     /// The decoder's sizes.

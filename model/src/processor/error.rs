@@ -9,6 +9,12 @@ use crate::flow::{FileName, ImageError};
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum VideoError {
+    /// The checkpoint has no settings of a processor of videos.
+    #[error(
+        "the model's checkpoint takes no videos: it has neither video_preprocessor_config.json nor the part \
+         `video_processor` of processor_config.json"
+    )]
+    NoProcessor,
     /// It has no frame.
     #[error("the video has no frames")]
     NoFrames,
@@ -76,6 +82,11 @@ impl Hint for VideoError {
 
     fn hint(&self) -> String {
         match self {
+            VideoError::NoProcessor => {
+                "add the release's video_preprocessor_config.json to the checkpoint and load it again, or show single \
+                 frames as pictures"
+                    .into()
+            }
             VideoError::NoFrames => "give the video at least one frame".into(),
             VideoError::TooFewFrames { .. } => "show a single frame as a picture".into(),
             VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),

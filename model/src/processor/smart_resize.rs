@@ -74,9 +74,9 @@ pub fn smart_resize(size: Size, factor: u32, bounds: PixelBounds) -> Result<Size
 
 /// As [`smart_resize`] for the frames of a video, where the bounds count the pixels of all frames.
 ///
-/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen3_vl/video_processing_qwen3_vl.py`: frames
-/// count rounded to whole steps, or as they are where the frames are scaled, and one that is thinner than `factor` is
-/// enlarged first.
+/// Gives the same numbers as `smart_resize` in transformers 5.17, `models/qwen3_vl/video_processing_qwen3_vl.py`:
+/// frames count rounded to whole steps, or as they are where the frames are scaled, and one that is thinner than
+/// `factor` is enlarged first.
 ///
 /// # Errors
 /// As [`smart_resize`].

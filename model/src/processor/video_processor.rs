@@ -1,6 +1,6 @@
 //! The video processor: frames to one picture per step of time, cut as transformers' `Qwen2VLVideoProcessor` and
-//! `Qwen3VLVideoProcessor` do. Frames are those that the user picked: what those two pick from a film (`fps`, `min_frames`,
-//! `max_frames`, `num_frames`, `do_sample_frames`) is not read.
+//! `Qwen3VLVideoProcessor` do. Frames are those that the user picked: what those two pick from a film (`fps`,
+//! `min_frames`, `max_frames`, `num_frames`, `do_sample_frames`) is not read.
 //!
 //! A step takes `temporal_patch_size` frames; if the last step has fewer, its last frame is repeated. The vision tower
 //! never attends from one step to another. So a step is a picture whose frames differ, for the tower and everything

@@ -14,8 +14,9 @@ use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
 pub struct VisualProcessors {
     /// The processor of pictures, limited to the envelope.
     pub pictures: ImageProcessor,
-    /// The processor of videos. Each plan limits it to the patches that the pictures leave.
-    pub videos: VideoProcessor,
+    /// The processor of videos; each plan limits it to the patches that the pictures leave. `None` if the checkpoint
+    /// takes no videos.
+    pub videos: Option<VideoProcessor>,
     /// Tokens of text that a prompt has for each step of a video, beside the step's own.
     pub step_text_tokens: usize,
 }
@@ -142,7 +143,8 @@ impl VisualProcessors {
         let plan = |visual: &Visual| match visual {
             Visual::Image(_) => Ok(pictures.next().expect("each picture is planned")),
             Visual::Video(video) => {
-                let plan = self.videos.plan(video, limits.image, step_patches_max);
+                let videos = self.of_videos();
+                let plan = videos.and_then(|videos| videos.plan(video, limits.image, step_patches_max));
                 let plan = plan.map_err(|source| VisualError::Video { index, source })?;
                 index += 1;
                 let key = VisualKey::of(video.frames(), plan.grid());
@@ -154,7 +156,8 @@ impl VisualProcessors {
 
     /// Maximum patches of each step of the videos if the pictures have `taken` patches.
     fn step_patches_max(&self, visuals: &[Visual], taken: usize, envelope: &Envelope) -> usize {
-        let steps: usize = frames_of_videos(visuals).map(|frames| self.videos.steps(frames)).sum();
+        let Some(videos) = &self.videos else { return 0 };
+        let steps: usize = frames_of_videos(visuals).map(|frames| videos.steps(frames)).sum();
         let text_tokens = steps.saturating_mul(self.step_text_tokens);
         let left = envelope.video_patches(self.pictures.config().merge(), text_tokens).saturating_sub(taken);
         (left / steps.max(1)).min(envelope.picture_patches)
@@ -171,6 +174,7 @@ impl VisualProcessors {
         for (index, of_video) in frames_of_videos(visuals).enumerate() {
             so_far += of_video;
             let source = match of_video {
+                _ if self.videos.is_none() => VideoError::NoProcessor,
                 0 => VideoError::NoFrames,
                 _ if so_far > limit => VideoError::TooManyFrames { frames, limit },
                 _ => continue,
@@ -178,6 +182,10 @@ impl VisualProcessors {
             return Err(VisualError::Video { index, source });
         }
         Ok(())
+    }
+
+    fn of_videos(&self) -> Result<&VideoProcessor, VideoError> {
+        self.videos.as_ref().ok_or(VideoError::NoProcessor)
     }
 
     fn plan_picture(
@@ -215,7 +223,7 @@ impl VisualProcessors {
                     pictures += 1;
                 }
                 VisualPlan::Video { video, plan, .. } => {
-                    let steps = self.videos.process(video, plan, limits);
+                    let steps = self.of_videos().and_then(|videos| videos.process(video, plan, limits));
                     processed.extend(steps.map_err(|source| VisualError::Video { index: videos, source })?);
                     videos += 1;
                 }

@@ -22,7 +22,8 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
 }
 
 /// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
-/// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again), and layers, heads and elements of a head of the keys and values.
+/// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again),
+/// and layers, heads and elements of a head of the keys and values.
 const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
@@ -62,8 +63,8 @@ const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("mistral-7b-v0.3", 14_496_047_104, [32, 8, 128]),
 ];
 
-/// Parameters in thousand millions, as the papers have them (arXiv 2504.10479 and 2508.18265, table 1 of each, rounded),
-/// and layers, heads and elements of a head of the keys and values.
+/// Parameters in thousand millions, as the papers have them (arXiv 2504.10479 and 2508.18265, table 1 of each,
+/// rounded), and layers, heads and elements of a head of the keys and values.
 const INTERNVL: [(&str, f64, [usize; 3]); 12] = [
     ("internvl3-1b", 0.9, [24, 2, 64]),
     ("internvl3-2b", 2.1, [28, 2, 128]),

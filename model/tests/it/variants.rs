@@ -45,7 +45,8 @@ fn a_checkpoint_that_leaves_out_all_it_may_gives_the_recorded_answer() {
     let bare = "tests/golden/qwen2_5_vl_bare";
     let checkpoint = Copy::of(bare).open();
     let FamilyConfig::Qwen2_5Vl(config) = config(&checkpoint) else { panic!("another family") };
-    assert_eq!((config.vision.depth, config.vision.num_heads, config.vision.tokens_per_second), (32, 16, 4));
+    let (tower, tokens_per_second) = (&config.vision.tower, config.vision.tokens_per_second);
+    assert_eq!((tower.depth, tower.num_heads, tokens_per_second), (32, 16, 4));
     assert!(config.decoder.tied_embeddings, "text_config alone says so");
     assert_single_image(bare, checkpoint);
 }
@@ -115,48 +116,48 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         assert!(!decoder.tied_embeddings);
     }
     let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("another family") };
-    let (tower, recorded) = (&vl.vision, &recorded["qwen2_5_vl"]["vision"]);
+    let (vision, recorded) = (&vl.vision, &recorded["qwen2_5_vl"]["vision"]);
     let found = json!({
-        "depth": tower.depth,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.intermediate_size,
-        "num_heads": tower.num_heads,
-        "in_channels": tower.in_channels,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.spatial_merge_size,
-        "temporal_patch_size": tower.temporal_patch_size,
-        "tokens_per_second": tower.tokens_per_second,
-        "window_size": tower.window_size,
-        "fullatt_block_indexes": tower.fullatt_block_indexes,
+        "depth": vision.tower.depth,
+        "hidden_size": vision.hidden_size,
+        "intermediate_size": vision.intermediate_size,
+        "num_heads": vision.tower.num_heads,
+        "in_channels": vision.tower.in_channels,
+        "patch_size": vision.tower.patch_size,
+        "spatial_merge_size": vision.tower.spatial_merge_size,
+        "temporal_patch_size": vision.tower.temporal_patch_size,
+        "tokens_per_second": vision.tokens_per_second,
+        "window_size": vision.window_size,
+        "fullatt_block_indexes": vision.fullatt_block_indexes,
     });
     found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
     let FamilyConfig::Qwen2Vl(vl) = vl2 else { panic!("another family") };
-    let (tower, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen2_vl"]["vision"]);
+    let (vision, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen2_vl"]["vision"]);
     let found = json!({
-        "depth": tower.depth,
-        "embed_dim": tower.embed_dim,
-        "mlp_ratio": tower.mlp_ratio,
-        "num_heads": tower.num_heads,
-        "in_channels": tower.in_channels,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.spatial_merge_size,
-        "temporal_patch_size": tower.temporal_patch_size,
+        "depth": vision.tower.depth,
+        "embed_dim": vision.embed_dim,
+        "mlp_ratio": vision.mlp_ratio,
+        "num_heads": vision.tower.num_heads,
+        "in_channels": vision.tower.in_channels,
+        "patch_size": vision.tower.patch_size,
+        "spatial_merge_size": vision.tower.spatial_merge_size,
+        "temporal_patch_size": vision.tower.temporal_patch_size,
     });
     found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
     let FamilyConfig::Qwen3Vl(vl) = vl3 else { panic!("another family") };
-    let (tower, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen3_vl"]);
+    let (vision, recorded) = (&vl.vision, &golden_json("config_defaults.json")["qwen3_vl"]);
     assert_eq!(vl.decoder.head_dim, recorded["text"]["head_dim"]);
     let found = json!({
-        "depth": tower.depth,
-        "hidden_size": tower.hidden_size,
-        "intermediate_size": tower.intermediate_size,
-        "num_heads": tower.num_heads,
-        "in_channels": tower.in_channels,
-        "patch_size": tower.patch_size,
-        "spatial_merge_size": tower.spatial_merge_size,
-        "temporal_patch_size": tower.temporal_patch_size,
-        "num_position_embeddings": tower.num_position_embeddings,
-        "deepstack_visual_indexes": tower.deepstack_visual_indexes,
+        "depth": vision.tower.depth,
+        "hidden_size": vision.hidden_size,
+        "intermediate_size": vision.intermediate_size,
+        "num_heads": vision.tower.num_heads,
+        "in_channels": vision.tower.in_channels,
+        "patch_size": vision.tower.patch_size,
+        "spatial_merge_size": vision.tower.spatial_merge_size,
+        "temporal_patch_size": vision.tower.temporal_patch_size,
+        "num_position_embeddings": vision.num_position_embeddings,
+        "deepstack_visual_indexes": vision.deepstack_visual_indexes,
     });
     found
         .as_object()

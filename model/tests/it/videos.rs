@@ -75,7 +75,7 @@ fn plan_written(
     let pictures = ImageProcessorConfig { counted: CountedPixels::Picture, ..settings.clone() };
     let pictures = ImageProcessor::new(pictures).expect("valid settings").limited(pixels).expect("a limit");
     let videos = VideoProcessor::new(settings).expect("valid settings");
-    let processors = VisualProcessors { pictures, videos, step_text_tokens };
+    let processors = VisualProcessors { pictures, videos: Some(videos), step_text_tokens };
     processors.plan(visuals, VisualLimits { envelope, image: &limits() })
 }
 

@@ -1,6 +1,6 @@
 //! Checkpoints that contradict themselves. Errors name the tensor or field, the expected value and the one found.
 
-use std::{fs, ops::ControlFlow};
+use std::{fs, ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Hint};
 use bursar_kernels::{Cpu, Target};
@@ -9,7 +9,8 @@ use bursar_model::{
     blocks::ConfigError,
     checkpoint::{Checkpoint, CheckpointSource},
     error::CheckpointError,
-    registry::FamilyConfig,
+    processor::CountedPixels,
+    registry::{self, FamilyConfig},
     weights::WeightError,
 };
 use serde_json::{Value, json};
@@ -321,14 +322,47 @@ fn settings_that_tiles_cannot_follow_are_refused_by_name() {
 }
 
 #[test]
-fn qwen3_vl_without_its_own_video_processor_is_refused() {
+fn qwen3_vl_without_settings_for_videos_takes_pictures_alone() {
     let copy = Copy::of(QWEN3_VL);
-    fs::remove_file(copy.0.join("video_preprocessor_config.json")).expect("it was there");
-    let error = copy.error().to_string();
+    let videos = |copy: &Copy| {
+        let checkpoint = copy.open();
+        let family = FamilyConfig::of(&checkpoint).expect("it can be served");
+        family.video_processor(&checkpoint).map(|videos| videos.config().counted)
+    };
+    assert_eq!(videos(&copy), Some(CountedPixels::Video { tokens_max: None }));
+    let copy = copy.remove("video_preprocessor_config.json");
+    Model::plan(&copy.open(), &Target::Cpu { threads: 2 }).expect("it takes pictures");
+    assert_eq!(videos(&copy), None);
+    // Files for planning come from the release.
+    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
+    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
+    assert!(FamilyConfig::of(&planned).expect("it can be planned").video_processor(&planned).is_some());
+}
+
+#[test]
+fn a_video_processor_that_counts_other_pixels_than_the_model_is_refused() {
+    let file = r#"{"video_processor_type": "Qwen2VLVideoProcessor", "patch_size": 16}"#;
+    let error = Copy::of(QWEN3_VL).write("video_preprocessor_config.json", file).error().to_string();
     assert!(
         error.contains("those of all frames together") && error.contains("video_preprocessor_config.json"),
         "{error}"
     );
+}
+
+#[test]
+fn settings_for_pictures_alone_in_the_newer_file_make_a_checkpoint_without_videos() {
+    let copy = Copy::of(QWEN2_5_VL);
+    let pictures = json!({ "image_processor": copy.json("preprocessor_config.json") });
+    let copy = copy.remove("preprocessor_config.json").write("processor_config.json", pictures.to_string());
+    let checkpoint = copy.open();
+    let model = Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("it takes pictures");
+    assert!(checkpoint.image_processor.is_some() && model.config().video_processor(&checkpoint).is_none());
+    // Files for planning come from the release, each that is not there.
+    let planned = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has a config.json");
+    let planned = Checkpoint::open(CheckpointSource::Random(Arc::new(planned))).expect("its files are in order");
+    let config = |checkpoint: &Checkpoint| checkpoint.image_processor.as_ref().map(|images| images.config().clone());
+    assert_eq!(config(&planned), config(&checkpoint));
+    assert!(model.config().video_processor(&planned).is_some());
 }
 
 #[test]

@@ -3,12 +3,13 @@
 
 use std::cell::Cell;
 
-use bursar_budgets::Bytes;
+use bursar_budgets::{Bytes, Hint};
 use bursar_kernels::{BLOCK_TOKENS, Target};
 use bursar_model::{
     Envelope, Model,
     checkpoint::Checkpoint,
     demo,
+    error::VideoError,
     sampling::OutputFormat,
     text::{ReplyFormat, ReplyPart, ToolFormat},
     worst_cases::Pass,
@@ -33,22 +34,31 @@ struct Stressed {
     cache_rows: usize,
 }
 
-fn stressed(envelope: Envelope) -> Stressed {
-    let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
-    let target = Target::Cpu { threads: 1 };
-    let model = Model::plan(&checkpoint, &target).expect("it is whole");
+const TARGET: Target = Target::Cpu { threads: 1 };
+
+fn demo_checkpoint() -> Checkpoint {
+    Checkpoint::open(demo::checkpoint()).expect("it is embedded")
+}
+
+fn context_of(checkpoint: &Checkpoint, model: &Model, envelope: Envelope) -> ModelContext {
     let options = LoadOptions { envelope: Some(envelope), ..LoadOptions::default() };
     let own = Own { family: model.config(), pictures: checkpoint.image_processor.as_ref(), is_host: true };
     let inputs = options.lowered(&own).expect("its limits agree");
-    let context = ModelContext::new(
+    ModelContext::new(
         "demo".to_owned(),
-        &checkpoint,
+        checkpoint,
         model.config().clone(),
         &options,
         &inputs,
         checkpoint.prompts().expect("it has a tokenizer"),
-    );
-    let needs = Needs::plan(&model, target, &context.envelope, Bytes::kib(64)).expect("its worst cases go together");
+    )
+}
+
+fn stressed(envelope: Envelope) -> Stressed {
+    let checkpoint = demo_checkpoint();
+    let model = Model::plan(&checkpoint, &TARGET).expect("it is whole");
+    let context = context_of(&checkpoint, &model, envelope);
+    let needs = Needs::plan(&model, TARGET, &context.envelope, Bytes::kib(64)).expect("its worst cases go together");
     let mut stressed =
         Stressed { context, tokens: 0, blocks: needs.probe_blocks, launch_patches: 0, cache_rows: needs.cache_rows };
     for (worst_case, _) in &needs.worst_cases {
@@ -131,6 +141,23 @@ fn no_admitted_request_exceeds_what_was_stressed() {
     });
     outcome.unwrap_or_else(|error| panic!("{error}"));
     assert!(let_in.get() >= 20 && shown.get() >= 5, "{} were let in, {} with pictures", let_in.get(), shown.get());
+}
+
+#[test]
+fn without_settings_for_videos_pictures_are_taken_and_a_video_is_told_which_file_is_missing() {
+    let mut checkpoint = demo_checkpoint();
+    checkpoint.video_processor = None;
+    let model = Model::plan(&checkpoint, &TARGET).expect("it is whole");
+    let context = context_of(&checkpoint, &model, Envelope { context_tokens: 400, ..Envelope::small() });
+    let asked = |chat: Chat| Preparation::of(&chat, &context, 400, 1);
+    let prepared = asked(Chat::new().user("What?").image(picture((50, 50)))).expect("it takes pictures");
+    assert_eq!(prepared[0].pictures.len(), 1);
+    let film = Video::from_frames(vec![picture((50, 50)); 2], 2.0);
+    let Err(refused) = asked(Chat::new().user("What?").video(film)) else { panic!("it takes no videos") };
+    assert!(matches!(&refused, ChatError::Video { index: 0, source } if **source == VideoError::NoProcessor));
+    for said in [refused.to_string(), refused.hint()] {
+        assert!(said.contains("video_preprocessor_config.json"), "{said}");
+    }
 }
 
 #[test]

@@ -45,6 +45,12 @@ impl PatchPlaces<'_> {
     }
 }
 
+impl AsRef<PackedPictures> for PackedPictures {
+    fn as_ref(&self) -> &PackedPictures {
+        self
+    }
+}
+
 impl PackedPictures {
     /// No picture yet, for a tower that reads patches of `patch` and merges them by `merge`.
     pub fn new(patch: PatchSize, merge: MergeSize) -> Self {
@@ -61,8 +67,8 @@ impl PackedPictures {
         }
     }
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings, in their own order: merged patches row
-    /// by row, and within each its square of patches row by row.
+    /// Packs pictures, each with the rows of the vision cache for its embeddings, in their own order: merged patches
+    /// row by row, and within each its square of patches row by row.
     ///
     /// # Panics
     /// As [`push`](Self::push).
@@ -72,8 +78,8 @@ impl PackedPictures {
         packed
     }
 
-    /// Appends a picture, whose merged patches are cut in `order`. `cache_rows` has a row for each, in the picture's own
-    /// order.
+    /// Appends a picture, whose merged patches are cut in `order`. `cache_rows` has a row for each, in the picture's
+    /// own order.
     ///
     /// # Panics
     /// If another model's processor resized the picture, or its rows and embeddings differ in number: our own bug.

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-/// The columns of a row: the embedding, which takes the place of the placeholder, and behind it the parts that are added
-/// to its token after each of the decoder's first layers (DeepStack, Meng et al. 2024, arXiv 2406.04334).
+/// The columns of a row: the embedding, which takes the place of the placeholder, and behind it the parts that are
+/// added to its token after each of the decoder's first layers (DeepStack, Meng et al. 2024, arXiv 2406.04334).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PictureRow {
     /// Width of the decoder, and so of the embedding and of each part.

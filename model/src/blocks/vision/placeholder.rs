@@ -1,5 +1,7 @@
 //! Pictures and videos in a prompt: one placeholder token per merged patch, and positions on three axes.
 
+use std::cmp::Ordering;
+
 use super::PictureTokens;
 use crate::MergeSize;
 use crate::flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid};
@@ -67,47 +69,48 @@ pub fn lay_out(tokens: &[u32], visuals: &[VisualGrid], words: &Placeholders) -> 
     if words.video == VideoPlace::Written {
         videos = videos.into_iter().flat_map(steps_of).collect();
     }
-    // `videos` has a place in the prompt for each of its entries.
-    let wrong_count = |placeholders: usize| match words.video {
-        VideoPlace::Written => LayoutError::StepPlaceholders { placeholders, steps: videos.len() },
-        VideoPlace::Timed { .. } | VideoPlace::Counted => {
-            LayoutError::VideoPlaceholders { placeholders, videos: videos.len() }
-        }
-    };
-    let (mut pictures_left, mut videos_left) = (pictures.iter(), videos.iter());
+    check_counts(tokens, words, pictures.len(), videos.len())?;
+    let (mut pictures, mut videos) = (pictures.into_iter(), videos.into_iter());
     let mut layout = PromptLayout::default();
-    let mut next = 0;
     for token in tokens {
-        if *token == words.tokens.image {
-            let (first, grid) =
-                pictures_left.next().ok_or(LayoutError::MorePlaceholders { pictures: pictures.len() })?;
-            layout.push_step(*first, *token, grid, [next; 3], words.merge);
-            next = layout.behind();
-        } else if Some(*token) == words.tokens.video {
-            let placeholders = || tokens.iter().filter(|token| Some(**token) == words.tokens.video).count();
-            let (first, step, steps, frames_per_second) =
-                videos_left.next().ok_or_else(|| wrong_count(placeholders()))?;
-            for index in 0..*steps {
-                let time = (next + words.video.time(index, *frames_per_second)).min((TIME_MAX as u32).max(next));
-                let begin = [time, next, next];
-                layout.push_step(first + index, *token, step, begin, words.merge);
-            }
-            next = layout.behind();
+        let next = layout.next_position;
+        if *token == words.tokens.image
+            && let Some((picture, grid)) = pictures.next()
+        {
+            layout.push_step(picture, *token, &grid, [next; 3], words.merge);
+            layout.next_position = layout.behind();
+        } else if Some(*token) == words.tokens.video
+            && let Some(video) = videos.next()
+        {
+            layout.push_video(video, *token, words);
+            layout.next_position = layout.behind();
         } else {
             layout.tokens.push(*token);
             layout.positions.push([next; 3]);
-            next += 1;
+            layout.next_position += 1;
         }
     }
-    if pictures_left.len() > 0 {
-        let placeholders = pictures.len() - pictures_left.len();
-        return Err(LayoutError::FewerPlaceholders { placeholders, pictures: pictures.len() });
-    }
-    if videos_left.len() > 0 {
-        return Err(wrong_count(videos.len() - videos_left.len()));
-    }
-    layout.next_position = next;
     Ok(layout)
+}
+
+/// Refuses a prompt with more or fewer placeholders than `pictures`, or than the places that `videos` have in it.
+fn check_counts(tokens: &[u32], words: &Placeholders, pictures: usize, videos: usize) -> Result<(), LayoutError> {
+    let count = |word: Option<u32>| tokens.iter().filter(|token| Some(**token) == word).count();
+    let (of_pictures, of_videos) = (count(Some(words.tokens.image)), count(words.tokens.video));
+    let wrong_videos = match words.video {
+        VideoPlace::Written => LayoutError::StepPlaceholders { placeholders: of_videos, steps: videos },
+        VideoPlace::Timed { .. } | VideoPlace::Counted => {
+            LayoutError::VideoPlaceholders { placeholders: of_videos, videos }
+        }
+    };
+    match (of_pictures.cmp(&pictures), of_videos.cmp(&videos)) {
+        (Ordering::Equal, Ordering::Equal) => Ok(()),
+        (Ordering::Greater, _) => Err(LayoutError::MorePlaceholders { pictures }),
+        (Ordering::Less, Ordering::Less | Ordering::Equal) => {
+            Err(LayoutError::FewerPlaceholders { placeholders: of_pictures, pictures })
+        }
+        (_, Ordering::Greater | Ordering::Less) => Err(wrong_videos),
+    }
 }
 
 /// Index of the first step, grid of a step, steps, frames per second.
@@ -141,6 +144,15 @@ impl PromptLayout {
     /// furthest on each axis.
     fn behind(&self) -> u32 {
         self.positions.last().into_iter().flatten().max().map_or(0, |largest| largest + 1)
+    }
+
+    /// Appends the steps of a video that begins at the next position.
+    fn push_video(&mut self, video: PlacedVideo, token: u32, words: &Placeholders) {
+        let ((first, step, steps, frames_per_second), next) = (video, self.next_position);
+        for index in 0..steps {
+            let time = (next + words.video.time(index, frames_per_second)).min((TIME_MAX as u32).max(next));
+            self.push_step(first + index, token, &step, [time, next, next], words.merge);
+        }
     }
 
     /// Appends a picture, or a step of a video, whose first merged patch has the position `begin`.

@@ -5,7 +5,7 @@ use bursar_kernels::ops::patchify::{CHANNELS, PatchSize};
 use crate::{
     MergeSize,
     blocks::ConfigError,
-    processor::{CountedPixels, ImageProcessorConfig},
+    processor::{CountedPixels, ImageProcessor, ImageProcessorConfig, VideoProcessor},
 };
 
 /// What a tower reads, under the names that `vision_config` has for it.
@@ -24,19 +24,15 @@ pub struct TowerInput {
 }
 
 impl TowerInput {
-    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a processor of
-    /// pictures.
-    pub fn check(
-        &self,
-        images: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<(), ConfigError> {
+    /// Refuses processors whose patches or tiles differ from those that the tower reads, and a checkpoint without a
+    /// processor of pictures.
+    pub fn check(&self, images: Option<&ImageProcessor>, videos: Option<&VideoProcessor>) -> Result<(), ConfigError> {
         let images = images.ok_or_else(|| {
             let text = "the model takes pictures, but there is no preprocessor_config.json or processor_config.json";
             ConfigError::Contradiction(text.to_owned())
         })?;
-        self.check_one("image", images)?;
-        let Some(videos) = videos else { return Ok(()) };
+        self.check_one("image", images.config())?;
+        let Some(videos) = videos.map(VideoProcessor::config) else { return Ok(()) };
         self.check_one("video", videos)?;
         let (found, wanted) = match (videos.counted, self.counts_whole_videos) {
             (CountedPixels::Picture, true) => ("each frame", "all frames together"),
@@ -45,8 +41,7 @@ impl TowerInput {
         };
         Err(ConfigError::Contradiction(format!(
             "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: \
-             its settings (video_preprocessor_config.json, or their part of processor_config.json) are missing or \
-             another model's"
+             its settings (video_preprocessor_config.json, or their part of processor_config.json) are another model's"
         )))
     }
 

@@ -1,5 +1,5 @@
-//! Rotary positions of Qwen's vision towers: half of a head's pairs rotate with the row and half with the column, at the
-//! same frequencies.
+//! Rotary positions of Qwen's vision towers: half of a head's pairs rotate with the row and half with the column, at
+//! the same frequencies.
 
 use bursar_kernels::ops::rotary::{PairAxes, Rope};
 use serde_json::{Map, Value};

@@ -14,9 +14,8 @@ use crate::{
         vision::{PictureRow, TowerInput},
     },
     checkpoint::Checkpoint,
-    families::ReadText,
+    families::{ReadText, Settings},
     flow::Grid,
-    processor::{ImageProcessor, VideoProcessor},
 };
 
 /// The family's configuration.
@@ -283,7 +282,7 @@ impl VisionConfig {
         }
         let fields: Fields = serde_json::from_value(merged.into())?;
         fields.check()?;
-        Ok(VisionConfig {
+        VisionConfig {
             layers: fields.num_hidden_layers,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
@@ -299,7 +298,7 @@ impl VisionConfig {
             // transformers has a constant there.
             qk_norm_epsilon: if layout == Layout::Released { fields.layer_norm_eps } else { 1e-6 },
         }
-        .with_whole_tiles()?)
+        .with_whole_tiles()
     }
 
     fn with_whole_tiles(self) -> Result<Self, ConfigError> {
@@ -344,10 +343,9 @@ impl VisionConfig {
 
     /// Refuses processors whose patches or tiles differ from those that the tower reads.
     fn check_processors(&self, checkpoint: &Checkpoint) -> Result<(), ConfigError> {
-        let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
-        let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
         let (patch, merge, tile) = (self.patch(), self.merge, Some(self.image_size));
-        TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false }.check(pictures, videos)
+        let input = TowerInput { patch, merge, channels: 3, tile, counts_whole_videos: false };
+        input.check(checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint))
     }
 }
 

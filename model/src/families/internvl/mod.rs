@@ -7,26 +7,20 @@ mod prompt_text;
 mod shape;
 mod vision;
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 use serde_json::Value;
 
 pub use config::Config;
-use names::Names;
 use shape::Shape;
-use vision::VisionTower;
 
-use super::row::{Files, PictureSettings, ReadText, Settings, Weights};
+use super::{
+    picture_model::PictureModel,
+    row::{Files, PictureSettings, ReadText, Settings},
+};
 use crate::{
-    Depth,
-    blocks::{
-        ConfigError,
-        decoder::{Decoder, DecoderConfig},
-        vision::{PackedPictures, lay_out_in_line},
-    },
+    blocks::{ConfigError, decoder::DecoderConfig, vision::lay_out_in_line},
     checkpoint::Checkpoint,
-    flow::{LayoutError, PromptLayout, ResizedImage, VisualGrid},
+    flow::{LayoutError, PromptLayout, VisualGrid},
     text::PlaceholderTexts,
-    weights::{WeightError, WeightMap},
     workload::Workload,
 };
 
@@ -81,47 +75,4 @@ impl Settings for Config {
 }
 
 /// The family's weights.
-pub struct Model {
-    /// Turns tiles into rows of the vision cache.
-    vision: VisionTower,
-    /// Turns these and text into logits.
-    decoder: Decoder,
-}
-
-impl Weights<Config> for Model {
-    type Batch = PackedPictures;
-
-    fn claim(config: Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let names = Names::of(&config, map);
-        let vision = VisionTower::claim(config.vision, &names, map)?;
-        let decoder = Decoder::claim_with_head(config.decoder, names.decoder, names.head, map)?;
-        Ok(Model { vision, decoder })
-    }
-
-    fn decoder(&self) -> &Decoder {
-        &self.decoder
-    }
-
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
-        let config = self.vision.config();
-        PackedPictures::of(config.patch(), config.merge, pictures)
-    }
-
-    fn patches(batch: &PackedPictures) -> usize {
-        batch.patches()
-    }
-
-    fn embeddings(batch: &PackedPictures) -> usize {
-        batch.embeddings()
-    }
-
-    fn encode<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        batch: &PackedPictures,
-        cache: &mut Tensor<'_>,
-        depth: Depth,
-    ) -> Result<(), KernelError> {
-        self.vision.encode(scope, batch, cache, depth)
-    }
-}
+pub type Model = PictureModel<vision::VisionTower>;

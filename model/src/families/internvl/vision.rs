@@ -7,10 +7,18 @@ use bursar_kernels::{
     ops::{attention_packed::Stretches, gelu::Gelu},
 };
 
-use super::{config::VisionConfig, names::Names};
+use super::{
+    config::{Config, VisionConfig},
+    names::Names,
+};
 use crate::{
     Depth,
-    blocks::vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, PatchEmbedding, TowerLayer, stretches},
+    blocks::{
+        decoder::Decoder,
+        vision::{LayerSizes, Merger, MergerSizes, Normed, PackedPictures, PatchEmbedding, TowerLayer, stretches},
+    },
+    families::picture_model::Tower,
+    flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
 
@@ -57,9 +65,46 @@ impl Rows {
     }
 }
 
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PackedPictures;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let names = Names::of(&config, map);
+        let vision = VisionTower::claim(config.vision, &names, map)?;
+        Ok((vision, Decoder::claim_with_head(config.decoder, names.decoder, names.head, map)?))
+    }
+
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        PackedPictures::of(self.config.patch(), self.config.merge, pictures)
+    }
+
+    fn encode<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        batch: &PackedPictures,
+        cache: &mut Tensor<'_>,
+        depth: Depth,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        let rows = Rows { pictures: batch.pictures(), of_tile: 1 + self.config.tile().patches() };
+        let cache_rows = batch.cache_rows(&scope)?;
+        let patch_rows = scope.upload([batch.patches()], &rows.of_patches())?;
+        let seen = rows.seen(&scope)?;
+        let mut hidden = scope.empty([rows.all(), self.config.hidden])?;
+        self.embed(&scope, batch, &rows, &patch_rows, &mut hidden)?;
+        for layer in &self.layers[..depth.of(self.layers.len())] {
+            layer.forward(&scope, None, &seen, &mut hidden)?;
+        }
+        let patches = scope.gather_rows(&hidden, &patch_rows)?; // the classes have done their part
+        self.merger.scatter(&scope, &patches, &cache_rows, cache)
+    }
+}
+
 impl VisionTower {
     /// Claims the tower's weights and the merger's.
-    pub fn claim(config: VisionConfig, names: &Names, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(config: VisionConfig, names: &Names, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (hidden, patches) = (config.hidden, config.tile().patches());
         let class = map.tensor(&names.class, [1, hidden])?;
         let table = map.tensor(&names.positions, [1, (1 + patches) * hidden])?.into_shape([1 + patches, hidden]);
@@ -87,34 +132,6 @@ impl VisionTower {
         };
         let merger = Merger::claim(map, sizes, names.merger.each_ref().map(String::as_str))?;
         Ok(VisionTower { config, class, embedding, layers, merger })
-    }
-
-    /// The settings it was built from.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
-    }
-
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
-    /// `[rows, out]`.
-    pub fn encode<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        batch: &PackedPictures,
-        cache: &mut Tensor<'_>,
-        depth: Depth,
-    ) -> Result<(), KernelError> {
-        let scope = scope.scope();
-        let rows = Rows { pictures: batch.pictures(), of_tile: 1 + self.config.tile().patches() };
-        let cache_rows = batch.cache_rows(&scope)?;
-        let patch_rows = scope.upload([batch.patches()], &rows.of_patches())?;
-        let seen = rows.seen(&scope)?;
-        let mut hidden = scope.empty([rows.all(), self.config.hidden])?;
-        self.embed(&scope, batch, &rows, &patch_rows, &mut hidden)?;
-        for layer in &self.layers[..depth.of(self.layers.len())] {
-            layer.forward(&scope, None, &seen, &mut hidden)?;
-        }
-        let patches = scope.gather_rows(&hidden, &patch_rows)?; // the classes have done their part
-        self.merger.scatter(&scope, &patches, &cache_rows, cache)
     }
 
     /// Writes class tokens and embedded patches to `hidden`.

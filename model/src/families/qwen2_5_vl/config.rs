@@ -1,17 +1,16 @@
 //! The family's `config.json`.
 
-use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    MergeSize,
     blocks::{
         AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
-        vision::{PictureTokens, TowerInput, tower_rope},
+        vision::{PictureTokens, TowerConfig, tower_rope},
     },
-    processor::ImageProcessorConfig,
+    checkpoint::Checkpoint,
+    families::Settings,
 };
 
 /// The family's configuration.
@@ -28,24 +27,13 @@ pub struct Config {
 /// The sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// Number of layers.
-    pub depth: usize,
+    /// What it has in common with other towers.
+    #[serde(flatten)]
+    pub tower: TowerConfig,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Attention heads.
-    pub num_heads: usize,
-    /// Colour channels of a pixel.
-    pub in_channels: usize,
-    /// The older name of `in_channels`; files that newer versions saved again have both.
-    in_chans: Option<usize>,
-    /// Pixels along a side of a patch.
-    pub patch_size: usize,
-    /// Patches along a side of a merged patch.
-    pub spatial_merge_size: usize,
-    /// Frames that a patch spans.
-    pub temporal_patch_size: usize,
     /// Positions on the time axis per second of a video.
     pub tokens_per_second: usize,
     /// Pixels along a side of an attention window.
@@ -54,8 +42,6 @@ pub struct VisionConfig {
     pub fullatt_block_indexes: Vec<usize>,
     /// Width of the decoder.
     pub out_hidden_size: usize,
-    /// Activation of the MLP.
-    hidden_act: String,
 }
 
 impl VisionConfig {
@@ -63,8 +49,6 @@ impl VisionConfig {
     /// `configuration_qwen2_5_vl.py`). transformers saves only what differs from its defaults, and released files were
     /// saved by it.
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
-        const PLACE: &str = "vision_config.";
-        config_keys::refuse_unknown(PLACE, given)?;
         let defaults = json!({
             "depth": 32,
             "hidden_size": 3584,
@@ -81,46 +65,23 @@ impl VisionConfig {
             "fullatt_block_indexes": [7, 15, 23, 31],
             "rope_theta": tower_rope::THETA,
         });
-        let fields = config_keys::over(&defaults, given);
-        tower_rope::check(PLACE, &fields)?;
-        let mut config: VisionConfig = serde_json::from_value(fields.into())?;
-        if let Some(channels) = config.in_chans.take() {
-            config.in_channels = channels;
-        }
-        Ok(config)
-    }
-
-    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
-    pub fn patch(&self) -> PatchSize {
-        PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
-    }
-
-    /// How patches merge into tokens.
-    pub fn merge(&self) -> MergeSize {
-        MergeSize::new(self.spatial_merge_size)
+        TowerConfig::read(given, &defaults, &[])
     }
 
     /// Merged patches along a side of a window.
     pub fn window_side(&self) -> usize {
-        self.window_size / self.patch_size / self.spatial_merge_size
+        self.window_size / self.tower.patch_size / self.tower.spatial_merge_size
     }
 
     /// Elements of a head.
     pub fn head_dim(&self) -> usize {
-        self.hidden_size / self.num_heads
+        self.hidden_size / self.tower.num_heads
     }
 
     fn check(&self, decoder_hidden: usize) -> Result<(), ConfigError> {
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
         self.check_sizes()?;
-        if self.hidden_act != "silu" {
-            return Err(ConfigError::Unsupported {
-                field: "vision_config.hidden_act".to_owned(),
-                value: self.hidden_act.clone(),
-                supported: "silu",
-            });
-        }
-        tower_rope::head_dim(self.hidden_size, self.num_heads)?;
+        self.tower.check(self.hidden_size, "silu")?;
         if self.window_side() == 0 {
             return contradiction("vision_config: a window holds no merged patch".to_owned());
         }
@@ -130,40 +91,31 @@ impl VisionConfig {
                 self.out_hidden_size
             ));
         }
-        if let Some(index) = self.fullatt_block_indexes.iter().find(|index| **index >= self.depth) {
+        if let Some(index) = self.fullatt_block_indexes.iter().find(|index| **index >= self.tower.depth) {
             return contradiction(format!(
                 "vision_config.fullatt_block_indexes names layer {index}, but its depth is {}",
-                self.depth
+                self.tower.depth
             ));
         }
         Ok(())
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
-        ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
         ConfigError::check_size("vision_config.hidden_size", self.hidden_size, WIDTH_MAX)?;
         ConfigError::check_size("vision_config.intermediate_size", self.intermediate_size, WIDTH_MAX)?;
-        ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;
-        ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
-        ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
-        ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
-        ConfigError::check_size("vision_config.tokens_per_second", self.tokens_per_second, 1 << 10)?;
-        ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
+        ConfigError::check_size("vision_config.tokens_per_second", self.tokens_per_second, 1 << 10)
     }
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
-    pub fn read(
-        config: &Map<String, Value>,
-        processor: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
         let decoder = DecoderConfig::read_nested(config, &defaults())?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
-        let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(processor, videos)?;
+        let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
+        vision.tower.input().check(images, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

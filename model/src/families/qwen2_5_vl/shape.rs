@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use crate::blocks::decoder_shape::DecoderShape;
+use crate::blocks::{decoder_shape::DecoderShape, vision::released_processor};
 use crate::families::{Files, ReleasedShape};
 
 /// The sizes of a model, without its weights.
@@ -55,7 +55,7 @@ impl ReleasedShape for Shape {
         let config = self.config();
         let mut files = vec![
             ("config.json", config.to_string().into_bytes()),
-            ("preprocessor_config.json", processor(&config).to_string().into_bytes()),
+            ("preprocessor_config.json", released_processor(&config).to_string().into_bytes()),
         ];
         files.extend(self.decoder.text_files());
         files
@@ -88,19 +88,4 @@ impl Shape {
         });
         config
     }
-}
-
-/// The `preprocessor_config.json` of the released checkpoints, with the patch sizes of this `config.json`.
-pub fn processor(config: &Value) -> Value {
-    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
-    json!({
-        "image_processor_type": "Qwen2VLImageProcessor",
-        "min_pixels": 3136,
-        "max_pixels": 12_845_056,
-        "patch_size": of_tower("patch_size", 14),
-        "temporal_patch_size": of_tower("temporal_patch_size", 2),
-        "merge_size": of_tower("spatial_merge_size", 2),
-        "image_mean": [0.48145466, 0.4578275, 0.40821073],
-        "image_std": [0.26862954, 0.26130258, 0.27577711],
-    })
 }

@@ -5,13 +5,18 @@ use bursar_kernels::{
     ops::{attention_packed::Stretches, gelu::Gelu, rotary::Rope},
 };
 
-use super::{config::VisionConfig, windows::WindowOrder};
+use super::{
+    config::{Config, VisionConfig},
+    windows::WindowOrder,
+};
 use crate::{
     Depth,
     blocks::{
+        decoder::Decoder,
         gated_mlp::GatedMlp,
-        vision::{NORM_EPSILON, PackedPictures, stretches, tower_rope},
+        vision::{NORM_EPSILON, PackedPictures, Prefixes, stretches, tower_rope},
     },
+    families::picture_model::Tower,
     flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
@@ -42,41 +47,27 @@ pub struct PictureBatch {
     window_starts: Vec<u32>, // [windows + 1]
 }
 
-impl PictureBatch {
-    /// Patches over all pictures.
-    pub fn patches(&self) -> usize {
-        self.packed.patches()
-    }
-
-    /// Embeddings over all pictures.
-    pub fn embeddings(&self) -> usize {
-        self.packed.embeddings()
+impl AsRef<PackedPictures> for PictureBatch {
+    fn as_ref(&self) -> &PackedPictures {
+        &self.packed
     }
 }
 
-impl VisionTower {
-    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
-    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, merged) = (config.hidden_size, config.merge().patches_per_token());
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
-        let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
-        let layers = (0..config.depth).map(layer).collect::<Result<_, _>>()?;
-        let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;
-        let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
-        let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
-        let rope = tower_rope::rope(map, config.head_dim());
-        Ok(VisionTower { config, patch_embedding, layers, merger_norm, merger_up, merger_down, rope })
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PictureBatch;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let Prefixes { tower, decoder } = Prefixes::of(map);
+        let vision = VisionTower::claim(config.vision, tower, map)?;
+        Ok((vision, Decoder::claim(config.decoder, decoder, map)?))
     }
 
-    /// Packs pictures, each with the vision cache rows for its embeddings. No pixel is copied.
-    ///
-    /// # Panics
-    /// As [`PackedPictures::push`].
-    pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
-        let merge = self.config.merge();
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+        let merge = self.config.tower.merge();
         let mut batch =
-            PictureBatch { packed: PackedPictures::new(self.config.patch(), merge), window_starts: vec![0] };
+            PictureBatch { packed: PackedPictures::new(self.config.tower.patch(), merge), window_starts: vec![0] };
         for (image, cache_rows) in pictures {
             let order = WindowOrder::of(image.grid, merge, self.config.window_side());
             batch.packed.push(image, cache_rows, order.merged);
@@ -88,9 +79,7 @@ impl VisionTower {
         batch
     }
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
-    /// `[rows, out_hidden]`.
-    pub fn encode<B: Backend>(
+    fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         batch: &PictureBatch,
@@ -98,17 +87,33 @@ impl VisionTower {
         depth: Depth,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let rows = batch.patches();
+        let rows = batch.packed.patches();
         let places = batch.packed.places(&scope)?;
         let mut hidden = scope.empty([rows, self.config.hidden_size])?; // [patches, hidden]
         {
             let scope = scope.scope();
-            let mut patches = scope.empty([rows, self.config.patch().values()])?;
+            let mut patches = scope.empty([rows, self.config.tower.patch().values()])?;
             batch.packed.cut(&scope, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
         self.run_layers(&scope, batch, &places.positions(), &mut hidden, depth)?;
         self.merge(&scope, batch, &hidden, cache)
+    }
+}
+
+impl VisionTower {
+    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let (hidden, merged) = (config.hidden_size, config.tower.merge().patches_per_token());
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
+        let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
+        let layers = (0..config.tower.depth).map(layer).collect::<Result<_, _>>()?;
+        let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;
+        let merger_up = map.linear(&name("merger.mlp.0"), merged * hidden, merged * hidden, true)?;
+        let merger_down = map.linear(&name("merger.mlp.2"), config.out_hidden_size, merged * hidden, true)?;
+        let rope = tower_rope::rope(map, config.head_dim());
+        Ok(VisionTower { config, patch_embedding, layers, merger_norm, merger_up, merger_down, rope })
     }
 
     fn run_layers<B: Backend>(
@@ -124,7 +129,7 @@ impl VisionTower {
         let frames = batch.packed.frames(&scope)?;
         for (index, layer) in self.layers[..depth.of(self.layers.len())].iter().enumerate() {
             let seen = if self.config.fullatt_block_indexes.contains(&index) { &frames } else { &windows };
-            layer.forward(&scope, self.config.num_heads, &self.rope, positions, seen, hidden)?;
+            layer.forward(&scope, self.config.tower.num_heads, &self.rope, positions, seen, hidden)?;
         }
         Ok(())
     }
@@ -138,10 +143,10 @@ impl VisionTower {
         cache: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let merged = self.config.merge().patches_per_token();
+        let merged = self.config.tower.merge().patches_per_token();
         let rows = batch.packed.cache_rows(&scope)?;
         let normed = scope.rms_norm(hidden, &self.merger_norm, NORM_EPSILON)?; // [patches, hidden]
-        let squares = normed.reshape([batch.embeddings(), merged * self.config.hidden_size]);
+        let squares = normed.reshape([batch.packed.embeddings(), merged * self.config.hidden_size]);
         let mut widened = self.merger_up.forward(&scope, &squares)?; // [embeddings, merged * hidden]
         scope.gelu(&mut widened, Gelu::Erf)?;
         let embeddings = self.merger_down.forward(&scope, &widened)?; // [embeddings, out_hidden]

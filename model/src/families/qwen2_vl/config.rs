@@ -1,17 +1,16 @@
 //! The family's `config.json`.
 
-use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    MergeSize,
     blocks::{
         AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
-        vision::{PictureTokens, TowerInput, tower_rope},
+        vision::{PictureTokens, TowerConfig, tower_rope},
     },
-    processor::ImageProcessorConfig,
+    checkpoint::Checkpoint,
+    families::Settings,
 };
 
 /// The family's configuration.
@@ -28,36 +27,21 @@ pub struct Config {
 /// The sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// Number of layers.
-    pub depth: usize,
+    /// What it has in common with other towers.
+    #[serde(flatten)]
+    pub tower: TowerConfig,
     /// Width of the residual stream.
     pub embed_dim: usize,
     /// Width of the MLP, in widths of the residual stream.
     pub mlp_ratio: usize,
-    /// Attention heads.
-    pub num_heads: usize,
-    /// Colour channels of a pixel.
-    pub in_channels: usize,
-    /// The older name of `in_channels`; files that newer versions saved again have both.
-    in_chans: Option<usize>,
-    /// Pixels along a side of a patch.
-    pub patch_size: usize,
-    /// Patches along a side of a merged patch.
-    pub spatial_merge_size: usize,
-    /// Frames that a patch spans.
-    pub temporal_patch_size: usize,
     /// Width of the decoder.
     pub hidden_size: usize,
-    /// Activation of the MLP.
-    hidden_act: String,
 }
 
 impl VisionConfig {
     /// Reads `vision_config` over the defaults of `Qwen2VLVisionConfig` (transformers 5.17,
     /// `configuration_qwen2_vl.py`).
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
-        const PLACE: &str = "vision_config.";
-        config_keys::refuse_unknown(PLACE, given)?;
         let defaults = json!({
             "depth": 32,
             "embed_dim": 1280,
@@ -71,35 +55,12 @@ impl VisionConfig {
             "temporal_patch_size": 2,
             "rope_theta": tower_rope::THETA,
         });
-        let fields = config_keys::over(&defaults, given);
-        tower_rope::check(PLACE, &fields)?;
-        let mut config: VisionConfig = serde_json::from_value(fields.into())?;
-        if let Some(channels) = config.in_chans.take() {
-            config.in_channels = channels;
-        }
-        Ok(config)
-    }
-
-    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
-    pub fn patch(&self) -> PatchSize {
-        PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
-    }
-
-    /// How patches merge into tokens.
-    pub fn merge(&self) -> MergeSize {
-        MergeSize::new(self.spatial_merge_size)
+        TowerConfig::read(given, &defaults, &[])
     }
 
     fn check(&self, decoder_hidden: usize) -> Result<(), ConfigError> {
         self.check_sizes()?;
-        if self.hidden_act != "quick_gelu" {
-            return Err(ConfigError::Unsupported {
-                field: "vision_config.hidden_act".to_owned(),
-                value: self.hidden_act.clone(),
-                supported: "quick_gelu",
-            });
-        }
-        tower_rope::head_dim(self.embed_dim, self.num_heads)?;
+        self.tower.check(self.embed_dim, "quick_gelu")?;
         if self.hidden_size != decoder_hidden {
             let text = format!("vision_config.hidden_size {} is not hidden_size {decoder_hidden}", self.hidden_size);
             return Err(ConfigError::Contradiction(text));
@@ -108,29 +69,20 @@ impl VisionConfig {
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
-        ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
         ConfigError::check_size("vision_config.embed_dim", self.embed_dim, WIDTH_MAX)?;
-        ConfigError::check_size("vision_config.mlp_ratio", self.mlp_ratio, 64)?;
-        ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;
-        ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
-        ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
-        ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
-        ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
+        ConfigError::check_size("vision_config.mlp_ratio", self.mlp_ratio, 64)
     }
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
-    pub fn read(
-        config: &Map<String, Value>,
-        processor: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
         let decoder = DecoderConfig::read_nested(config, &defaults())?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(decoder.hidden)?;
-        let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: false }.check(processor, videos)?;
+        let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
+        vision.tower.input().check(images, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -5,16 +5,19 @@ use bursar_kernels::{
     ops::{gelu::Gelu, rotary::Rope},
 };
 
-use super::config::VisionConfig;
+use super::config::{Config, VisionConfig};
 use crate::{
     Depth,
     blocks::{
+        decoder::Decoder,
         norm::NormKind,
         vision::{
-            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Rotation, TowerLayer,
-            tower_rope,
+            LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, Prefixes, Rotation,
+            TowerLayer, tower_rope,
         },
     },
+    families::picture_model::Tower,
+    flow::ResizedImage,
     weights::{Linear, WeightError, WeightMap},
 };
 
@@ -27,47 +30,22 @@ pub struct VisionTower {
     rope: Rope<'static>,
 }
 
-impl VisionTower {
-    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
-    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("{prefix}.{part}");
-        let (hidden, heads) = (config.embed_dim, config.num_heads);
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), false)?;
-        let sizes = LayerSizes {
-            hidden,
-            intermediate: config.mlp_ratio * hidden,
-            heads,
-            activation: Gelu::Quick,
-            norm: NormKind::Layer,
-            epsilon: NORM_EPSILON,
-            qk_epsilon: NORM_EPSILON,
-            qkv_bias: true,
-        };
-        let layers = (0..config.depth)
-            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &LayerNames::TIMM))
-            .collect::<Result<_, _>>()?;
-        let sizes = MergerSizes {
-            hidden,
-            merge: config.merge(),
-            middle: config.merge().patches(hidden),
-            out: config.hidden_size,
-            epsilon: NORM_EPSILON,
-            normed: Normed::Patches,
-        };
-        let names = ["ln_q", "mlp.0", "mlp.2"].map(|part| name(&format!("merger.{part}")));
-        let merger = Merger::claim(map, sizes, names.each_ref().map(String::as_str))?;
-        let rope = tower_rope::rope(map, hidden / heads);
-        Ok(VisionTower { config, patch_embedding, layers, merger, rope })
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PackedPictures;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let Prefixes { tower, decoder } = Prefixes::of(map);
+        let vision = VisionTower::claim(config.vision, tower, map)?;
+        Ok((vision, Decoder::claim(config.decoder, decoder, map)?))
     }
 
-    /// The settings it was built from.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings to their rows of `cache`
-    /// `[rows, hidden]`.
-    pub fn encode<B: Backend>(
+    fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         batch: &PackedPictures,
@@ -81,7 +59,7 @@ impl VisionTower {
         let mut hidden = scope.empty([batch.patches(), self.config.embed_dim])?;
         {
             let scope = scope.scope();
-            let mut patches = scope.empty([batch.patches(), self.config.patch().values()])?;
+            let mut patches = scope.empty([batch.patches(), self.config.tower.patch().values()])?;
             batch.cut(&scope, &places, &mut patches)?;
             self.patch_embedding.forward_into(&scope, &patches, &mut hidden)?;
         }
@@ -91,5 +69,39 @@ impl VisionTower {
             layer.forward(&scope, Some(rotation), &seen, &mut hidden)?;
         }
         self.merger.scatter(&scope, &hidden, &rows, cache)
+    }
+}
+
+impl VisionTower {
+    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let (hidden, heads) = (config.embed_dim, config.tower.num_heads);
+        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
+        let sizes = LayerSizes {
+            hidden,
+            intermediate: config.mlp_ratio * hidden,
+            heads,
+            activation: Gelu::Quick,
+            norm: NormKind::Layer,
+            epsilon: NORM_EPSILON,
+            qk_epsilon: NORM_EPSILON,
+            qkv_bias: true,
+        };
+        let layers = (0..config.tower.depth)
+            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &LayerNames::TIMM))
+            .collect::<Result<_, _>>()?;
+        let sizes = MergerSizes {
+            hidden,
+            merge: config.tower.merge(),
+            middle: config.tower.merge().patches(hidden),
+            out: config.hidden_size,
+            epsilon: NORM_EPSILON,
+            normed: Normed::Patches,
+        };
+        let names = ["ln_q", "mlp.0", "mlp.2"].map(|part| name(&format!("merger.{part}")));
+        let merger = Merger::claim(map, sizes, names.each_ref().map(String::as_str))?;
+        let rope = tower_rope::rope(map, hidden / heads);
+        Ok(VisionTower { config, patch_embedding, layers, merger, rope })
     }
 }

@@ -1,17 +1,16 @@
 //! The family's `config.json`.
 
-use bursar_kernels::ops::patchify::PatchSize;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    MergeSize,
     blocks::{
         AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX, config_keys,
         decoder::DecoderConfig,
-        vision::{PictureRow, PictureTokens, TowerInput, tower_rope},
+        vision::{PictureRow, PictureTokens, TowerConfig, TowerInput, tower_rope},
     },
-    processor::ImageProcessorConfig,
+    checkpoint::Checkpoint,
+    families::Settings,
 };
 
 /// The family's configuration.
@@ -28,38 +27,25 @@ pub struct Config {
 /// The sizes and settings of the vision tower.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct VisionConfig {
-    /// Number of layers.
-    pub depth: usize,
+    /// What it has in common with other towers.
+    #[serde(flatten)]
+    pub tower: TowerConfig,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Attention heads.
-    pub num_heads: usize,
-    /// Colour channels of a pixel.
-    pub in_channels: usize,
-    /// Pixels along a side of a patch.
-    pub patch_size: usize,
-    /// Patches along a side of a merged patch.
-    pub spatial_merge_size: usize,
-    /// Frames that a patch spans.
-    pub temporal_patch_size: usize,
     /// Rows of the table of positions, a square grid.
     pub num_position_embeddings: usize,
     /// Layers behind which a part for the decoder's first layers is taken, in order.
     pub deepstack_visual_indexes: Vec<usize>,
     /// Width of the decoder.
     pub out_hidden_size: usize,
-    /// Activation of the MLP.
-    hidden_act: String,
 }
 
 impl VisionConfig {
     /// Reads `vision_config` over the defaults of `Qwen3VLVisionConfig` (transformers 5.17,
     /// `configuration_qwen3_vl.py`).
     fn read(given: &Map<String, Value>) -> Result<Self, ConfigError> {
-        const PLACE: &str = "vision_config.";
-        config_keys::refuse_unknown_but(PLACE, given, &["deepstack_visual_indexes"])?;
         let defaults = json!({
             "depth": 27,
             "hidden_size": 1152,
@@ -75,19 +61,7 @@ impl VisionConfig {
             "out_hidden_size": 3584,
             "rope_theta": tower_rope::THETA,
         });
-        let fields = config_keys::over(&defaults, given);
-        tower_rope::check(PLACE, &fields)?;
-        Ok(serde_json::from_value(fields.into())?)
-    }
-
-    /// Pixels and frames of a patch. It has three colour channels: [`TowerInput`] refuses a tower with another number.
-    pub fn patch(&self) -> PatchSize {
-        PatchSize { side: self.patch_size, frames: self.temporal_patch_size }
-    }
-
-    /// How patches merge into tokens.
-    pub fn merge(&self) -> MergeSize {
-        MergeSize::new(self.spatial_merge_size)
+        TowerConfig::read(given, &defaults, &["deepstack_visual_indexes"])
     }
 
     /// Positions along a side of the table's grid.
@@ -103,14 +77,7 @@ impl VisionConfig {
     fn check(&self, decoder: &DecoderConfig) -> Result<(), ConfigError> {
         let contradiction = |text: String| Err(ConfigError::Contradiction(text));
         self.check_sizes()?;
-        if self.hidden_act != "gelu_pytorch_tanh" {
-            return Err(ConfigError::Unsupported {
-                field: "vision_config.hidden_act".to_owned(),
-                value: self.hidden_act.clone(),
-                supported: "gelu_pytorch_tanh",
-            });
-        }
-        tower_rope::head_dim(self.hidden_size, self.num_heads)?;
+        self.tower.check(self.hidden_size, "gelu_pytorch_tanh")?;
         if self.grid_side().pow(2) != self.num_position_embeddings {
             let rows = self.num_position_embeddings;
             return contradiction(format!("vision_config.num_position_embeddings {rows} is no square"));
@@ -125,7 +92,7 @@ impl VisionConfig {
     /// Each part is taken behind a layer of its own and added behind a layer of the decoder.
     fn check_parts(&self, decoder_layers: usize) -> Result<(), ConfigError> {
         const KEY: &str = "vision_config.deepstack_visual_indexes";
-        let (taken, depth) = (&self.deepstack_visual_indexes, self.depth);
+        let (taken, depth) = (&self.deepstack_visual_indexes, self.tower.depth);
         let text = if let Some(index) = taken.iter().find(|index| **index >= depth) {
             format!("{KEY} names layer {index}, but the tower's depth is {depth}")
         } else if !taken.is_sorted_by(|one, next| one < next) {
@@ -139,30 +106,21 @@ impl VisionConfig {
     }
 
     fn check_sizes(&self) -> Result<(), ConfigError> {
-        ConfigError::check_size("vision_config.depth", self.depth, 1 << 12)?;
         ConfigError::check_size("vision_config.hidden_size", self.hidden_size, WIDTH_MAX)?;
         ConfigError::check_size("vision_config.intermediate_size", self.intermediate_size, WIDTH_MAX)?;
-        ConfigError::check_size("vision_config.num_heads", self.num_heads, 1 << 12)?;
-        ConfigError::check_size("vision_config.in_channels", self.in_channels, 16)?;
-        ConfigError::check_size("vision_config.patch_size", self.patch_size, 256)?;
-        ConfigError::check_size("vision_config.spatial_merge_size", self.spatial_merge_size, 16)?;
-        ConfigError::check_size("vision_config.num_position_embeddings", self.num_position_embeddings, WIDTH_MAX)?;
-        ConfigError::check_size("vision_config.temporal_patch_size", self.temporal_patch_size, 16)
+        ConfigError::check_size("vision_config.num_position_embeddings", self.num_position_embeddings, WIDTH_MAX)
     }
 }
 
 impl Config {
-    /// Reads `config.json`, and checks the checkpoint's processors of pictures and of videos against it.
-    pub fn read(
-        config: &Map<String, Value>,
-        processor: Option<&ImageProcessorConfig>,
-        videos: Option<&ImageProcessorConfig>,
-    ) -> Result<Self, ConfigError> {
+    /// Reads `config.json`, and checks the checkpoint's processors against it.
+    pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
+        let config = &checkpoint.config;
         let decoder = decoder(config)?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
-        let (patch, merge, channels) = (vision.patch(), vision.merge(), vision.in_channels);
-        TowerInput { patch, merge, channels, tile: None, counts_whole_videos: true }.check(processor, videos)?;
+        let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
+        TowerInput { counts_whole_videos: true, ..vision.tower.input() }.check(images, videos)?;
         let tokens = PictureTokens::read(config, decoder.vocabulary)?;
         Ok(Config { decoder, vision, tokens })
     }

@@ -5,16 +5,19 @@ use bursar_kernels::{
     ops::{gelu::Gelu, rotary::Rope},
 };
 
-use super::config::VisionConfig;
+use super::config::{Config, VisionConfig};
 use crate::{
     Depth,
     blocks::{
+        decoder::Decoder,
         norm::NormKind,
         vision::{
             LayerNames, LayerSizes, Merger, MergerSizes, NORM_EPSILON, Normed, PackedPictures, PatchEmbedding,
             Rotation, TowerLayer, tower_rope,
         },
     },
+    families::picture_model::Tower,
+    flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
 
@@ -28,44 +31,21 @@ pub struct VisionTower {
     rope: Rope<'static>,
 }
 
-impl VisionTower {
-    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
-    pub fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
-        let name = |part: &str| format!("{prefix}.{part}");
-        let hidden = config.hidden_size;
-        let projection = map.linear(&name("patch_embed.proj"), hidden, config.patch().values(), true)?;
-        let table = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
-        let embedding = PatchEmbedding { projection, table, others: 0, side: config.grid_side() };
-        let (intermediate, heads) = (config.intermediate_size, config.num_heads);
-        let sizes = LayerSizes {
-            hidden,
-            intermediate,
-            heads,
-            activation: Gelu::Tanh,
-            norm: NormKind::Layer,
-            epsilon: NORM_EPSILON,
-            qk_epsilon: NORM_EPSILON,
-            qkv_bias: true,
-        };
-        let names = LayerNames { mlp: ["mlp.linear_fc1", "mlp.linear_fc2"], ..LayerNames::TIMM };
-        let layers = (0..config.depth)
-            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &names))
-            .collect::<Result<_, _>>()?;
-        let merger = claim_merger(map, &config, &name("merger"), Normed::Patches)?;
-        let part = |part| claim_merger(map, &config, &name(&format!("deepstack_merger_list.{part}")), Normed::Squares);
-        let part_mergers = (0..config.row().parts).map(part).collect::<Result<_, _>>()?;
-        let rope = tower_rope::rope(map, hidden / heads);
-        Ok(VisionTower { config, embedding, layers, merger, part_mergers, rope })
+impl Tower for VisionTower {
+    type Config = Config;
+
+    type Batch = PackedPictures;
+
+    fn claim_model(config: Config, map: &mut WeightMap<'_>) -> Result<(Self, Decoder), WeightError> {
+        let vision = VisionTower::claim(config.vision, "model.visual", map)?;
+        Ok((vision, Decoder::claim(config.decoder, "model.language_model", map)?))
     }
 
-    /// The settings it was built from.
-    pub fn config(&self) -> &VisionConfig {
-        &self.config
+    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PackedPictures {
+        PackedPictures::of(self.config.tower.patch(), self.config.tower.merge(), pictures)
     }
 
-    /// Runs the tower over `batch`, through the layers of `depth`, and writes the embeddings and the parts to their
-    /// rows of `cache` `[rows, width]`.
-    pub fn encode<B: Backend>(
+    fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         batch: &PackedPictures,
@@ -90,6 +70,37 @@ impl VisionTower {
     }
 }
 
+impl VisionTower {
+    /// Claims the tower's weights: `prefix`, a dot, and the names of the released checkpoints.
+    fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        let name = |part: &str| format!("{prefix}.{part}");
+        let hidden = config.hidden_size;
+        let projection = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), true)?;
+        let table = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
+        let embedding = PatchEmbedding { projection, table, others: 0, side: config.grid_side() };
+        let (intermediate, heads) = (config.intermediate_size, config.tower.num_heads);
+        let sizes = LayerSizes {
+            hidden,
+            intermediate,
+            heads,
+            activation: Gelu::Tanh,
+            norm: NormKind::Layer,
+            epsilon: NORM_EPSILON,
+            qk_epsilon: NORM_EPSILON,
+            qkv_bias: true,
+        };
+        let names = LayerNames { mlp: ["mlp.linear_fc1", "mlp.linear_fc2"], ..LayerNames::TIMM };
+        let layers = (0..config.tower.depth)
+            .map(|index| TowerLayer::claim(map, sizes, &name(&format!("blocks.{index}")), &names))
+            .collect::<Result<_, _>>()?;
+        let merger = claim_merger(map, &config, &name("merger"), Normed::Patches)?;
+        let part = |part| claim_merger(map, &config, &name(&format!("deepstack_merger_list.{part}")), Normed::Squares);
+        let part_mergers = (0..config.row().parts).map(part).collect::<Result<_, _>>()?;
+        let rope = tower_rope::rope(map, hidden / heads);
+        Ok(VisionTower { config, embedding, layers, merger, part_mergers, rope })
+    }
+}
+
 fn claim_merger(
     map: &mut WeightMap<'_>,
     config: &VisionConfig,
@@ -98,8 +109,8 @@ fn claim_merger(
 ) -> Result<Merger, WeightError> {
     let sizes = MergerSizes {
         hidden: config.hidden_size,
-        merge: config.merge(),
-        middle: config.merge().patches(config.hidden_size),
+        merge: config.tower.merge(),
+        middle: config.tower.merge().patches(config.hidden_size),
         out: config.out_hidden_size,
         epsilon: NORM_EPSILON,
         normed,

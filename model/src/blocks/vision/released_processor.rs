@@ -1,0 +1,19 @@
+//! The settings that towers of 14-pixel patches were released with, for checkpoints without files of their own.
+
+use serde_json::{Value, json};
+
+/// The `preprocessor_config.json` of Qwen's released checkpoints whose videos are read by it as well, with the patch
+/// sizes of this `config.json`.
+pub fn released_processor(config: &Value) -> Value {
+    let of_tower = |field: &str, released: u64| config["vision_config"][field].as_u64().unwrap_or(released);
+    json!({
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "min_pixels": 3136,
+        "max_pixels": 12_845_056,
+        "patch_size": of_tower("patch_size", 14),
+        "temporal_patch_size": of_tower("temporal_patch_size", 2),
+        "merge_size": of_tower("spatial_merge_size", 2),
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+    })
+}
