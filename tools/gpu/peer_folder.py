@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Writes the settings of a released shape for vLLM, which draws the weights: `peer.py` takes the folder.
+
+    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE
+
+TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use: the figures do not
+depend on what tokens spell. The numbers are those of the families' `shape.rs`.
+"""
+
+import json
+import os
+import sys
+
+TOKENIZER, FOLDER, SHAPE = sys.argv[1:4]
+
+# Hidden width, MLP width, layers, query heads, key and value heads.
+TEXT = {
+    "qwen2.5-vl-3b": (2048, 11008, 36, 16, 2),
+    "qwen2.5-vl-7b": (3584, 18944, 28, 28, 4),
+    "qwen2.5-vl-32b": (5120, 27648, 64, 40, 8),
+    "qwen3-vl-2b": (2048, 6144, 28, 16, 8),
+    "qwen3-vl-8b": (4096, 12288, 36, 32, 8),
+    "qwen3-vl-32b": (5120, 25600, 64, 64, 8),
+    "qwen3-8b": (4096, 12288, 36, 32, 8),
+    "llama-3.1-8b": (4096, 14336, 32, 32, 8),
+    "internvl3-8b": (3584, 18944, 28, 28, 4),
+}
+CLIP = {"image_mean": [0.48145466, 0.4578275, 0.40821073], "image_std": [0.26862954, 0.26130258, 0.27577711]}
+IMAGENET = {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+PICTURE_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+
+
+def read(name):
+    with open(f"{TOKENIZER}/{name}", encoding="utf-8") as file:
+        return json.load(file)
+
+
+def save(name, value):
+    with open(f"{FOLDER}/{name}", "w", encoding="utf-8") as file:
+        json.dump(value, file)
+
+
+def text(**more):
+    hidden, intermediate, layers, heads, kv_heads = TEXT[SHAPE]
+    config = {
+        "bos_token_id": 151643, "eos_token_id": 151645, "dtype": "bfloat16", "hidden_act": "silu", "hidden_size": hidden,
+        "intermediate_size": intermediate, "max_position_embeddings": 32768, "num_attention_heads": heads,
+        "num_hidden_layers": layers, "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-6, "rope_theta": 1e6,
+        "tie_word_embeddings": False, "vocab_size": 151936}  # fmt: skip
+    return config | more
+
+
+def qwen2_5_vl(_):
+    tied = SHAPE.endswith("-3b")
+    vision = {
+        "model_type": "qwen2_5_vl", "depth": 32, "hidden_act": "silu", "hidden_size": 1280,
+        "intermediate_size": 3456 if SHAPE.endswith("32b") else 3420, "num_heads": 16, "in_chans": 3,
+        "out_hidden_size": TEXT[SHAPE][0], "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
+        "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2}  # fmt: skip
+    save("config.json", text(
+        architectures=["Qwen2_5_VLForConditionalGeneration"], model_type="qwen2_5_vl", tie_word_embeddings=tied,
+        vocab_size=151936 if tied else 152064, image_token_id=151655, video_token_id=151656, vision_start_token_id=151652,
+        vision_end_token_id=151653, vision_token_id=151654, rope_scaling={"type": "mrope", "mrope_section": [16, 24, 24]},
+        vision_config=vision))  # fmt: skip
+    save("preprocessor_config.json", CLIP | {
+        "min_pixels": 3136, "max_pixels": 12845056, "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2,
+        "image_processor_type": "Qwen2VLImageProcessor", "processor_class": "Qwen2_5_VLProcessor"})  # fmt: skip
+    return {"processor_class": "Qwen2_5_VLProcessor"}
+
+
+def qwen3_vl(_):
+    small = SHAPE.endswith("-2b")
+    decoder = text(
+        model_type="qwen3_vl_text", attention_bias=False, head_dim=128, max_position_embeddings=262144, rope_theta=5e6,
+        tie_word_embeddings=small,
+        rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"})  # fmt: skip
+    vision = {
+        "model_type": "qwen3_vl", "deepstack_visual_indexes": [5, 11, 17] if small else [8, 16, 24],
+        "depth": 24 if small else 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1024 if small else 1152,
+        "in_channels": 3, "intermediate_size": 4096 if small else 4304, "num_heads": 16, "num_position_embeddings": 2304,
+        "out_hidden_size": TEXT[SHAPE][0], "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
+    save("config.json", {
+        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
+        "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
+        "tie_word_embeddings": small, "text_config": decoder, "vision_config": vision})  # fmt: skip
+    patches = {
+        "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
+        "processor_class": "Qwen3VLProcessor"}  # fmt: skip
+    save("preprocessor_config.json", patches | {
+        "size": {"shortest_edge": 65536, "longest_edge": 16777216}, "image_processor_type": "Qwen2VLImageProcessorFast"})
+    save("video_preprocessor_config.json", patches | {
+        "size": {"shortest_edge": 4096, "longest_edge": 25165824}, "video_processor_type": "Qwen3VLVideoProcessor"})
+    return {"processor_class": "Qwen3VLProcessor"}
+
+
+def qwen3(_):
+    save("config.json", text(
+        architectures=["Qwen3ForCausalLM"], model_type="qwen3", attention_bias=False, head_dim=128,
+        max_position_embeddings=40960))  # fmt: skip
+    return {}
+
+
+def llama(_):
+    scaling = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 8192}  # fmt: skip
+    save("config.json", text(
+        architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=128256, max_position_embeddings=131072,
+        rope_theta=5e5, rope_scaling=scaling, rms_norm_eps=1e-5, bos_token_id=128000, eos_token_id=128001))  # fmt: skip
+    return {}
+
+
+def internvl(tokenizer):
+    first = max(token["id"] for token in tokenizer["added_tokens"]) + 1
+    ids = {content: first + index for index, content in enumerate(PICTURE_TOKENS.values())}
+    common = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    tokenizer["added_tokens"] += [{"id": token, "content": content} | common for content, token in ids.items()]
+    vision = {
+        "model_type": "internvl_vision", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+        "attention_bias": True, "use_qk_norm": False, "intermediate_size": 4096, "hidden_act": "gelu",
+        "norm_type": "layer_norm", "image_size": [448, 448], "patch_size": [14, 14]}  # fmt: skip
+    save("config.json", {
+        "architectures": ["InternVLForConditionalGeneration"], "model_type": "internvl",
+        "image_token_id": ids["<IMG_CONTEXT>"], "downsample_ratio": 0.5, "image_seq_length": 256, "tie_word_embeddings": False,
+        "text_config": text(architectures=["Qwen2ForCausalLM"], model_type="qwen2", vocab_size=151674),
+        "vision_config": vision})  # fmt: skip
+    tiles = IMAGENET | {"size": {"height": 448, "width": 448}, "processor_class": "InternVLProcessor"}
+    save("preprocessor_config.json", tiles | {
+        "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": True, "min_patches": 1, "max_patches": 12})
+    save("video_preprocessor_config.json", tiles | {"video_processor_type": "InternVLVideoProcessor"})
+    save("processor_config.json", {"image_seq_length": 256, "processor_class": "InternVLProcessor"})
+    added = {str(token): {"content": content} | common for content, token in ids.items()}
+    return {"processor_class": "InternVLProcessor", "extra_special_tokens": PICTURE_TOKENS, "added_tokens_decoder": added}
+
+
+FAMILIES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl, "qwen3": qwen3, "llama-3.1": llama, "internvl3": internvl}
+
+
+def main():
+    os.makedirs(FOLDER, exist_ok=True)
+    tokenizer, settings = read("tokenizer.json"), read("tokenizer_config.json")
+    more = FAMILIES[SHAPE.rpartition("-")[0]](tokenizer)
+    added = settings.get("added_tokens_decoder", {}) | more.pop("added_tokens_decoder", {})
+    save("tokenizer_config.json", settings | more | {"added_tokens_decoder": added})
+    save("tokenizer.json", tokenizer)
+    save("generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": False})
+
+
+main()
