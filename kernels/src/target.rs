@@ -60,8 +60,8 @@ impl Target {
         }
     }
 
-    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA pads to whole tiles of
-    /// its products; an odd vocabulary takes a tenth more of a step of 256 rows otherwise.
+    /// The rows to allocate for a table of `vocabulary` tokens that is an output projection. CUDA pads to whole tiles
+    /// of its products; an odd vocabulary takes a tenth more of a step of 256 rows otherwise.
     pub fn padded_vocabulary(&self, vocabulary: usize) -> usize {
         match self {
             Target::Cpu { .. } => vocabulary,

@@ -181,8 +181,9 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32. `score` receives the logits of the
-    /// scored rows, a few rows at a time; see [`Decoder::step`](crate::blocks::decoder::Decoder::step).
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, on a GPU maybe with gaps between rows.
+    /// `score` receives the logits of the scored rows, a few rows at a time; see
+    /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,

@@ -78,8 +78,8 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
-/// are there. A missing tokenizer is replaced by one of bytes, and each missing file of the processors' settings by that
-/// of the family's release.
+/// are there. A missing tokenizer is replaced by one of bytes, and each missing file of the processors' settings by
+/// that of the family's release.
 ///
 /// # Errors
 /// [`CheckpointError::MissingFile`] without `config.json`; a file that cannot be read.
@@ -217,8 +217,8 @@ macro_rules! families {
                 }
             }
 
-            /// What stands for pictures and videos in chat templates that know none; `None` where the family's own always
-            /// do.
+            /// The texts by which [`write_visuals`](Self::write_visuals) finds pictures and videos; `None` if it finds
+            /// none by text that a user could write.
             pub fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
                 match self {
                     $(FamilyConfig::$name(config) => config.placeholder_texts(),)*
@@ -231,8 +231,8 @@ macro_rules! families {
                 }
             }
 
-            /// Writes pictures and videos into a rendered prompt, in a family whose prompts have more text for them than
-            /// placeholders. The others leave it as it is.
+            /// Writes pictures and videos into a rendered prompt, in a family whose prompts have more text for them
+            /// than placeholders. The others leave it as it is.
             pub fn write_visuals(&self, rendered: String, visuals: &[VisualGrid]) -> String {
                 match self {
                     $(FamilyConfig::$name(config) => config.write_visuals(rendered, visuals),)*

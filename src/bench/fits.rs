@@ -61,7 +61,8 @@ impl Fits {
         }
     }
 
-    /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its reply.
+    /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its
+    /// reply.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<VisualGrid, String> {
         let processors = self.processors.as_ref().ok_or("the model takes no pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;

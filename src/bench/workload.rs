@@ -110,8 +110,8 @@ const MERGE: MergeSize = MergeSize::new(2);
 const AROUND: usize = 128;
 
 impl Workload {
-    /// The same for a model whose pictures are cut by `cut`: each picture's sides become the nearest whole number of merged
-    /// patches, so that none is resized unless it is stretched over tiles.
+    /// The same for a model whose pictures are cut by `cut`: each picture's sides become the nearest whole number of
+    /// merged patches, so that none is resized unless it is stretched over tiles.
     pub fn cut_by(self, cut: PictureCut) -> Workload {
         let factor = cut.patch * MERGE.side() as u32;
         let whole = |side: u32| (side + factor / 2) / factor * factor;

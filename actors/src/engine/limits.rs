@@ -95,11 +95,11 @@ impl LoadOptions {
         let is_given = self.envelope.is_some();
         let launch = limits.launch_patches.or((is_given && said.is_none()).then_some(envelope.launch_patches));
         let beside_text = if is_given { usize::MAX } else { envelope.patches_beside_text(merge) };
-        let picture = said.unwrap_or(envelope.picture_patches.min(beside_text)).min(launch.unwrap_or(usize::MAX));
         // A limit that nobody set leaves room for a tile, where pictures are tiles.
         let tile = processor.config().tiling.map_or(0, |tiling| of_pixels(tiling.tile_pixels()));
-        let is_set = is_given || said.is_some() || launch.is_some();
-        let picture = if is_set { picture } else { picture.max(tile) };
+        let unsaid = envelope.picture_patches.min(beside_text);
+        let unsaid = if is_given { unsaid } else { unsaid.max(tile) };
+        let picture = said.unwrap_or(unsaid).min(launch.unwrap_or(usize::MAX));
         let shared =
             if is_given { envelope.launch_patches } else { envelope.launch_patches.min(SHARED_LAUNCH_PATCHES) };
         let launch_of = |picture: usize| launch.unwrap_or(shared.max(picture));

@@ -73,10 +73,10 @@ impl DecoderConfig {
 /// The decoder's weights.
 pub struct Decoder {
     config: DecoderConfig,
-    embedding: Tensor<'static>, // [vocabulary, hidden]
+    embedding: Tensor<'static>, // [vocabulary, hidden], padded if it is the head too
     layers: Vec<Layer>,
     norm: Tensor<'static>,               // [hidden]
-    projection: Option<Tensor<'static>>, // [vocabulary, hidden], if not the embedding
+    projection: Option<Tensor<'static>>, // [padded vocabulary, hidden], if not the embedding
     rope: Rope<'static>,
 }
 
@@ -121,7 +121,10 @@ impl Decoder {
     ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
-        let embedding = map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?;
+        let embedding = match config.tied_embeddings {
+            true => map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?,
+            false => map.tensor(&embedding_name, [config.vocabulary, config.hidden])?,
+        };
         let layer = |index| Layer::claim(&config, &name(&format!("layers.{index}")), map);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
@@ -144,8 +147,8 @@ impl Decoder {
     }
 
     /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target.
-    /// Without logit rows the tensor has no rows. `score` is called with the logits of the scored rows,
-    /// `[rows, vocabulary]` f32, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
+    /// Without logit rows the tensor has no rows, and there may be gaps between those it has. `score` is called with
+    /// the logits of the scored rows, alike, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -176,7 +179,8 @@ impl Decoder {
     }
 
     /// Launches a step whose arrays are in `image` at the places of `layout`, or will be when a graph of it is
-    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32.
+    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32, maybe with gaps between
+    /// rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
@@ -258,7 +262,8 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let mut hidden = scope.embed(&self.embedding, &inputs.tokens, caches.previous)?;
+        let table = self.embedding.row_range(0..self.config.vocabulary);
+        let mut hidden = scope.embed(&table, &inputs.tokens, caches.previous)?;
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(PictureRow::plain(self.config.hidden).embedding());

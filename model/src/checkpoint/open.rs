@@ -21,7 +21,8 @@ use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, 
 pub struct Checkpoint {
     /// The whole of `config.json`, which families read themselves.
     pub config: Map<String, Value>,
-    /// `generation_config.json`; if it has no end tokens, those of `config.json`.
+    /// `generation_config.json`; if it has no end tokens, those of `config.json`, or else of its text part and the
+    /// tokenizer's own.
     pub generation: GenerationDefaults,
     /// From `processor_config.json`, or else `preprocessor_config.json`; `None` for models without pictures.
     pub image_processor: Option<ImageProcessor>,
@@ -116,8 +117,8 @@ impl Checkpoint {
         Ok(PromptEncoder::new(tokenizer, self.template.clone()))
     }
 
-    /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none of
-    /// them has it.
+    /// The id of an added token, from `added_tokens.json`, `tokenizer_config.json` or `tokenizer.json`; `None` if none
+    /// of them has it.
     pub fn added_token(&self, content: &str) -> Option<u32> {
         self.files.added_token(content)
     }
@@ -186,7 +187,8 @@ impl<'f> ProcessorFiles<'f> {
         }
         let joined = |json: Cow<'f, [u8]>| {
             let mut settings = tiling.clone();
-            settings.extend(object("preprocessor_config.json", &json)?);
+            let own = object("preprocessor_config.json", &json)?;
+            settings.extend(own.into_iter().map(|(name, value)| (key(&name).unwrap_or(name), value)));
             Ok::<_, CheckpointError>(Cow::Owned(Value::Object(settings).to_string().into_bytes()))
         };
         let (image, video) = (image.map(joined).transpose()?, video.map(joined).transpose()?);
@@ -224,8 +226,8 @@ impl<'f> TokenizerFiles<'f> {
     }
 }
 
-/// Older checkpoints have their end tokens only in `config.json`. Where that has none at its top level, the text model's
-/// end a reply, and so does the tokenizer's own: a chat's turns end with it.
+/// Older checkpoints have their end tokens only in `config.json`. Where that has none at its top level, the text
+/// model's end a reply, and so does the tokenizer's own: a chat's turns end with it.
 fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result<GenerationDefaults, CheckpointError> {
     let json = files.get("generation_config.json");
     let mut defaults = json.map(GenerationDefaults::from_json).transpose()?.unwrap_or_default();

@@ -69,8 +69,8 @@ pub trait Settings: Sized {
     /// Its released sizes.
     const SHAPES: &'static [Self::Shape];
 
-    /// Reads `config.json`, and checks the checkpoint's processors against it. `text` reads the part of a text model that
-    /// is another family's.
+    /// Reads `config.json`, and checks the checkpoint's processors against it. `text` reads the part of a text model
+    /// that is another family's.
     fn read(checkpoint: &Checkpoint, text: ReadText) -> Result<Self, ConfigError>;
 
     /// As [`ReadText`], for the family's own text model.
@@ -102,7 +102,8 @@ pub trait Settings: Sized {
         rendered
     }
 
-    /// What stands for pictures and videos in chat templates that join texts and know no pictures.
+    /// The texts by which [`write_visuals`](Self::write_visuals) finds pictures and videos. Users cannot write them,
+    /// and templates that join strings get them.
     fn placeholder_texts(&self) -> Option<PlaceholderTexts> {
         None
     }

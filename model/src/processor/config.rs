@@ -413,8 +413,8 @@ impl RawConfig {
     }
 
     /// The settings of tiles over the defaults of `GotOcr2ImageProcessor`. It has none of patches, and those are of the
-    /// only tower that is served: 14 pixels, merged two by two. `crop_to_patches` is not read: the models' own processor
-    /// (`processing_internvl.py`) sets it for every picture.
+    /// only tower that is served: 14 pixels, merged two by two. `crop_to_patches` is not read: the models' own
+    /// processor (`processing_internvl.py`) sets it for every picture.
     fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         let crops = self.do_center_crop == Some(true);
         let is_video = self.video_processor_type.is_some();
@@ -437,7 +437,8 @@ impl RawConfig {
         self.over(ImageProcessorConfig { pixel_bounds: bounds, ..patches })
     }
 
-    /// The tiles of `side` pixels. transformers' processor has a thumbnail always; the releases' code has other defaults.
+    /// The tiles of `side` pixels. transformers' processor has a thumbnail always; the releases' code has other
+    /// defaults.
     fn tiling(&self, side: u32) -> Tiling {
         let is_released = self.dynamic_image_size.is_some();
         let is_cut = self.dynamic_image_size != Some(false);

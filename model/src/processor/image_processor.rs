@@ -174,8 +174,8 @@ impl ImageProcessor {
         Ok(self.process_step(vec![self.resize_to(picture, plan.resized)], &plan))
     }
 
-    /// Resizes a picture, and hashes each of its tiles: row by row, then the thumbnail. A processor that cuts none makes
-    /// one piece.
+    /// Resizes a picture, and hashes each of its tiles: row by row, then the thumbnail. A processor that cuts none
+    /// makes one piece.
     ///
     /// # Errors
     /// As [`plan`](Self::plan).

@@ -1,5 +1,5 @@
-//! Tiles: a picture's aspect ratio decides how many tiles of one size it is stretched over, and it may follow whole as a
-//! thumbnail (InternVL 1.5, arXiv 2404.16821, section 3.3).
+//! Tiles: a picture's aspect ratio decides how many tiles of one size it is stretched over, and it may follow whole as
+//! a thumbnail (InternVL 1.5, arXiv 2404.16821, section 3.3).
 
 use super::smart_resize::{Size, check_sides};
 use crate::flow::{ImageError, Tiles};
@@ -29,15 +29,16 @@ impl Tiling {
         (u64::from(self.most) + thumbnail) * self.tile_pixels()
     }
 
-    /// The tiles of a picture of `size`, at most `tiles_max` with the thumbnail: those with the aspect ratio nearest to its
-    /// own. Of equal ratios the last counts that the picture fills by half at least; one tile if no arrangement is left.
+    /// The tiles of a picture of `size`, at most `tiles_max` with the thumbnail: those with the aspect ratio nearest to
+    /// its own. Of equal ratios the last counts that the picture fills by half at least; one tile if no arrangement is
+    /// left.
     ///
     /// Gives the same numbers as `get_optimal_tiled_canvas` in transformers 5.17,
     /// `models/got_ocr2/image_processing_got_ocr2.py`.
     ///
     /// # Errors
-    /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200, which the reference does not refuse: resizing such a
-    /// picture takes memory by its longer side.
+    /// [`ImageError::Empty`]; [`ImageError::AspectRatio`] over 200, which the reference does not refuse: resizing such
+    /// a picture takes memory by its longer side.
     pub fn choose(self, size: Size, tiles_max: u64) -> Result<Tiles, ImageError> {
         check_sides(size)?;
         let Size { width, height } = size;

@@ -206,8 +206,8 @@ impl VisualProcessors {
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture, tile and step of a video, in the
-    /// order of the request.
+    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture, tile and step of a video, in
+    /// the order of the request.
     ///
     /// # Errors
     /// A file is damaged after its header, or a frame's size differs from the plan's.

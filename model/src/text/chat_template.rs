@@ -190,8 +190,8 @@ impl ChatTemplate {
         self.render_values(Value::from(Serde(messages)), inputs)
     }
 
-    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join strings, and either fail on
-    /// such a content or print it.
+    /// Whether it reads contents in parts and writes `placeholder` for a picture. Others join strings, and either fail
+    /// on such a content or print it.
     pub fn knows_pictures(&self, placeholder: &str) -> bool {
         const TEXT: &str = "told";
         let parts = Message { role: Role::User, content: vec![Part::Image, Part::Text(TEXT.to_owned())] };

@@ -15,8 +15,9 @@ const SCALED_AT_ONCE: usize = 1 << 23;
 /// Least number of elements that one thread scales.
 const BY_A_THREAD: usize = 1 << 14;
 
-/// Gives `each` the bytes of the rows of `found` as f32, each multiplied by its element of `scale`, in order. A `found` of
-/// one dimension has rows of one element. `room` grows to 32 MiB or one row.
+/// Gives `each` the bytes of the rows of `found` as f32, each multiplied by its element of `scale`, in order. A `found`
+/// of one dimension has rows of one element. `room` grows to 32 MiB or one row, and what is not stored in place takes
+/// as much once more.
 ///
 /// # Panics
 /// If the rows are not as many as the elements of `scale`: the map has checked both.

@@ -1,8 +1,9 @@
-//! Qwen3-VL, Qwen2-VL and InternVL against results of transformers: prompts with what stands around pictures and videos,
-//! positions, rows of the vision cache, logits, answers; whole, in chunks, batched with others. The first checkpoint has
-//! tower heads of 64, a tied head and a layer behind those that parts of pictures are added to; the second has heads of
-//! 72, and a part behind its last layer; the third is Qwen2-VL with heads of 80; the fourth has InternViT-300M's layers and
-//! transformers' names, the last those of InternViT-6B and the released names, settings and template.
+//! Qwen3-VL, Qwen2-VL and InternVL against results of transformers: prompts with what stands around pictures and
+//! videos, positions, rows of the vision cache, logits, answers; whole, in chunks, batched with others. The first
+//! checkpoint has tower heads of 64, a tied head and a layer behind those that parts of pictures are added to; the
+//! second has heads of 72, and a part behind its last layer; the third is Qwen2-VL with heads of 80; the fourth has
+//! InternViT-300M's layers and transformers' names, the last those of InternViT-6B and the released names, settings and
+//! template.
 
 use bursar_model::{
     flow::{ImageLimits, ResizedImage, VisualGrid},

@@ -93,6 +93,8 @@ fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
     assert_eq!(limit(json!({ "max_pixels": 12_845_056 })), (13 * 1024, 13 * 1024), "no picture has more");
     let short = on_a_gpu(&tiled, json!({ "max_model_len": 300 })).expect("it serves text");
     assert_eq!(short.envelope.picture_patches, 1024, "nobody limited pictures");
+    let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 })).expect("it serves text");
+    assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for a tile");
     for (settings, said) in [
         (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000, it must be at least 1024"),
         (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000, it must be at least 1024"),

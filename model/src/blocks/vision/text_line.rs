@@ -5,8 +5,8 @@ use crate::{
     flow::{Grid, LayoutError, PictureSpan, PromptLayout, VisualGrid},
 };
 
-/// Expands each `placeholder` of `tokens` to one token per embedding: the n-th stands for the n-th picture, with all its
-/// tiles, or step of a video. A token's position is its index, the same on all axes.
+/// Expands each `placeholder` of `tokens` to one token per embedding: the n-th stands for the n-th picture, with all
+/// its tiles, or step of a video. A token's position is its index, the same on all axes.
 pub fn lay_out_in_line(
     tokens: &[u32],
     visuals: &[VisualGrid],

@@ -1,5 +1,6 @@
-//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265): InternViT sees a picture as tiles of one size, and a text model of
-//! another family reads their embeddings in line. Released checkpoints and transformers' conversions of them are read.
+//! InternVL 3 and 3.5 (arXiv 2504.10479, 2508.18265): InternViT sees a picture as tiles of one size, and a text model
+//! of another family reads their embeddings in line. Released checkpoints and transformers' conversions of them are
+//! read.
 
 mod config;
 mod names;

@@ -1,5 +1,5 @@
-//! Pictures and videos as they stand in the text of a prompt: each picture between two tokens, and each frame of a video
-//! as a picture with its number in front.
+//! Pictures and videos as they stand in the text of a prompt: each picture between two tokens, and each frame of a
+//! video as a picture with its number in front.
 
 use crate::{flow::VisualGrid, text::PlaceholderTexts};
 
@@ -13,8 +13,8 @@ const END: &str = "</img>";
 /// What templates write for pictures and videos.
 pub const PLACEHOLDERS: PlaceholderTexts = PlaceholderTexts { image: IMAGE, video: VIDEO };
 
-/// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a new line, and the two
-/// around the placeholder.
+/// Tokens of a frame's text up to `Frame999: `: one for each digit, the word, the colon, a space, a new line, and the
+/// two around the placeholder.
 pub const STEP_TOKENS: usize = 9;
 
 /// Writes each picture and video in place of its placeholder in `rendered`, as `processing_internvl.py` of transformers

@@ -1,7 +1,7 @@
 //! The settings of this family's models, for checkpoints with random weights or without weights.
 //!
-//! The numbers are from arXiv 2504.10479 (table 1) and 2508.18265 (table 1), and those of the text models from their own
-//! releases. No head is tied: the parameters that the papers count have both.
+//! The numbers are from arXiv 2504.10479 (table 1) and 2508.18265 (table 1), and those of the text models from their
+//! own releases. No head is tied: the parameters that the papers count have both.
 
 use serde_json::{Value, json};
 

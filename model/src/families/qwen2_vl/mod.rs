@@ -1,4 +1,5 @@
-//! Qwen2-VL (arXiv 2409.12191): a vision tower of full attention before a Qwen2 decoder with multimodal rotary positions.
+//! Qwen2-VL (arXiv 2409.12191): a vision tower of full attention before a Qwen2 decoder with multimodal rotary
+//! positions.
 
 mod config;
 mod shape;
