@@ -68,13 +68,27 @@ const NEAREST_SHOWN: usize = 3;
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
-    match shape_files(shape) {
-        Some(files) => Ok(RandomCheckpoint::new(shape, seed, files)),
-        None => {
-            let nearest = nearest_names(&shape.to_lowercase(), shapes(), NEAREST_SHOWN);
-            Err(UnknownShape { name: shape.to_owned(), nearest })
-        }
+    Ok(RandomCheckpoint::new(shape, seed, known_files(shape)?))
+}
+
+/// As [`random_checkpoint`], with a tokenizer of bytes instead of one of the model's size, which takes most of the time
+/// to make: for planning, which needs none.
+///
+/// # Errors
+/// [`UnknownShape`] if no shape has that name.
+pub fn shape_settings(shape: &str) -> Result<RandomCheckpoint, UnknownShape> {
+    let mut files = known_files(shape)?;
+    for (_, content) in files.iter_mut().filter(|(name, _)| *name == "tokenizer.json") {
+        *content = byte_level::tokenizer(0, &[]);
     }
+    Ok(RandomCheckpoint::new(shape, 0, files))
+}
+
+fn known_files(shape: &str) -> Result<Files, UnknownShape> {
+    shape_files(shape).ok_or_else(|| {
+        let nearest = nearest_names(&shape.to_lowercase(), shapes(), NEAREST_SHOWN);
+        UnknownShape { name: shape.to_owned(), nearest }
+    })
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that

@@ -96,6 +96,8 @@ struct Picture {
     tokens: usize,
     /// In pixels, for a square picture.
     side: u64,
+    /// Tiles of the largest picture, with the thumbnail, if pictures are cut into tiles.
+    tiles: Option<u64>,
     /// Pixels of the model's own largest picture, if that is larger and no knob limits pictures.
     model_pixels: Option<u64>,
     /// Whether a request has room for it and one word.
@@ -150,14 +152,16 @@ impl Report {
 /// The largest picture that the processor produces.
 fn picture(inputs: &Lowered, model: &Model) -> Option<Picture> {
     let (merge, patch) = (model.config().merge()?, model.config().patch()?);
-    let limit = inputs.pictures.as_ref()?.config().pixel_bounds.max;
+    let config = inputs.pictures.as_ref()?.config();
+    let limit = config.pixel_bounds.max;
+    let tiles = config.tiling.map(|tiling| limit / tiling.tile_pixels());
     let (patch_pixels, envelope) = ((patch.side * patch.side) as u64, &inputs.envelope);
     let tokens = merge.tokens(envelope.picture_patches.min((limit / patch_pixels) as usize));
     let patches = merge.patches(tokens);
     let pixels = patches as u64 * patch_pixels;
     let side = (tokens.isqrt() * merge.side() * patch.side) as u64;
     let fits_context = tokens + 2 <= envelope.context_tokens;
-    Some(Picture { pixels, patches, tokens, side, model_pixels: inputs.own_pixels, fits_context })
+    Some(Picture { pixels, patches, tokens, side, tiles, model_pixels: inputs.own_pixels, fits_context })
 }
 
 /// A suggestion under its flag; `total` is the flag of the device's memory.
@@ -228,13 +232,18 @@ impl Report {
 
 impl Picture {
     fn tell(&self, f: &mut fmt::Formatter<'_>, context_tokens: usize) -> fmt::Result {
-        let Picture { pixels, tokens, side, model_pixels, .. } = self;
+        let Picture { pixels, tokens, side, tiles, model_pixels, .. } = self;
         let plural = if *tokens == 1 { "token" } else { "tokens" };
-        writeln!(
-            f,
-            "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} {plural}; larger \
-             ones are resized."
-        )?;
+        match tiles {
+            None => writeln!(
+                f,
+                "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} {plural}; \
+                 larger ones are resized."
+            )?,
+            Some(tiles) => {
+                writeln!(f, "A picture has {tiles} tiles at most, the thumbnail included: {tokens} {plural}.")?
+            }
+        }
         if let Some(model_pixels) = model_pixels {
             writeln!(
                 f,

@@ -1,6 +1,6 @@
 //! `bursar plan --shapes`: every shape, and which cards it fits.
 
-use std::{collections::BTreeMap, fmt};
+use std::{collections::BTreeMap, fmt, sync::Arc};
 
 use bursar::{
     Bytes, LoadOptions, StartError,
@@ -17,7 +17,7 @@ use bursar::{
 use serde::Serialize;
 
 use super::{gpu::Gpu, place::absent_place};
-use crate::{failure::Failure, model};
+use crate::failure::Failure;
 
 /// All shapes, each planned for each card as `bursar plan --shape NAME --gpu CARD` does.
 #[derive(Serialize)]
@@ -57,7 +57,8 @@ impl Shapes {
 
 impl Shape {
     fn of(name: &'static str, cards: &[Gpu], load: &LoadOptions, canary: Option<Bytes>) -> Result<Self, Failure> {
-        let files: CheckpointSource = model::shape(name, 0)?.origin().clone().bring_settings()?;
+        let settings = registry::shape_settings(name).map_err(|error| Failure::of(&error))?;
+        let files = CheckpointSource::Random(Arc::new(settings));
         let stored = files.stored_type()?;
         let checkpoint = Checkpoint::open(files)?;
         let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);

@@ -191,12 +191,14 @@ fn limit_pictures(
 fn check_tiles(tiling: Tiling, limits: &Limits, most: u64, patch_pixels: u64) -> Result<(), StartError> {
     let (least, side) = (tiling.tile_pixels(), tiling.side);
     let (limit, value, required) = match (limits.picture_pixels_min, limits.picture_pixels) {
-        (Some(min), _) => ("picture_pixels_min", min, "unset: this model's pictures are tiles of one size".to_owned()),
-        (None, _) if most >= least => return Ok(()),
-        (None, Some(said)) if said < least => {
+        (Some(min), _) if min > 1 => {
+            ("picture_pixels_min", min, "at most 1: this model's pictures are tiles of one size".to_owned())
+        }
+        _ if most >= least => return Ok(()),
+        (_, Some(said)) if said < least => {
             ("picture_pixels", said, format!("at least {least}: a picture has a tile of {side} x {side}"))
         }
-        (None, _) => {
+        _ => {
             let (value, least) = (most / patch_pixels, least / patch_pixels);
             let limit = match limits.launch_patches {
                 Some(launch) if launch as u64 == value => "launch_patches",
