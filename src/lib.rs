@@ -61,7 +61,7 @@ pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
         Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelHandle, Reply, ScoredToken,
-        TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
+        StopReason, TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
     },
     compute::lane::LaneError,
     engine::{

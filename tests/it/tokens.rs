@@ -1,7 +1,7 @@
 //! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
 use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
-use bursar::{Chat, ChatError, Hint, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
+use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, story, text};
@@ -29,6 +29,41 @@ fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
         assert!(found.cached_tokens > 0, "they are the same prompt");
         assert!(format!("{tokens:?}").contains("tokens: Some("), "a prompt is shown by its length: {tokens:?}");
         stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn ids_of_the_prompt_and_of_each_token_are_told_if_asked_for() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let chat = text(QUESTION).image(picture(3)).max_tokens(40).token_ids();
+        let expected = ask(&stage.model, text(QUESTION).image(picture(3)).max_tokens(40)).await.expect("it answers");
+        let context = stage.model.serving().await.expect("it serves").context;
+        let mut replies = stage.model.samples(chat.seed(1), 2).await.expect("accepted");
+        for reply in &mut replies {
+            let (mut events, mut ids, mut so_far) = (0, Vec::new(), String::new());
+            while let Some(event) = reply.next().await {
+                match event.expect("it goes on") {
+                    ChatEvent::PromptIds(prompt) => {
+                        assert_eq!((events, prompt.len()), (0, expected.usage.prompt_tokens), "first, and whole");
+                    }
+                    ChatEvent::TokenId(id) => ids.push(id),
+                    ChatEvent::Text(piece) => {
+                        so_far += &piece;
+                        let told = context.prompts.tokenizer().decode(&ids, true).expect("known ids");
+                        assert!(told.starts_with(&so_far), "ids come before the text that they complete");
+                    }
+                    ChatEvent::Done { text, usage, end_token, .. } => {
+                        assert_eq!((text.as_str(), usage.completion_tokens), (expected.text.as_str(), ids.len()));
+                        let end = end_token.expect("the model ends it");
+                        assert!(context.generation.eos_ids.contains(&end) && !ids.contains(&end));
+                    }
+                    event => panic!("nothing else was asked for: {event:?}"),
+                }
+                events += 1;
+            }
+            assert!(events > 3, "it has answered");
+        }
     });
 }
 

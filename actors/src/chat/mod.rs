@@ -11,6 +11,7 @@ mod generation;
 mod handle;
 mod lead;
 mod preparation;
+mod reasoning_count;
 mod reply_rules;
 mod request;
 mod stopwatch;
@@ -19,6 +20,7 @@ mod tool_call;
 mod tool_choice;
 
 pub use crate::finish_reason::FinishReason;
+pub use bursar_model::text::StopReason;
 pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};
 pub use handle::ModelHandle;

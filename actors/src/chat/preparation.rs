@@ -27,10 +27,14 @@ pub(super) struct Preparation {
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
+    /// Those of the model itself.
+    own_ends: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
     /// The prompt tokens that the sampler reads.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
+    /// The prompt's tokens, if the caller wants ids.
+    pub(super) told_ids: Option<Arc<[u32]>>,
     /// How the reply is read.
     pub(super) reply: ReplyRules,
     /// Starts without tokens.
@@ -55,7 +59,8 @@ impl Preparation {
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
-        let ends = context.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
+        let own_ends: Arc<[u32]> = context.generation.eos_ids.iter().copied().filter(|_| !asked.ignores_end).collect();
+        let ends = own_ends.iter().chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
         let shown = Shown::of(chat, context)?;
@@ -65,6 +70,7 @@ impl Preparation {
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples read the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
+        let told_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
         let prompt = Arc::new(prompt);
         let salted = |salt: &String| PrefixKeys::salted(salt.as_bytes());
         let prefix = asked.cache_salt.as_ref().map_or_else(PrefixKeys::default, salted);
@@ -75,14 +81,21 @@ impl Preparation {
             tokens_max,
             stop: stop.clone(),
             stop_tokens: stop_tokens.clone(),
+            own_ends: own_ends.clone(),
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             // Scores of the prompt are the same for all samples.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
+            told_ids: told_ids.clone(),
             reply: reply.clone(),
             prefix: prefix.clone(),
         });
         Ok(prepared.collect())
+    }
+
+    /// Whether the chat asked for this token to end its reply, beside the model's own.
+    pub(super) fn is_asked_end(&self, token: u32) -> bool {
+        !self.own_ends.contains(&token)
     }
 }
 

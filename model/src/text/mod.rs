@@ -28,7 +28,7 @@ pub use message::{Message, Part, Role};
 pub use placeholder_texts::PlaceholderTexts;
 pub use prompt::PromptEncoder;
 pub use reply_format::{ReasoningFormat, ReplyFormat, Thinking, ToolFormat};
-pub use reply_parser::{ReplyParser, ReplyPart};
+pub use reply_parser::{ReplyParser, ReplyPart, ReplyPlace};
 pub use spelling::Spelling;
 pub use stop_rules::{StopFilter, StopReason, StopRules};
 pub use template_source::TemplateSources;
