@@ -101,6 +101,80 @@ fn tokens_unknown_to_the_model_are_refused_alone() {
 }
 
 #[test]
+fn a_chats_prompt_is_told_without_a_reply_however_long() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let chat = || text(QUESTION).image(picture(3)).user("And?").image(picture(40)).max_tokens(1);
+        let prompt = stage.model.prompt_of(chat()).await.expect("a prompt");
+        let whole = ask(&stage.model, chat()).await.expect("it answers");
+        assert_eq!(prompt.token_ids.len(), whole.usage.prompt_tokens);
+        assert_eq!(prompt.picture_tokens.len(), 2);
+        assert_eq!(prompt.picture_tokens.iter().sum::<usize>(), whole.usage.picture_tokens);
+        assert!(format!("{prompt:?}").starts_with("Prompt { token_ids: "), "{prompt:?}");
+        let again = ask(&stage.model, Chat::from_tokens(prompt.token_ids).max_tokens(1)).await;
+        assert!(matches!(again, Err(ChatError::Layout(_))), "its pictures are missing, not their places: {again:?}");
+        let facts = stage.model.facts().await.expect("it serves");
+        let long = stage.model.prompt_of(text("shape ".repeat(900).as_str())).await.expect("a prompt");
+        assert!(long.token_ids.len() > facts.context_tokens, "{long:?}, {facts:?}");
+        let too_long = ask(&stage.model, text("shape ".repeat(900).as_str())).await.expect_err("it is too long");
+        let ChatError::TooLong { tokens, limit } = too_long else { panic!("{too_long}") };
+        assert_eq!((tokens, limit), (long.token_ids.len(), facts.context_tokens));
+        let error = stage.model.prompt_of(Chat::new()).await.expect_err("nothing is said");
+        assert!(matches!(error, ChatError::Empty), "{error}");
+        let error =
+            stage.model.prompt_of(text("Hm?").image(Image::from_bytes(*b"script"))).await.expect_err("no picture");
+        assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error}");
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let (_, limit) = stage.model.requests();
+        let running = stage.model.samples(text("Who are you?").temperature(1.0), limit).await.expect("accepted");
+        let (tokenizer, model) = (stage.model.serving().await.expect("it serves").context, &stage.model);
+        let tokenizer = tokenizer.prompts.tokenizer();
+        let ids = model.tokenize("<|im_start|>A red star", true).await.expect("tokens");
+        assert_eq!(ids[0], tokenizer.id_of("<|im_start|>").expect("it is one"));
+        assert_eq!(model.detokenize(ids.clone()).await.expect("text"), "<|im_start|>A red star");
+        let spelled = model.token_strs(ids.clone()).await.expect("words");
+        let expected: Vec<_> = ids.iter().map(|id| tokenizer.token_of(*id).expect("known")).collect();
+        assert_eq!((spelled[0].as_str(), &spelled), ("<|im_start|>", &expected));
+        for unknown in [model.detokenize([3, 864]).await.err(), model.token_strs([864]).await.err()] {
+            let Some(ChatError::Sampling(source)) = unknown else { panic!("{unknown:?}") };
+            assert!(matches!(*source, SamplingError::UnknownToken { token: 864, vocabulary: 864 }), "{source}");
+        }
+        let error = model.tokenize("a".repeat((16 << 20) + 1), false).await.expect_err("it is too long");
+        assert!(error.to_string().contains("16777216") && error.hint().contains("parts"), "{error}");
+        assert_eq!(model.tokenize("", false).await.expect("tokens"), [0; 0]);
+        drop(running);
+    });
+}
+
+#[test]
+fn a_models_facts_are_those_of_its_folder_and_envelope() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let context = stage.model.serving().await.expect("it serves").context;
+        let facts = stage.model.facts().await.expect("it serves");
+        assert_eq!((facts.vocabulary, facts.name.as_str()), (864, context.name.as_str()));
+        assert_eq!(facts.context_tokens, context.envelope.context_tokens);
+        assert_eq!((facts.pictures, facts.video_frames), (context.envelope.pictures, context.envelope.video_frames));
+        assert!(facts.shows_tools && facts.reply_format.tools == bursar::ToolFormat::Hermes, "{facts:?}");
+        // One without pictures.
+        let runtime = runtime_on(&device()).await;
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
+        let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
+        let facts = text_only.facts().await.expect("it serves");
+        assert_eq!((facts.pictures, facts.video_frames), (0, 0), "{facts:?}");
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
 fn raw_pixels_equal_the_lossless_file_of_them() {
     story(async {
         let stage = Stage::set(small()).await;

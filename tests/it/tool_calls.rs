@@ -241,8 +241,14 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
             let heard = hear(&model, chat, |_| {}).await.expect("it answers");
             assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.reasoned), ("1", "", 0));
         }
-        let refused = model.chat(chat.ignore_end()).await.expect_err("a form ends");
+        let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a form ends");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
+        // Reasoning that is continued is reasoning, and a text that is continued is text.
+        let more = hear(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
+        let more = more.expect("it goes on");
+        assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
+        let said = hear(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
+        assert_eq!(said.expect("it goes on").text, "1");
         // Earlier reasoning reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;

@@ -15,7 +15,7 @@ use bursar_model::{
     text::{StopRules, TemplateInputs},
 };
 
-use super::{Chat, ChatError, ToolChoice, reply_rules::ReplyRules};
+use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules};
 use crate::engine::ModelContext;
 
 /// A chat that may be served.
@@ -119,9 +119,30 @@ impl Shown {
                 context.prompts.encode_rewritten(&messages, &inputs, written)?
             }
         };
-        let reply = ReplyRules::of(chat, context, &inputs, &tokens)?;
+        let reply = ReplyRules::of(chat, context, &inputs, (messages.last(), &tokens))?;
         Ok(Shown { prompt: context.family.lay_out(tokens, &grids)?, pictures, reply })
     }
+}
+
+/// What a chat would be as a prompt, however long.
+///
+/// # Errors
+/// What pictures, template and layout refuse.
+pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, ChatError> {
+    if chat.is_empty() {
+        return Err(ChatError::Empty);
+    }
+    let Shown { prompt, pictures, .. } = Shown::of(chat, context)?;
+    let rows = |plan: &VisualPlan| {
+        let merge = context.family.merge();
+        merge.into_iter().flat_map(|merge| plan.grid().costs(merge)).map(|cost| cost.rows).sum()
+    };
+    Ok(Prompt { token_ids: prompt.tokens, picture_tokens: pictures.iter().map(rows).collect() })
+}
+
+/// The most tokens of prompt and reply together.
+pub(super) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
+    RequestCost::largest(&context.envelope, context.family.merge()).tokens.min(kv_tokens)
 }
 
 /// The most tokens of a reply: what was asked for, within what the prompt leaves.
@@ -129,7 +150,7 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let asked = &chat.generation;
     let merge = context.family.merge();
     let largest = RequestCost::largest(&context.envelope, merge);
-    let limit = largest.tokens.min(kv_tokens);
+    let limit = tokens_limit(context, kv_tokens);
     let count = shown.prompt.tokens.len();
     if count == 0 || count >= limit {
         return Err(ChatError::TooLong { tokens: count, limit });
@@ -151,6 +172,8 @@ fn template_inputs(chat: &Chat) -> TemplateInputs {
     TemplateInputs {
         tools: (!chat.tools.is_empty() && chat.tool_choice != ToolChoice::None).then(|| chat.tools.clone()),
         variables: chat.template_variables.clone(),
+        continue_final_message: chat.continues,
+        add_generation_prompt: chat.begins_turn.unwrap_or(!chat.continues),
         now_unix_seconds: now_unix_seconds(),
         ..TemplateInputs::default()
     }
@@ -161,10 +184,16 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
     }
+    check_known(context, tokens)?;
+    Ok(tokens.to_vec())
+}
+
+/// Refuses tokens that the model's vocabulary does not have.
+pub(super) fn check_known(context: &ModelContext, tokens: &[u32]) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
         Some(&token) => Err(SamplingError::UnknownToken { token, vocabulary }.into()),
-        None => Ok(tokens.to_vec()),
+        None => Ok(()),
     }
 }
 
@@ -178,11 +207,7 @@ fn samplers(
 ) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
     let vocabulary = context.family.decoder().vocabulary;
-    for token in &asked.stop_tokens {
-        if *token as usize >= vocabulary {
-            return Err(SamplingError::UnknownToken { token: *token, vocabulary }.into());
-        }
-    }
+    check_known(context, &asked.stop_tokens)?;
     if let Some(top) = asked.prompt_log_probabilities.filter(|top| *top > TOP_LOG_PROBABILITIES_MAX) {
         return Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }.into());
     }

@@ -5,6 +5,7 @@ mod call_object;
 pub mod chat_template;
 pub mod detokenizer;
 pub(crate) mod error;
+mod final_turn;
 pub mod message;
 mod placeholder_texts;
 pub mod prompt;
@@ -24,6 +25,7 @@ pub(crate) mod vocabulary_files;
 
 pub use chat_template::{ChatTemplate, TemplateInputs, TemplateLimits};
 pub use detokenizer::Detokenizer;
+pub use final_turn::ContinueError;
 pub use message::{Message, Part, Role};
 pub use placeholder_texts::PlaceholderTexts;
 pub use prompt::PromptEncoder;
