@@ -60,8 +60,8 @@ pub use bursar_actors::metric;
 pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
-        Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelHandle, Reply, ScoredToken,
-        TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
+        Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelFacts, ModelHandle, Prompt, Reply,
+        ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
     },
     compute::lane::LaneError,
     engine::{
@@ -108,7 +108,7 @@ pub use bursar_model::{
     flow::{ImageLimits, LayoutError},
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},
-    text::{ReasoningFormat, ReplyFormat, Role, ToolFormat},
+    text::{ContinueError, ReasoningFormat, ReplyFormat, Role, ToolFormat},
     weights::WeightError,
 };
 

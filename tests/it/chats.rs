@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, Hint, LoadOptions};
+use bursar::{Chat, ChatError, ChatEvent, Envelope, FinishReason, Hint, LoadOptions, StopReason};
 
 use crate::{
     ears::Ears,
@@ -206,6 +206,7 @@ fn a_stop_string_across_tokens_ends_the_reply_before_it() {
         assert_eq!(stopped.text, expected);
         assert_eq!(stopped.pieces.concat(), expected, "nothing of the stop string was shown");
         assert_eq!(stopped.finish_reason, FinishReason::Stop);
+        assert_eq!((stopped.stop_reason, free.stop_reason), (Some(StopReason::String(stop)), None));
     });
 }
 

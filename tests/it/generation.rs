@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, Hint, LoadOptions, OutputFormat, Role};
+use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, Hint, LoadOptions, OutputFormat, Role, StopReason};
 use serde_json::{Value, json};
 
 use crate::ears::Ears;
@@ -377,6 +377,13 @@ fn a_stop_token_ends_a_reply_before_it() {
         let stopped = ask(&stage.model, about(1).stop_token(third.id)).await.expect("it answers");
         let expected: String = scored.tokens[..first_place].iter().map(|score| score.token.text.as_str()).collect();
         assert_eq!((stopped.text, stopped.finish_reason), (expected, FinishReason::Stop));
+        assert_eq!(stopped.stop_reason, Some(StopReason::Token(third.id)));
+        // The model's own end is no rule of the chat, unless the chat ignores it and names it.
+        let end = stage.model.serving().await.expect("it serves").context.generation.eos_ids[0];
+        let own = ask(&stage.model, about(1).stop_token(end)).await.expect("it answers");
+        assert_eq!((own.text.as_str(), own.stop_reason), (scored.text.as_str(), None));
+        let named = ask(&stage.model, about(1).ignore_end().stop_token(end)).await.expect("it answers");
+        assert_eq!((named.text, named.stop_reason), (scored.text, Some(StopReason::Token(end))));
         let error = ask(&stage.model, about(1).stop_token(4_000_000)).await.expect_err("no such token");
         assert!(error.to_string().contains("4000000"), "{error}");
     });

@@ -8,6 +8,7 @@ mod bench;
 mod chats;
 mod checkpoints;
 mod command_line;
+mod continued;
 mod deaths;
 mod drains;
 mod ears;

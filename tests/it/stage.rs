@@ -14,7 +14,7 @@ use std::{
 
 use bursar::{
     Bytes, Chat, ChatError, ChatEvent, DeviceChoice, Envelope, FinishReason, HostConfig, HostDevice, Image,
-    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, TokenScore, Usage,
+    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, StopReason, TokenScore, Usage,
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
@@ -116,6 +116,7 @@ pub struct Whole {
     pub pieces: Vec<String>,
     pub text: String,
     pub finish_reason: FinishReason,
+    pub stop_reason: Option<StopReason>,
     /// Without the cached tokens, which depend on other requests.
     pub usage: Usage,
     pub cached_tokens: usize,
@@ -136,13 +137,15 @@ pub async fn listen(mut reply: bursar::Reply) -> Result<Whole, ChatError> {
             }
             Ok(ChatEvent::Token(score)) => tokens.push(score),
             Ok(ChatEvent::Text(text)) => pieces.push(text),
-            Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage }) => {
+            Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. }) => {
                 assert!(reasoning.is_empty() && tool_calls.is_empty(), "neither was asked for");
                 let (pieces, tokens) = (std::mem::take(&mut pieces), std::mem::take(&mut tokens));
                 let cached_tokens = usage.cached_tokens;
-                let usage = Usage { cached_tokens: 0, ..usage };
+                let mut usage = usage;
+                usage.cached_tokens = 0;
                 let prompt = prompt.take();
-                end = Some(Ok(Whole { pieces, text, finish_reason, usage, cached_tokens, prompt, tokens }));
+                end =
+                    Some(Ok(Whole { pieces, text, finish_reason, stop_reason, usage, cached_tokens, prompt, tokens }));
             }
             Ok(event) => panic!("an event that no story knows: {event:?}"),
             Err(error) => end = Some(Err(error)),

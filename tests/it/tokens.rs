@@ -1,7 +1,7 @@
 //! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
 use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
-use bursar::{Chat, ChatError, Hint, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
+use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, story, text};
@@ -29,6 +29,41 @@ fn a_token_prompt_is_answered_like_the_turns_it_encodes() {
         assert!(found.cached_tokens > 0, "they are the same prompt");
         assert!(format!("{tokens:?}").contains("tokens: Some("), "a prompt is shown by its length: {tokens:?}");
         stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn ids_of_the_prompt_and_of_each_token_are_told_if_asked_for() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let chat = text(QUESTION).image(picture(3)).max_tokens(40).token_ids();
+        let expected = ask(&stage.model, text(QUESTION).image(picture(3)).max_tokens(40)).await.expect("it answers");
+        let context = stage.model.serving().await.expect("it serves").context;
+        let mut replies = stage.model.samples(chat.seed(1), 2).await.expect("accepted");
+        for reply in &mut replies {
+            let (mut events, mut ids, mut so_far) = (0, Vec::new(), String::new());
+            while let Some(event) = reply.next().await {
+                match event.expect("it goes on") {
+                    ChatEvent::PromptIds(prompt) => {
+                        assert_eq!((events, prompt.len()), (0, expected.usage.prompt_tokens), "first, and whole");
+                    }
+                    ChatEvent::TokenId(id) => ids.push(id),
+                    ChatEvent::Text(piece) => {
+                        so_far += &piece;
+                        let told = context.prompts.tokenizer().decode(&ids, true).expect("known ids");
+                        assert!(told.starts_with(&so_far), "ids come before the text that they complete");
+                    }
+                    ChatEvent::Done { text, usage, end_token, .. } => {
+                        assert_eq!((text.as_str(), usage.completion_tokens), (expected.text.as_str(), ids.len()));
+                        let end = end_token.expect("the model ends it");
+                        assert!(context.generation.eos_ids.contains(&end) && !ids.contains(&end));
+                    }
+                    event => panic!("nothing else was asked for: {event:?}"),
+                }
+                events += 1;
+            }
+            assert!(events > 3, "it has answered");
+        }
     });
 }
 
@@ -62,6 +97,80 @@ fn tokens_unknown_to_the_model_are_refused_alone() {
         assert!(matches!(error, ChatError::TooLong { tokens: 256, limit: 256 }), "{error:?}");
         ask(&stage.model, about(1)).await.expect("a good one is answered");
         stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn a_chats_prompt_is_told_without_a_reply_however_long() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let chat = || text(QUESTION).image(picture(3)).user("And?").image(picture(40)).max_tokens(1);
+        let prompt = stage.model.prompt_of(chat()).await.expect("a prompt");
+        let whole = ask(&stage.model, chat()).await.expect("it answers");
+        assert_eq!(prompt.token_ids.len(), whole.usage.prompt_tokens);
+        assert_eq!(prompt.picture_tokens.len(), 2);
+        assert_eq!(prompt.picture_tokens.iter().sum::<usize>(), whole.usage.picture_tokens);
+        assert!(format!("{prompt:?}").starts_with("Prompt { token_ids: "), "{prompt:?}");
+        let again = ask(&stage.model, Chat::from_tokens(prompt.token_ids).max_tokens(1)).await;
+        assert!(matches!(again, Err(ChatError::Layout(_))), "its pictures are missing, not their places: {again:?}");
+        let facts = stage.model.facts().await.expect("it serves");
+        let long = stage.model.prompt_of(text("shape ".repeat(900).as_str())).await.expect("a prompt");
+        assert!(long.token_ids.len() > facts.context_tokens, "{long:?}, {facts:?}");
+        let too_long = ask(&stage.model, text("shape ".repeat(900).as_str())).await.expect_err("it is too long");
+        let ChatError::TooLong { tokens, limit } = too_long else { panic!("{too_long}") };
+        assert_eq!((tokens, limit), (long.token_ids.len(), facts.context_tokens));
+        let error = stage.model.prompt_of(Chat::new()).await.expect_err("nothing is said");
+        assert!(matches!(error, ChatError::Empty), "{error}");
+        let error =
+            stage.model.prompt_of(text("Hm?").image(Image::from_bytes(*b"script"))).await.expect_err("no picture");
+        assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error}");
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn texts_and_tokens_become_each_other_while_every_credit_is_taken() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let (_, limit) = stage.model.requests();
+        let running = stage.model.samples(text("Who are you?").temperature(1.0), limit).await.expect("accepted");
+        let (tokenizer, model) = (stage.model.serving().await.expect("it serves").context, &stage.model);
+        let tokenizer = tokenizer.prompts.tokenizer();
+        let ids = model.tokenize("<|im_start|>A red star", true).await.expect("tokens");
+        assert_eq!(ids[0], tokenizer.id_of("<|im_start|>").expect("it is one"));
+        assert_eq!(model.detokenize(ids.clone()).await.expect("text"), "<|im_start|>A red star");
+        let spelled = model.token_strs(ids.clone()).await.expect("words");
+        let expected: Vec<_> = ids.iter().map(|id| tokenizer.token_of(*id).expect("known")).collect();
+        assert_eq!((spelled[0].as_str(), &spelled), ("<|im_start|>", &expected));
+        for unknown in [model.detokenize([3, 864]).await.err(), model.token_strs([864]).await.err()] {
+            let Some(ChatError::Sampling(source)) = unknown else { panic!("{unknown:?}") };
+            assert!(matches!(*source, SamplingError::UnknownToken { token: 864, vocabulary: 864 }), "{source}");
+        }
+        let error = model.tokenize("a".repeat((16 << 20) + 1), false).await.expect_err("it is too long");
+        assert!(error.to_string().contains("16777216") && error.hint().contains("parts"), "{error}");
+        assert_eq!(model.tokenize("", false).await.expect("tokens"), [0; 0]);
+        drop(running);
+    });
+}
+
+#[test]
+fn a_models_facts_are_those_of_its_folder_and_envelope() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let context = stage.model.serving().await.expect("it serves").context;
+        let facts = stage.model.facts().await.expect("it serves");
+        assert_eq!((facts.vocabulary, facts.name.as_str()), (864, context.name.as_str()));
+        assert_eq!(facts.context_tokens, context.envelope.context_tokens);
+        assert_eq!((facts.pictures, facts.video_frames), (context.envelope.pictures, context.envelope.video_frames));
+        assert!(facts.shows_tools && facts.reply_format.tools == bursar::ToolFormat::Hermes, "{facts:?}");
+        // One without pictures.
+        let runtime = runtime_on(&device()).await;
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
+        let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
+        let facts = text_only.facts().await.expect("it serves");
+        assert_eq!((facts.pictures, facts.video_frames), (0, 0), "{facts:?}");
+        runtime.shutdown().await;
     });
 }
 

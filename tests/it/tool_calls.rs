@@ -20,6 +20,7 @@ struct Heard {
     calls: Vec<ToolCall>,
     finish_reason: FinishReason,
     tokens: usize,
+    reasoned: usize,
 }
 
 /// Reads a reply; calls `meanwhile` after each event.
@@ -43,10 +44,12 @@ async fn hear(model: &ModelHandle, chat: Chat, mut meanwhile: impl FnMut(&ChatEv
                 scored += 1;
                 continue;
             }
-            ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage } => {
+            ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage, .. } => {
                 let (text, reasoning, calls) = (text.clone(), reasoning.clone(), tool_calls.clone());
                 let (finish_reason, tokens) = (*finish_reason, usage.completion_tokens);
-                last = Some(Heard { events: Vec::new(), scored, text, reasoning, calls, finish_reason, tokens });
+                let reasoned = usage.reasoning_tokens;
+                last =
+                    Some(Heard { events: Vec::new(), scored, text, reasoning, calls, finish_reason, tokens, reasoned });
                 continue;
             }
             other => panic!("an event that no story knows: {other:?}"),
@@ -229,16 +232,23 @@ fn what_a_model_thinks_is_told_apart_where_its_template_thinks() {
         let thinking = hear(&model, chat.clone(), |_| {}).await.expect("it answers");
         assert_eq!((thinking.text.as_str(), thinking.finish_reason), ("", FinishReason::Length));
         assert_eq!((!thinking.reasoning.trim().is_empty(), thinking.scored), (true, 12), "{thinking:?}");
+        assert_eq!(thinking.reasoned, 12, "every token is reasoning");
         // A template that is told not to think closes it.
         let off = chat.clone().template_variable("enable_thinking", false);
         // And a caller may want all as it is, with the form at once.
         let raw = ReplyFormat { tools: ToolFormat::None, reasoning: ReasoningFormat::None };
         for chat in [off, chat.clone().reply_format(raw)] {
             let heard = hear(&model, chat, |_| {}).await.expect("it answers");
-            assert_eq!((heard.text.as_str(), heard.reasoning.as_str()), ("1", ""));
+            assert_eq!((heard.text.as_str(), heard.reasoning.as_str(), heard.reasoned), ("1", "", 0));
         }
-        let refused = model.chat(chat.ignore_end()).await.expect_err("a form ends");
+        let refused = model.chat(chat.clone().ignore_end()).await.expect_err("a form ends");
         assert!(matches!(refused, ChatError::FormatWithoutEnd), "{refused}");
+        // Reasoning that is continued is reasoning, and a text that is continued is text.
+        let more = hear(&model, chat.clone().reasoning("Two and").continue_final_message(), |_| {}).await;
+        let more = more.expect("it goes on");
+        assert_eq!((more.text.as_str(), more.reasoned, more.reasoning.is_empty()), ("", 12, false), "{more:?}");
+        let said = hear(&model, chat.clone().assistant("The").reasoning("So.").continue_final_message(), |_| {}).await;
+        assert_eq!(said.expect("it goes on").text, "1");
         // Earlier reasoning reaches the template.
         let turn = |chat: Chat| chat.user("Sure?").max_tokens(1);
         let without = ask_prompt(&model, turn(text("Hm?").assistant("4"))).await;

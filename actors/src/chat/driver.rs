@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bursar_model::{
     flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, Token},
-    text::{Detokenizer, ReplyParser, ReplyPart, StopFilter, Tokenizer},
+    text::{Detokenizer, ReplyParser, ReplyPart, StopFilter, StopReason, Tokenizer},
 };
 use ractor::ActorRef;
 use tokio::{sync::mpsc, time::Instant};
@@ -15,6 +15,7 @@ use super::{
     answer::Answer,
     lead::{Lead, Part},
     preparation::Preparation,
+    reasoning_count::ReasoningCount,
     stopwatch::{Stopwatch, end_of},
 };
 use crate::{
@@ -50,6 +51,9 @@ pub(super) struct Driver {
     filter: StopFilter,
     parser: ReplyParser,
     answer: Answer,
+    reasoning: ReasoningCount,
+    /// The token that ended the reply.
+    end_token: Option<u32>,
     stopwatch: Stopwatch,
 }
 
@@ -93,6 +97,8 @@ impl Driver {
             filter: preparation.stop.filter(),
             parser: preparation.reply.parser.clone(),
             answer: Answer::new(),
+            reasoning: ReasoningCount::default(),
+            end_token: None,
             scores: preparation.score_prompt.map(|_| vec![None; preparation.prompt.tokens.len()]),
             preparation,
             part,
@@ -152,6 +158,11 @@ impl Driver {
         };
         if matches!(lead, Some(Lead::GivenUp)) {
             return Err(ChatError::GivenUp { deaths: DEATHS_MAX + 1 });
+        }
+        if let Some(ids) = self.preparation.told_ids.clone()
+            && events.send(Ok(ChatEvent::PromptIds(ids))).await.is_err()
+        {
+            return Ok(None);
         }
         let (mut generation, mut deaths, mut refusals) = (0, 0, None);
         loop {
@@ -328,7 +339,10 @@ impl Driver {
                     }
                     match delivery {
                         Delivery::Token(token, at) => self.take(token, at).await?,
-                        Delivery::Finished(Finish::Stop) => Some(Life::Finished(FinishReason::Stop)),
+                        Delivery::Finished(Finish::Stop(token)) => {
+                            self.end_token = Some(token);
+                            Some(Life::Finished(FinishReason::Stop))
+                        }
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
@@ -348,6 +362,9 @@ impl Driver {
     async fn take(&mut self, token: Token, at: Instant) -> Result<Option<Life>, ChatError> {
         self.stopwatch.token(at);
         self.produced.push(token.id);
+        if self.preparation.told_ids.is_some() && self.events.send(Ok(ChatEvent::TokenId(token.id))).await.is_err() {
+            return Ok(Some(Life::Cancelled));
+        }
         if let Some(scores) = token.log_probabilities {
             let score = readable(&self.tokenizer, &scores)?;
             if self.events.send(Ok(ChatEvent::Token(score))).await.is_err() {
@@ -360,7 +377,9 @@ impl Driver {
             true => (piece, None),
             false => self.filter.feed(&piece),
         };
+        let before = self.parser.place();
         let parts = self.parser.feed(&text);
+        self.reasoning.token(before, self.parser.place());
         if !self.say(parts).await {
             return Ok(Some(Life::Cancelled));
         }
@@ -416,19 +435,27 @@ impl Driver {
         let mut parts = self.parser.feed(&rest);
         parts.extend(self.parser.finish());
         self.say(parts).await;
+        let finish_reason = match finish_reason {
+            FinishReason::Length if stopped.is_none() => FinishReason::Length,
+            _ if self.answer.calls_tools() => FinishReason::ToolCalls,
+            _ => FinishReason::Stop,
+        };
+        let (usage, end_token) = (self.usage(), self.end_token);
+        let stop_reason =
+            stopped.or(end_token.filter(|token| self.preparation.is_asked_end(*token)).map(StopReason::Token));
+        let Answer { text, reasoning, calls: tool_calls, .. } = std::mem::take(&mut self.answer);
+        Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, end_token, usage })
+    }
+
+    fn usage(&self) -> Usage {
         let prompt = &self.preparation.prompt;
-        let usage = Usage {
+        Usage {
             prompt_tokens: prompt.tokens.len(),
             picture_tokens: prompt.pictures.iter().map(|span| span.tokens.len()).sum(),
             cached_tokens: self.cached_tokens.unwrap_or(0),
             completion_tokens: self.produced.len(),
-        };
-        let finish_reason = match finish_reason {
-            FinishReason::Stop if self.answer.calls_tools() => FinishReason::ToolCalls,
-            other => other,
-        };
-        let Answer { text, reasoning, calls: tool_calls, .. } = std::mem::take(&mut self.answer);
-        Ok(ChatEvent::Done { text, reasoning, tool_calls, finish_reason, usage })
+            reasoning_tokens: self.reasoning.tokens(),
+        }
     }
 }
 

@@ -1,12 +1,18 @@
 //! What a caller receives for a chat.
 
-use super::{ToolCall, ToolCallEvent};
+use std::sync::Arc;
+
+use super::{StopReason, ToolCall, ToolCallEvent};
 use crate::finish_reason::FinishReason;
 
 /// One event of a reply. `Done` is the last.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
+    /// The prompt's token ids, once, before everything else. For chats with [`token_ids`](super::Chat::token_ids).
+    PromptIds(Arc<[u32]>),
+    /// The id of the reply's next token, for the same chats. What it completes follows, as after `Token`.
+    TokenId(u32),
     /// The scored prompt tokens, if asked for. None for the first token, which follows nothing, and for tokens whose
     /// logits were not numbers.
     Prompt(Vec<Option<TokenScore>>),
@@ -20,6 +26,7 @@ pub enum ChatEvent {
     /// A call of a tool begins, goes on or ends. Only for chats with [`tools`](super::Chat::tools).
     ToolCall(ToolCallEvent),
     /// The end of the reply.
+    #[non_exhaustive]
     Done {
         /// All text of the reply, without reasoning and calls.
         text: String,
@@ -29,12 +36,31 @@ pub enum ChatEvent {
         tool_calls: Vec<ToolCall>,
         /// Why the reply ended.
         finish_reason: FinishReason,
+        /// The chat's own rule that ended it: one of [`stop`](super::Chat::stop) or
+        /// [`stop_token`](super::Chat::stop_token). None if an end token of the model, a limit, or a whole call did.
+        stop_reason: Option<StopReason>,
+        /// The token that ended it, the chat's or the model's own, which is no part of the reply.
+        end_token: Option<u32>,
         /// The tokens that it used.
         usage: Usage,
     },
 }
 
 impl ChatEvent {
+    /// An end without reasoning and calls, for tests of what reads replies. Other fields can be set afterwards, through
+    /// `if let ChatEvent::Done { stop_reason, .. } = &mut done`.
+    pub fn done(text: impl Into<String>, finish_reason: FinishReason, usage: Usage) -> Self {
+        ChatEvent::Done {
+            text: text.into(),
+            reasoning: String::new(),
+            tool_calls: Vec::new(),
+            finish_reason,
+            stop_reason: None,
+            end_token: None,
+            usage,
+        }
+    }
+
     /// The text that this event adds to the reply; empty except for `Text`.
     pub fn text(&self) -> &str {
         match self {
@@ -64,8 +90,9 @@ pub struct ScoredToken {
     pub log_probability: f32,
 }
 
-/// The tokens that a reply used.
+/// The tokens that a reply used. Outside of this crate, make one by `Usage::default()` and set its fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Usage {
     /// Tokens of the prompt, including those of pictures and videos.
     pub prompt_tokens: usize,
@@ -75,4 +102,6 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens of the reply, without the stop token that ended it.
     pub completion_tokens: usize,
+    /// Tokens of the reply that are reasoning: those between its tags.
+    pub reasoning_tokens: usize,
 }

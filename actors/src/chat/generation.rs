@@ -25,6 +25,7 @@ pub(super) struct Generation {
     pub(super) ignores_end: bool,
     pub(super) log_probabilities: Option<usize>,
     pub(super) prompt_log_probabilities: Option<usize>,
+    pub(super) token_ids: bool,
     pub(super) format: Option<OutputFormat>,
     pub(super) deadline: Option<Duration>,
     pub(super) cache_salt: Option<String>,
@@ -145,7 +146,14 @@ impl Chat {
         self
     }
 
-    /// Sends the log-probabilities of the prompt's tokens as the first event, in the same way.
+    /// Sends the prompt's token ids as the first event, and the reply's as they are made. For callers that train on
+    /// replies, or keep conversations as tokens.
+    pub fn token_ids(mut self) -> Self {
+        self.generation.token_ids = true;
+        self
+    }
+
+    /// Sends the log-probabilities of the prompt's tokens before all of the reply, in the same way.
     pub fn prompt_log_probabilities(mut self, top: usize) -> Self {
         self.generation.prompt_log_probabilities = Some(top);
         self

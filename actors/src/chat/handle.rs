@@ -7,7 +7,7 @@ use std::sync::{
 
 use bursar_budgets::Label;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::{Semaphore, mpsc, watch},
     time::Instant,
 };
 use tracing::{Instrument, Span, field::Empty, info_span, warn};
@@ -18,6 +18,7 @@ use super::{
     lead::Part,
     preparation::Preparation,
     stopwatch::{Stopwatch, end_of},
+    tokens::TOKEN_THREADS,
 };
 use crate::{
     credit::{Credits, NoCredit},
@@ -58,6 +59,8 @@ pub struct ModelHandle {
     credits: Credits,
     next_sequence: Arc<AtomicU64>,
     losses: watch::Receiver<Losses>,
+    /// Threads that make tokens without a reply.
+    pub(super) token_threads: Arc<Semaphore>,
 }
 
 /// Events that a driver may be ahead of its caller. A slow caller delays only its own reply.
@@ -71,7 +74,8 @@ impl ModelHandle {
         losses: watch::Receiver<Losses>,
     ) -> Self {
         let credits = Credits::of_requests(requests, model.clone());
-        ModelHandle { model, status, credits, next_sequence: Arc::default(), losses }
+        let token_threads = Arc::new(Semaphore::new(TOKEN_THREADS));
+        ModelHandle { model, status, credits, next_sequence: Arc::default(), losses, token_threads }
     }
 
     /// Resolves to an error when the current device is lost.

@@ -15,7 +15,7 @@ use bursar_model::{
     text::{StopRules, TemplateInputs},
 };
 
-use super::{Chat, ChatError, ToolChoice, reply_rules::ReplyRules};
+use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules};
 use crate::engine::ModelContext;
 
 /// A chat that may be served.
@@ -27,10 +27,14 @@ pub(super) struct Preparation {
     pub(super) tokens_max: usize,
     pub(super) stop: StopRules,
     pub(super) stop_tokens: Arc<[u32]>,
+    /// Those of the model itself.
+    own_ends: Arc<[u32]>,
     pub(super) sampler: Arc<Sampler>,
     /// The prompt tokens that the sampler reads.
     pub(super) prompt_read: Arc<[u32]>,
     pub(super) score_prompt: Option<usize>,
+    /// The prompt's tokens, if the caller wants ids.
+    pub(super) told_ids: Option<Arc<[u32]>>,
     /// How the reply is read.
     pub(super) reply: ReplyRules,
     /// Starts without tokens.
@@ -55,7 +59,8 @@ impl Preparation {
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
-        let ends = context.generation.eos_ids.iter().filter(|_| !asked.ignores_end).chain(&asked.stop_tokens);
+        let own_ends: Arc<[u32]> = context.generation.eos_ids.iter().copied().filter(|_| !asked.ignores_end).collect();
+        let ends = own_ends.iter().chain(&asked.stop_tokens);
         let stop = StopRules::new(ends.copied(), asked.stop.clone())?;
         let stop_tokens: Arc<[u32]> = stop.ids().collect();
         let shown = Shown::of(chat, context)?;
@@ -65,6 +70,7 @@ impl Preparation {
         let samplers = samplers(chat, context, reply.grammar(chat, context)?, &stop_tokens, samples)?;
         // All samples read the same prompt tokens.
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
+        let told_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
         let prompt = Arc::new(prompt);
         let salted = |salt: &String| PrefixKeys::salted(salt.as_bytes());
         let prefix = asked.cache_salt.as_ref().map_or_else(PrefixKeys::default, salted);
@@ -75,14 +81,21 @@ impl Preparation {
             tokens_max,
             stop: stop.clone(),
             stop_tokens: stop_tokens.clone(),
+            own_ends: own_ends.clone(),
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
             // Scores of the prompt are the same for all samples.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
+            told_ids: told_ids.clone(),
             reply: reply.clone(),
             prefix: prefix.clone(),
         });
         Ok(prepared.collect())
+    }
+
+    /// Whether the chat asked for this token to end its reply, beside the model's own.
+    pub(super) fn is_asked_end(&self, token: u32) -> bool {
+        !self.own_ends.contains(&token)
     }
 }
 
@@ -106,9 +119,30 @@ impl Shown {
                 context.prompts.encode_rewritten(&messages, &inputs, written)?
             }
         };
-        let reply = ReplyRules::of(chat, context, &inputs, &tokens)?;
+        let reply = ReplyRules::of(chat, context, &inputs, (messages.last(), &tokens))?;
         Ok(Shown { prompt: context.family.lay_out(tokens, &grids)?, pictures, reply })
     }
+}
+
+/// What a chat would be as a prompt, however long.
+///
+/// # Errors
+/// What pictures, template and layout refuse.
+pub(super) fn prompt_of(chat: &Chat, context: &ModelContext) -> Result<Prompt, ChatError> {
+    if chat.is_empty() {
+        return Err(ChatError::Empty);
+    }
+    let Shown { prompt, pictures, .. } = Shown::of(chat, context)?;
+    let rows = |plan: &VisualPlan| {
+        let merge = context.family.merge();
+        merge.into_iter().flat_map(|merge| plan.grid().costs(merge)).map(|cost| cost.rows).sum()
+    };
+    Ok(Prompt { token_ids: prompt.tokens, picture_tokens: pictures.iter().map(rows).collect() })
+}
+
+/// The most tokens of prompt and reply together.
+pub(super) fn tokens_limit(context: &ModelContext, kv_tokens: usize) -> usize {
+    RequestCost::largest(&context.envelope, context.family.merge()).tokens.min(kv_tokens)
 }
 
 /// The most tokens of a reply: what was asked for, within what the prompt leaves.
@@ -116,7 +150,7 @@ fn tokens_max(chat: &Chat, context: &ModelContext, shown: &Shown, kv_tokens: usi
     let asked = &chat.generation;
     let merge = context.family.merge();
     let largest = RequestCost::largest(&context.envelope, merge);
-    let limit = largest.tokens.min(kv_tokens);
+    let limit = tokens_limit(context, kv_tokens);
     let count = shown.prompt.tokens.len();
     if count == 0 || count >= limit {
         return Err(ChatError::TooLong { tokens: count, limit });
@@ -138,6 +172,8 @@ fn template_inputs(chat: &Chat) -> TemplateInputs {
     TemplateInputs {
         tools: (!chat.tools.is_empty() && chat.tool_choice != ToolChoice::None).then(|| chat.tools.clone()),
         variables: chat.template_variables.clone(),
+        continue_final_message: chat.continues,
+        add_generation_prompt: chat.begins_turn.unwrap_or(!chat.continues),
         now_unix_seconds: now_unix_seconds(),
         ..TemplateInputs::default()
     }
@@ -148,10 +184,16 @@ fn checked_tokens(chat: &Chat, context: &ModelContext, tokens: &[u32]) -> Result
     if chat.says_more_than_tokens() {
         return Err(ChatError::TokensAndTurns);
     }
+    check_known(context, tokens)?;
+    Ok(tokens.to_vec())
+}
+
+/// Refuses tokens that the model's vocabulary does not have.
+pub(super) fn check_known(context: &ModelContext, tokens: &[u32]) -> Result<(), ChatError> {
     let vocabulary = context.family.decoder().vocabulary;
     match tokens.iter().find(|token| **token as usize >= vocabulary) {
         Some(&token) => Err(SamplingError::UnknownToken { token, vocabulary }.into()),
-        None => Ok(tokens.to_vec()),
+        None => Ok(()),
     }
 }
 
@@ -165,11 +207,7 @@ fn samplers(
 ) -> Result<Vec<Sampler>, ChatError> {
     let asked = &chat.generation;
     let vocabulary = context.family.decoder().vocabulary;
-    for token in &asked.stop_tokens {
-        if *token as usize >= vocabulary {
-            return Err(SamplingError::UnknownToken { token: *token, vocabulary }.into());
-        }
-    }
+    check_known(context, &asked.stop_tokens)?;
     if let Some(top) = asked.prompt_log_probabilities.filter(|top| *top > TOP_LOG_PROBABILITIES_MAX) {
         return Err(SamplingError::TooManyLogProbabilities { asked: top, limit: TOP_LOG_PROBABILITIES_MAX }.into());
     }

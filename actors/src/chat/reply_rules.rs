@@ -3,7 +3,7 @@
 use bursar_model::{
     error::ReplyFormError,
     sampling::{ForcedCalls, Grammar, ReplyForm},
-    text::{ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
+    text::{Message, ReplyFormat, ReplyParser, TemplateInputs, Thinking, ToolFormat},
 };
 
 use super::{Chat, ChatError, ToolChoice, tool_choice::ToolError};
@@ -26,7 +26,7 @@ pub(super) struct ReplyRules {
 }
 
 impl ReplyRules {
-    /// The rules for a chat whose prompt has these `tokens`.
+    /// The rules for a chat with this last turn, if it has turns, whose prompt has these `tokens`.
     ///
     /// # Errors
     /// [`ChatError::Tools`], [`ChatError::Text`].
@@ -34,7 +34,7 @@ impl ReplyRules {
         chat: &Chat,
         context: &ModelContext,
         inputs: &TemplateInputs,
-        tokens: &[u32],
+        (last, tokens): (Option<&Message>, &[u32]),
     ) -> Result<Self, ChatError> {
         let (template, tokenizer) = (context.prompts.template(), context.prompts.tokenizer());
         let format = match (chat.reply_format, &chat.tokens) {
@@ -49,7 +49,10 @@ impl ReplyRules {
             }
         };
         let end = tokenizer.decode(&tokens[tokens.len().saturating_sub(END_TOKENS)..], false)?;
-        let thinking = format.reasoning.after(&end);
+        let thinking = match last.filter(|_| inputs.continue_final_message) {
+            Some(turn) => format.reasoning.continuing(turn, &end),
+            None => format.reasoning.after(&end),
+        };
         // Tokens may show tools that nobody else names.
         let may_call = inputs.tools.is_some() || (chat.tokens.is_some() && chat.tool_choice != ToolChoice::None);
         let tools = if may_call { format.tools } else { ToolFormat::None };

@@ -137,6 +137,8 @@ pub struct Chat {
     pub(super) calls_one_tool: bool,
     pub(super) reply_format: Option<ReplyFormat>,
     pub(super) template_variables: serde_json::Map<String, serde_json::Value>,
+    pub(super) continues: bool,
+    pub(super) begins_turn: Option<bool>,
     pub(super) generation: Generation,
 }
 
@@ -279,6 +281,25 @@ impl Chat {
         self
     }
 
+    /// The reply goes on where the last turn ends, which is the model's and has text, or only reasoning. What was
+    /// said before is not part of the reply. The prompt is cut as `continue_final_message` of transformers 5.17 does.
+    ///
+    /// ```
+    /// use bursar_actors::chat::Chat;
+    /// let chat = Chat::new().user("Name three colours.").assistant("1. Red\n2.").continue_final_message();
+    /// ```
+    pub fn continue_final_message(mut self) -> Self {
+        self.continues = true;
+        self
+    }
+
+    /// Whether the prompt ends with the beginning of a turn of the model. By default it does, unless the last turn is
+    /// [continued](Chat::continue_final_message).
+    pub fn add_generation_prompt(mut self, does: bool) -> Self {
+        self.begins_turn = Some(does);
+        self
+    }
+
     /// Whether there is no turn and no token.
     pub(super) fn is_empty(&self) -> bool {
         self.turns.is_empty() && self.tokens.as_ref().is_none_or(|tokens| tokens.is_empty())
@@ -287,7 +308,8 @@ impl Chat {
     /// Whether the chat contains something that only a template could combine with tokens.
     pub(super) fn says_more_than_tokens(&self) -> bool {
         let is_shown = |content: &Content| matches!(content, Content::Image(_) | Content::Video(_));
-        !self.tools.is_empty() || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
+        let is_rendered = self.continues || self.begins_turn.is_some() || !self.tools.is_empty();
+        is_rendered || self.turns.iter().any(|(_, contents)| !contents.iter().all(is_shown))
     }
 
     /// The turns as templates take them, and the pictures and videos in order of appearance.

@@ -459,7 +459,7 @@ impl SchedulerCore {
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
                     let finish = sequence.push(token);
-                    if finish != Some(Finish::Stop) {
+                    if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));
                     }
                     finish

@@ -81,8 +81,8 @@ pub struct PicturePlace {
 /// Why a sequence ended by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finish {
-    /// It produced a token that ends it.
-    Stop,
+    /// It produced this token, which ends it.
+    Stop(u32),
     /// It produced as many tokens as it may.
     Length,
     /// Its logits were not numbers, so no token could be chosen.
@@ -277,7 +277,7 @@ impl Sequence {
         spec.produced += 1;
         spec.name_blocks();
         if spec.stop_tokens.contains(&token) {
-            return Some(Finish::Stop);
+            return Some(Finish::Stop(token));
         }
         (spec.produced >= spec.tokens_max).then_some(Finish::Length)
     }

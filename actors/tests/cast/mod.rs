@@ -135,7 +135,7 @@ impl Request {
         let mut tokens = Vec::new();
         loop {
             match chosen(self.number, tokens.len()) {
-                STOP => return (tokens, Finish::Stop),
+                STOP => return (tokens, Finish::Stop(STOP)),
                 token => tokens.push(token),
             }
             if tokens.len() == self.tokens_max {

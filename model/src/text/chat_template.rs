@@ -12,9 +12,11 @@ use minijinja::value::{Kwargs, Serde};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
 use super::error::{PrivateText, TextError};
+use super::final_turn::{ContinueError, FinalTurn};
 use super::message::{Message, Part, Role};
 use super::python_value::{display, tojson};
 use super::reply_format::ReplyFormat;
+use super::special_guard::SpecialGuard;
 use super::strftime::strftime;
 use super::template_meter::{MeterLimits, TooHeavy};
 use super::template_metering::metered;
@@ -62,6 +64,9 @@ const COMPILE_STACK_BYTES: usize = 128 << 20;
 pub struct TemplateInputs {
     /// Whether to end the text with the beginning of the model's turn.
     pub add_generation_prompt: bool,
+    /// Whether to end the text where the model's last turn does, so that the reply continues it. Not together with
+    /// `add_generation_prompt`.
+    pub continue_final_message: bool,
     /// JSON schemas of the functions that the model may call.
     pub tools: Option<Vec<serde_json::Value>>,
     /// Further variables, such as `enable_thinking`.
@@ -78,6 +83,7 @@ impl Default for TemplateInputs {
     fn default() -> Self {
         TemplateInputs {
             add_generation_prompt: true,
+            continue_final_message: false,
             tools: None,
             variables: serde_json::Map::new(),
             now_unix_seconds: 0,
@@ -185,8 +191,11 @@ impl ChatTemplate {
     /// # Errors
     /// [`TextError::UnknownTemplate`]; [`TextError::TemplateRefused`] with the template's message;
     /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
-    /// [`TextError::TemplateMemory`] over a limit.
+    /// [`TextError::TemplateMemory`] over a limit; [`TextError::Continue`].
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        if inputs.continue_final_message {
+            return self.render_continued(serde_json::json!(messages), inputs);
+        }
         self.render_values(Value::from(Serde(messages)), inputs)
     }
 
@@ -204,7 +213,24 @@ impl ChatTemplate {
     /// # Errors
     /// As [`render`](Self::render).
     pub fn render_json(&self, messages: &serde_json::Value, inputs: &TemplateInputs) -> Result<String, TextError> {
+        if inputs.continue_final_message {
+            return self.render_continued(messages.clone(), inputs);
+        }
         self.render_values(Value::from(Serde(messages)), inputs)
+    }
+
+    fn render_continued(&self, mut messages: serde_json::Value, inputs: &TemplateInputs) -> Result<String, TextError> {
+        if inputs.add_generation_prompt {
+            return Err(ContinueError::BeginsAnother.into());
+        }
+        let mut texts = Vec::new();
+        let written = inputs.tools.iter().flatten().chain(inputs.variables.values()).chain([&messages]);
+        written.for_each(|value| collect_json(value, &mut texts));
+        texts.extend(self.sources.templates.values().map(String::as_str));
+        let mark = SpecialGuard::unused_mark(texts.iter().copied());
+        let mark = mark.ok_or(TextError::Encode { bytes: texts.iter().map(|text| text.len()).sum() })?;
+        let turn = FinalTurn::tagging(&mut messages, mark)?;
+        Ok(turn.cut(self.render_values(Value::from(Serde(messages)), inputs)?)?)
     }
 
     fn render_values(&self, messages: Value, inputs: &TemplateInputs) -> Result<String, TextError> {
@@ -278,6 +304,19 @@ impl ChatTemplate {
             kind: error.kind().to_string(),
             reason: PrivateText(error.detail().unwrap_or_default().to_owned()),
         }
+    }
+}
+
+/// Adds every text in `value` to `texts`.
+pub(super) fn collect_json<'a>(value: &'a serde_json::Value, texts: &mut Vec<&'a str>) {
+    match value {
+        serde_json::Value::String(text) => texts.push(text),
+        serde_json::Value::Array(items) => items.iter().for_each(|item| collect_json(item, texts)),
+        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| {
+            texts.push(key);
+            collect_json(value, texts);
+        }),
+        _ => {}
     }
 }
 

@@ -3,6 +3,8 @@
 use bursar_budgets::Hint;
 use thiserror::Error;
 
+use super::final_turn::ContinueError;
+
 /// Text that could not be turned into tokens, or back.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -96,6 +98,17 @@ pub enum TextError {
         /// The exceeded limit: that of one value, or of all.
         bytes_max: u64,
     },
+    /// The last turn cannot be continued.
+    #[error(transparent)]
+    Continue(#[from] ContinueError),
+    /// A text to be tokenized is too long.
+    #[error("the text has {bytes} bytes, at most {bytes_max} are tokenized")]
+    TooLong {
+        /// The text's length in bytes.
+        bytes: usize,
+        /// The limit.
+        bytes_max: usize,
+    },
     /// There are too many stop strings, or one is empty or too long.
     #[error(
         "stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}"
@@ -153,6 +166,8 @@ impl Hint for TextError {
             TextError::TemplateSteps { .. } | TextError::TemplateBytes { .. } | TextError::TemplateMemory { .. } => {
                 "shorten the conversation, or raise `TemplateLimits` if you trust the template".into()
             }
+            TextError::Continue(error) => error.hint(),
+            TextError::TooLong { .. } => "tokenize it in parts".into(),
             TextError::StopStrings { count_max, bytes_max, .. } => {
                 format!("give at most {count_max} stop strings, none empty, none over {bytes_max} bytes")
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::chat_template::{ChatTemplate, TemplateInputs};
+use super::chat_template::{ChatTemplate, TemplateInputs, collect_json};
 use super::error::TextError;
 use super::message::{Message, Part};
 use super::placeholder_texts::PlaceholderTexts;
@@ -136,18 +136,6 @@ fn written_texts<'a>(messages: &'a [Message], inputs: &'a TemplateInputs) -> Vec
     let values = inputs.tools.iter().flatten().chain(inputs.variables.values()).chain(calls);
     values.for_each(|value| collect_json(value, &mut texts));
     texts
-}
-
-fn collect_json<'a>(value: &'a serde_json::Value, texts: &mut Vec<&'a str>) {
-    match value {
-        serde_json::Value::String(text) => texts.push(text),
-        serde_json::Value::Array(items) => items.iter().for_each(|item| collect_json(item, texts)),
-        serde_json::Value::Object(map) => map.iter().for_each(|(key, value)| {
-            texts.push(key);
-            collect_json(value, texts);
-        }),
-        _ => {}
-    }
 }
 
 fn mark_json(value: &mut serde_json::Value, guard: &SpecialGuard, mark: char) {

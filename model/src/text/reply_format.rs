@@ -1,5 +1,7 @@
 //! How a model writes its reasoning and its calls of tools into a reply, read off its chat template.
 
+use super::message::Message;
+
 /// The tags around reasoning.
 pub(super) const THINK: &str = "<think>";
 pub(super) const THINK_END: &str = "</think>";
@@ -90,6 +92,21 @@ impl ReasoningFormat {
     }
 }
 
+impl ReasoningFormat {
+    /// What the reply may begin with that continues `turn` of the model, after a prompt that ends with `end`.
+    pub fn continuing(self, turn: &Message, end: &str) -> Thinking {
+        let text: String = turn.texts().collect();
+        let is_open = text.rfind(THINK) > text.rfind(THINK_END);
+        match self {
+            ReasoningFormat::None => Thinking::Off,
+            ReasoningFormat::ThinkTags if is_open => Thinking::Begun,
+            ReasoningFormat::ThinkTags if !text.is_empty() => Thinking::Off,
+            ReasoningFormat::ThinkTags if turn.reasoning().next().is_some() => Thinking::Begun,
+            ReasoningFormat::ThinkTags => self.after(end),
+        }
+    }
+}
+
 impl Thinking {
     /// The tags that end or begin reasoning; a tokenizer may hold them for control tokens.
     pub fn tags(self) -> &'static [&'static str] {
@@ -131,6 +148,7 @@ impl ToolFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::{Part, Role};
 
     #[test]
     fn a_template_tells_the_formats() {
@@ -147,6 +165,22 @@ mod tests {
         assert_eq!(of("<tool_call>name <arg_key> arguments"), (ToolFormat::None, ReasoningFormat::None));
         assert_eq!(of("'<|python_tag|>' \"parameters\""), (ToolFormat::Llama3Json, ReasoningFormat::None));
         assert_eq!(of("<|start_header_id|>ipython \"parameters\": "), (ToolFormat::Llama3Json, ReasoningFormat::None));
+    }
+
+    #[test]
+    fn what_a_turn_has_so_far_says_whether_its_continuation_thinks() {
+        let continuing = |content: &[Part], end: &str| {
+            let turn = Message { role: Role::Assistant, content: content.to_vec() };
+            ReasoningFormat::ThinkTags.continuing(&turn, end)
+        };
+        let (text, thought) = (|text: &str| Part::Text(text.into()), Part::Reasoning("Hm".into()));
+        assert_eq!(continuing(&[thought.clone()], "<think>\nHm"), Thinking::Begun);
+        assert_eq!(continuing(&[thought, text("So")], "\n</think>\n\nSo"), Thinking::Off);
+        assert_eq!(continuing(&[text("So")], "So"), Thinking::Off);
+        assert_eq!(continuing(&[text("<think>\nHm")], "<think>\nHm"), Thinking::Begun, "its tags are in the text");
+        assert_eq!(continuing(&[text("<think>\nHm\n</think>\n\nSo")], "So"), Thinking::Off);
+        assert_eq!(continuing(&[text("")], "<|im_start|>assistant\n"), Thinking::Possible, "nothing is said yet");
+        assert_eq!(continuing(&[text("")], "<think>\n\n</think>\n\n"), Thinking::Off);
     }
 
     #[test]

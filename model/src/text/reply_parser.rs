@@ -59,6 +59,17 @@ impl std::fmt::Debug for ReplyPart {
     }
 }
 
+/// Where in a reply its text has come to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplyPlace {
+    /// Before or after reasoning.
+    Answer,
+    /// Between the tags of reasoning.
+    Reasoning,
+    /// Within what may become the tag that ends reasoning, or may be reasoning itself.
+    MaybeTag,
+}
+
 /// Takes a reply's text in pieces and gives its parts.
 #[derive(Clone)]
 pub struct ReplyParser {
@@ -157,6 +168,16 @@ impl ReplyParser {
             },
         }
         std::mem::take(&mut self.parts)
+    }
+
+    /// Where the reply is, by all that was fed.
+    pub fn place(&self) -> ReplyPlace {
+        match &self.state {
+            State::BeforeThoughts { is_begun: true, .. } | State::ThoughtsBegin => ReplyPlace::Reasoning,
+            State::Thoughts(search) if search.matched == 0 => ReplyPlace::Reasoning,
+            State::Thoughts(_) => ReplyPlace::MaybeTag,
+            _ => ReplyPlace::Answer,
+        }
     }
 
     /// The state in which a reply begins after its reasoning.

@@ -25,13 +25,23 @@ impl std::fmt::Debug for StopRules {
     }
 }
 
-/// The rule that ended a reply.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The rule of a request that ended its reply.
+#[derive(Clone, PartialEq, Eq)]
 pub enum StopReason {
-    /// An end token.
+    /// This token, which is no part of the reply.
     Token(u32),
-    /// The stop string with this index in the request.
-    String(usize),
+    /// This stop string, which is no part of the reply.
+    String(String),
+}
+
+/// Shows the length of the string, never the string, which is the user's.
+impl std::fmt::Debug for StopReason {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            StopReason::Token(token) => write!(formatter, "Token({token})"),
+            StopReason::String(string) => write!(formatter, "String({} bytes)", string.len()),
+        }
+    }
 }
 
 impl StopRules {
@@ -88,17 +98,21 @@ impl StopFilter {
     /// is always empty.
     pub fn feed(&mut self, piece: &str) -> (String, Option<StopReason>) {
         if let Some(index) = self.stopped {
-            return (String::new(), Some(StopReason::String(index)));
+            return (String::new(), Some(self.reason(index)));
         }
         self.waiting.push_str(piece);
         if let Some((at, index)) = self.earliest_stop() {
             self.waiting.truncate(at);
             self.stopped = Some(index);
-            return (std::mem::take(&mut self.waiting), Some(StopReason::String(index)));
+            return (std::mem::take(&mut self.waiting), Some(self.reason(index)));
         }
         let held = self.strings.iter().map(|string| overlap(&self.waiting, string)).max().unwrap_or(0);
         let rest = self.waiting.split_off(self.waiting.len() - held);
         (std::mem::replace(&mut self.waiting, rest), None)
+    }
+
+    fn reason(&self, index: usize) -> StopReason {
+        StopReason::String(self.strings[index].clone())
     }
 
     /// Returns the text that was withheld as the possible beginning of a stop string; empty after a stop.

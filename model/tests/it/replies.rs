@@ -122,8 +122,8 @@ fn text_that_could_become_a_stop_string_waits() {
     assert_eq!(("Yes.".into(), None), filter.feed("Yes.\nUs"));
     assert_eq!(("\nUs".into(), None), filter.feed("#"));
     assert_eq!(("#e".into(), None), filter.feed("e#"));
-    assert_eq!((String::new(), Some(StopReason::String(1))), filter.feed("##more"));
-    assert_eq!((String::new(), Some(StopReason::String(1))), filter.feed("and more"));
+    assert_eq!((String::new(), Some(StopReason::String("###".into()))), filter.feed("##more"));
+    assert_eq!((String::new(), Some(StopReason::String("###".into()))), filter.feed("and more"));
     assert_eq!("", filter.flush());
 }
 

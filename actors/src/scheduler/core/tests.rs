@@ -240,7 +240,7 @@ fn answers_are_expected_to_be_short_until_over_half_the_pool_is_held() {
 fn a_stop_token_ends_a_sequence_without_being_sent() {
     let mut bed = Bed::new(limits(2, 64, 8));
     bed.admit(sequence(1, 3, 9)).stepped(7).stepped(STOP);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop), released(&[1])]);
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP)), released(&[1])]);
     bed.assert_all_home();
 }
 

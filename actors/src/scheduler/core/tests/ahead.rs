@@ -115,7 +115,7 @@ fn each_sequence_names_its_row_and_prompts_continue_with_known_tokens() {
 fn an_ending_token_wastes_its_share_of_the_running_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(sequence(1, 15, 9)).stepped(7).stepped(STOP);
-    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop)], "it is told at once");
+    assert_eq!(bed.heard(), [token(1, 7), finished(1, Finish::Stop(STOP))], "it is told at once");
     assert_eq!(bed.wanted_at(0), [1], "the step under way writes its blocks still");
     assert_eq!(bed.running.len(), 1, "and it is planned for no more");
     bed.stepped(8);
@@ -323,7 +323,7 @@ impl Role {
     fn told(&self, id: u64) -> Vec<Effect> {
         let (finish, count) = match self.ends_at < self.tokens_max {
             true if self.breaks => (Finish::Broken, self.ends_at),
-            true => (Finish::Stop, self.ends_at),
+            true => (Finish::Stop(STOP), self.ends_at),
             false => (Finish::Length, self.tokens_max),
         };
         (0..count).map(|at| token(id, self.chosen(id, at).expect("it goes on"))).chain([finished(id, finish)]).collect()

@@ -1,0 +1,91 @@
+//! Continuing the model's last turn: the prompt ends where the text of that turn does.
+//!
+//! As `continue_final_message` of transformers 5.17 (`utils/chat_template_utils.py`): a tag after the text shows where
+//! the template writes its end, and everything from there on is cut. If the template has trimmed the text, the space at
+//! the end of the tag is gone, and white space before the tag is cut too.
+
+use bursar_budgets::Hint;
+use serde_json::Value;
+use thiserror::Error;
+
+/// A conversation whose last turn cannot be continued.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum ContinueError {
+    /// The last turn is not the model's.
+    #[error("the last turn is of the role {role}, and only the model's own can be continued")]
+    NotTheModels {
+        /// The role of the last turn, or "none".
+        role: String,
+    },
+    /// The model's last turn does not end with text or reasoning.
+    #[error("the model's last turn does not end with text or reasoning that could be continued")]
+    Nothing,
+    /// The chat template changes the last turn or leaves it out.
+    #[error("the chat template does not show the last turn as it is, so it cannot be continued")]
+    NotShown,
+    /// The prompt would also begin a new turn.
+    #[error("the last turn is to be continued, and a new one to be begun too")]
+    BeginsAnother,
+}
+
+impl Hint for ContinueError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            ContinueError::NotTheModels { .. } => "end the chat with a turn of the model, or do not continue it".into(),
+            ContinueError::Nothing => "end the turn with its text, and send calls of tools as a turn before".into(),
+            ContinueError::NotShown => {
+                "give reasoning as such and not as text with tags; some templates drop it from the last turn".into()
+            }
+            ContinueError::BeginsAnother => "leave out `add_generation_prompt`, or `continue_final_message`".into(),
+        }
+    }
+}
+
+/// The end of the last turn, as it was given.
+pub(super) struct FinalTurn {
+    /// Two marks, which occur nowhere else, and a space.
+    tag: String,
+    text: String,
+}
+
+impl FinalTurn {
+    /// Puts a tag of `mark` at the end of the last turn of `messages`, an array of messages as templates take them:
+    /// after its text, or after its reasoning if it has no text.
+    pub(super) fn tagging(messages: &mut Value, mark: char) -> Result<Self, ContinueError> {
+        let tag = format!("{mark}{mark} ");
+        let last = messages.as_array_mut().and_then(|turns| turns.last_mut());
+        let role = last.as_ref().and_then(|turn| turn["role"].as_str()).unwrap_or("none").to_owned();
+        let Some(Value::Object(turn)) = last.filter(|_| role == "assistant") else {
+            return Err(ContinueError::NotTheModels { role });
+        };
+        let calls = turn.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty());
+        let is_said = match turn.get("content") {
+            Some(Value::String(text)) => !text.is_empty() || !turn.contains_key("reasoning_content"),
+            Some(Value::Array(parts)) => !parts.is_empty(),
+            _ => false,
+        };
+        let end = match turn.get_mut(if is_said { "content" } else { "reasoning_content" }) {
+            Some(Value::Array(parts)) => parts.last_mut().and_then(|part| part.get_mut("text")),
+            end => end,
+        };
+        let Some(Value::String(end)) = end.filter(|_| !calls) else { return Err(ContinueError::Nothing) };
+        let text = end.clone();
+        end.push_str(&tag);
+        Ok(FinalTurn { tag, text })
+    }
+
+    /// The rendered conversation up to the tag.
+    pub(super) fn cut(&self, mut rendered: String) -> Result<String, ContinueError> {
+        let at = rendered.rfind(self.tag.trim_end()).filter(|_| rendered.contains(self.text.trim()));
+        let at = at.ok_or(ContinueError::NotShown)?;
+        let kept = match rendered[at..].starts_with(&self.tag) {
+            true => at,
+            false => rendered[..at].trim_end().len(),
+        };
+        rendered.truncate(kept);
+        Ok(rendered)
+    }
+}
