@@ -112,6 +112,9 @@ pub use bursar_model::{
     weights::WeightError,
 };
 
+#[cfg(feature = "serve")]
+pub mod serve;
+
 /// Messages that your own actors may send to ours.
 ///
 /// Most of them are internal: an actor that receives what its peers would never send fails as if by a bug, and is

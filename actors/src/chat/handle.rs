@@ -248,6 +248,11 @@ impl ModelHandle {
         &self.credits
     }
 
+    /// The name that its runtime knows it by.
+    pub fn name(&self) -> String {
+        self.model.to_string()
+    }
+
     /// Requests running or waiting, and the most there may be.
     pub fn requests(&self) -> (usize, usize) {
         (self.credits.taken(), self.credits.limit())

@@ -1,0 +1,167 @@
+//! Bodies of requests: bounded in size, time and number, and JSON whose faults are named by field.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Body,
+    extract::{FromRequest, Request},
+    http::{StatusCode, header::CONTENT_LENGTH},
+};
+use futures_util::StreamExt;
+use serde::de::DeserializeOwned;
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::{error::ApiError, service::Shared};
+use crate::{Bytes, KIB};
+
+/// The room of all bodies that are held at once, in KiB.
+pub(super) struct Bodies(Arc<Semaphore>);
+
+impl Bodies {
+    pub(super) fn new(bytes: Bytes) -> Self {
+        Bodies(Arc::new(Semaphore::new(usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS))))
+    }
+
+    fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.0.clone().try_acquire_many_owned(kib).map_err(|_| {
+            ApiError::loading("the server holds as many bytes of requests as it may").hint("ask again in a moment")
+        })
+    }
+}
+
+/// A body as JSON. It keeps its place among the bodies that are held until it is dropped.
+pub(super) struct JsonBody<T> {
+    pub(super) value: T,
+    pub(super) room: OwnedSemaphorePermit,
+}
+
+/// What is read from a body of JSON.
+pub(super) trait FromJson: Sized {
+    /// The value of these bytes, or which field is wrong.
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError>;
+}
+
+impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, shared: &Arc<Shared>) -> Result<Self, ApiError> {
+        let (bytes, room) = read(request, shared).await?;
+        Ok(JsonBody { value: T::from_json(&bytes)?, room })
+    }
+}
+
+async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaphorePermit), ApiError> {
+    let limit = shared.options.body_bytes;
+    let told = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<u64>().ok());
+    if told.is_some_and(|told| told > limit.0) {
+        return Err(too_large(limit));
+    }
+    let mut room = shared.bodies.take(kib(told.unwrap_or(0)))?;
+    let collected = collect(request.into_body(), limit, shared, &mut room);
+    let late = |_| {
+        let message = format!("the body did not arrive within {} s", shared.options.body_time.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", message)
+    };
+    let bytes = timeout(shared.options.body_time, collected).await.map_err(late)??;
+    Ok((bytes, room))
+}
+
+/// Takes more room as a body of unknown length grows.
+async fn collect(
+    body: Body,
+    limit: Bytes,
+    shared: &Shared,
+    room: &mut OwnedSemaphorePermit,
+) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = Vec::new();
+    let mut pieces = body.into_data_stream();
+    while let Some(piece) = pieces.next().await {
+        let piece = piece.map_err(|_| ApiError::invalid("body", "the body was cut off"))?;
+        if (bytes.len() + piece.len()) as u64 > limit.0 {
+            return Err(too_large(limit));
+        }
+        bytes.extend_from_slice(&piece);
+        let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
+        let lacks = kib(bytes.len() as u64).saturating_sub(held);
+        if lacks > 0 {
+            room.merge(shared.bodies.take(lacks)?);
+        }
+    }
+    Ok(bytes)
+}
+
+fn kib(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(KIB)).unwrap_or(u32::MAX)
+}
+
+fn too_large(limit: Bytes) -> ApiError {
+    let message = format!("the request is larger than the {limit} that this server takes");
+    ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
+        .code("request_too_large")
+        .hint("send smaller or fewer pictures")
+}
+
+/// The value, or what is wrong and where.
+pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let no_json = |fault: &serde_json::Error| ApiError::invalid("body", format!("the body is not JSON: {fault}"));
+    let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
+        let (path, fault) = (error.path().to_string(), error.inner());
+        match fault.is_data() {
+            true => ApiError::invalid(path.clone(), format!("`{path}`: {}", without_place(&fault.to_string()))),
+            false => no_json(fault),
+        }
+    })?;
+    json.end().map_err(|fault| no_json(&fault))?;
+    Ok(value)
+}
+
+/// serde_json ends its texts with a line and column, which say nothing of a body made by a program.
+fn without_place(text: &str) -> &str {
+    text.rsplit_once(" at line ").map_or(text, |(said, _)| said)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+    use serde_json::Value;
+
+    use super::*;
+    use crate::serve::error::Shape;
+
+    #[derive(Debug, Deserialize)]
+    struct Asked {
+        #[allow(dead_code)]
+        turns: Vec<Turn>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    struct Turn {
+        #[allow(dead_code)]
+        text: String,
+    }
+
+    fn error(body: &str) -> Value {
+        let error = parsed::<Asked>(body.as_bytes()).expect_err("it is wrong");
+        assert_eq!(error.status, 400);
+        error.body(Shape::OpenAi)["error"].clone()
+    }
+
+    #[test]
+    fn a_wrong_field_is_named_by_its_path() {
+        let told = error(r#"{"turns": [{"text": "a"}, {"text": 5}]}"#);
+        assert_eq!(told["param"], "turns[1].text");
+        assert!(told["message"].as_str().expect("text").contains("expected a string"), "{told}");
+        assert!(!told["message"].as_str().expect("text").contains("line"), "{told}");
+    }
+
+    #[test]
+    fn what_is_no_json_is_said_to_be_none() {
+        for body in ["", "{", r#"{"turns": []} x"#, "\u{0}", r#"{"turns": ["#] {
+            assert_eq!(error(body)["param"], "body", "{body:?}");
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Errors as clients read them: OpenAI's and Anthropic's shapes.
+
+use axum::{
+    Json,
+    http::{HeaderValue, StatusCode, header::RETRY_AFTER},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{ChatError, ErrorKind, Hint, LayoutError};
+
+/// Seconds after which a client may ask a full model again: about a reply.
+const FULL_SECONDS: u64 = 1;
+/// Seconds after which a client may ask a model again that is being loaded.
+const LOADING_SECONDS: u64 = 2;
+
+/// Why a request was not answered.
+#[derive(Clone, Debug)]
+pub(super) struct ApiError {
+    pub(super) status: StatusCode,
+    /// OpenAI's `type`.
+    kind: &'static str,
+    /// OpenAI's `code`.
+    code: Option<&'static str>,
+    /// The field of the request at fault.
+    param: Option<String>,
+    message: String,
+    hint: String,
+    retry_after: Option<u64>,
+}
+
+/// The shape of an error's body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    OpenAi,
+    Anthropic,
+}
+
+impl ApiError {
+    pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let message = message.into();
+        ApiError { status, kind, code: None, param: None, message, hint: String::new(), retry_after: None }
+    }
+
+    /// A field is wrong.
+    pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
+        let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        ApiError { param: Some(param.into()), ..error }
+    }
+
+    /// There is no such thing.
+    pub(super) fn not_found(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::NOT_FOUND, "not_found_error", message)
+    }
+
+    /// Too much at once; the client may ask again.
+    pub(super) fn full(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).after(FULL_SECONDS)
+    }
+
+    /// The model does not answer now.
+    pub(super) fn unavailable(message: impl Into<String>) -> Self {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable_error", message)
+    }
+
+    /// The model is being loaded.
+    pub(super) fn loading(message: impl Into<String>) -> Self {
+        ApiError::unavailable(message).after(LOADING_SECONDS)
+    }
+
+    pub(super) fn code(self, code: &'static str) -> Self {
+        ApiError { code: Some(code), ..self }
+    }
+
+    pub(super) fn hint(self, hint: impl Into<String>) -> Self {
+        ApiError { hint: hint.into(), ..self }
+    }
+
+    fn after(self, seconds: u64) -> Self {
+        ApiError { retry_after: Some(seconds), ..self }
+    }
+
+    /// The body of the answer, and of the event that ends a broken stream.
+    pub(super) fn body(&self, shape: Shape) -> Value {
+        let message = match self.hint.is_empty() {
+            true => self.message.clone(),
+            false => format!("{} ({})", self.message, self.hint),
+        };
+        match shape {
+            Shape::OpenAi => json!({"error": {
+                "message": message, "type": self.kind, "param": self.param, "code": self.code,
+            }}),
+            Shape::Anthropic => json!({"type": "error", "error": {"type": self.anthropic_kind(), "message": message}}),
+        }
+    }
+
+    /// As Anthropic names statuses (docs.anthropic.com, "Errors").
+    fn anthropic_kind(&self) -> &'static str {
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            503 => "overloaded_error",
+            400..500 => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
+    pub(super) fn response(&self, shape: Shape) -> Response {
+        let mut response = (self.status, Json(self.body(shape))).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        response
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        self.response(Shape::OpenAi)
+    }
+}
+
+impl From<ChatError> for ApiError {
+    fn from(error: ChatError) -> Self {
+        let mut message = error.to_string();
+        if let Some(reason) = error.reason().filter(|reason| !message.contains(reason)) {
+            message = format!("{message}: {reason}");
+        }
+        let hint = error.hint();
+        let answer = match (&error, error.kind()) {
+            (ChatError::TooLong { .. }, _) => ApiError::invalid("messages", message).code("context_length_exceeded"),
+            (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
+            (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
+            (_, ErrorKind::Busy) => ApiError::loading(message),
+            (ChatError::NotNumbers | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
+                ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+            }
+            (_, ErrorKind::Model) => ApiError::unavailable(message),
+        };
+        answer.hint(hint)
+    }
+}
+
+/// The field of a chat request that an error is about.
+fn param(error: &ChatError) -> &'static str {
+    match error {
+        ChatError::NoTokens => "max_tokens",
+        ChatError::MinTokens { .. } => "min_tokens",
+        ChatError::Samples { .. } => "n",
+        ChatError::FormatWithoutEnd => "ignore_eos",
+        ChatError::Format(_) => "response_format",
+        ChatError::Tools(_) => "tools",
+        ChatError::Layout(LayoutError::TextOnly { .. } | LayoutError::NoVideos { .. }) => "messages",
+        ChatError::Sampling(_) => "sampling",
+        _ => "messages",
+    }
+}

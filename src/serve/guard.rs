@@ -1,0 +1,171 @@
+//! Who may ask: keys, and how many replies at once each key has.
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
+use subtle::ConstantTimeEq;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::ApiError;
+
+/// A list of keys that cannot be used.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum KeyError {
+    /// It has no key.
+    #[error("there is no key")]
+    None,
+    /// A key that no header can carry.
+    #[error("key {line} is empty or has characters that a header cannot carry")]
+    Unsendable {
+        /// Its place in the list, from 1.
+        line: usize,
+    },
+}
+
+/// The keys of a server. None: everybody may ask.
+pub(super) struct Guard {
+    keys: Vec<Key>,
+    /// Replies at once of everybody where there are no keys, each key where there are.
+    streams: Option<usize>,
+    /// Of everybody.
+    all: OnceLock<Arc<Semaphore>>,
+}
+
+struct Key {
+    /// A hash, so that the time of a comparison says nothing of a key's length either.
+    hash: [u8; 32],
+    streams: Option<Arc<Semaphore>>,
+}
+
+/// Never shows a key.
+impl fmt::Debug for Guard {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Guard({} keys)", self.keys.len())
+    }
+}
+
+/// Who has asked, and how many replies it may still have.
+#[derive(Clone, Default)]
+pub(super) struct Client(Option<Arc<Semaphore>>);
+
+impl Client {
+    /// A place for one reply, kept until it is dropped.
+    pub(super) fn place(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let Some(places) = &self.0 else { return Ok(None) };
+        let full = |_| {
+            ApiError::full("this key has as many replies at once as it may")
+                .code("streams_exhausted")
+                .hint("ask again when one has ended")
+        };
+        places.clone().try_acquire_owned().map(Some).map_err(full)
+    }
+}
+
+impl Guard {
+    pub(super) fn new(keys: &[String], streams: Option<usize>) -> Self {
+        let limit = || streams.map(|streams| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS))));
+        let keys = keys.iter().map(|key| Key { hash: *blake3::hash(key.as_bytes()).as_bytes(), streams: limit() });
+        Guard { keys: keys.collect(), streams, all: OnceLock::new() }
+    }
+
+    /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
+    pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
+        if self.keys.is_empty() {
+            let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
+            return Ok(Client(self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone())));
+        }
+        let sent = sent_key(headers).ok_or_else(|| refused("this server wants an API key"))?;
+        let hash = blake3::hash(sent);
+        // Each is compared, so that the time does not tell which it was.
+        let found = self.keys.iter().fold(None, |found, key| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
+            true => Some(key),
+            false => found,
+        });
+        found.map(|key| Client(key.streams.clone())).ok_or_else(|| refused("the API key is not one of this server's"))
+    }
+}
+
+fn sent_key(headers: &HeaderMap) -> Option<&[u8]> {
+    let bearer = headers.get(AUTHORIZATION).and_then(|sent| {
+        let (scheme, key) = sent.as_bytes().split_at_checked(7)?;
+        scheme.eq_ignore_ascii_case(b"bearer ").then_some(key.trim_ascii())
+    });
+    bearer.or_else(|| headers.get("x-api-key").map(|key| key.as_bytes()))
+}
+
+fn refused(message: &str) -> ApiError {
+    ApiError::new(StatusCode::UNAUTHORIZED, "authentication_error", message)
+        .code("invalid_api_key")
+        .hint("send it as `Authorization: Bearer KEY` or `x-api-key: KEY`")
+}
+
+/// The keys of a text, one a line; empty lines and those that begin with `#` are none.
+///
+/// # Errors
+/// [`KeyError`].
+pub(super) fn keys_of(text: &str) -> Result<Vec<String>, KeyError> {
+    let lines = text.lines().map(str::trim).enumerate();
+    let keys: Vec<_> = lines.filter(|(_, key)| !key.is_empty() && !key.starts_with('#')).collect();
+    if let Some((line, _)) = keys.iter().find(|(_, key)| !key.bytes().all(|byte| byte.is_ascii_graphic())) {
+        return Err(KeyError::Unsendable { line: line + 1 });
+    }
+    if keys.is_empty() {
+        return Err(KeyError::None);
+    }
+    Ok(keys.into_iter().map(|(_, key)| key.to_owned()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    fn headers(name: &'static str, value: &str) -> HeaderMap {
+        HeaderMap::from_iter([(name.parse().expect("a name"), HeaderValue::from_str(value).expect("a value"))])
+    }
+
+    #[test]
+    fn a_key_is_taken_from_either_header_and_no_other_passes() {
+        let guard = Guard::new(&["one".to_owned(), "two".to_owned()], None);
+        for (name, value) in [("authorization", "Bearer one"), ("authorization", "bearer two"), ("x-api-key", "two")] {
+            assert!(guard.admit(&headers(name, value)).is_ok(), "{name}: {value}");
+        }
+        for (name, value) in [("authorization", "Bearer on"), ("authorization", "Basic one"), ("x-api-key", "")] {
+            assert_eq!(guard.admit(&headers(name, value)).map(drop).expect_err("no key").status, 401, "{value}");
+        }
+        assert_eq!(guard.admit(&HeaderMap::new()).map(drop).expect_err("no key").status, 401);
+        assert_eq!(format!("{guard:?}"), "Guard(2 keys)");
+    }
+
+    #[test]
+    fn a_key_has_so_many_replies_at_once_and_others_theirs() {
+        let guard = Guard::new(&["one".to_owned(), "two".to_owned()], Some(1));
+        let [one, two] = ["one", "two"].map(|key| guard.admit(&headers("x-api-key", key)).expect("a key"));
+        let place = one.place().expect("the first");
+        assert_eq!(one.place().map(drop).expect_err("full").status, 429);
+        assert!(two.place().is_ok());
+        drop(place);
+        assert!(one.place().is_ok());
+    }
+
+    #[test]
+    fn everybody_shares_the_places_where_there_are_no_keys() {
+        let guard = Guard::new(&[], Some(1));
+        let [one, two] = [(); 2].map(|()| guard.admit(&HeaderMap::new()).expect("everybody"));
+        let _place = one.place().expect("the first");
+        assert!(two.place().is_err());
+        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").place().is_ok());
+    }
+
+    #[test]
+    fn keys_stand_one_a_line_and_what_no_header_carries_is_named() {
+        assert_eq!(keys_of("# ours\n one \n\ntwo\n"), Ok(vec!["one".to_owned(), "two".to_owned()]));
+        assert_eq!(keys_of("# ours\n"), Err(KeyError::None));
+        assert_eq!(keys_of("one\nt wo"), Err(KeyError::Unsendable { line: 2 }));
+    }
+}

@@ -1,0 +1,60 @@
+//! Whether the server is alive and takes requests.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Map, Value, json};
+
+use super::{models::ModelState, service::Shared};
+use crate::ModelHealth;
+
+/// 200 while all models take requests and the server is not ending.
+pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
+    told(&shared, |live, ready| live && ready).await
+}
+
+/// 200 while the runtime is alive; if not, only another process helps.
+pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
+    told(&shared, |live, _| live).await
+}
+
+async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response {
+    let health = shared.runtime.health().await;
+    let entries = shared.models.all();
+    let mut models = Map::new();
+    let mut is_ready = !entries.is_empty() && !shared.is_ending();
+    for entry in entries {
+        let now = health.models.get(&own_name(&entry.state).unwrap_or_default()).copied();
+        let (state, detail) = match (&entry.state, now) {
+            (ModelState::Ready(_), Some(ModelHealth::Ready)) => ("ready", None),
+            (ModelState::Ready(_), Some(ModelHealth::Starting)) => ("restarting", None),
+            (ModelState::Ready(_), _) => ("stopped", None),
+            (state, _) => (state.name(), state.detail().map(str::to_owned)),
+        };
+        is_ready &= state == "ready";
+        models.insert(entry.names[0].clone(), json!({"state": state, "detail": detail}));
+    }
+    let status = match is_well(health.is_live, is_ready) {
+        true => StatusCode::OK,
+        false => StatusCode::SERVICE_UNAVAILABLE,
+    };
+    let body = json!({"live": health.is_live, "ready": is_ready, "ending": shared.is_ending(), "models": models});
+    (status, Json(body)).into_response()
+}
+
+/// The name that the runtime knows a model by, which may be none that clients use.
+fn own_name(state: &ModelState) -> Option<String> {
+    match state {
+        ModelState::Ready(model) => Some(model.name()),
+        _ => None,
+    }
+}
+
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION"), "server": "bursar"}))
+}

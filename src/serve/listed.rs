@@ -1,0 +1,63 @@
+//! Fields that clients send in two forms.
+
+use std::{fmt, marker::PhantomData};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{
+        Error, MapAccess, SeqAccess, Visitor,
+        value::{MapAccessDeserializer, SeqAccessDeserializer},
+    },
+};
+
+/// A list, or a text alone in place of a list of one. Unlike an untagged enum it names the wrong item.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Listed<T>(pub(super) Vec<T>);
+
+impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Listed<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + From<String>> Visitor<'de> for Either<T> {
+            type Value = Listed<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a string or a list")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Listed<T>, E> {
+                Ok(Listed(vec![T::from(text.to_owned())]))
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, items: A) -> Result<Listed<T>, A::Error> {
+                Vec::deserialize(SeqAccessDeserializer::new(items)).map(Listed)
+            }
+        }
+        deserializer.deserialize_any(Either(PhantomData))
+    }
+}
+
+/// An object, or a text alone in place of an object that has nothing else.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Wrapped<T>(pub(super) T);
+
+impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Wrapped<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Either<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de> + From<String>> Visitor<'de> for Either<T> {
+            type Value = Wrapped<T>;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a string or an object")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<Wrapped<T>, E> {
+                Ok(Wrapped(T::from(text.to_owned())))
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, fields: A) -> Result<Wrapped<T>, A::Error> {
+                T::deserialize(MapAccessDeserializer::new(fields)).map(Wrapped)
+            }
+        }
+        deserializer.deserialize_any(Either(PhantomData))
+    }
+}

@@ -1,0 +1,190 @@
+//! Pictures and videos that requests name: data in the request, files of a folder, URLs of hosts that the server allows.
+
+use std::{
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::{error::ApiError, models::shortened, options::ServeOptions};
+use crate::{Hint, Image, ImageLimits, Video};
+
+/// Links of one request that are read at once.
+const AT_ONCE: usize = 4;
+/// Frames a second of a video that does not say: what Qwen's processors sample.
+const USUAL_FPS: f64 = 2.0;
+
+/// What was found at a link.
+pub(super) enum Seen {
+    Picture(Image),
+    Film(Video),
+}
+
+/// A picture or video that a request names.
+pub(super) struct Link {
+    /// The field that it stands in.
+    param: String,
+    what: What,
+}
+
+enum What {
+    Picture(Place),
+    Film(Vec<Place>, f64),
+    /// A folder of frames.
+    Folder(Place, f64),
+}
+
+enum Place {
+    /// Decoded already.
+    Bytes(Arc<[u8]>),
+    File(String),
+    Url(String),
+}
+
+impl Link {
+    pub(super) fn picture(param: String, url: &str) -> Result<Self, ApiError> {
+        let place = place(&param, url)?;
+        Ok(Link { param, what: What::Picture(place) })
+    }
+
+    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
+    pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
+        let fps = fps.unwrap_or(USUAL_FPS);
+        if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
+            let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
+            return Ok(Link { what: What::Film(frames?, fps), param });
+        }
+        match place(&param, url)? {
+            folder @ Place::File(_) => Ok(Link { param, what: What::Folder(folder, fps) }),
+            Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
+        }
+    }
+
+    pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
+        let places: Result<Vec<_>, _> = frames.iter().map(|frame| place(&param, frame)).collect();
+        Ok(Link { what: What::Film(places?, fps.unwrap_or(USUAL_FPS)), param })
+    }
+}
+
+fn no_film(param: &str) -> ApiError {
+    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server")
+        .hint("send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root")
+}
+
+fn place(param: &str, url: &str) -> Result<Place, ApiError> {
+    let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
+    match scheme.to_ascii_lowercase().as_str() {
+        "data" => {
+            let (head, data) = rest.split_once(',').ok_or_else(|| broken(param, "the data URI has no comma"))?;
+            if !head.to_ascii_lowercase().ends_with(";base64") {
+                return Err(broken(param, "the data URI is not in base64"));
+            }
+            decoded(param, data)
+        }
+        "file" => Ok(Place::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
+        "http" | "https" => Ok(Place::Url(url.to_owned())),
+        _ => {
+            let told = format!("`{}` is no URL that this server reads", shortened(url));
+            Err(ApiError::invalid(param, told).hint("send a data URI: `data:image/png;base64,…`"))
+        }
+    }
+}
+
+fn broken(param: &str, told: &str) -> ApiError {
+    ApiError::invalid(param, told).hint("send `data:image/png;base64,` and the file's bytes in base64")
+}
+
+fn decoded(param: &str, text: &str) -> Result<Place, ApiError> {
+    let bytes = STANDARD.decode(text.trim_ascii()).map_err(|error| broken(param, &format!("not base64: {error}")))?;
+    Ok(Place::Bytes(bytes.into()))
+}
+
+/// Reads all links, a few at a time.
+pub(super) async fn read(links: Vec<Link>, options: &ServeOptions) -> Result<Vec<Seen>, ApiError> {
+    stream::iter(links).map(|link| see(link, options)).buffered(AT_ONCE).try_collect().await
+}
+
+async fn see(link: Link, options: &ServeOptions) -> Result<Seen, ApiError> {
+    let Link { param, what } = link;
+    match what {
+        What::Picture(place) => Ok(Seen::Picture(picture(place, &param, options).await?)),
+        What::Film(places, fps) => {
+            let mut frames = Vec::with_capacity(places.len());
+            for place in places {
+                frames.push(picture(place, &param, options).await?);
+            }
+            Ok(Seen::Film(Video::from_frames(frames, fps)))
+        }
+        What::Folder(place, fps) => match place {
+            Place::File(name) => {
+                let folder = allowed_file(&name, &param, options)?;
+                let frames = blocking(param, move |param| frames_of(&folder, param)).await?;
+                Ok(Seen::Film(Video::from_frames(frames, fps)))
+            }
+            Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
+        },
+    }
+}
+
+async fn picture(place: Place, param: &str, options: &ServeOptions) -> Result<Image, ApiError> {
+    match place {
+        Place::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
+        Place::File(name) => {
+            let file = allowed_file(&name, param, options)?;
+            let limits = ImageLimits { bytes_max: options.body_bytes, ..ImageLimits::default() };
+            let open = move |param: &str| Image::open_within(&file, &limits).map_err(|error| {
+                ApiError::invalid(param, error.to_string()).hint(error.hint())
+            });
+            blocking(param.to_owned(), open).await
+        }
+        Place::Url(url) => Err(ApiError::invalid(param, format!("`{}` is not fetched", shortened(&url)))
+            .hint("this server fetches nothing; send a data URI")),
+    }
+}
+
+/// Runs what waits for a disk on a thread for that.
+async fn blocking<T: Send + 'static>(
+    param: String,
+    work: impl FnOnce(&str) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let died = |_| ApiError::unavailable("the thread that reads files has died");
+    tokio::task::spawn_blocking(move || work(&param)).await.map_err(died)?
+}
+
+/// The file of this name below the media root.
+fn allowed_file(name: &str, param: &str, options: &ServeOptions) -> Result<PathBuf, ApiError> {
+    let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
+    let Some(root) = &options.media_root else {
+        return Err(refused("this server reads no files for its clients", "send a data URI, or start it with --media-root"));
+    };
+    let outside = || refused("the file is not in the server's media root", "name a file below it");
+    let root = root.canonicalize().map_err(|_| outside())?;
+    // Absolute names may be those within the root, or of it.
+    let name = Path::new(name);
+    let below = name.strip_prefix(&root).or_else(|_| name.strip_prefix("/")).unwrap_or(name);
+    if !below.components().all(|part| matches!(part, Component::Normal(_))) {
+        return Err(outside());
+    }
+    // After links are followed, too.
+    let file = root.join(below).canonicalize().map_err(|_| outside())?;
+    if file.starts_with(&root) { Ok(file) } else { Err(outside()) }
+}
+
+/// The pictures in a folder, by name.
+fn frames_of(folder: &Path, param: &str) -> Result<Vec<Image>, ApiError> {
+    let failed = |error: std::io::Error| {
+        ApiError::invalid(param, format!("the frames cannot be read: {error}")).hint("name a folder of pictures")
+    };
+    let mut files = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        if path.is_file() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    let open = |file| Image::open(file).map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()));
+    files.iter().map(open).collect()
+}

@@ -1,0 +1,86 @@
+//! Every byte of the device, as clients may watch it.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::State,
+    response::{Response, sse::Event},
+};
+use futures_util::{Stream, StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::time::{Interval, MissedTickBehavior, interval};
+
+use super::{error::ApiError, models::ModelState, service::Shared, sse};
+use crate::{Events, Missed};
+
+/// How often the snapshot is told to those who watch.
+const EVERY: Duration = Duration::from_millis(500);
+
+/// `GET /v1/budget`: the ledger, and how many requests each model has.
+pub(super) async fn snapshot(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, ApiError> {
+    told(&shared).await.map(Json)
+}
+
+async fn told(shared: &Shared) -> Result<Value, ApiError> {
+    let snapshot = shared.runtime.budget().snapshot().await;
+    let snapshot = snapshot.map_err(|error| ApiError::unavailable(error.to_string()))?;
+    let mut models = Vec::new();
+    for entry in shared.models.all() {
+        let requests = match &entry.state {
+            ModelState::Ready(model) => Some(model.requests()),
+            _ => None,
+        };
+        models.push(json!({
+            "model": entry.names[0],
+            "state": entry.state.name(),
+            "detail": entry.state.detail(),
+            "requests": requests.map(|(taken, _)| taken),
+            "requests_max": requests.map(|(_, limit)| limit),
+        }));
+    }
+    let device = shared.runtime.device();
+    Ok(json!({"device": device.name(), "is_host_memory": device.is_host_memory(), "budget": snapshot, "models": models}))
+}
+
+/// `GET /v1/budget/events`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first the latest.
+pub(super) async fn events(State(shared): State<Arc<Shared>>) -> Response {
+    let mut looks = interval(EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let events = shared.runtime.events();
+    let latest = shared.runtime.recent_events();
+    let keep_alive = shared.options.keep_alive;
+    let latest = stream::iter(latest).map(|recorded| sse::json(&recorded).event("event"));
+    sse::response(latest.chain(watched(Watch { shared, events, looks })), keep_alive)
+}
+
+struct Watch {
+    shared: Arc<Shared>,
+    events: Events,
+    looks: Interval,
+}
+
+/// Ends when the server does, so that it need not wait for those who watch.
+fn watched(watch: Watch) -> impl Stream<Item = Event> {
+    stream::unfold(watch, |mut watch| async move {
+        if watch.shared.is_ending() {
+            return None;
+        }
+        let event = tokio::select! {
+            _ = watch.looks.tick() => match told(&watch.shared).await {
+                Ok(told) => sse::json(&told).event("budget"),
+                Err(_) => return None,
+            },
+            event = watch.events.next() => match event {
+                Some(Ok(recorded)) => sse::json(&recorded).event("event"),
+                Some(Err(missed)) => missed_event(missed),
+                None => return None,
+            },
+        };
+        Some((event, watch))
+    })
+}
+
+fn missed_event(missed: Missed) -> Event {
+    sse::json(&json!({"event": "missed", "detail": missed.to_string()})).event("event")
+}

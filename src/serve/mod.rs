@@ -1,0 +1,41 @@
+//! An HTTP front for models: OpenAI's and Anthropic's APIs over a [`Runtime`](crate::Runtime), as `bursar serve` has them.
+//!
+//! This module translates between HTTP and [`Chat`](crate::Chat), and decides nothing: limits, order and memory are the
+//! runtime's. A [`Service`] is an [`axum::Router`] to mount beside your own routes; a [`Server`] listens for it.
+//!
+//! ```no_run
+//! use bursar::{ModelSource, Runtime, RuntimeConfig, serve::{ServeOptions, Service}};
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let runtime = Runtime::start(RuntimeConfig::default()).await?;
+//! let service = Service::new(&runtime, ServeOptions::default());
+//! service.add(["demo"], runtime.load(ModelSource::demo()).await?);
+//! let app = axum::Router::new().route("/mine", axum::routing::get(|| async { "hello" })).merge(service.router());
+//! axum::serve(tokio::net::TcpListener::bind("127.0.0.1:8000").await?, app).await?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod body;
+mod error;
+mod guard;
+mod health;
+mod id;
+mod listed;
+mod listen;
+mod media;
+mod memory;
+mod models;
+mod openai;
+mod options;
+mod patience;
+mod service;
+mod sse;
+mod tokens;
+
+pub use guard::KeyError;
+pub use listen::{ListenError, Server, TlsFiles};
+pub use models::ModelState;
+pub use options::ServeOptions;
+pub use service::Service;

@@ -1,0 +1,152 @@
+//! The models of a server, by the names that clients use.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use super::{error::ApiError, id};
+use crate::ModelHandle;
+
+/// How far a model is.
+#[derive(Clone)]
+#[non_exhaustive]
+pub enum ModelState {
+    /// It is being loaded: what is being done, for people.
+    Loading(Arc<str>),
+    /// It answers.
+    Ready(ModelHandle),
+    /// It could not be loaded, and why.
+    Failed(Arc<str>),
+}
+
+impl ModelState {
+    /// Its name in `/health` and `/v1/models`.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            ModelState::Loading(_) => "loading",
+            ModelState::Ready(_) => "ready",
+            ModelState::Failed(_) => "failed",
+        }
+    }
+
+    /// What a person may want to know of it.
+    pub(super) fn detail(&self) -> Option<&str> {
+        match self {
+            ModelState::Loading(detail) | ModelState::Failed(detail) => Some(detail),
+            ModelState::Ready(_) => None,
+        }
+    }
+}
+
+/// One model.
+#[derive(Clone)]
+pub(super) struct Entry {
+    /// The first is its own, by which it is shown; the others are taken too.
+    pub(super) names: Arc<[String]>,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    pub(super) state: ModelState,
+}
+
+/// All models, in the order in which they were named.
+#[derive(Default)]
+pub(super) struct Models {
+    entries: RwLock<Vec<Entry>>,
+}
+
+impl Models {
+    /// Names a model, or says how far it is now. A model with the same first name is replaced.
+    pub(super) fn set(&self, names: Vec<String>, state: ModelState) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        match entries.iter_mut().find(|entry| entry.names.first() == names.first()) {
+            Some(entry) => (entry.names, entry.state) = (names.into(), state),
+            None => entries.push(Entry { names: names.into(), created: id::now(), state }),
+        }
+    }
+
+    pub(super) fn all(&self) -> Vec<Entry> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The model of this name that answers; without a name, the only one there is.
+    pub(super) fn ready(&self, name: Option<&str>) -> Result<(Arc<str>, ModelHandle), ApiError> {
+        let entry = self.find(name)?;
+        let own: Arc<str> = entry.names[0].as_str().into();
+        match entry.state {
+            ModelState::Ready(model) => Ok((own, model)),
+            ModelState::Loading(what) => {
+                let message = format!("the model `{own}` is being loaded: {what}");
+                Err(ApiError::loading(message).code("model_loading").hint("ask again in a few seconds"))
+            }
+            ModelState::Failed(why) => {
+                let message = format!("the model `{own}` could not be loaded: {why}");
+                Err(ApiError::unavailable(message).code("model_failed").hint("look at the server's log"))
+            }
+        }
+    }
+
+    pub(super) fn find(&self, name: Option<&str>) -> Result<Entry, ApiError> {
+        let entries = self.all();
+        let found = match name.filter(|name| !name.is_empty()) {
+            Some(name) => entries.iter().find(|entry| entry.names.iter().any(|own| own == name)),
+            None if entries.len() == 1 => entries.first(),
+            None => return Err(ApiError::invalid("model", "`model` is missing").hint(known(&entries))),
+        };
+        let missing = || {
+            let message = format!("the model `{}` does not exist", shortened(name.unwrap_or_default()));
+            ApiError::not_found(message).code("model_not_found").hint(known(&entries))
+        };
+        found.cloned().ok_or_else(missing)
+    }
+}
+
+fn known(entries: &[Entry]) -> String {
+    let names: Vec<&str> = entries.iter().map(|entry| entry.names[0].as_str()).collect();
+    match names.is_empty() {
+        true => "no model is served yet".to_owned(),
+        false => format!("served are: {}", names.join(", ")),
+    }
+}
+
+/// What a client sent, short enough for an answer.
+pub(super) fn shortened(text: &str) -> String {
+    const CHARACTERS_MAX: usize = 80;
+    match text.char_indices().nth(CHARACTERS_MAX) {
+        Some((at, _)) => format!("{}…", &text[..at]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn loading(names: &[&[&str]]) -> Models {
+        let models = Models::default();
+        for names in names {
+            models.set(names.iter().map(|&name| name.to_owned()).collect(), ModelState::Loading("weights".into()));
+        }
+        models
+    }
+
+    #[test]
+    fn the_only_model_needs_no_name_and_one_of_several_does() {
+        assert_eq!(loading(&[&["a", "b"]]).find(None).expect("the only one").names[0], "a");
+        assert_eq!(loading(&[&["a", "b"]]).find(Some("b")).expect("by its alias").names[0], "a");
+        let several = loading(&[&["a"], &["b"]]);
+        assert_eq!(several.find(None).map(|_| ()).expect_err("which").status, 400);
+        let error = several.find(Some("c")).map(|_| ()).expect_err("there is none");
+        assert_eq!(error.status, 404);
+        assert!(error.body(crate::serve::error::Shape::OpenAi).to_string().contains("served are: a, b"));
+    }
+
+    #[test]
+    fn a_model_that_is_loaded_is_not_ready_and_says_what_it_does() {
+        let error = loading(&[&["a"]]).ready(None).map(|_| ()).expect_err("it loads");
+        assert_eq!(error.status, 503);
+        assert!(error.response(crate::serve::error::Shape::OpenAi).headers().contains_key("retry-after"));
+    }
+
+    #[test]
+    fn a_long_name_is_cut_at_a_character() {
+        assert_eq!(shortened(&"ä".repeat(200)).chars().count(), 81);
+    }
+}

@@ -1,0 +1,144 @@
+//! `POST /v1/chat/completions`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::Value;
+
+use super::{
+    chat_chunks,
+    chat_request::{ChatFields, ChatRequest, ResponseFormat},
+    chat_whole,
+    sampling::{any_object, json_of},
+    turns,
+};
+use crate::{
+    Chat, ToolChoice,
+    serve::{
+        body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared,
+    },
+};
+
+/// The head of every answer to one request.
+pub(in crate::serve) struct Head {
+    pub(super) id: String,
+    pub(super) created: u64,
+    /// The name that the client used.
+    pub(super) model: String,
+}
+
+impl Head {
+    pub(super) fn new(prefix: &str, model: String) -> Self {
+        Head { id: id::fresh(prefix), created: id::now(), model }
+    }
+}
+
+pub(in crate::serve) async fn complete(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<ChatRequest>,
+) -> Result<Response, ApiError> {
+    let JsonBody { value: ChatRequest { chat: fields, sampling }, room } = body;
+    let (own, model) = shared.models.ready(fields.model.as_deref())?;
+    let head = Head::new("chatcmpl-", fields.model.clone().filter(|name| !name.is_empty()).unwrap_or(own.to_string()));
+    let is_streamed = sampling.stream.unwrap_or_default();
+    let options = sampling.stream_options.unwrap_or_default();
+    let samples = sampling.n.unwrap_or(1);
+    let place = client.place()?;
+    let chat = sampling.apply(chat(fields, &shared).await?)?;
+    let replies = model.samples(chat, samples).await?;
+    drop(room);
+    match is_streamed {
+        true => Ok(chat_chunks::stream(head, replies, options, place, shared.options.keep_alive)),
+        false => chat_whole::answer(head, replies, place).await.map(IntoResponse::into_response),
+    }
+}
+
+/// The chat that these fields ask for.
+pub(in crate::serve) async fn chat(fields: ChatFields, shared: &Shared) -> Result<Chat, ApiError> {
+    if fields.modalities.iter().flatten().any(|modality| modality != "text") {
+        return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
+    }
+    let seen = media::read(turns::links(&fields.messages)?, &shared.options).await?;
+    let mut chat = turns::chat(fields.messages, seen)?;
+    chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
+    chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
+    if let Some(top) = fields.prompt_logprobs {
+        let top = usize::try_from(top).map_err(|_| {
+            ApiError::invalid("prompt_logprobs", format!("`prompt_logprobs` is {top}")).hint("from 0 to 20")
+        })?;
+        chat = chat.prompt_log_probabilities(top);
+    }
+    let choice = fields.tool_choice.as_ref().map(tool_choice).transpose()?;
+    chat = chat.tools(fields.tools.unwrap_or_default());
+    chat = choice.into_iter().fold(chat, Chat::tool_choice);
+    chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
+    // Where tools are forced, a plain text format says nothing more.
+    chat = match fields.response_format.map(format).transpose()?.flatten() {
+        Some(format) => chat.format(format),
+        None => chat,
+    };
+    if let Some(effort) = fields.reasoning_effort {
+        // Templates of models that can do without know the first, those that reason by degrees the second.
+        if effort == "none" {
+            chat = chat.template_variable("enable_thinking", false);
+        }
+        chat = chat.template_variable("reasoning_effort", effort);
+    }
+    if fields.continue_final_message.unwrap_or_default() {
+        chat = chat.continue_final_message();
+    }
+    chat = fields.add_generation_prompt.into_iter().fold(chat, Chat::add_generation_prompt);
+    if fields.return_token_ids.unwrap_or_default() {
+        chat = chat.token_ids();
+    }
+    let variables = fields.chat_template_kwargs.unwrap_or_default();
+    Ok(variables.into_iter().fold(chat, |chat, (name, value)| chat.template_variable(name, value)))
+}
+
+fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat, ApiError> {
+    match (logprobs.unwrap_or_default(), top) {
+        (true, top) => Ok(chat.log_probabilities(top.unwrap_or(0))),
+        (false, Some(1..)) => {
+            Err(ApiError::invalid("top_logprobs", "`top_logprobs` is set, but `logprobs` is not").hint("set `logprobs` too"))
+        }
+        (false, _) => Ok(chat),
+    }
+}
+
+/// A choice of tools: a word, or a tool by its name.
+fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
+    let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
+    match (choice.as_str(), name) {
+        (Some("auto"), _) => Ok(ToolChoice::Auto),
+        (Some("none"), _) => Ok(ToolChoice::None),
+        (Some("required"), _) => Ok(ToolChoice::Required),
+        (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
+        _ => {
+            let told = format!("`{}` is no choice of tools", shortened(&choice.to_string()));
+            let hint = "`auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
+            Err(ApiError::invalid("tool_choice", told).hint(hint))
+        }
+    }
+}
+
+pub(super) fn format(format: ResponseFormat) -> Result<Option<crate::OutputFormat>, ApiError> {
+    match format.kind.as_str() {
+        "text" => Ok(None),
+        "json_object" => Ok(Some(any_object())),
+        "json_schema" => {
+            let schema = format.json_schema.and_then(|schema| schema.schema).ok_or_else(|| {
+                ApiError::invalid("response_format.json_schema.schema", "the schema is missing")
+            })?;
+            Ok(Some(json_of(schema)))
+        }
+        other => {
+            let told = format!("`{}` is no form of a reply", shortened(other));
+            Err(ApiError::invalid("response_format.type", told).hint("text, json_object or json_schema"))
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! A chat request as clients send it.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::sampling::Sampling;
+use crate::serve::{
+    body::{self, FromJson},
+    error::ApiError,
+    listed::{Listed, Wrapped},
+};
+
+/// `POST /v1/chat/completions`. Fields that are not here are ignored, as other servers ignore them.
+pub(in crate::serve) struct ChatRequest {
+    pub(super) chat: ChatFields,
+    pub(super) sampling: Sampling,
+}
+
+impl FromJson for ChatRequest {
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        // Read twice: serde's `flatten` would forget which field is wrong.
+        Ok(ChatRequest { chat: body::parsed(bytes)?, sampling: body::parsed(bytes)? })
+    }
+}
+
+#[derive(Deserialize)]
+pub(in crate::serve) struct ChatFields {
+    pub(super) model: Option<String>,
+    pub(super) messages: Vec<Turn>,
+    pub(super) max_tokens: Option<usize>,
+    pub(super) max_completion_tokens: Option<usize>,
+    pub(super) logprobs: Option<bool>,
+    pub(super) top_logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<i64>,
+    pub(super) tools: Option<Vec<Value>>,
+    pub(super) tool_choice: Option<Value>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) response_format: Option<ResponseFormat>,
+    pub(super) chat_template_kwargs: Option<Map<String, Value>>,
+    pub(super) reasoning_effort: Option<String>,
+    pub(super) continue_final_message: Option<bool>,
+    pub(super) add_generation_prompt: Option<bool>,
+    pub(super) return_token_ids: Option<bool>,
+    pub(super) modalities: Option<Vec<String>>,
+}
+
+/// A message.
+#[derive(Default, Deserialize)]
+pub(in crate::serve) struct Turn {
+    pub(super) role: String,
+    pub(super) content: Option<Listed<Part>>,
+    pub(super) tool_calls: Option<Vec<Call>>,
+    pub(super) tool_call_id: Option<String>,
+    pub(super) reasoning: Option<String>,
+    pub(super) reasoning_content: Option<String>,
+}
+
+/// A part of a message: of which kind, and the field of that kind.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::serve) struct Part {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) text: Option<String>,
+    pub(super) refusal: Option<String>,
+    pub(super) thinking: Option<String>,
+    pub(super) image_url: Option<Wrapped<Link>>,
+    pub(super) video_url: Option<Wrapped<Link>>,
+    /// Frames, as Qwen's own examples send a video.
+    pub(super) video: Option<Listed<String>>,
+    /// Of those frames, each second.
+    pub(super) fps: Option<f64>,
+}
+
+impl From<String> for Part {
+    fn from(text: String) -> Self {
+        Part { kind: "text".to_owned(), text: Some(text), ..Part::default() }
+    }
+}
+
+/// Where a picture or video is.
+#[derive(Debug, Default, Deserialize)]
+pub(in crate::serve) struct Link {
+    pub(super) url: String,
+}
+
+impl From<String> for Link {
+    fn from(url: String) -> Self {
+        Link { url }
+    }
+}
+
+/// A call of a tool in an earlier reply.
+#[derive(Deserialize)]
+pub(in crate::serve) struct Call {
+    pub(super) id: Option<String>,
+    pub(super) function: CalledFunction,
+}
+
+#[derive(Deserialize)]
+pub(in crate::serve) struct CalledFunction {
+    pub(super) name: String,
+    /// JSON as text; some clients send the object itself.
+    #[serde(default)]
+    pub(super) arguments: Value,
+}
+
+/// The form of a reply.
+#[derive(Deserialize)]
+pub(in crate::serve) struct ResponseFormat {
+    #[serde(rename = "type")]
+    pub(super) kind: String,
+    pub(super) json_schema: Option<JsonSchema>,
+}
+
+#[derive(Deserialize)]
+pub(in crate::serve) struct JsonSchema {
+    pub(super) schema: Option<Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::serve::error::Shape;
+
+    #[test]
+    fn a_wrong_part_of_a_message_is_named() {
+        for (body, param) in [
+            (json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}), "messages[0].content[0].text"),
+            (json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content"),
+            (json!({"messages": [], "stop": ["a", 1]}), "stop[1]"),
+            (json!({"messages": [], "temperature": "hot"}), "temperature"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
+                "messages[0].content[0].image_url.url"),
+            (json!({"messages": [{"content": "a"}]}), "messages[0]"),
+            (json!({}), "."),
+        ] {
+            let error = ChatRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("it is wrong");
+            assert_eq!(error.body(Shape::OpenAi)["error"]["param"], param, "{body}");
+        }
+    }
+
+    #[test]
+    fn unknown_fields_and_nulls_are_ignored() {
+        let body = json!({"messages": [{"role": "user", "content": null, "name": null}], "n": null, "store": true, "user": "u"});
+        let request = ChatRequest::from_json(body.to_string().as_bytes()).map_err(|error| error.body(Shape::OpenAi));
+        assert!(request.expect("it is right").chat.messages[0].content.is_none());
+    }
+}

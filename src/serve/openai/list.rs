@@ -1,0 +1,53 @@
+//! `GET /v1/models`.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::serve::{
+    error::ApiError,
+    models::{Entry, ModelState},
+    service::Shared,
+};
+
+/// How long a list waits for a model's facts.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub(in crate::serve) async fn all(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    let mut data = Vec::new();
+    for entry in shared.models.all() {
+        for name in entry.names.iter() {
+            data.push(told(&entry, name).await);
+        }
+    }
+    Json(json!({"object": "list", "data": data}))
+}
+
+pub(in crate::serve) async fn one(
+    State(shared): State<Arc<Shared>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let entry = shared.models.find(Some(&name))?;
+    Ok(Json(told(&entry, &name).await))
+}
+
+/// OpenAI's fields, vLLM's `root` and `max_model_len`, and how far the model is.
+async fn told(entry: &Entry, name: &str) -> Value {
+    let facts = match &entry.state {
+        // A model that is being restarted has them later.
+        ModelState::Ready(model) => timeout(PATIENCE, model.facts()).await.ok().and_then(Result::ok),
+        _ => None,
+    };
+    let tokens = facts.as_ref().map(|facts| facts.context_tokens);
+    let pictures = facts.as_ref().map(|facts| facts.pictures);
+    json!({
+        "id": name, "object": "model", "created": entry.created, "owned_by": "bursar", "root": entry.names[0],
+        "parent": null, "max_model_len": tokens, "state": entry.state.name(), "detail": entry.state.detail(),
+        "pictures": pictures,
+    })
+}

@@ -1,0 +1,14 @@
+//! OpenAI's API: what its clients send, and what they are answered.
+
+pub(super) mod chat;
+pub(super) mod chat_chunks;
+pub(super) mod chat_request;
+pub(super) mod chat_whole;
+pub(super) mod completion_request;
+pub(super) mod completions;
+pub(super) mod list;
+pub(super) mod log_probabilities;
+pub(super) mod sampling;
+pub(super) mod stop_reason;
+pub(super) mod turns;
+pub(super) mod usage;

@@ -1,0 +1,152 @@
+//! How a reply is generated, as chat and completion requests say it: OpenAI's fields and those that vLLM adds.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    Chat, JsonWhitespace, OutputFormat,
+    serve::{error::ApiError, listed::Listed},
+};
+
+/// Fields that both kinds of requests have.
+#[derive(Default, Deserialize)]
+pub(in crate::serve) struct Sampling {
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    /// -1 and 0 are no limit.
+    top_k: Option<i64>,
+    min_p: Option<f64>,
+    presence_penalty: Option<f64>,
+    frequency_penalty: Option<f64>,
+    repetition_penalty: Option<f64>,
+    logit_bias: Option<BTreeMap<String, f64>>,
+    seed: Option<i64>,
+    stop: Option<Listed<String>>,
+    stop_token_ids: Option<Vec<u32>>,
+    ignore_eos: Option<bool>,
+    min_tokens: Option<usize>,
+    cache_salt: Option<String>,
+    structured_outputs: Option<StructuredOutputs>,
+    use_beam_search: Option<bool>,
+    /// Not of this table, but read here: both kinds have it.
+    pub(super) n: Option<usize>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<StreamOptions>,
+}
+
+/// What a stream shall tell besides its text.
+#[derive(Clone, Copy, Default, Deserialize)]
+pub(in crate::serve) struct StreamOptions {
+    /// A last chunk with the reply's usage.
+    pub(super) include_usage: Option<bool>,
+    /// The usage so far in each chunk; vLLM's.
+    pub(super) continuous_usage_stats: Option<bool>,
+}
+
+/// vLLM's forms of a reply; one of them.
+#[derive(Deserialize)]
+struct StructuredOutputs {
+    json: Option<Value>,
+    regex: Option<String>,
+    choice: Option<Vec<String>>,
+    json_object: Option<bool>,
+    grammar: Option<String>,
+    structural_tag: Option<Value>,
+}
+
+impl StructuredOutputs {
+    fn format(&self) -> Result<Option<OutputFormat>, ApiError> {
+        let refused = |name: &str| {
+            ApiError::invalid(format!("structured_outputs.{name}"), format!("`{name}` is not served"))
+                .hint("give the form as `json`, `regex` or `choice`")
+        };
+        if self.grammar.is_some() {
+            return Err(refused("grammar"));
+        }
+        if self.structural_tag.is_some() {
+            return Err(refused("structural_tag"));
+        }
+        let object = self.json_object.unwrap_or_default().then(any_object);
+        let forms = [
+            self.json.as_ref().map(|schema| schema_of(schema)).transpose()?,
+            self.regex.clone().map(OutputFormat::Regex),
+            self.choice.clone().map(OutputFormat::Choice),
+            object,
+        ];
+        let mut forms = forms.into_iter().flatten();
+        match (forms.next(), forms.next()) {
+            (_, Some(_)) => Err(ApiError::invalid("structured_outputs", "a reply has one form, and several are given")),
+            (form, None) => Ok(form),
+        }
+    }
+}
+
+/// A schema, also as text.
+fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
+    let parsed = match schema {
+        Value::String(text) => serde_json::from_str(text).map_err(|error| {
+            ApiError::invalid("structured_outputs.json", format!("the schema is not JSON: {error}"))
+        })?,
+        schema => schema.clone(),
+    };
+    Ok(json_of(parsed))
+}
+
+/// JSON of this schema, with the spaces that models have learnt.
+pub(super) fn json_of(schema: Value) -> OutputFormat {
+    OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
+}
+
+/// Any JSON object.
+pub(super) fn any_object() -> OutputFormat {
+    json_of(serde_json::json!({"type": "object"}))
+}
+
+impl Sampling {
+    /// The chat with these settings. Numbers out of their ranges are refused by the model, by name.
+    pub(super) fn apply(&self, mut chat: Chat) -> Result<Chat, ApiError> {
+        if self.use_beam_search.unwrap_or_default() {
+            let error = ApiError::invalid("use_beam_search", "beam search is not served");
+            return Err(error.hint("ask for several replies with `n`"));
+        }
+        let real: [(Option<f64>, fn(Chat, f64) -> Chat); 6] = [
+            (self.temperature, Chat::temperature),
+            (self.top_p, Chat::top_p),
+            (self.min_p, Chat::min_p),
+            (self.presence_penalty, Chat::presence_penalty),
+            (self.frequency_penalty, Chat::frequency_penalty),
+            (self.repetition_penalty, Chat::repetition_penalty),
+        ];
+        for (value, set) in real {
+            chat = value.into_iter().fold(chat, set);
+        }
+        if let Some(top_k) = self.top_k {
+            let top_k = match top_k {
+                -1 => 0,
+                top_k => usize::try_from(top_k)
+                    .map_err(|_| ApiError::invalid("top_k", format!("`top_k` is {top_k}; -1 and 0 are no limit")))?,
+            };
+            chat = chat.top_k(top_k);
+        }
+        for (token, bias) in self.logit_bias.iter().flatten() {
+            let id = token.parse().map_err(|_| {
+                ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names")
+            })?;
+            chat = chat.logit_bias(id, *bias);
+        }
+        // Negative seeds are seeds too.
+        chat = self.seed.into_iter().fold(chat, |chat, seed| chat.seed(seed.cast_unsigned()));
+        let stops = self.stop.iter().flat_map(|stops| &stops.0);
+        chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
+        chat = self.stop_token_ids.iter().flatten().fold(chat, |chat, &token| chat.stop_token(token));
+        chat = self.min_tokens.into_iter().fold(chat, Chat::min_tokens);
+        chat = self.cache_salt.iter().fold(chat, Chat::cache_salt);
+        if self.ignore_eos.unwrap_or_default() {
+            chat = chat.ignore_end();
+        }
+        let format = self.structured_outputs.as_ref().map(StructuredOutputs::format).transpose()?.flatten();
+        Ok(format.into_iter().fold(chat, Chat::format))
+    }
+}

@@ -1,0 +1,22 @@
+//! vLLM's `stop_reason`: which rule of the request ended a reply.
+
+use serde::Serialize;
+
+use crate::StopReason;
+
+/// The stop string, or the stop token.
+#[derive(Clone, Serialize)]
+#[serde(untagged)]
+pub(super) enum StopTold {
+    Text(String),
+    Token(u32),
+}
+
+impl From<StopReason> for StopTold {
+    fn from(reason: StopReason) -> Self {
+        match reason {
+            StopReason::String(text) => StopTold::Text(text),
+            StopReason::Token(id) => StopTold::Token(id),
+        }
+    }
+}

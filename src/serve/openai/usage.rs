@@ -1,0 +1,60 @@
+//! The tokens of a request, as OpenAI counts them.
+
+use serde::Serialize;
+
+use crate::Usage;
+
+/// What a request has used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub(in crate::serve) struct UsageTold {
+    prompt_tokens: usize,
+    completion_tokens: usize,
+    total_tokens: usize,
+    prompt_tokens_details: PromptTokens,
+    completion_tokens_details: CompletionTokens,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct PromptTokens {
+    cached_tokens: usize,
+    /// vLLM's and SGLang's name for tokens of pictures and videos.
+    image_tokens: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+struct CompletionTokens {
+    reasoning_tokens: usize,
+}
+
+impl UsageTold {
+    /// Of the samples of one prompt, which is counted once.
+    pub(in crate::serve) fn of(samples: impl IntoIterator<Item = Usage>) -> Self {
+        let mut told = UsageTold::default();
+        for (index, usage) in samples.into_iter().enumerate() {
+            told.prompt_tokens = usage.prompt_tokens;
+            told.prompt_tokens_details.image_tokens = usage.picture_tokens;
+            // The other samples find the prompt that the first has computed.
+            if index == 0 {
+                told.prompt_tokens_details.cached_tokens = usage.cached_tokens;
+            }
+            told.completion_tokens += usage.completion_tokens;
+            told.completion_tokens_details.reasoning_tokens += usage.reasoning_tokens;
+        }
+        told.total_tokens = told.prompt_tokens + told.completion_tokens;
+        told
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_of_several_samples_counts_once() {
+        let first = Usage { prompt_tokens: 10, picture_tokens: 4, completion_tokens: 3, ..Usage::default() };
+        let second = Usage { cached_tokens: 10, completion_tokens: 5, ..first };
+        let told = serde_json::to_value(UsageTold::of([first, second])).expect("JSON");
+        assert_eq!(told["total_tokens"], 18);
+        assert_eq!(told["prompt_tokens_details"]["cached_tokens"], 0);
+    }
+}

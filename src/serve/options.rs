@@ -1,0 +1,58 @@
+//! What a server allows its clients.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::Bytes;
+
+/// The limits of a [`Service`](super::Service) and a [`Server`](super::Server). Each has a default that suits one GPU and clients that
+/// are not trusted.
+#[derive(Clone)]
+pub struct ServeOptions {
+    /// Keys of clients. Without any, everybody who reaches the port is served.
+    pub keys: Vec<String>,
+    /// The largest body of a request; larger ones are refused with 413. Pictures travel in base64, so they take a third more.
+    pub body_bytes: Bytes,
+    /// Bodies that are held at once, all clients together. More are refused with 503.
+    pub bodies_bytes: Bytes,
+    /// The time that a client has to send a whole body.
+    pub body_time: Duration,
+    /// The time that a client has to send the head of a request, and how long an idle connection is kept.
+    pub head_time: Duration,
+    /// The largest head of a request; larger ones are refused with 431.
+    pub head_bytes: Bytes,
+    /// Connections at once. Those that come after wait in the system's queue.
+    pub connections: usize,
+    /// Replies at once for each key; more are refused with 429. None: as many as the models take.
+    pub streams_per_key: Option<usize>,
+    /// Silence after which a stream gets a comment, so that proxies keep it open.
+    pub keep_alive: Duration,
+    /// How long running replies may take when the server ends.
+    pub drain: Duration,
+    /// Hosts that pictures may be fetched from, such as `example.org` or `example.org:8443`. None by default.
+    pub url_hosts: Vec<String>,
+    /// The folder that `file:` URLs of pictures and videos may name files of. None by default.
+    pub media_root: Option<PathBuf>,
+    /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
+    pub origins: Vec<String>,
+}
+
+impl Default for ServeOptions {
+    fn default() -> Self {
+        ServeOptions {
+            keys: Vec::new(),
+            body_bytes: Bytes::mib(64),
+            bodies_bytes: Bytes::gib(1),
+            body_time: Duration::from_secs(60),
+            head_time: Duration::from_secs(15),
+            head_bytes: Bytes::kib(32),
+            connections: 4096,
+            streams_per_key: None,
+            keep_alive: Duration::from_secs(10),
+            drain: Duration::from_secs(30),
+            url_hosts: Vec::new(),
+            media_root: None,
+            origins: Vec::new(),
+        }
+    }
+}
+

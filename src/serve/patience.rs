@@ -1,0 +1,108 @@
+//! Connections whose clients stop reading.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    time::{Instant, Sleep, sleep},
+};
+
+/// A connection that breaks when its client takes nothing for too long: a stopped reader would hold its reply's memory.
+pub(super) struct Patient<S> {
+    stream: S,
+    patience: Duration,
+    /// When the client has read nothing for long enough; None while nothing waits to be read.
+    waits: Option<Pin<Box<Sleep>>>,
+}
+
+impl<S> Patient<S> {
+    pub(super) fn new(stream: S, patience: Duration) -> Self {
+        Patient { stream, patience, waits: None }
+    }
+
+    fn hold<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.waits = None;
+            return written;
+        }
+        let until = Instant::now() + self.patience;
+        let wait = self.waits.get_or_insert_with(|| {
+            let mut wait = Box::pin(sleep(Duration::ZERO));
+            wait.as_mut().reset(until);
+            wait
+        });
+        match wait.as_mut().poll(context) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Patient<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(context, buffer)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Patient<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.hold(context, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.hold(context, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let shut = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.hold(context, shut)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(context, parts);
+        self.hold(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_stops_reading_is_dropped_and_a_slow_one_is_not() {
+        let patience = Duration::from_secs(10);
+        let (ours, mut theirs) = duplex(4);
+        let mut ours = Patient::new(ours, patience);
+        let writing = tokio::spawn(async move { ours.write_all(b"twelve bytes").await });
+        let mut heard = [0; 4];
+        for _ in 0..2 {
+            sleep(Duration::from_secs(9)).await;
+            theirs.read_exact(&mut heard).await.expect("it is there");
+        }
+        assert!(writing.await.expect("it ends").is_ok(), "each wait was shorter");
+        let (ours, _theirs) = duplex(4);
+        let error = Patient::new(ours, patience).write_all(b"twelve bytes").await.expect_err("nobody reads");
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+}

@@ -1,0 +1,210 @@
+//! The routes of a server, and what they share.
+
+use std::{
+    fmt,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    http::{HeaderName, HeaderValue, Method, StatusCode, header::HeaderMap},
+    middleware::{self, Next},
+    response::{IntoResponse, Response},
+    routing::{any, get, post},
+};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{AllowOrigin, CorsLayer},
+};
+use tracing::Instrument;
+
+use super::{
+    body::Bodies,
+    error::{ApiError, Shape},
+    guard::Guard,
+    health, id, memory,
+    models::{ModelState, Models, shortened},
+    openai,
+    options::ServeOptions,
+    tokens,
+};
+use crate::{ModelHandle, Runtime};
+
+/// The name of a request, the client's own or ours, in its answer and in logs.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Models of a runtime as OpenAI's and Anthropic's clients reach them. Clones share everything.
+#[derive(Clone)]
+pub struct Service {
+    shared: Arc<Shared>,
+}
+
+/// What all requests share.
+pub(super) struct Shared {
+    pub(super) runtime: Runtime,
+    pub(super) models: Models,
+    pub(super) options: ServeOptions,
+    pub(super) bodies: Bodies,
+    guard: Guard,
+    is_ending: AtomicBool,
+}
+
+/// Shows no key.
+impl fmt::Debug for Service {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "Service({:?})", self.shared.guard)
+    }
+}
+
+impl Shared {
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Relaxed)
+    }
+}
+
+impl Service {
+    /// A service without models. Add them with [`add`](Self::add) as they become ready, or tell with [`set`](Self::set) how far they are.
+    pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
+        let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
+        let (models, is_ending) = (Models::default(), AtomicBool::new(false));
+        Service { shared: Arc::new(Shared { runtime: runtime.clone(), models, options, bodies, guard, is_ending }) }
+    }
+
+    /// Serves a model by these names. The first is its own.
+    pub fn add<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, model: ModelHandle) {
+        self.set(names, ModelState::Ready(model));
+    }
+
+    /// Says how far a model is. Until it is ready its requests are answered with 503.
+    ///
+    /// # Panics
+    /// Without a name.
+    pub fn set<N: Into<String>>(&self, names: impl IntoIterator<Item = N>, state: ModelState) {
+        let names: Vec<String> = names.into_iter().map(N::into).collect();
+        assert!(!names.is_empty(), "a model has a name");
+        self.shared.models.set(names, state);
+    }
+
+    /// From now on new requests are refused with 503, while running ones go on.
+    pub fn end(&self) {
+        self.shared.is_ending.store(true, Relaxed);
+    }
+
+    /// The limits that it was made with.
+    pub fn options(&self) -> &ServeOptions {
+        &self.shared.options
+    }
+
+    /// Its routes, to serve alone or merged with yours.
+    pub fn router(&self) -> Router {
+        let guarded = Router::new()
+            .route("/v1/chat/completions", post(openai::chat::complete))
+            .route("/v1/completions", post(openai::completions::complete))
+            .route("/v1/models", get(openai::list::all))
+            .route("/v1/models/{*name}", get(openai::list::one))
+            .route("/tokenize", post(tokens::tokenize))
+            .route("/detokenize", post(tokens::detokenize))
+            .route("/v1/budget", get(memory::snapshot))
+            .route("/v1/budget/events", get(memory::events))
+            .route("/v1/embeddings", any(unserved))
+            .route("/v1/audio/{*rest}", any(unserved))
+            .route("/v1/images/{*rest}", any(unserved))
+            .route("/v1/moderations", any(unserved))
+            .route("/v1/rerank", any(unserved))
+            .route("/v1/score", any(unserved))
+            .route_layer(middleware::from_fn_with_state(self.shared.clone(), admitted));
+        let open = Router::new()
+            .route("/health", get(health::ready))
+            .route("/health/ready", get(health::ready))
+            .route("/health/live", get(health::live))
+            .route("/ping", get(health::live))
+            .route("/version", get(health::version));
+        let routes = guarded.merge(open).fallback(missing).method_not_allowed_fallback(wrong_method);
+        let routes = match self.shared.options.origins.is_empty() {
+            true => routes,
+            false => routes.layer(cors(&self.shared.options.origins)),
+        };
+        routes
+            .layer(CatchPanicLayer::custom(panicked))
+            .layer(middleware::from_fn(named))
+            .with_state(self.shared.clone())
+    }
+}
+
+/// Lets requests with a key pass, while the server is not ending.
+async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
+    let shape = shape_of(&request);
+    if shared.is_ending() {
+        return ApiError::unavailable("the server is shutting down").hint("ask another one").response(shape);
+    }
+    match shared.guard.admit(request.headers()) {
+        Ok(client) => {
+            request.extensions_mut().insert(client);
+            next.run(request).await
+        }
+        Err(error) => error.response(shape),
+    }
+}
+
+fn shape_of(request: &Request) -> Shape {
+    match request.uri().path().starts_with("/v1/messages") {
+        true => Shape::Anthropic,
+        false => Shape::OpenAi,
+    }
+}
+
+/// Gives each request a name, for its answer, logs and spans.
+async fn named(request: Request, next: Next) -> Response {
+    let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let span = tracing::info_span!("http", request_id = %name);
+    let mut response = next.run(request).instrument(span.clone()).await;
+    span.in_scope(|| tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"));
+    if let Ok(value) = HeaderValue::from_str(&name) {
+        response.headers_mut().insert(REQUEST_ID, value);
+    }
+    response
+}
+
+/// The client's own name of a request, if it is one that logs can show.
+fn name_of(headers: &HeaderMap) -> Option<String> {
+    const BYTES_MAX: usize = 128;
+    let name = headers.get(REQUEST_ID)?.to_str().ok()?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:".contains(&byte);
+    (!name.is_empty() && name.len() <= BYTES_MAX && name.bytes().all(is_plain)).then(|| name.to_owned())
+}
+
+fn cors(origins: &[String]) -> CorsLayer {
+    let allowed = match origins.iter().any(|origin| origin == "*") {
+        true => AllowOrigin::any(),
+        false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
+    };
+    CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(tower_http::cors::Any)
+}
+
+async fn missing(request: Request) -> Response {
+    let told = format!("there is nothing at {} {}", request.method(), shortened(request.uri().path()));
+    ApiError::not_found(told).hint("GET /openapi.json lists what there is").response(shape_of(&request))
+}
+
+async fn unserved(request: Request) -> Response {
+    let told = format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
+    ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").response(Shape::OpenAi)
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let told = format!("{} does not take {}", shortened(request.uri().path()), request.method());
+    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told);
+    error.response(shape_of(&request))
+}
+
+/// A panic is a bug of ours; its text is in the log, and none of the client's business.
+fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
+    tracing::error!("a request ended in a panic");
+    let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "this request met a bug in Bursar");
+    error.hint("please report it with the request").into_response()
+}

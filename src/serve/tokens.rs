@@ -1,0 +1,87 @@
+//! `POST /tokenize` and `/detokenize`, as vLLM has them.
+
+use std::sync::Arc;
+
+use axum::{Json, extract::State};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    body::{self, FromJson, JsonBody},
+    error::ApiError,
+    openai::{chat, chat_request::ChatFields},
+    service::Shared,
+};
+
+/// A text, or a chat whose prompt is made of its messages.
+pub(super) struct TokenizeRequest {
+    fields: TokenizeFields,
+    chat: Option<ChatFields>,
+}
+
+#[derive(Deserialize)]
+struct TokenizeFields {
+    model: Option<String>,
+    prompt: Option<String>,
+    add_special_tokens: Option<bool>,
+    return_token_strs: Option<bool>,
+}
+
+impl FromJson for TokenizeRequest {
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        let fields: TokenizeFields = body::parsed(bytes)?;
+        let chat = fields.prompt.is_none().then(|| body::parsed(bytes)).transpose()?;
+        Ok(TokenizeRequest { fields, chat })
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<u32>,
+    token_strs: Option<Vec<String>>,
+}
+
+pub(super) async fn tokenize(
+    State(shared): State<Arc<Shared>>,
+    body: JsonBody<TokenizeRequest>,
+) -> Result<Json<Tokenized>, ApiError> {
+    let TokenizeRequest { fields, chat } = body.value;
+    let (_, model) = shared.models.ready(fields.model.as_deref())?;
+    let tokens = match (fields.prompt, chat) {
+        (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
+        (None, Some(chat)) => model.prompt_of(chat::chat(chat, &shared).await?).await?.token_ids,
+        (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("or send `messages`")),
+    };
+    let token_strs = match fields.return_token_strs.unwrap_or_default() {
+        true => Some(model.token_strs(tokens.clone()).await?),
+        false => None,
+    };
+    let max_model_len = model.facts().await?.context_tokens;
+    Ok(Json(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }))
+}
+
+#[derive(Deserialize)]
+pub(super) struct DetokenizeRequest {
+    model: Option<String>,
+    tokens: Vec<u32>,
+}
+
+impl FromJson for DetokenizeRequest {
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        body::parsed(bytes)
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct Detokenized {
+    prompt: String,
+}
+
+pub(super) async fn detokenize(
+    State(shared): State<Arc<Shared>>,
+    body: JsonBody<DetokenizeRequest>,
+) -> Result<Json<Detokenized>, ApiError> {
+    let (_, model) = shared.models.ready(body.value.model.as_deref())?;
+    Ok(Json(Detokenized { prompt: model.detokenize(body.value.tokens).await? }))
+}
