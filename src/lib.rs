@@ -85,7 +85,7 @@ pub use bursar_actors::{
 #[cfg(feature = "prometheus")]
 pub use bursar_actors::{
     metric::{MetricsAddress, NoAddress},
-    runtime::{MetricsServer, ServeMetricsError},
+    runtime::{MetricsServer, MetricsText, ServeMetricsError},
 };
 pub use bursar_budgets::{
     Address, Bytes, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceMemory, DoesNotFit,

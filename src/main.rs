@@ -20,6 +20,8 @@ mod profile;
 mod progress;
 #[cfg(all(test, feature = "hub", feature = "prometheus"))]
 mod reference;
+#[cfg(feature = "serve")]
+mod serving;
 mod told;
 mod top;
 mod tour;
@@ -58,6 +60,9 @@ enum Command {
     /// Says what a model would take of a device and serve there, without a GPU. Exits with 0 if it fits, and with 1 if
     /// not.
     Plan(Box<plan::Options>),
+    /// Serves models over HTTP, to OpenAI's and Anthropic's clients.
+    #[cfg(feature = "serve")]
+    Serve(Box<serving::Options>),
     /// Shows a running process live: every byte by class, its actors, requests, rates and events.
     Top(top::Options),
 }
@@ -74,6 +79,8 @@ async fn main() -> ExitCode {
         Some(Command::Drill(options)) => drill::run(&cli.device, *options).await,
         Some(Command::Bench(options)) => bench::run(&cli.device, *options, main).await,
         Some(Command::Plan(options)) => plan::run(&cli.device, *options).await,
+        #[cfg(feature = "serve")]
+        Some(Command::Serve(options)) => failure::report(serving::run(&cli.device, *options).await),
         Some(Command::Top(options)) => top::run(options, cli.device.metrics()).await,
     }
 }

@@ -10,6 +10,7 @@ use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::error::ApiError;
+use crate::Hint;
 
 /// A list of keys that cannot be used.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -62,6 +63,14 @@ impl Client {
                 .hint("ask again when one has ended")
         };
         places.clone().try_acquire_owned().map(Some).map_err(full)
+    }
+}
+
+impl Hint for KeyError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "write one key a line, of letters, digits and punctuation".to_owned()
     }
 }
 

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::State,
-    http::StatusCode,
+    http::{StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
 
-use super::{models::ModelState, service::Shared};
+use super::{error::ApiError, models::ModelState, service::Shared};
 use crate::ModelHealth;
 
 /// 200 while all models take requests and the server is not ending.
@@ -53,6 +53,18 @@ fn own_name(state: &ModelState) -> Option<String> {
         ModelState::Ready(model) => Some(model.name()),
         _ => None,
     }
+}
+
+/// Prometheus' text.
+pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
+    #[cfg(feature = "prometheus")]
+    if let Some(metrics) = &shared.metrics {
+        // A look at the device, so that a quiet one is shown as it is.
+        drop(shared.runtime.budget().measure().await);
+        return ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()).into_response();
+    }
+    let _ = shared;
+    ApiError::not_found("this process has no recorder of metrics of ours").into_response()
 }
 
 pub(super) async fn version() -> Json<Value> {

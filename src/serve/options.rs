@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::guard::{self, KeyError};
 use crate::Bytes;
 
 /// The limits of a [`Service`](super::Service) and a [`Server`](super::Server). Each has a default that suits one GPU and clients that
@@ -34,6 +35,17 @@ pub struct ServeOptions {
     pub media_root: Option<PathBuf>,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
+}
+
+impl ServeOptions {
+    /// Adds the keys of a text, one a line. Empty lines and those that begin with `#` are none.
+    ///
+    /// # Errors
+    /// [`KeyError`], with the line.
+    pub fn with_keys(mut self, text: &str) -> Result<Self, KeyError> {
+        self.keys.extend(guard::keys_of(text)?);
+        Ok(self)
+    }
 }
 
 impl Default for ServeOptions {

@@ -49,6 +49,8 @@ pub(super) struct Shared {
     pub(super) models: Models,
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
+    #[cfg(feature = "prometheus")]
+    pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
     is_ending: AtomicBool,
 }
@@ -71,7 +73,17 @@ impl Service {
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
         let (models, is_ending) = (Models::default(), AtomicBool::new(false));
-        Service { shared: Arc::new(Shared { runtime: runtime.clone(), models, options, bodies, guard, is_ending }) }
+        let shared = Shared {
+            runtime: runtime.clone(),
+            models,
+            options,
+            bodies,
+            #[cfg(feature = "prometheus")]
+            metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
+            guard,
+            is_ending,
+        };
+        Service { shared: Arc::new(shared) }
     }
 
     /// Serves a model by these names. The first is its own.
@@ -122,7 +134,8 @@ impl Service {
             .route("/health/ready", get(health::ready))
             .route("/health/live", get(health::live))
             .route("/ping", get(health::live))
-            .route("/version", get(health::version));
+            .route("/version", get(health::version))
+            .route("/metrics", get(health::metrics));
         let routes = guarded.merge(open).fallback(missing).method_not_allowed_fallback(wrong_method);
         let routes = match self.shared.options.origins.is_empty() {
             true => routes,

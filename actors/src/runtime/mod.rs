@@ -23,4 +23,6 @@ pub use health::{Health, ModelHealth};
 pub use message::{Home, Order, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::{MetricsServer, ServeMetricsError};
+#[cfg(feature = "prometheus")]
+pub use recorder::MetricsText;
 pub use shown::Shown;

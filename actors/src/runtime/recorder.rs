@@ -10,7 +10,7 @@ use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
 use metrics_util::MetricKindMask;
 
 use super::ServeMetricsError;
-use crate::metric::{buckets, describe};
+use crate::metric::{buckets, describe, process};
 
 /// How often samples of histograms are put into buckets. Until then each sample takes memory, even if nothing scrapes.
 const UPKEEP: Duration = Duration::from_secs(5);
@@ -21,6 +21,26 @@ const GAUGES_KEPT: Duration = Duration::from_secs(120);
 
 /// A process has one recorder for good. A later runtime finds ours here.
 static OURS: Mutex<Option<PrometheusHandle>> = Mutex::new(None);
+
+/// This process' metrics as Prometheus' text, for a server of your own.
+#[derive(Clone)]
+pub struct MetricsText(PrometheusHandle);
+
+impl MetricsText {
+    /// Installs a recorder, if none of ours is there yet, as [`serve_metrics`](super::Runtime::serve_metrics) does.
+    ///
+    /// # Errors
+    /// [`ServeMetricsError::AnotherRecorder`], [`ServeMetricsError::Thread`].
+    pub fn install() -> Result<Self, ServeMetricsError> {
+        install().map(MetricsText)
+    }
+
+    /// The text now. Its content type is `text/plain; version=0.0.4; charset=utf-8`.
+    pub fn render(&self) -> String {
+        process::show();
+        self.0.render()
+    }
+}
 
 /// Returns our recorder, and installs it if there is none yet.
 pub(super) fn install() -> Result<PrometheusHandle, ServeMetricsError> {

@@ -41,8 +41,6 @@ pub(in crate::serve) struct Sampling {
 pub(in crate::serve) struct StreamOptions {
     /// A last chunk with the reply's usage.
     pub(super) include_usage: Option<bool>,
-    /// The usage so far in each chunk; vLLM's.
-    pub(super) continuous_usage_stats: Option<bool>,
 }
 
 /// vLLM's forms of a reply; one of them.

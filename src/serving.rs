@@ -1,0 +1,90 @@
+//! `bursar serve`: models over HTTP.
+
+mod loading;
+mod options;
+
+pub use options::Options;
+
+use std::{fs, time::Duration};
+
+use bursar::{
+    Runtime, RuntimeConfig,
+    serve::{KeyError, ListenError, Server, Service},
+};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{DeviceOptions, failure::Failure, logging, model};
+
+/// Serves until it is told to end; then running replies may end.
+pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure> {
+    let wanted = options.models()?;
+    let serve = options.serve()?;
+    let knobs = options.knobs();
+    knobs.tell_notes()?;
+    let config = RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() };
+    let plans = loading::plans(wanted, knobs, device)?;
+    let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let drain = serve.drain;
+    let is_open = serve.keys.is_empty();
+    let runtime = model::start_with(device, config).await?;
+    let service = Service::new(&runtime, serve);
+    for plan in &plans {
+        plan.announce(&service);
+    }
+    let server = Server::start(service.clone(), &options.address(), options.tls().as_ref()).await?;
+    println!("listening on {}://{}", server.scheme(), server.addr());
+    if is_open && !server.addr().ip().is_loopback() {
+        logging::note("warning: everybody who reaches this address may use the models; give --api-key-file");
+    }
+    let loading = tokio::spawn(loading::load_all(runtime.clone(), service, plans));
+    let outcome = tokio::select! {
+        outcome = loaded_or_served(loading) => outcome,
+        _ = terminated.recv() => Ok(()),
+        _ = interrupted.recv() => Ok(()),
+    };
+    if outcome.is_ok() {
+        logging::note("ending: running replies may end");
+    }
+    let ending = end(runtime, server, drain);
+    tokio::select! {
+        () = ending => {}
+        // Asked twice: at once.
+        _ = terminated.recv() => {}
+        _ = interrupted.recv() => {}
+    }
+    outcome
+}
+
+/// Ends with the error of a model that cannot be loaded, and otherwise never.
+async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>) -> Result<(), Failure> {
+    match loading.await {
+        Ok(Ok(())) => std::future::pending().await,
+        Ok(Err(failure)) => Err(failure),
+        Err(died) => Err(Failure { error: died.to_string(), hint: "this is a bug in Bursar; please report it".to_owned() }),
+    }
+}
+
+async fn end(runtime: Runtime, server: Server, drain: Duration) {
+    server.shutdown().await;
+    runtime.shutdown_within(drain).await;
+}
+
+impl From<ListenError> for Failure {
+    fn from(error: ListenError) -> Self {
+        Failure::of(&error)
+    }
+}
+
+impl From<KeyError> for Failure {
+    fn from(error: KeyError) -> Self {
+        Failure::of(&error)
+    }
+}
+
+/// A file's text, or a failure that names it.
+fn text_of(file: &std::path::Path) -> Result<String, Failure> {
+    fs::read_to_string(file).map_err(|error| Failure {
+        error: format!("{}: {error}", file.display()),
+        hint: "name a readable file of text".to_owned(),
+    })
+}

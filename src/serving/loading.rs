@@ -1,0 +1,96 @@
+//! Loading the models of a server, one after another, while it listens already.
+
+use std::sync::Mutex;
+
+use bursar::{
+    LoadOptions, ModelSource, Progress, Runtime,
+    serve::{ModelState, Service},
+};
+
+use super::options::Wanted;
+use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, logging, model, progress::Bar};
+
+/// One model to load.
+pub struct Plan {
+    source: ModelSource,
+    options: LoadOptions,
+    names: Vec<String>,
+}
+
+impl Plan {
+    /// Clients hear that it is on its way.
+    pub fn announce(&self, service: &Service) {
+        service.set(self.names.clone(), ModelState::Loading("waiting for its turn".into()));
+    }
+}
+
+/// How each model is loaded. Without knobs that say how large it is, models share what is left evenly.
+pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
+    let count = wanted.len();
+    let plans = wanted.into_iter().enumerate().map(|(index, wanted)| {
+        let source = model::source(&wanted.model);
+        let base = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
+        let mut options = knobs.over(base)?;
+        let is_sized = options.memory_fraction.is_some()
+            || options.device_fraction.is_some()
+            || options.kv_tokens.is_some()
+            || options.kv_bytes.is_some();
+        let others = count - 1 - index;
+        if !is_sized && others > 0 {
+            options.memory_fraction = Some(1.0 / (others + 1) as f64);
+        }
+        let own = wanted.names.first().cloned().unwrap_or_else(|| source.name());
+        options.name = Some(own.clone());
+        let names = if wanted.names.is_empty() { vec![own] } else { wanted.names };
+        Ok(Plan { source, options, names })
+    });
+    plans.collect()
+}
+
+/// Loads all in order, and tells the service how far they are.
+///
+/// # Errors
+/// The first that cannot be loaded, which the others do not wait for.
+pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> Result<(), Failure> {
+    for Plan { source, options, names } in plans {
+        let bar = Bar::new(true);
+        let (told, heard) = (service.clone(), names.clone());
+        let last = Mutex::new(String::new());
+        let hear = move |progress: Progress| {
+            if let Some(now) = described(&progress) {
+                let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                if *last != now {
+                    told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
+                    *last = now;
+                }
+            }
+            bar.show(progress);
+        };
+        match runtime.load_with(source, options, hear).await {
+            Ok(model) => {
+                service.add(names.clone(), model);
+                logging::note(format_args!("ready: {}", names.join(", ")));
+            }
+            Err(error) => {
+                let failure = Failure::from(error);
+                service.set(names, ModelState::Failed(failure.error.as_str().into()));
+                return Err(failure);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What is being done, in words and hundredths.
+fn described(progress: &Progress) -> Option<String> {
+    let share = |done: u64, total: u64| done.saturating_mul(100).checked_div(total).unwrap_or(0);
+    match progress {
+        Progress::Fetching { file, done, total } => Some(format!("fetching {file}: {} %", share(done.0, total.0))),
+        Progress::Planning => Some("planning the worst cases".to_owned()),
+        Progress::Loading { done, total } => Some(format!("loading weights: {} %", share(done.0, total.0))),
+        Progress::Profiling { what, done, total, .. } => {
+            Some(format!("{what}: {} %", share(*done as u64, *total as u64)))
+        }
+        Progress::Phase(_) | Progress::Attempt(_) | Progress::Notice(_) | Progress::Ready => None,
+    }
+}

@@ -1,0 +1,180 @@
+//! The options of `bursar serve`: its own, and those of `vllm serve`.
+
+use std::{net::IpAddr, path::PathBuf, time::Duration};
+
+use bursar::{
+    Bytes,
+    crates::budgets::ParseBytesError,
+    serve::{ServeOptions, TlsFiles},
+};
+use clap::Args;
+
+use super::text_of;
+use crate::{failure::Failure, knobs::KnobOptions, logging};
+
+/// Options of `bursar serve`.
+#[derive(Args)]
+pub struct Options {
+    /// A model, as after --model.
+    #[arg(value_name = "MODEL", conflicts_with = "model")]
+    sole: Option<String>,
+    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
+    /// `demo`. May be given several times: all share the device under one ledger.
+    #[arg(long, default_value = "demo")]
+    model: Vec<String>,
+    /// The name that clients use: of each model in order, or several names of a single one.
+    #[arg(long, alias = "served-model-name", value_name = "NAME", num_args = 1..)]
+    name: Vec<String>,
+    /// The address to listen on. Port 0 takes any free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", conflicts_with_all = ["host", "port"])]
+    listen: String,
+    /// The address alone, as vLLM has it.
+    #[arg(long, value_name = "HOST")]
+    host: Option<String>,
+    /// The port alone, as vLLM has it.
+    #[arg(long, value_name = "PORT")]
+    port: Option<u16>,
+
+    /// A file of keys, one a line, of which clients send one. Without it everybody is served.
+    #[arg(long, value_name = "FILE", help_heading = "Clients")]
+    api_key_file: Option<PathBuf>,
+    /// A key. Other users of this machine can read it in the list of processes: prefer a file.
+    #[arg(long, value_name = "KEY", env = "VLLM_API_KEY", hide_env_values = true, help_heading = "Clients")]
+    api_key: Vec<String>,
+    /// The largest request, pictures in base64 included.
+    #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Clients")]
+    body_bytes: Option<Bytes>,
+    /// Connections at once; more wait.
+    #[arg(long, value_name = "N", help_heading = "Clients")]
+    connections: Option<usize>,
+    /// Replies at once for each key; more are refused with 429.
+    #[arg(long, value_name = "N", help_heading = "Clients")]
+    streams_per_key: Option<usize>,
+    /// Seconds that running replies may take once the server is told to end.
+    #[arg(long, value_name = "SECONDS", help_heading = "Clients")]
+    drain: Option<u64>,
+    /// A web page's origin that may ask, such as https://example.org, or `*`.
+    #[arg(long, value_name = "ORIGIN", help_heading = "Clients")]
+    allow_origin: Vec<String>,
+    /// The server's certificates, in PEM: it speaks TLS.
+    #[arg(long, alias = "ssl-certfile", value_name = "FILE", requires = "tls_key", help_heading = "Clients")]
+    tls_certificates: Option<PathBuf>,
+    /// The certificate's key, in PEM.
+    #[arg(long, alias = "ssl-keyfile", value_name = "FILE", requires = "tls_certificates", help_heading = "Clients")]
+    tls_key: Option<PathBuf>,
+
+    /// The folder that `file:` URLs of pictures may name files of.
+    #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
+    media_root: Option<PathBuf>,
+
+    /// Taken for command lines of vLLM: requests are logged by --log alone, and never their content.
+    #[arg(long, hide = true)]
+    disable_log_requests: bool,
+    /// Likewise: statistics are at /metrics.
+    #[arg(long, hide = true)]
+    disable_log_stats: bool,
+    /// Likewise: tools are called by the model's own format, which its chat template tells.
+    #[arg(long, hide = true)]
+    enable_auto_tool_choice: bool,
+    /// Likewise.
+    #[arg(long, hide = true)]
+    tool_call_parser: Option<String>,
+    /// Likewise.
+    #[arg(long, hide = true)]
+    reasoning_parser: Option<String>,
+    /// Likewise: nothing of a checkpoint is run.
+    #[arg(long, hide = true)]
+    trust_remote_code: bool,
+
+    #[command(flatten)]
+    knobs: KnobOptions,
+}
+
+fn bytes(typed: &str) -> Result<Bytes, String> {
+    typed.parse().map_err(|error: ParseBytesError| error.to_string())
+}
+
+/// A model and the names that clients use for it.
+pub struct Wanted {
+    pub model: String,
+    /// None: the model's own.
+    pub names: Vec<String>,
+}
+
+impl Options {
+    /// The models in order.
+    pub fn models(&self) -> Result<Vec<Wanted>, Failure> {
+        let models: Vec<&String> = self.sole.as_ref().map_or_else(|| self.model.iter().collect(), |sole| vec![sole]);
+        if let [model] = models[..] {
+            return Ok(vec![Wanted { model: model.clone(), names: self.name.clone() }]);
+        }
+        if !self.name.is_empty() && self.name.len() != models.len() {
+            return Err(Failure {
+                error: format!("there are {} models and {} names", models.len(), self.name.len()),
+                hint: "give each model one `--name`, or none at all".to_owned(),
+            });
+        }
+        let names = self.name.iter().map(|name| vec![name.clone()]).chain(std::iter::repeat(Vec::new()));
+        let wanted: Vec<_> =
+            models.into_iter().zip(names).map(|(model, names)| Wanted { model: model.clone(), names }).collect();
+        Ok(wanted)
+    }
+
+    pub fn knobs(&self) -> &KnobOptions {
+        &self.knobs
+    }
+
+    /// The address as it is listened on.
+    pub fn address(&self) -> String {
+        let Some(host) = self.host.clone().or_else(|| self.port.map(|_| "127.0.0.1".to_owned())) else {
+            return self.listen.clone();
+        };
+        let port = self.port.unwrap_or(8000);
+        match host.parse() {
+            Ok(IpAddr::V6(host)) => format!("[{host}]:{port}"),
+            _ => format!("{host}:{port}"),
+        }
+    }
+
+    pub fn tls(&self) -> Option<TlsFiles> {
+        let (certificates, key) = self.tls_certificates.clone().zip(self.tls_key.clone())?;
+        Some(TlsFiles { certificates, key })
+    }
+
+    /// The limits of the server.
+    pub fn serve(&self) -> Result<ServeOptions, Failure> {
+        self.tell_taken();
+        let usual = ServeOptions::default();
+        let mut options = ServeOptions {
+            body_bytes: self.body_bytes.unwrap_or(usual.body_bytes),
+            connections: self.connections.unwrap_or(usual.connections),
+            streams_per_key: self.streams_per_key,
+            drain: self.drain.map_or(usual.drain, Duration::from_secs),
+            media_root: self.media_root.clone(),
+            origins: self.allow_origin.clone(),
+            ..usual
+        };
+        if let Some(file) = &self.api_key_file {
+            options = options.with_keys(&text_of(file)?)?;
+        }
+        if !self.api_key.is_empty() {
+            options = options.with_keys(&self.api_key.join("\n"))?;
+        }
+        Ok(options)
+    }
+
+    /// Says which flags of vLLM have nothing to set here.
+    fn tell_taken(&self) {
+        let taken = [
+            (self.disable_log_requests, "--disable-log-requests", "requests are logged by --log alone"),
+            (self.disable_log_stats, "--disable-log-stats", "statistics are at /metrics"),
+            (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models call tools without it"),
+            (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template tells the format"),
+            (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template tells the format"),
+            (self.trust_remote_code, "--trust-remote-code", "nothing of a checkpoint is run"),
+        ];
+        for (_, flag, why) in taken.into_iter().filter(|(is_set, ..)| *is_set) {
+            logging::note(format_args!("note: {flag} changes nothing: {why}"));
+        }
+    }
+}
