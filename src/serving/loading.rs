@@ -1,6 +1,9 @@
 //! Loading the models of a server, one after another, while it listens already.
 
-use std::sync::Mutex;
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
 
 use bursar::{
     LoadOptions, ModelSource, Progress, Runtime,
@@ -39,12 +42,20 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
         if !is_sized && others > 0 {
             options.memory_fraction = Some(1.0 / (others + 1) as f64);
         }
-        let own = wanted.names.first().cloned().unwrap_or_else(|| source.name());
+        let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         options.name = Some(own.clone());
         let names = if wanted.names.is_empty() { vec![own] } else { wanted.names };
         Ok(Plan { source, options, names })
     });
-    plans.collect()
+    let plans: Vec<Plan> = plans.collect::<Result<_, Failure>>()?;
+    let mut seen = BTreeSet::new();
+    match plans.iter().flat_map(|plan| &plan.names).find(|name| !seen.insert(*name)) {
+        None => Ok(plans),
+        Some(name) => Err(Failure {
+            error: format!("two models are named {name}"),
+            hint: "give each a name of its own with `--name`".to_owned(),
+        }),
+    }
 }
 
 /// Loads all in order, and tells the service how far they are.
@@ -58,7 +69,7 @@ pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> R
         let last = Mutex::new(String::new());
         let hear = move |progress: Progress| {
             if let Some(now) = described(&progress) {
-                let mut last = last.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if *last != now {
                     told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
                     *last = now;

@@ -22,8 +22,8 @@ pub struct Options {
     /// `demo`. May be given several times: all share the device under one ledger.
     #[arg(long, default_value = "demo")]
     model: Vec<String>,
-    /// The name that clients use: of each model in order, or several names of a single one.
-    #[arg(long, alias = "served-model-name", value_name = "NAME", num_args = 1..)]
+    /// The name that clients use, of each model in order, or several names of a single one: in place of --model-name.
+    #[arg(long, value_name = "NAME", num_args = 1..)]
     name: Vec<String>,
     /// The address to listen on. Port 0 takes any free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", conflicts_with_all = ["host", "port"])]
@@ -67,10 +67,7 @@ pub struct Options {
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
 
-    /// Taken for command lines of vLLM: requests are logged by --log alone, and never their content.
-    #[arg(long, hide = true)]
-    disable_log_requests: bool,
-    /// Likewise: statistics are at /metrics.
+    /// Taken for command lines of vLLM: statistics are at /metrics.
     #[arg(long, hide = true)]
     disable_log_stats: bool,
     /// Likewise: tools are called by the model's own format, which its chat template tells.
@@ -166,7 +163,6 @@ impl Options {
     /// Says which flags of vLLM have nothing to set here.
     fn tell_taken(&self) {
         let taken = [
-            (self.disable_log_requests, "--disable-log-requests", "requests are logged by --log alone"),
             (self.disable_log_stats, "--disable-log-stats", "statistics are at /metrics"),
             (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models call tools without it"),
             (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template tells the format"),
