@@ -131,7 +131,11 @@ impl From<ChatError> for ApiError {
         }
         let hint = error.hint();
         let answer = match (&error, error.kind()) {
-            (ChatError::TooLong { .. }, _) => ApiError::invalid("messages", message).code("context_length_exceeded"),
+            // In OpenAI's words, which litellm and agents look for.
+            (ChatError::TooLong { tokens, limit }, _) => {
+                let told = format!("this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens");
+                ApiError::invalid("messages", told).code("context_length_exceeded")
+            }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
             (_, ErrorKind::Busy) => ApiError::loading(message),
