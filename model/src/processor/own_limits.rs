@@ -1,5 +1,7 @@
 //! Plans of pictures that have limits of their own.
 
+use std::ops::RangeInclusive;
+
 use super::image_processor::{ImageProcessor, PicturePlan};
 use super::smart_resize::{PixelBounds, Size, smart_resize};
 use super::tiling::Tiling;
@@ -13,8 +15,8 @@ struct Limit {
 
 impl Limit {
     /// The value, if it is in this range.
-    fn between(self, least: u64, most: u64) -> Result<u64, ImageError> {
-        let Limit { name: limit, value } = self;
+    fn within(self, possible: &RangeInclusive<u64>) -> Result<u64, ImageError> {
+        let (Limit { name: limit, value }, least, most) = (self, *possible.start(), *possible.end());
         match value {
             value if value < least => Err(ImageError::OwnLimitTooLow { limit, value, least }),
             value if value > most => Err(ImageError::OwnLimitTooHigh { limit, value, most }),
@@ -35,38 +37,55 @@ impl ImageProcessor {
     /// [`ImageError::OwnLimitIdle`].
     pub fn plan_own(&self, source: Size, own: PictureLimits, patches_max: usize) -> Result<PicturePlan, ImageError> {
         let Some(limit) = own.first() else { return self.plan(source.width, source.height) };
-        let config = self.config();
-        if !config.do_resize {
+        let Some(possible) = self.own_pixels(patches_max) else {
             return Err(ImageError::OwnLimitIdle { limit, reason: "this model's pictures are not resized" });
-        }
-        let pixels_max = (patches_max as u64).saturating_mul(u64::from(config.patch_size).pow(2));
-        match config.tiling {
+        };
+        let asked = |value| Limit { name: "max_pixels", value }.within(&possible);
+        let pixels_max = own.pixels_max.map(asked).transpose()?;
+        match self.config().tiling {
             None => {
                 let bounds = self.own_bounds(own, pixels_max)?;
                 self.plan_by(source, |size, factor| smart_resize(size, factor, bounds))
             }
             Some(tiling) => {
-                let tiles_max = config.pixel_bounds.max.min(pixels_max) / tiling.tile_pixels();
-                let (tiling, tiles_max) = own_tiles(tiling, own, tiles_max)?;
-                self.plan_tiles(source, tiling, tiles_max)
+                let tiles_max = pixels_max.unwrap_or(*possible.end()) / tiling.tile_pixels();
+                self.plan_tiles(source, own_tiles(tiling, own, tiles_max)?, tiles_max)
             }
         }
     }
 
-    /// The bounds of a picture, of which none has more than `pixels_max`.
-    fn own_bounds(&self, own: PictureLimits, pixels_max: u64) -> Result<PixelBounds, ImageError> {
+    /// What a picture may ask for as its own `pixels_max`, where any has at most `patches_max` patches: from one token
+    /// or tile to all of them. `None` if pictures are not resized.
+    pub fn own_pixels(&self, patches_max: usize) -> Option<RangeInclusive<u64>> {
+        let config = self.config();
+        let pixels_max = (patches_max as u64).saturating_mul(u64::from(config.patch_size).pow(2));
+        let possible = match config.tiling {
+            None => u64::from(config.factor()).pow(2)..=pixels_max,
+            Some(tiling) => {
+                let tiles_max = config.pixel_bounds.max.min(pixels_max) / tiling.tile_pixels();
+                tiling.tile_pixels()..=tiles_max.max(1) * tiling.tile_pixels()
+            }
+        };
+        config.do_resize.then_some(possible)
+    }
+
+    /// The most that a picture may ask for as its own `tiles_max`. `None` if pictures are in one piece.
+    pub fn own_tiles(&self, patches_max: usize) -> Option<u32> {
+        let (tiling, possible) = self.config().tiling.zip(self.own_pixels(patches_max))?;
+        Some(most_tiles(tiling, possible.end() / tiling.tile_pixels()))
+    }
+
+    /// The bounds of a picture, with its own most of `pixels_max`.
+    fn own_bounds(&self, own: PictureLimits, pixels_max: Option<u64>) -> Result<PixelBounds, ImageError> {
         if own.tiles_max.is_some() {
             return Err(ImageError::OwnLimitIdle { limit: "tiles", reason: "this model's pictures are in one piece" });
         }
-        let (bounds, least) = (self.config().pixel_bounds, u64::from(self.config().factor()).pow(2));
-        let max = match own.pixels_max {
-            Some(value) => Limit { name: "max_pixels", value }.between(least, pixels_max)?,
-            None => bounds.max,
-        };
+        let bounds = self.config().pixel_bounds;
+        let max = pixels_max.unwrap_or(bounds.max);
         match own.pixels_min {
             // Without a pixel, a small picture would have no size.
             Some(value) => {
-                let min = Limit { name: "min_pixels", value }.between(0, max)?.max(1);
+                let min = Limit { name: "min_pixels", value }.within(&(0..=max))?.max(1);
                 Ok(PixelBounds { min, max })
             }
             None => Ok(PixelBounds { min: bounds.min.min(max), max }.within(max)),
@@ -74,20 +93,22 @@ impl ImageProcessor {
     }
 }
 
-/// The tiles of a picture of at most `tiles_max`, with the thumbnail.
-fn own_tiles(tiling: Tiling, own: PictureLimits, tiles_max: u64) -> Result<(Tiling, u64), ImageError> {
+/// The tiling of a picture of at most `tiles_max` tiles, with the thumbnail.
+fn own_tiles(tiling: Tiling, own: PictureLimits, tiles_max: u64) -> Result<Tiling, ImageError> {
     if own.pixels_min.is_some() {
         let reason = "this model's pictures are cut into tiles of one size";
         return Err(ImageError::OwnLimitIdle { limit: "min_pixels", reason });
     }
-    let tile = tiling.tile_pixels();
-    let pixels = own.pixels_max.map(|value| Limit { name: "max_pixels", value }.between(tile, tiles_max.max(1) * tile));
-    let tiles_max = pixels.transpose()?.map_or(tiles_max, |pixels| pixels / tile);
-    let Some(value) = own.tiles_max else { return Ok((tiling, tiles_max)) };
+    let Some(value) = own.tiles_max.map(u64::from) else { return Ok(tiling) };
+    let possible = 1..=most_tiles(tiling, tiles_max).into();
+    let most = Limit { name: "tiles", value }.within(&possible)? as u32;
+    Ok(Tiling { least: tiling.least.min(most), most, ..tiling })
+}
+
+/// The most tiles without the thumbnail, of `tiles_max` with it.
+fn most_tiles(tiling: Tiling, tiles_max: u64) -> u32 {
     let thumbnail = u64::from(tiling.has_thumbnail && tiles_max > 1);
-    let possible = u64::from(tiling.most).min(tiles_max - thumbnail).max(1);
-    let most = Limit { name: "tiles", value: value.into() }.between(1, possible)? as u32;
-    Ok((Tiling { least: tiling.least.min(most), most, ..tiling }, tiles_max))
+    u64::from(tiling.most).min(tiles_max - thumbnail).max(1) as u32
 }
 
 #[cfg(test)]
@@ -173,6 +194,16 @@ mod tests {
         assert_eq!(within(tiles(4)), Err(ImageError::OwnLimitTooHigh { limit: "tiles", value: 4, most: 3 }));
         let one = |own| internvl().plan_own(panorama, own, 1024).map(|plan| plan.patches);
         assert_eq!((one(tiles(1)), one(pixels(None, 448 * 448))), (Ok(1024), Ok(1024)));
+    }
+
+    #[test]
+    fn what_may_be_asked_for_is_told() {
+        assert_eq!((qwen().own_pixels(1024), qwen().own_tiles(1024)), (Some(784..=200_704), None));
+        let tile = 448 * 448;
+        assert_eq!((internvl().own_pixels(4 * 1024 + 9), internvl().own_tiles(4096)), (Some(tile..=4 * tile), Some(3)));
+        assert_eq!((internvl().own_pixels(FREE), internvl().own_tiles(FREE)), (Some(tile..=13 * tile), Some(12)));
+        let fixed = ImageProcessorConfig { do_resize: false, ..ImageProcessorConfig::default() };
+        assert_eq!(ImageProcessor::new(fixed).expect("valid settings").own_pixels(1024), None);
     }
 
     #[test]
