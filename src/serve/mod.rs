@@ -19,6 +19,7 @@
 
 mod body;
 mod error;
+mod fetch;
 mod guard;
 mod health;
 mod id;
@@ -27,6 +28,7 @@ mod listen;
 mod media;
 mod memory;
 mod models;
+mod neighbour;
 mod openai;
 mod options;
 mod patience;

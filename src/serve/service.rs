@@ -25,10 +25,11 @@ use tracing::Instrument;
 use super::{
     body::Bodies,
     error::{ApiError, Shape},
+    fetch::Fetcher,
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
-    openai,
+    neighbour, openai,
     options::ServeOptions,
     tokens,
 };
@@ -49,9 +50,12 @@ pub(super) struct Shared {
     pub(super) models: Models,
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
+    pub(super) fetcher: Fetcher,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
+    /// Held by the one neighbour of a drill.
+    pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
 }
 
@@ -72,15 +76,17 @@ impl Service {
     /// A service without models. Add them with [`add`](Self::add) as they become ready, or tell with [`set`](Self::set) how far they are.
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
-        let (models, is_ending) = (Models::default(), AtomicBool::new(false));
+        let (models, fetcher, is_ending) = (Models::default(), Fetcher::new(&options), AtomicBool::new(false));
         let shared = Shared {
             runtime: runtime.clone(),
             models,
             options,
             bodies,
+            fetcher,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
+            neighbour: Arc::default(),
             is_ending,
         };
         Service { shared: Arc::new(shared) }
@@ -122,6 +128,7 @@ impl Service {
             .route("/detokenize", post(tokens::detokenize))
             .route("/v1/budget", get(memory::snapshot))
             .route("/v1/budget/events", get(memory::events))
+            .route("/v1/budget/neighbour", get(neighbour::shown).post(neighbour::drill))
             .route("/v1/embeddings", any(unserved))
             .route("/v1/audio/{*rest}", any(unserved))
             .route("/v1/images/{*rest}", any(unserved))

@@ -17,7 +17,7 @@ use super::{
     turns,
 };
 use crate::{
-    Chat, ToolChoice,
+    Chat, ModelHandle, ToolChoice,
     serve::{
         body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared,
     },
@@ -49,7 +49,7 @@ pub(in crate::serve) async fn complete(
     let options = sampling.stream_options.unwrap_or_default();
     let samples = sampling.n.unwrap_or(1);
     let place = client.place()?;
-    let chat = sampling.apply(chat(fields, &shared).await?)?;
+    let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
     let replies = model.samples(chat, samples).await?;
     drop(room);
     match is_streamed {
@@ -59,11 +59,16 @@ pub(in crate::serve) async fn complete(
 }
 
 /// The chat that these fields ask for.
-pub(in crate::serve) async fn chat(fields: ChatFields, shared: &Shared) -> Result<Chat, ApiError> {
+pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
     }
-    let seen = media::read(turns::links(&fields.messages)?, &shared.options).await?;
+    let sizes = fields.mm_processor_kwargs.unwrap_or_default();
+    let low = match turns::has_low(&fields.messages) {
+        true => sizes.low(&model.facts().await?),
+        false => sizes,
+    };
+    let seen = media::read(turns::links(&fields.messages, low, sizes)?, shared).await?;
     let mut chat = turns::chat(fields.messages, seen)?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;

@@ -8,6 +8,7 @@ use crate::serve::{
     body::{self, FromJson},
     error::ApiError,
     listed::{Listed, Wrapped},
+    media::Sizes,
 };
 
 /// `POST /v1/chat/completions`. Fields that are not here are ignored, as other servers ignore them.
@@ -41,6 +42,7 @@ pub(in crate::serve) struct ChatFields {
     pub(super) continue_final_message: Option<bool>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
+    pub(super) mm_processor_kwargs: Option<Sizes>,
     pub(super) modalities: Option<Vec<String>>,
 }
 
@@ -81,11 +83,13 @@ impl From<String> for Part {
 #[derive(Debug, Default, Deserialize)]
 pub(in crate::serve) struct Link {
     pub(super) url: String,
+    /// Of a picture: `low` is coarser; `high` and `auto` are the model's own size.
+    pub(super) detail: Option<String>,
 }
 
 impl From<String> for Link {
     fn from(url: String) -> Self {
-        Link { url }
+        Link { url, detail: None }
     }
 }
 
