@@ -28,9 +28,10 @@ impl Limit {
 impl ImageProcessor {
     /// As [`plan`](Self::plan), within a picture's `own` limits, which replace the processor's bounds, and are held to
     /// the `patches_max` of any picture. Gives the sizes that transformers 5.17 gives for `min_pixels` and `max_pixels`
-    /// (`models/qwen2_vl/image_processing_qwen2_vl.py`) or `max_patches`
-    /// (`models/got_ocr2/image_processing_got_ocr2.py`); without a least number of pixels of its own, the processor's
-    /// gives way to the most. A picture thinner than a merge group may still have more pixels.
+    /// of a processor when it is made (`models/qwen2_vl/image_processing_qwen2_vl.py`, where a call follows only both
+    /// together), or for `max_patches` (`models/got_ocr2/image_processing_got_ocr2.py`). But without a least number of
+    /// pixels of its own, the processor's gives way to the most. A picture thinner than a merge group may still have
+    /// more pixels.
     ///
     /// # Errors
     /// As [`plan`](Self::plan); [`ImageError::OwnLimitTooLow`], [`ImageError::OwnLimitTooHigh`] or
@@ -140,6 +141,25 @@ mod tests {
     }
 
     const WIDE: Size = Size { width: 4000, height: 3000 };
+
+    /// `image_grid_thw` of `Qwen2VLImageProcessor(min_pixels=.., max_pixels=..)` in transformers 5.17.
+    #[test]
+    fn patches_are_those_of_the_reference() {
+        let sizes = [(190, 130), (4000, 3000), (640, 480), (30, 30)];
+        let recorded = [
+            (pixels(3136, 3136), [(2, 4), (2, 4), (2, 4), (4, 4)]),
+            (pixels(None, 512 * 512), [(10, 14), (30, 42), (30, 42), (4, 4)]),
+            (pixels(100_000, None), [(20, 28), (60, 82), (34, 46), (24, 24)]),
+            (pixels(20_000, 40_000), [(10, 14), (12, 16), (12, 16), (12, 12)]),
+        ];
+        for (own, grids) in recorded {
+            let planned = sizes.map(|(width, height)| {
+                let grid = qwen().plan_own(Size { width, height }, own, FREE).expect("a plan").grid;
+                (grid.h, grid.w)
+            });
+            assert_eq!(planned, grids, "{own:?}");
+        }
+    }
 
     #[test]
     fn limits_of_a_picture_replace_those_of_the_model() {
