@@ -25,7 +25,9 @@ pub(super) struct Bodies(Arc<Semaphore>);
 
 impl Bodies {
     pub(super) fn new(bytes: Bytes) -> Self {
-        Bodies(Arc::new(Semaphore::new(usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS))))
+        Bodies(Arc::new(Semaphore::new(
+            usize::try_from(bytes.0 / KIB).unwrap_or(usize::MAX).min(Semaphore::MAX_PERMITS),
+        )))
     }
 
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {

@@ -133,7 +133,9 @@ impl From<ChatError> for ApiError {
         let answer = match (&error, error.kind()) {
             // In OpenAI's words, which litellm and agents look for.
             (ChatError::TooLong { tokens, limit }, _) => {
-                let told = format!("this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens");
+                let told = format!(
+                    "this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens"
+                );
                 ApiError::invalid("messages", told).code("context_length_exceeded")
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),

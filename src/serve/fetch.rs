@@ -88,9 +88,9 @@ fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> R
         let mut response = agent.get(&uri).call().map_err(failed)?;
         if response.status().is_redirection() {
             let target = response.headers().get(LOCATION).and_then(|target| target.to_str().ok());
-            url = target.and_then(|target| joined(&uri, target)).ok_or_else(|| {
-                fault("redirects to nowhere", "give the URL of the picture itself")
-            })?;
+            url = target
+                .and_then(|target| joined(&uri, target))
+                .ok_or_else(|| fault("redirects to nowhere", "give the URL of the picture itself"))?;
             continue;
         }
         if !response.status().is_success() {
@@ -194,7 +194,8 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     let parts = address.segments();
     // Global unicast alone, less what embeds other addresses or documents: Teredo, 6to4, 2001:db8, 3fff.
     let is_global = parts[0] & 0xE000 == 0x2000;
-    let is_special = (parts[0] == 0x2001 && (parts[1] < 0x200 || parts[1] == 0xDB8)) || parts[0] == 0x2002 || parts[0] == 0x3FFF;
+    let is_special =
+        (parts[0] == 0x2001 && (parts[1] < 0x200 || parts[1] == 0xDB8)) || parts[0] == 0x2002 || parts[0] == 0x3FFF;
     is_global && !is_special
 }
 
@@ -208,9 +209,29 @@ mod tests {
             assert!(is_public(public.parse().expect("an address")), "{public}");
         }
         for private in [
-            "127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0",
-            "255.255.255.255", "224.0.0.1", "198.18.0.1", "192.0.0.8", "::1", "::", "fe80::1", "fc00::1", "fd12::1",
-            "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "2001:0:1::", "::127.0.0.1",
+            "127.0.0.1",
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "169.254.169.254",
+            "100.64.0.1",
+            "0.0.0.0",
+            "255.255.255.255",
+            "224.0.0.1",
+            "198.18.0.1",
+            "192.0.0.8",
+            "::1",
+            "::",
+            "fe80::1",
+            "fc00::1",
+            "fd12::1",
+            "ff02::1",
+            "::ffff:127.0.0.1",
+            "::ffff:10.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+            "2001:0:1::",
+            "::127.0.0.1",
         ] {
             assert!(!is_public(private.parse().expect("an address")), "{private}");
         }
@@ -223,9 +244,22 @@ mod tests {
             assert!(check(url, &hosts).is_ok(), "{url}");
         }
         for url in [
-            "https://example.org.evil.net/", "https://evil.net/example.org", "https://example.org:8080/", "https://pictures.example.org/",
-            "https://example.org@evil.net/", "https://user:pw@example.org/", "ftp://example.org/", "file:///etc/passwd", "example.org/a",
-            "//example.org/a", "http://[::1]/", "http://127.0.0.1/", "http://0x7f000001/", "", "http://", "https://example.org\\@evil.net/",
+            "https://example.org.evil.net/",
+            "https://evil.net/example.org",
+            "https://example.org:8080/",
+            "https://pictures.example.org/",
+            "https://example.org@evil.net/",
+            "https://user:pw@example.org/",
+            "ftp://example.org/",
+            "file:///etc/passwd",
+            "example.org/a",
+            "//example.org/a",
+            "http://[::1]/",
+            "http://127.0.0.1/",
+            "http://0x7f000001/",
+            "",
+            "http://",
+            "https://example.org\\@evil.net/",
         ] {
             assert!(check(url, &hosts).is_err(), "{url}");
         }

@@ -208,7 +208,11 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
 }
 
 /// Serves one connection until it ends, or until its running request has ended when the server stops.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, service: &Service, mut stopped: watch::Receiver<bool>) {
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: &Service,
+    mut stopped: watch::Receiver<bool>,
+) {
     let options = service.options();
     let io = TokioIo::new(Patient::new(stream, options.body_time));
     let connection = http1::Builder::new()

@@ -97,8 +97,9 @@ impl Link {
 }
 
 fn no_film(param: &str) -> ApiError {
-    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server")
-        .hint("send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root")
+    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server").hint(
+        "send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root",
+    )
 }
 
 fn place(param: &str, url: &str) -> Result<Place, ApiError> {
@@ -162,9 +163,10 @@ async fn picture(place: Place, param: &str, shared: &Shared) -> Result<Image, Ap
         Place::File(name) => {
             let file = allowed_file(&name, param, &shared.options)?;
             let limits = ImageLimits { bytes_max: shared.options.body_bytes, ..ImageLimits::default() };
-            let open = move |param: &str| Image::open_within(&file, &limits).map_err(|error| {
-                ApiError::invalid(param, error.to_string()).hint(error.hint())
-            });
+            let open = move |param: &str| {
+                Image::open_within(&file, &limits)
+                    .map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()))
+            };
             blocking(param.to_owned(), open).await
         }
         Place::Url(url) => Ok(Image::from_bytes(shared.fetcher.fetch(&url, param).await?)),
@@ -184,7 +186,10 @@ async fn blocking<T: Send + 'static>(
 fn allowed_file(name: &str, param: &str, options: &ServeOptions) -> Result<PathBuf, ApiError> {
     let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
     let Some(root) = &options.media_root else {
-        return Err(refused("this server reads no files for its clients", "send a data URI, or start it with --media-root"));
+        return Err(refused(
+            "this server reads no files for its clients",
+            "send a data URI, or start it with --media-root",
+        ));
     };
     let outside = || refused("the file is not in the server's media root", "name a file below it");
     let root = root.canonicalize().map_err(|_| outside())?;

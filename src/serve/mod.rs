@@ -31,6 +31,7 @@ mod models;
 mod neighbour;
 mod openai;
 mod options;
+mod page;
 mod patience;
 mod service;
 mod sse;

@@ -39,10 +39,7 @@ pub(super) async fn shown(State(shared): State<Arc<Shared>>) -> Result<Json<Take
 }
 
 /// Takes what is free, up to `bytes`, for so many seconds. One neighbour at a time.
-pub(super) async fn drill(
-    State(shared): State<Arc<Shared>>,
-    body: JsonBody<Drill>,
-) -> Result<Json<Taken>, ApiError> {
+pub(super) async fn drill(State(shared): State<Arc<Shared>>, body: JsonBody<Drill>) -> Result<Json<Taken>, ApiError> {
     let device = stand_in(&shared)?;
     let Drill { bytes, seconds } = body.value;
     if seconds > SECONDS_MAX {
@@ -60,6 +57,7 @@ pub(super) async fn drill(
 }
 
 fn stand_in(shared: &Shared) -> Result<Arc<HostDevice>, ApiError> {
-    let none = || ApiError::not_found("neighbours are drilled where host memory stands in for a GPU, and this is a GPU");
+    let none =
+        || ApiError::not_found("neighbours are drilled where host memory stands in for a GPU, and this is a GPU");
     shared.runtime.device().as_host().ok_or_else(none)
 }

@@ -31,7 +31,7 @@ use super::{
     models::{ModelState, Models, shortened},
     neighbour, openai,
     options::ServeOptions,
-    tokens,
+    page, tokens,
 };
 use crate::{ModelHandle, Runtime};
 
@@ -137,6 +137,9 @@ impl Service {
             .route("/v1/score", any(unserved))
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), admitted));
         let open = Router::new()
+            .route("/", get(page::html))
+            .route("/page.css", get(page::style))
+            .route("/page.js", get(page::script))
             .route("/health", get(health::ready))
             .route("/health/ready", get(health::ready))
             .route("/health/live", get(health::live))
@@ -183,7 +186,9 @@ async fn named(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let span = tracing::info_span!("http", request_id = %name);
     let mut response = next.run(request).instrument(span.clone()).await;
-    span.in_scope(|| tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"));
+    span.in_scope(
+        || tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"),
+    );
     if let Ok(value) = HeaderValue::from_str(&name) {
         response.headers_mut().insert(REQUEST_ID, value);
     }
@@ -203,7 +208,10 @@ fn cors(origins: &[String]) -> CorsLayer {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
     };
-    CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST]).allow_headers(tower_http::cors::Any)
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(tower_http::cors::Any)
 }
 
 async fn missing(request: Request) -> Response {
@@ -212,7 +220,8 @@ async fn missing(request: Request) -> Response {
 }
 
 async fn unserved(request: Request) -> Response {
-    let told = format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
+    let told =
+        format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
     ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").response(Shape::OpenAi)
 }
 

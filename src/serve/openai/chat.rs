@@ -18,9 +18,7 @@ use super::{
 };
 use crate::{
     Chat, ModelHandle, ToolChoice,
-    serve::{
-        body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared,
-    },
+    serve::{body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared},
 };
 
 /// The head of every answer to one request.
@@ -108,9 +106,8 @@ pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shar
 fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat, ApiError> {
     match (logprobs.unwrap_or_default(), top) {
         (true, top) => Ok(chat.log_probabilities(top.unwrap_or(0))),
-        (false, Some(1..)) => {
-            Err(ApiError::invalid("top_logprobs", "`top_logprobs` is set, but `logprobs` is not").hint("set `logprobs` too"))
-        }
+        (false, Some(1..)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` is set, but `logprobs` is not")
+            .hint("set `logprobs` too")),
         (false, _) => Ok(chat),
     }
 }
@@ -136,9 +133,10 @@ pub(super) fn format(format: ResponseFormat) -> Result<Option<crate::OutputForma
         "text" => Ok(None),
         "json_object" => Ok(Some(any_object())),
         "json_schema" => {
-            let schema = format.json_schema.and_then(|schema| schema.schema).ok_or_else(|| {
-                ApiError::invalid("response_format.json_schema.schema", "the schema is missing")
-            })?;
+            let schema = format
+                .json_schema
+                .and_then(|schema| schema.schema)
+                .ok_or_else(|| ApiError::invalid("response_format.json_schema.schema", "the schema is missing"))?;
             Ok(Some(json_of(schema)))
         }
         other => {

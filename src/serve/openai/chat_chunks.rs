@@ -7,7 +7,10 @@ use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold, usage::UsageTold};
+use super::{
+    chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold,
+    usage::UsageTold,
+};
 use crate::{
     ChatError, ChatEvent, Reply, TokenScore, ToolCallEvent, Usage,
     serve::{
@@ -86,7 +89,9 @@ pub(in crate::serve) fn stream(
     let samples = (0..open).map(|_| Sample::default()).collect();
     let telling = Telling { head, options, samples, open, _place: place };
     let greetings: Vec<Event> = (0..open).map(|index| telling.greeting(index)).collect();
-    let events = stream::select_all(replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))));
+    let events = stream::select_all(
+        replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))),
+    );
     sse::response(stream::iter(greetings).chain(tell(events, telling)), keep_alive)
 }
 

@@ -131,12 +131,17 @@ mod tests {
     #[test]
     fn a_wrong_part_of_a_message_is_named() {
         for (body, param) in [
-            (json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}), "messages[0].content[0].text"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}),
+                "messages[0].content[0].text",
+            ),
             (json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content"),
             (json!({"messages": [], "stop": ["a", 1]}), "stop[1]"),
             (json!({"messages": [], "temperature": "hot"}), "temperature"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
-                "messages[0].content[0].image_url.url"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
+                "messages[0].content[0].image_url.url",
+            ),
             (json!({"messages": [{"content": "a"}]}), "messages[0]"),
             (json!({}), "."),
         ] {

@@ -101,7 +101,16 @@ pub(in crate::serve) async fn answer(
     let choices = choices.collect();
     let Head { id, created, model } = head;
     let prompt_logprobs = prompt.map(|tokens| tokens.into_iter().map(|score| score.map(prompt_token)).collect());
-    Ok(Json(Completion { id, object: "chat.completion", created, model, choices, usage, prompt_token_ids, prompt_logprobs }))
+    Ok(Json(Completion {
+        id,
+        object: "chat.completion",
+        created,
+        model,
+        choices,
+        usage,
+        prompt_token_ids,
+        prompt_logprobs,
+    }))
 }
 
 fn prompt_token(score: TokenScore) -> PromptToken {

@@ -88,9 +88,13 @@ mod tests {
         assert_eq!(all(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
         assert_eq!(all(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
         assert_eq!(all(json!([[1], [2, 3]])), Ok(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]));
-        for (prompt, param) in
-            [(json!([]), "prompt"), (json!([1, -2]), "prompt[1]"), (json!([[1], {}]), "prompt[1]"), (json!([[1.5]]), "prompt[0][0]"), (json!(5), "prompt")]
-        {
+        for (prompt, param) in [
+            (json!([]), "prompt"),
+            (json!([1, -2]), "prompt[1]"),
+            (json!([[1], {}]), "prompt[1]"),
+            (json!([[1.5]]), "prompt[0][0]"),
+            (json!(5), "prompt"),
+        ] {
             assert_eq!(all(prompt.clone()), Err(json!(param)), "{prompt}");
         }
     }

@@ -129,9 +129,9 @@ impl Sampling {
             chat = chat.top_k(top_k);
         }
         for (token, bias) in self.logit_bias.iter().flatten() {
-            let id = token.parse().map_err(|_| {
-                ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names")
-            })?;
+            let id = token
+                .parse()
+                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names"))?;
             chat = chat.logit_bias(id, *bias);
         }
         // Negative seeds are seeds too.

@@ -1,10 +1,14 @@
 //! What is answered, beside what the stories of real clients in `tests/serve/` see.
 
-use bursar::{Bytes, demo, serve::{ModelState, ServeOptions}};
+use axum::{http::StatusCode, response::Redirect, routing::get};
+use bursar::{
+    Bytes, LoadOptions, demo,
+    serve::{ModelState, ServeOptions, Server, Service},
+};
 use serde_json::json;
 
 use super::client::{House, hello, posted};
-use crate::stage::{small, story};
+use crate::stage::story;
 
 const GREETING: &str = "Hello! Show me a picture.";
 
@@ -50,7 +54,7 @@ fn a_model_that_is_being_loaded_says_how_far_it_is() {
 #[test]
 fn pictures_in_low_detail_take_fewer_tokens() {
     story(async {
-        let house = House::usual().await;
+        let house = House::with(LoadOptions::small(), ServeOptions::default()).await;
         let encoded = base64_of(demo::pictures()[1].bytes);
         let asked = |detail: &str, kwargs: serde_json::Value| {
             let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{encoded}"), "detail": detail}});
@@ -79,21 +83,36 @@ fn files_are_read_below_the_media_root_alone() {
             std::fs::create_dir_all(folder).expect("a folder");
         }
         let number = demo::pictures()[1].bytes;
-        for file in [inside.join("number.png"), outside.join("secret.png"), inside.join("film/1.png"), inside.join("film/2.png")] {
+        for file in [
+            inside.join("number.png"),
+            outside.join("secret.png"),
+            inside.join("film/1.png"),
+            inside.join("film/2.png"),
+        ] {
             std::fs::write(file, number).expect("a file");
         }
         std::os::unix::fs::symlink(outside.join("secret.png"), inside.join("link.png")).expect("a link");
         let serve = ServeOptions { media_root: Some(inside.clone()), ..ServeOptions::default() };
-        let house = House::with(small(), serve).await;
-        let shown = |url: &str| json!({"messages": [{"role": "user", "content": [
-            {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What number is written?"}]}]});
+        let house = House::with(LoadOptions::small(), serve).await;
+        let shown = |url: &str| {
+            json!({"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What number is written?"}]}]})
+        };
         let whole = format!("file://{}/number.png", inside.display());
         for url in ["file:number.png", "file:///number.png", &whole] {
             let answer = house.chat(shown(url)).await;
             assert_eq!(answer.json()["choices"][0]["message"]["content"], "427", "{url}");
         }
         let secret = format!("file://{}/secret.png", outside.display());
-        for url in ["file:../out/secret.png", "file:link.png", &secret, "file:none.png", "file:///etc/passwd", "file:", "file:/"] {
+        for url in [
+            "file:../out/secret.png",
+            "file:link.png",
+            &secret,
+            "file:none.png",
+            "file:///etc/passwd",
+            "file:",
+            "file:/",
+        ] {
             assert_eq!(house.chat(shown(url)).await.status, 400, "{url}");
         }
         let film = json!({"messages": [{"role": "user", "content": [
@@ -109,7 +128,13 @@ fn files_are_read_below_the_media_root_alone() {
 fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
     story(async {
         let house = House::usual().await;
-        let named = |name: &str| posted("/v1/chat/completions", &format!("x-request-id: {name}\r\n"), hello(json!({})).to_string().as_bytes());
+        let named = |name: &str| {
+            posted(
+                "/v1/chat/completions",
+                &format!("x-request-id: {name}\r\n"),
+                hello(json!({})).to_string().as_bytes(),
+            )
+        };
         assert!(house.say(&named("mine-7")).await.head.contains("x-request-id: mine-7"));
         let ugly = house.say(&named("a b\"c")).await;
         assert!(ugly.head.contains("x-request-id: req_"), "{}", ugly.head);
@@ -156,6 +181,64 @@ fn texts_are_tokens_and_tokens_texts() {
         assert_eq!(unknown.status, 400);
         assert_eq!(house.post("/tokenize", &json!({})).await.status, 400);
         house.end().await;
+    });
+}
+
+#[test]
+fn the_page_is_there_and_takes_nothing_from_elsewhere() {
+    story(async {
+        let house = House::usual().await;
+        for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+            let answer = house.get(path).await;
+            assert_eq!(answer.status, 200, "{path}");
+            assert!(answer.head.contains(&format!("content-type: {kind}")), "{}", answer.head);
+            assert!(answer.head.contains("content-security-policy: default-src 'self'"), "{}", answer.head);
+            assert!(!answer.body.contains("https://") && !answer.body.contains("innerHTML"), "{path}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
+    story(async {
+        let pictures = axum::Router::new()
+            .route("/number.png", get(|| async { demo::pictures()[1].bytes }))
+            .route("/moved", get(|| async { Redirect::temporary("/number.png") }))
+            .route("/away", get(|| async { Redirect::temporary("http://127.0.0.1:1/secret") }))
+            .route("/round", get(|| async { Redirect::temporary("/round") }))
+            .route("/large", get(|| async { vec![0_u8; 300_000] }))
+            .route("/gone", get(|| async { StatusCode::NOT_FOUND }));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let host = format!("localhost:{}", listener.local_addr().expect("it is bound").port());
+        tokio::spawn(async { axum::serve(listener, pictures).await });
+        let serve = |private_url_hosts| ServeOptions {
+            url_hosts: vec![host.clone()],
+            private_url_hosts,
+            body_bytes: Bytes::kib(256),
+            ..ServeOptions::default()
+        };
+        let shown = |path: &str| {
+            json!({"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": format!("http://{host}{path}")}},
+            {"type": "text", "text": "What number is written?"}]}]})
+        };
+        let house = House::with(LoadOptions::small(), serve(true)).await;
+        for path in ["/number.png", "/moved"] {
+            assert_eq!(house.chat(shown(path)).await.json()["choices"][0]["message"]["content"], "427", "{path}");
+        }
+        for path in ["/away", "/round", "/large", "/gone"] {
+            assert_eq!(house.chat(shown(path)).await.status, 400, "{path}");
+        }
+        // The same name by default, since its address is this machine's.
+        let strict = Service::new(&house.stage.runtime, serve(false));
+        strict.add(["demo"], house.stage.model.clone());
+        let server = Server::start(strict, "127.0.0.1:0", None).await.expect("a port");
+        let strict = House { service: house.service.clone(), stage: house.stage, server };
+        let refused = strict.chat(shown("/number.png")).await;
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.contains("no address that this server may reach"), "{}", refused.body);
+        strict.end().await;
     });
 }
 

@@ -16,7 +16,10 @@ fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
         let fields = json!({"stream": true, "ignore_eos": true, "max_tokens": 60, "seed": 3});
         let whole = house.chat(fields.clone()).await.streamed();
         let mut stream = house.connect().await;
-        stream.write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes())).await.expect("it reads");
+        stream
+            .write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes()))
+            .await
+            .expect("it reads");
         let mut heard = vec![0; 900];
         stream.read_exact(&mut heard).await.expect("it streams");
         house.stage.model.serving().await.expect("it serves").scheduler.kill();
@@ -62,7 +65,10 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
         let house = House::with(small(), serve).await;
         // It sends only the head of a request, so nothing would ever end it.
         let mut silent = house.connect().await;
-        silent.write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n").await.expect("it reads");
+        silent
+            .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n")
+            .await
+            .expect("it reads");
         tokio::time::sleep(Duration::from_millis(20)).await;
         house.end().await;
         rest(silent).await;

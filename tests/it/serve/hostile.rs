@@ -37,7 +37,9 @@ fn places(value: &Value, at: &str, found: &mut Vec<String>) {
     found.push(at.to_owned());
     match value {
         Value::Object(map) => map.iter().for_each(|(name, value)| places(value, &format!("{at}/{name}"), found)),
-        Value::Array(items) => items.iter().enumerate().for_each(|(index, item)| places(item, &format!("{at}/{index}"), found)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| places(item, &format!("{at}/{index}"), found))
+        }
         _ => {}
     }
 }
@@ -47,8 +49,14 @@ fn wild() -> impl Strategy<Value = Value> {
         Just(Value::Null),
         any::<bool>().prop_map(Value::from),
         any::<i64>().prop_map(Value::from),
-        prop_oneof![Just(1e308), Just(-1e308), Just(0.0), Just(1e-300), any::<f64>().prop_filter("JSON has no others", |x| x.is_finite())]
-            .prop_map(Value::from),
+        prop_oneof![
+            Just(1e308),
+            Just(-1e308),
+            Just(0.0),
+            Just(1e-300),
+            any::<f64>().prop_filter("JSON has no others", |x| x.is_finite())
+        ]
+        .prop_map(Value::from),
         "\\PC{0,20}".prop_map(Value::from),
         Just(json!("\r\n\r\ndata: {}\n\n")),
         Just(json!("\u{0}")),
@@ -95,7 +103,7 @@ fn any_value_in_any_field_is_answered_and_never_with_500() {
         let mut text = body.to_string().into_bytes();
         // Now and then the end is missing.
         if cut > 35 {
-            text.truncate(text.len() - cut);
+            text.truncate(text.len().saturating_sub(cut));
         }
         let answer = threads.block_on(house.say(&posted("/v1/chat/completions", "", &text)));
         prop_assert!(matches!(answer.status, 200 | 400 | 404), "{} {}", answer.status, answer.body);
@@ -118,7 +126,11 @@ fn names_and_texts_cannot_break_out_of_a_stream() {
         let evil = "f\n\ndata: {\"choices\":[]}\r\n\r\nHTTP/1.1 200 OK";
         let tool = json!({"type": "function", "function": {"name": evil, "parameters": {
             "type": "object", "properties": {"x": {"const": "\n\ndata: [DONE]\n\n"}}, "required": ["x"], "additionalProperties": false}}});
-        let answer = house.chat(json!({"stream": true, "max_tokens": 120, "model": "demo", "tools": [tool], "tool_choice": "required"})).await;
+        let answer = house
+            .chat(
+                json!({"stream": true, "max_tokens": 120, "model": "demo", "tools": [tool], "tool_choice": "required"}),
+            )
+            .await;
         if answer.status == 200 {
             assert!(answer.events().iter().all(|event| event["object"] == "chat.completion.chunk"), "{}", answer.body);
         } else {
@@ -136,8 +148,17 @@ fn urls_reach_nothing_that_the_server_does_not_allow() {
     story(async {
         let house = House::usual().await;
         for url in [
-            "http://127.0.0.1:1/a.png", "https://example.org/a.png", "http://169.254.169.254/latest/meta-data", "file:///etc/passwd",
-            "gopher://127.0.0.1/", "data:image/png,raw", "data:image/png;base64,!!!", "data:", "", "javascript:alert(1)", "//example.org/a",
+            "http://127.0.0.1:1/a.png",
+            "https://example.org/a.png",
+            "http://169.254.169.254/latest/meta-data",
+            "file:///etc/passwd",
+            "gopher://127.0.0.1/",
+            "data:image/png,raw",
+            "data:image/png;base64,!!!",
+            "data:",
+            "",
+            "javascript:alert(1)",
+            "//example.org/a",
         ] {
             let answer = house
                 .chat(json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}))
