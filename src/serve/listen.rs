@@ -19,7 +19,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
@@ -201,7 +201,7 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
-                sleep(PAUSE).await;
+                sleep_until(Instant::now() + PAUSE).await;
             }
         }
     }

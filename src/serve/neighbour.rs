@@ -4,6 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use axum::{Json, extract::State};
 use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep_until};
 
 use super::{
     body::{self, FromJson, JsonBody},
@@ -48,8 +49,9 @@ pub(super) async fn drill(State(shared): State<Arc<Shared>>, body: JsonBody<Dril
     let turn = shared.neighbour.clone().try_lock_owned();
     let turn = turn.map_err(|_| ApiError::full("a neighbour is there already").hint("wait until it has gone"))?;
     let taken = device.foreign_takes(Bytes(bytes));
+    let until = Instant::now() + Duration::from_secs(seconds);
     tokio::spawn(async move {
-        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        sleep_until(until).await;
         device.foreign_gives_back(taken);
         drop(turn);
     });

@@ -68,7 +68,7 @@ impl StructuredOutputs {
         }
         let object = self.json_object.unwrap_or_default().then(any_object);
         let forms = [
-            self.json.as_ref().map(|schema| schema_of(schema)).transpose()?,
+            self.json.as_ref().map(schema_of).transpose()?,
             self.regex.clone().map(OutputFormat::Regex),
             self.choice.clone().map(OutputFormat::Choice),
             object,
@@ -109,17 +109,12 @@ impl Sampling {
             let error = ApiError::invalid("use_beam_search", "beam search is not served");
             return Err(error.hint("ask for several replies with `n`"));
         }
-        let real: [(Option<f64>, fn(Chat, f64) -> Chat); 6] = [
-            (self.temperature, Chat::temperature),
-            (self.top_p, Chat::top_p),
-            (self.min_p, Chat::min_p),
-            (self.presence_penalty, Chat::presence_penalty),
-            (self.frequency_penalty, Chat::frequency_penalty),
-            (self.repetition_penalty, Chat::repetition_penalty),
-        ];
-        for (value, set) in real {
-            chat = value.into_iter().fold(chat, set);
-        }
+        chat = self.temperature.into_iter().fold(chat, Chat::temperature);
+        chat = self.top_p.into_iter().fold(chat, Chat::top_p);
+        chat = self.min_p.into_iter().fold(chat, Chat::min_p);
+        chat = self.presence_penalty.into_iter().fold(chat, Chat::presence_penalty);
+        chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
+        chat = self.repetition_penalty.into_iter().fold(chat, Chat::repetition_penalty);
         if let Some(top_k) = self.top_k {
             let top_k = match top_k {
                 -1 => 0,

@@ -51,8 +51,10 @@ mod tests {
 
     #[test]
     fn the_prompt_of_several_samples_counts_once() {
-        let first = Usage { prompt_tokens: 10, picture_tokens: 4, completion_tokens: 3, ..Usage::default() };
-        let second = Usage { cached_tokens: 10, completion_tokens: 5, ..first };
+        let mut first = Usage::default();
+        (first.prompt_tokens, first.picture_tokens, first.completion_tokens) = (10, 4, 3);
+        let mut second = first;
+        (second.cached_tokens, second.completion_tokens) = (10, 5);
         let told = serde_json::to_value(UsageTold::of([first, second])).expect("JSON");
         assert_eq!(told["total_tokens"], 18);
         assert_eq!(told["prompt_tokens_details"]["cached_tokens"], 0);

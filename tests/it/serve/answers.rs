@@ -1,13 +1,15 @@
 //! What is answered, beside what the stories of real clients in `tests/serve/` see.
 
 use axum::{http::StatusCode, response::Redirect, routing::get};
+use std::time::Duration;
+
 use bursar::{
     Bytes, LoadOptions, demo,
     serve::{ModelState, ServeOptions, Server, Service},
 };
 use serde_json::json;
 
-use super::client::{House, hello, posted};
+use super::client::{House, hello, pause, posted};
 use crate::stage::story;
 
 const GREETING: &str = "Hello! Show me a picture.";
@@ -161,7 +163,7 @@ fn a_neighbour_is_drilled_where_host_memory_stands_in() {
         assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
         assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
         while house.stage.device.counts().foreign > Bytes(0) {
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            pause(Duration::from_millis(10)).await;
         }
         house.end().await;
     });

@@ -138,8 +138,13 @@ impl Answer {
 pub async fn until_requests(model: &ModelHandle, requests: usize) {
     let looks = async {
         while model.requests().0 != requests {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            pause(Duration::from_millis(2)).await;
         }
     };
     timeout(PATIENCE, looks).await.unwrap_or_else(|_| panic!("there are {} requests", model.requests().0));
+}
+
+/// Lets a moment pass between two looks.
+pub async fn pause(moment: Duration) {
+    tokio::time::sleep_until(tokio::time::Instant::now() + moment).await;
 }

@@ -6,7 +6,7 @@ use bursar::serve::ServeOptions;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{House, hello, posted, rest, until_requests};
+use super::client::{House, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
@@ -69,7 +69,7 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
             .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n")
             .await
             .expect("it reads");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        pause(Duration::from_millis(20)).await;
         house.end().await;
         rest(silent).await;
     });

@@ -1,5 +1,7 @@
 //! Clients that mean harm: whatever they send, no answer is 500, nothing hangs, and the ledger is as before.
 
+use std::time::Duration;
+
 use bursar::Snapshot;
 use proptest::{
     prelude::*,
@@ -7,7 +9,7 @@ use proptest::{
 };
 use serde_json::{Value, json};
 
-use super::client::{House, hello, posted};
+use super::client::{House, hello, pause, posted};
 use crate::stage::story;
 
 /// A request with every field that is read.
@@ -75,7 +77,7 @@ async fn settled(house: &House, before: &Snapshot) -> Snapshot {
         if now == *before {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        pause(Duration::from_millis(10)).await;
         now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
     }
     now

@@ -6,7 +6,7 @@ use bursar::{Bytes, LoadOptions, serve::ServeOptions};
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{House, hello, posted, rest, until_requests};
+use super::client::{House, hello, pause, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 #[test]
@@ -102,7 +102,7 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
         };
         drop(slow);
         while house.post("/v1/chat/completions", &asked).await.status != 200 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            pause(Duration::from_millis(5)).await;
         }
         house.end().await;
     });
@@ -185,7 +185,7 @@ fn a_key_has_its_streams_and_others_theirs() {
         assert_eq!(house.say(&ask("two")).await.status, 200);
         drop(stream);
         while house.say(&ask("one")).await.status != 200 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+            pause(Duration::from_millis(5)).await;
         }
         house.end().await;
     });
