@@ -1,5 +1,5 @@
 // Stories of Vercel's AI SDK. Arguments: the server's address and a key.
-// needs: ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4
+// needs: ai@7.0.173 @ai-sdk/openai-compatible@3.0.92 zod@4.1.12
 
 import assert from "node:assert/strict";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";

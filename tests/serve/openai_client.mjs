@@ -1,5 +1,5 @@
 // Stories of OpenAI's own client for Node. Arguments: the server's address and a key.
-// needs: openai@7.57.0 zod@4
+// needs: openai@7.57.0 zod@4.1.12
 
 import assert from "node:assert/strict";
 import OpenAI from "openai";

@@ -14,7 +14,8 @@ export const WEATHER = {
 };
 
 /** A picture of the demo model, as its bytes. */
-export const picture = (name) => readFileSync(new URL(`../../model/demo/pictures/${name}`, import.meta.url));
+const pictures = process.env.BURSAR_PICTURES ?? new URL("../../model/demo/pictures", import.meta.url).pathname;
+export const picture = (name) => readFileSync(`${pictures}/${name}`);
 export const dataUri = (name) => `data:image/png;base64,${picture(name).toString("base64")}`;
 
 /** Runs all stories, prints a line each, and ends with 1 if one failed. */
