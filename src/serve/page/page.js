@@ -143,7 +143,7 @@ let pictures = [];
 const read = (file) =>
   new Promise((done, failed) => {
     const reader = new FileReader();
-    reader.onload = () => done({ name: file.name || "picture", url: reader.result });
+    reader.onload = () => done({ name: file.name || "picture", file: URL.createObjectURL(file), url: reader.result });
     reader.onerror = () => failed(reader.error);
     reader.readAsDataURL(file);
   });
@@ -176,9 +176,9 @@ function showPictures() {
   }));
 }
 
-function shown({ name, url }) {
+function shown({ name, file }) {
   const image = new Image();
-  [image.src, image.alt] = [url, name];
+  [image.src, image.alt] = [file, name];
   return image;
 }
 
