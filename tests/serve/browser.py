@@ -56,12 +56,14 @@ class Browser:
         )
         os.close(into[0])
         os.close(out[1])
-        self.number, self.rest, self.answers, self.session = 0, b"", {}, None
+        self.number, self.rest, self.answers, self.session = 0, [], {}, None
         self.complaints, self.paused = [], None
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
         self.session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network", "DOM"):
+        for domain in ("Page", "Runtime", "Log", "DOM"):
             self.ask(f"{domain}.enable")
+        # Without the bodies of requests: pictures are large.
+        self.ask("Network.enable", maxPostDataSize=1024)
 
     def close(self):
         self.process.terminate()
@@ -98,7 +100,11 @@ class Browser:
             data = os.read(self.read, 1 << 20)
             if not data:
                 raise Wrong("Chromium has ended")
-            *messages, self.rest = (self.rest + data).split(b"\0")
+            self.rest.append(data)
+            if b"\0" not in data:
+                continue
+            *messages, rest = b"".join(self.rest).split(b"\0")
+            self.rest = [rest]
             for message in map(json.loads, messages):
                 self.take(message)
             seconds = 0.0

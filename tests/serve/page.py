@@ -361,6 +361,9 @@ CONTRASTS = """(() => {
         const [a, b] = [light(getComputedStyle(node).color), light(back(node))].sort((a, b) => b - a);
         found.push([(a + 0.05) / (b + 0.05), texts.currentNode.data.slice(0, 30)]);
     }
+    const box = document.querySelector('#text'), hint = getComputedStyle(box, '::placeholder');
+    const [a, b] = [light(hint.color), light(back(box))].sort((a, b) => b - a);
+    found.push([(a + 0.05) / (b + 0.05), box.placeholder]);
     return found;
 })()"""
 
@@ -375,6 +378,10 @@ def shown_in(page, url, scheme, width, height, phone=False):
     check(answered(page) == "427", f"the answer is {answered(page)!r}")
     ask(page, "Describe the picture.")
     answered(page)
+    end, top = page.js(
+        f"[document.querySelector('{LAST} .usage').getBoundingClientRect().bottom, document.querySelector('#actions').getBoundingClientRect().top]"
+    )
+    check(end <= top, f"the end of the answer is not in sight: {end} is below {top}")
     picture = page.picture()
     check(len(picture) < PICTURE_BYTES_MAX, f"the picture of the page has {len(picture)} bytes")
     broken = stream(delta(content="`x`\n```\n" + "long " * 60 + "\n```\n" + "w" * 400), {"error": {"message": "an error"}})

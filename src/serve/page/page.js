@@ -143,7 +143,7 @@ let pictures = [];
 const read = (file) =>
   new Promise((done, failed) => {
     const reader = new FileReader();
-    reader.onload = () => done({ name: file.name || "picture", url: reader.result });
+    reader.onload = () => done({ name: file.name || "picture", file: URL.createObjectURL(file), url: reader.result });
     reader.onerror = () => failed(reader.error);
     reader.readAsDataURL(file);
   });
@@ -176,9 +176,9 @@ function showPictures() {
   }));
 }
 
-function shown({ name, url }) {
+function shown({ name, file }) {
   const image = new Image();
-  [image.src, image.alt] = [url, name];
+  [image.src, image.alt] = [file, name];
   return image;
 }
 
@@ -255,11 +255,19 @@ async function answerLast() {
   showRunning();
 }
 
+/** Makes a change, and stays at the end of the conversation if that was in sight. */
+function keepEnd(change) {
+  const log = $("log");
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  change();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
 function showRunning() {
   const focused = document.activeElement;
   $("send").hidden = Boolean(running);
   $("stop").hidden = !running;
-  $("actions").hidden = Boolean(running) || !turns.length;
+  keepEnd(() => ($("actions").hidden = Boolean(running) || !turns.length));
   // What had the focus is hidden now.
   if (running && [$("send"), $("retry")].includes(focused)) $("stop").focus();
   if (!running && focused === $("stop")) $("text").focus();
@@ -311,13 +319,11 @@ class Reply {
     }
     if (!this.isDrawn) return;
     this.isDrawn = false;
-    requestAnimationFrame(() => this.isDrawn || this.draw());
+    requestAnimationFrame(() => this.isDrawn || keepEnd(() => this.draw()));
   }
 
   draw() {
     this.isDrawn = true;
-    const log = $("log");
-    const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
     if (this.reasoning && !this.thoughts) {
       this.thoughts = make("div", "words");
       const details = make("details", "reasoning");
@@ -327,18 +333,19 @@ class Reply {
     if (this.thoughts) draw(this.thoughts, this.reasoning);
     draw(this.words, this.text);
     if (this.chunks) say(this.told, `${grouped(this.chunks)} tokens`);
-    if (isAtEnd) log.scrollTop = log.scrollHeight;
   }
 
   /** Stopped by the user where there is no error. */
   broke(error) {
-    this.end(error ? "" : "stopped");
-    if (error) this.words.after(make("p", "error", error.message));
+    this.end(error ? "" : "stopped", error && make("p", "error", error.message));
   }
 
-  end(how) {
-    this.draw();
-    say(this.told, [...this.figures(), how].filter(Boolean).join(" · "));
+  end(how, error) {
+    keepEnd(() => {
+      this.draw();
+      if (error) this.words.after(error);
+      say(this.told, [...this.figures(), how].filter(Boolean).join(" · "));
+    });
     this.place.setAttribute("aria-busy", "false");
   }
 
@@ -469,7 +476,7 @@ function byClass({ classes, canary, overhead, foreign, free }) {
 
 function showBudget({ device, is_host_memory, budget, models: told }) {
   const bytes = byClass(budget);
-  say($("device"), `of ${device}, ${size(budget.total)}${is_host_memory ? " of host memory in place of a GPU" : ""}`);
+  say($("device"), `${size(budget.total)} of ${is_host_memory ? "host memory in place of a GPU" : device}`);
   for (const { name, title, part, bytes: cell, share } of CLASSES) {
     const count = bytes[name] ?? 0;
     part.style.flexGrow = count / 2 ** 20;
@@ -573,6 +580,8 @@ async function watch() {
 }
 
 async function watchOnce(heardOne) {
+  // Also where the memory cannot be told; then the chat says why.
+  loadModels().catch(() => {});
   const connection = new AbortController();
   let silence = setTimeout(() => connection.abort(), SILENCE_MAX);
   try {
