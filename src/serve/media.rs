@@ -7,6 +7,7 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{error::ApiError, models::shortened, options::ServeOptions, service::Shared};
@@ -18,7 +19,7 @@ const AT_ONCE: usize = 4;
 const USUAL_FPS: f64 = 2.0;
 
 /// What a request wants of its pictures' sizes, beside the model's own settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Sizes {
     min_pixels: Option<u64>,

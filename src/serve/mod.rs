@@ -30,6 +30,7 @@ mod memory;
 mod models;
 mod neighbour;
 mod openai;
+mod openapi;
 mod options;
 mod page;
 mod patience;

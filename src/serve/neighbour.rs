@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{Json, extract::State};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
 
@@ -17,7 +18,7 @@ use crate::{Bytes, HostDevice};
 const SECONDS_MAX: u64 = 60;
 
 /// `POST /v1/budget/neighbour`.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Drill {
     bytes: u64,
     seconds: u64,
@@ -30,7 +31,7 @@ impl FromJson for Drill {
 }
 
 /// What a neighbour has.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Taken {
     bytes: u64,
 }

@@ -29,7 +29,7 @@ use super::{
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
-    neighbour, openai,
+    neighbour, openai, openapi,
     options::ServeOptions,
     page, tokens,
 };
@@ -145,6 +145,7 @@ impl Service {
             .route("/health/live", get(health::live))
             .route("/ping", get(health::live))
             .route("/version", get(health::version))
+            .route("/openapi.json", get(openapi::document))
             .route("/metrics", get(health::metrics));
         let routes = guarded.merge(open).fallback(missing).method_not_allowed_fallback(wrong_method);
         let routes = match self.shared.options.origins.is_empty() {

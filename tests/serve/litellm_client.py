@@ -1,8 +1,10 @@
 """Stories of litellm. Arguments: the server's address and a key."""
-# needs: litellm==1.106.2
+# needs: litellm==1.106.2 mcp==2.3.0
 
 import json
+import os
 
+os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # its list of prices is on another host
 import litellm
 
 from story import BASE, KEY, WEATHER, data_uri, tell

@@ -71,7 +71,7 @@ def files_are_strict(page, url):
     check("default-src 'self'" in policy and "unsafe" not in policy, f"the policy of / is {policy!r}")
     opened(page, url)
     loaded = page.js("performance.getEntriesByType('resource').map(({name}) => name)")
-    check(len(loaded) >= 4, f"only {loaded} are loaded")
+    check(len(loaded) >= 3, f"only {loaded} are loaded")
     strangers = [name for name in loaded if not name.startswith((url + "/", "data:"))]
     check(not strangers, f"{strangers} are loaded from elsewhere")
 

@@ -4,6 +4,7 @@ use std::{mem, sync::Arc, time::Duration};
 
 use axum::response::{Response, sse::Event};
 use futures_util::{Stream, StreamExt, stream};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -20,8 +21,8 @@ use crate::{
 };
 
 /// `chat.completion.chunk`.
-#[derive(Serialize)]
-struct Chunk<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::serve) struct Chunk<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -31,7 +32,7 @@ struct Chunk<'a> {
     usage: Option<Option<UsageTold>>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Choice {
     index: usize,
     delta: Delta,
@@ -46,7 +47,7 @@ struct Choice {
 }
 
 /// What a chunk adds.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
@@ -60,7 +61,7 @@ struct Delta {
     tool_calls: Option<[CallDelta; 1]>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct CallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +71,7 @@ struct CallDelta {
     function: FunctionDelta,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,

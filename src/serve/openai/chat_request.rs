@@ -1,5 +1,6 @@
 //! A chat request as clients send it.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -24,7 +25,7 @@ impl FromJson for ChatRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ChatFields {
     pub(super) model: Option<String>,
     pub(super) messages: Vec<Turn>,
@@ -47,7 +48,7 @@ pub(in crate::serve) struct ChatFields {
 }
 
 /// A message.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Turn {
     pub(super) role: String,
     pub(super) content: Option<Listed<Part>>,
@@ -58,7 +59,7 @@ pub(in crate::serve) struct Turn {
 }
 
 /// A part of a message: of which kind, and the field of that kind.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Part {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -80,7 +81,7 @@ impl From<String> for Part {
 }
 
 /// Where a picture or video is.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Link {
     pub(super) url: String,
     /// Of a picture: `low` is coarser; `high` and `auto` are the model's own size.
@@ -94,13 +95,13 @@ impl From<String> for Link {
 }
 
 /// A call of a tool in an earlier reply.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct Call {
     pub(super) id: Option<String>,
     pub(super) function: CalledFunction,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CalledFunction {
     pub(super) name: String,
     /// JSON as text; some clients send the object itself.
@@ -109,15 +110,15 @@ pub(in crate::serve) struct CalledFunction {
 }
 
 /// The form of a reply.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(super) kind: String,
-    pub(super) json_schema: Option<JsonSchema>,
+    pub(super) json_schema: Option<NamedSchema>,
 }
 
-#[derive(Deserialize)]
-pub(in crate::serve) struct JsonSchema {
+#[derive(Deserialize, JsonSchema)]
+pub(in crate::serve) struct NamedSchema {
     pub(super) schema: Option<Value>,
 }
 

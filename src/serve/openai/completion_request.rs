@@ -1,5 +1,6 @@
 //! A completion request as clients send it: prompts without a chat template.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ impl FromJson for CompletionRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CompletionFields {
     pub(super) model: Option<String>,
     pub(super) prompt: Value,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::{
 };
 
 /// Fields that both kinds of requests have.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Sampling {
     temperature: Option<f64>,
     top_p: Option<f64>,
@@ -37,14 +38,14 @@ pub(in crate::serve) struct Sampling {
 }
 
 /// What a stream shall tell besides its text.
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct StreamOptions {
     /// A last chunk with the reply's usage.
     pub(super) include_usage: Option<bool>,
 }
 
 /// vLLM's forms of a reply; one of them.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct StructuredOutputs {
     json: Option<Value>,
     regex: Option<String>,

@@ -1,11 +1,12 @@
 //! The tokens of a request, as OpenAI counts them.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::Usage;
 
 /// What a request has used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(in crate::serve) struct UsageTold {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -14,14 +15,14 @@ pub(in crate::serve) struct UsageTold {
     completion_tokens_details: CompletionTokens,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptTokens {
     cached_tokens: usize,
     /// vLLM's and SGLang's name for tokens of pictures and videos.
     image_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct CompletionTokens {
     reasoning_tokens: usize,
 }
