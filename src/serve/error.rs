@@ -1,7 +1,7 @@
 //! Errors as clients read them: OpenAI's and Anthropic's shapes.
 
 use axum::{
-    Json,
+    Extension, Json,
     http::{HeaderValue, StatusCode, header::RETRY_AFTER},
     response::{IntoResponse, Response},
 };
@@ -118,8 +118,9 @@ impl ApiError {
         }
     }
 
+    /// The answer keeps the error beside its body, so that another shape can be made of it.
     pub(super) fn response(&self, shape: Shape) -> Response {
-        let mut response = (self.status, Json(self.body(shape))).into_response();
+        let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
         if let Some(seconds) = self.told.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }

@@ -78,6 +78,12 @@ impl Link {
         Ok(Link { param, what: What::Picture(place), sizes })
     }
 
+    /// A picture that is in the request, in base64.
+    pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
+        let place = decoded(&param, data)?;
+        Ok(Link { param, what: What::Picture(place), sizes: Sizes::default() })
+    }
+
     /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);

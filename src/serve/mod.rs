@@ -17,7 +17,9 @@
 //! # }
 //! ```
 
+mod anthropic;
 mod body;
+mod draft;
 mod error;
 mod fetch;
 mod guard;

@@ -23,6 +23,7 @@ use tower_http::{
 use tracing::Instrument;
 
 use super::{
+    anthropic,
     body::Bodies,
     error::{ApiError, Shape},
     fetch::Fetcher,
@@ -37,6 +38,8 @@ use crate::{ModelHandle, Runtime};
 
 /// The name of a request, the client's own or ours, in its answer and in logs.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same, where Anthropic's clients look for it.
+const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
 /// Models of a runtime as OpenAI's and Anthropic's clients reach them. Clones share everything.
 #[derive(Clone)]
@@ -122,6 +125,9 @@ impl Service {
         let guarded = Router::new()
             .route("/v1/chat/completions", post(openai::chat::complete))
             .route("/v1/completions", post(openai::completions::complete))
+            .route("/v1/messages", post(anthropic::messages::create))
+            .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
+            .route("/v1/messages/batches", any(unserved))
             .route("/v1/models", get(openai::list::all))
             .route("/v1/models/{*name}", get(openai::list::one))
             .route("/tokenize", post(tokens::tokenize))
@@ -161,16 +167,15 @@ impl Service {
 
 /// Lets requests with a key pass, while the server is not ending.
 async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
-    let shape = shape_of(&request);
     if shared.is_ending() {
-        return ApiError::unavailable("the server is shutting down").hint("ask another one").response(shape);
+        return ApiError::unavailable("the server is shutting down").hint("ask another one").into_response();
     }
     match shared.guard.admit(request.headers()) {
         Ok(client) => {
             request.extensions_mut().insert(client);
             next.run(request).await
         }
-        Err(error) => error.response(shape),
+        Err(error) => error.into_response(),
     }
 }
 
@@ -184,16 +189,28 @@ fn shape_of(request: &Request) -> Shape {
 /// Gives each request a name, for its answer, logs and spans.
 async fn named(request: Request, next: Next) -> Response {
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
     let span = tracing::info_span!("http", request_id = %name);
-    let mut response = next.run(request).instrument(span.clone()).await;
+    let response = next.run(request).instrument(span.clone()).await;
+    let mut response = shaped(response, shape);
     span.in_scope(
         || tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"),
     );
     if let Ok(value) = HeaderValue::from_str(&name) {
+        if shape == Shape::Anthropic {
+            response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
+        }
         response.headers_mut().insert(REQUEST_ID, value);
     }
     response
+}
+
+/// An error in the shape of the client's API, wherever it was found.
+fn shaped(response: Response, shape: Shape) -> Response {
+    match (shape, response.extensions().get::<ApiError>()) {
+        (Shape::Anthropic, Some(error)) => error.response(shape),
+        _ => response,
+    }
 }
 
 /// The client's own name of a request, if it is one that logs can show.
@@ -217,19 +234,18 @@ fn cors(origins: &[String]) -> CorsLayer {
 
 async fn missing(request: Request) -> Response {
     let told = format!("there is nothing at {} {}", request.method(), shortened(request.uri().path()));
-    ApiError::not_found(told).hint("GET /openapi.json lists what there is").response(shape_of(&request))
+    ApiError::not_found(told).hint("GET /openapi.json lists what there is").into_response()
 }
 
 async fn unserved(request: Request) -> Response {
     let told =
         format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
-    ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").response(Shape::OpenAi)
+    ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").into_response()
 }
 
 async fn wrong_method(request: Request) -> Response {
     let told = format!("{} does not take {}", shortened(request.uri().path()), request.method());
-    let error = ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told);
-    error.response(shape_of(&request))
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told).into_response()
 }
 
 /// A panic is a bug of ours; its text is in the log, and none of the client's business.

@@ -94,7 +94,7 @@ fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
 }
 
 /// JSON of this schema, with the spaces that models have learnt.
-pub(super) fn json_of(schema: Value) -> OutputFormat {
+pub(in crate::serve) fn json_of(schema: Value) -> OutputFormat {
     OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
 }
 

@@ -64,17 +64,23 @@ pub(in crate::serve) fn chat(messages: Vec<Turn>, seen: Vec<Seen>) -> Result<Cha
     for (index, message) in messages.into_iter().enumerate() {
         turns.push(turn(message, index, &mut seen)?);
     }
-    order_results(&mut turns);
-    Ok(turns.into_iter().fold(Chat::new(), |chat, turn| chat.turn(turn.role, turn.contents)))
+    Ok(joined(turns))
 }
 
-struct Read {
-    role: Role,
-    contents: Vec<Content>,
+/// The conversation of these turns, with results of tools in the order of their calls.
+pub(in crate::serve) fn joined(mut turns: Vec<Read>) -> Chat {
+    order_results(&mut turns);
+    turns.into_iter().fold(Chat::new(), |chat, turn| chat.turn(turn.role, turn.contents))
+}
+
+/// A turn whose pictures have been read.
+pub(in crate::serve) struct Read {
+    pub(in crate::serve) role: Role,
+    pub(in crate::serve) contents: Vec<Content>,
     /// The ids of a model's calls.
-    calls: Vec<Option<String>>,
+    pub(in crate::serve) calls: Vec<Option<String>>,
     /// The call that a result is of.
-    result_of: Option<String>,
+    pub(in crate::serve) result_of: Option<String>,
 }
 
 fn turn(message: Turn, index: usize, seen: &mut impl Iterator<Item = Seen>) -> Result<Read, ApiError> {

@@ -1,0 +1,146 @@
+//! `POST /v1/messages` and `/v1/messages/count_tokens`.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use super::{
+    answer::{self, Head},
+    events,
+    request::{Choice, Format, MessagesRequest, Thinking},
+    turns,
+};
+use crate::{
+    Chat, Role, ToolChoice,
+    serve::{
+        body::JsonBody, draft, error::ApiError, guard::Client, id, models::shortened, openai::sampling::json_of,
+        service::Shared,
+    },
+};
+
+pub(in crate::serve) async fn create(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<MessagesRequest>,
+) -> Result<Response, ApiError> {
+    let JsonBody { value: mut request, room } = body;
+    let (own, model) = shared.models.ready(request.model.as_deref())?;
+    let tokens_max = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "`max_tokens` is missing"))?;
+    let head = Head {
+        id: id::fresh("msg_"),
+        model: request.model.take().filter(|name| !name.is_empty()).unwrap_or(own.to_string()),
+        omits_thinking: request.thinking.as_ref().is_some_and(Thinking::is_omitted),
+        tokens_max,
+    };
+    let is_streamed = request.stream.unwrap_or_default();
+    let place = client.place()?;
+    let chat = chat(request, &shared).await?.max_tokens(tokens_max);
+    if is_streamed {
+        let reply = model.chat(chat.token_ids()).await?;
+        drop(room);
+        return Ok(events::stream(head, reply, place, shared.options.keep_alive));
+    }
+    let reply = model.chat(chat).await?;
+    drop(room);
+    let whole = answer::whole(&head, reply).await?;
+    drop(place);
+    Ok(Json(whole).into_response())
+}
+
+/// How many tokens the prompt of such a message would have, those of pictures included.
+pub(in crate::serve) async fn count_tokens(
+    State(shared): State<Arc<Shared>>,
+    body: JsonBody<MessagesRequest>,
+) -> Result<Json<Value>, ApiError> {
+    let (_, model) = shared.models.ready(body.value.model.as_deref())?;
+    let prompt = model.prompt_of(chat(body.value, &shared).await?).await?;
+    Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
+}
+
+/// The chat that this request asks for, without its limit of tokens.
+async fn chat(mut request: MessagesRequest, shared: &Shared) -> Result<Chat, ApiError> {
+    if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
+        let error = ApiError::invalid("mcp_servers", "`mcp_servers`: this server calls no tools itself");
+        return Err(error.hint("offer the tools as `tools`, and call them in the client"));
+    }
+    let drafts = turns::drafts(&mut request)?;
+    // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
+    let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
+    let mut chat = draft::chat(drafts, shared).await?;
+    if continues {
+        chat = chat.continue_final_message();
+    }
+    chat = offered(chat, &mut request)?;
+    chat = request.temperature.into_iter().fold(chat, Chat::temperature);
+    chat = request.top_p.into_iter().fold(chat, Chat::top_p);
+    chat = request.top_k.into_iter().fold(chat, Chat::top_k);
+    let stops = request.stop_sequences.into_iter().flatten();
+    chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
+    if let Some(thinking) = request.thinking {
+        chat = chat.template_variable("enable_thinking", thinking.is_enabled()?);
+    }
+    let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
+    chat = effort.into_iter().fold(chat, |chat, effort| chat.template_variable("reasoning_effort", effort));
+    match format.or(request.output_format) {
+        Some(format) => Ok(chat.format(form(format)?)),
+        None => Ok(chat),
+    }
+}
+
+/// With the tools, and whether they are called.
+fn offered(chat: Chat, request: &mut MessagesRequest) -> Result<Chat, ApiError> {
+    let tools = request.tools.take().unwrap_or_default().into_iter().enumerate();
+    let tools: Vec<Value> = tools.map(|(index, tool)| turns::tool(tool, index)).collect::<Result<_, _>>()?;
+    let chat = chat.tools(tools);
+    let Some(choice) = request.tool_choice.take() else { return Ok(chat) };
+    let is_alone = choice.disable_parallel_tool_use.unwrap_or_default();
+    let chat = chat.tool_choice(tool_choice(choice)?);
+    Ok(if is_alone { chat.parallel_tool_calls(false) } else { chat })
+}
+
+fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
+    match (choice.kind.as_str(), choice.name) {
+        ("auto", _) => Ok(ToolChoice::Auto),
+        ("any", _) => Ok(ToolChoice::Required),
+        ("none", _) => Ok(ToolChoice::None),
+        ("tool", Some(name)) => Ok(ToolChoice::Named(name)),
+        ("tool", None) => Err(ApiError::invalid("tool_choice.name", "`tool_choice.name` is missing, which `tool` has")),
+        (other, _) => {
+            let told = format!("`tool_choice.type`: `{}` is no choice of tools", shortened(other));
+            Err(ApiError::invalid("tool_choice.type", told).hint("auto, any, tool or none"))
+        }
+    }
+}
+
+fn form(format: Format) -> Result<crate::OutputFormat, ApiError> {
+    match (format.kind.as_str(), format.schema) {
+        ("json_schema", Some(schema)) => Ok(json_of(schema)),
+        ("json_schema", None) => Err(ApiError::invalid("format.schema", "`format.schema` is missing")),
+        (other, _) => {
+            let told = format!("`format.type`: `{}` is no form of a reply", shortened(other));
+            Err(ApiError::invalid("format.type", told).hint("json_schema"))
+        }
+    }
+}
+
+impl Thinking {
+    fn is_enabled(&self) -> Result<bool, ApiError> {
+        match self.kind.as_str() {
+            "enabled" | "adaptive" => Ok(true),
+            "disabled" => Ok(false),
+            other => {
+                let told = format!("`thinking.type`: `{}` is not served", shortened(other));
+                Err(ApiError::invalid("thinking.type", told).hint("enabled, adaptive or disabled"))
+            }
+        }
+    }
+
+    fn is_omitted(&self) -> bool {
+        self.display.as_deref() == Some("omitted")
+    }
+}

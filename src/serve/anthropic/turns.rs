@@ -1,0 +1,253 @@
+//! Anthropic's messages as turns of a [`Chat`](crate::Chat).
+
+use serde_json::{Value, json};
+
+use super::request::{Block, Message, MessagesRequest, Source};
+use crate::{
+    Content, Role,
+    serve::{
+        draft::{Draft, Piece},
+        error::ApiError,
+        media::{Link, Sizes},
+        models::shortened,
+    },
+};
+
+/// All turns. Messages of one role after another are one turn, as Anthropic's API joins them.
+pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<Draft>, ApiError> {
+    let mut drafts = Vec::new();
+    if let Some(system) = request.system.take() {
+        drafts.push(Draft::new(Role::System, pieces(system.0, "system")?));
+    }
+    for (index, message) in std::mem::take(&mut request.messages).into_iter().enumerate() {
+        turns(message, index, &mut drafts)?;
+    }
+    Ok(drafts)
+}
+
+fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
+    let (place, blocks) = (format!("messages[{index}].content"), message.content.0);
+    match message.role.as_str() {
+        "user" => user(blocks, &place, drafts),
+        "assistant" => {
+            let draft = assistant(blocks, &place)?;
+            Draft::join(drafts, draft);
+            Ok(())
+        }
+        "system" => {
+            Draft::join(drafts, Draft::new(Role::System, pieces(blocks, &place)?));
+            Ok(())
+        }
+        other => {
+            let told = format!("`{}` is no role", shortened(other));
+            Err(ApiError::invalid(format!("messages[{index}].role"), told).hint("roles are user, assistant and system"))
+        }
+    }
+}
+
+/// Results of tools, one a turn, then what the user says.
+fn user(blocks: Vec<Block>, place: &str, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
+    let mut said = Vec::new();
+    for (at, block) in blocks.into_iter().enumerate() {
+        let place = format!("{place}[{at}]");
+        match block.kind.as_str() {
+            "tool_result" => drafts.push(result(block, &place)?),
+            _ => said.push(piece(block, &place)?),
+        }
+    }
+    if !said.is_empty() {
+        Draft::join(drafts, Draft::new(Role::User, said));
+    }
+    Ok(())
+}
+
+fn result(block: Block, place: &str) -> Result<Draft, ApiError> {
+    let of = block.tool_use_id.ok_or_else(|| lacks(place, "tool_result", "tool_use_id"))?;
+    let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{place}.content"))?;
+    if block.is_error.unwrap_or_default() {
+        // Templates know no failed results, so the model is told in words.
+        shown.insert(0, Piece::text("Error: "));
+    }
+    Ok(Draft::result(of, shown))
+}
+
+fn assistant(blocks: Vec<Block>, place: &str) -> Result<Draft, ApiError> {
+    let mut draft = Draft::new(Role::Assistant, Vec::new());
+    for (at, block) in blocks.into_iter().enumerate() {
+        let place = format!("{place}[{at}]");
+        match block.kind.as_str() {
+            "tool_use" => {
+                draft.calls.push(block.id.clone());
+                draft.pieces.push(Piece::Said(call(block, &place)?));
+            }
+            "thinking" => {
+                let thinking = block.thinking.ok_or_else(|| lacks(&place, "thinking", "thinking"))?;
+                draft.pieces.push(Piece::Said(Content::Reasoning(thinking)));
+            }
+            // Only the model of Anthropic that wrote it could read it.
+            "redacted_thinking" => {}
+            _ => draft.pieces.push(piece(block, &place)?),
+        }
+    }
+    Ok(draft)
+}
+
+fn call(block: Block, place: &str) -> Result<Content, ApiError> {
+    let name = block.name.ok_or_else(|| lacks(place, "tool_use", "name"))?;
+    let input = block.input.unwrap_or_else(|| json!({}));
+    if !input.is_object() {
+        return Err(ApiError::invalid(format!("{place}.input"), format!("`{place}.input` is not an object")));
+    }
+    Ok(Content::ToolCall(json!({"id": block.id, "type": "function", "function": {"name": name, "arguments": input}})))
+}
+
+fn pieces(blocks: Vec<Block>, place: &str) -> Result<Vec<Piece>, ApiError> {
+    blocks.into_iter().enumerate().map(|(at, block)| piece(block, &format!("{place}[{at}]"))).collect()
+}
+
+/// Text, or something shown.
+fn piece(block: Block, place: &str) -> Result<Piece, ApiError> {
+    match (block.kind.as_str(), block.source) {
+        ("text", _) => block.text.map(Piece::text).ok_or_else(|| lacks(place, "text", "text")),
+        ("image", Some(source)) => picture(&source, place).map(Piece::Shown),
+        ("document", Some(Source { kind, data: Some(text), .. })) if kind == "text" => Ok(Piece::text(text)),
+        ("document", Some(source)) => {
+            let told = format!("documents of source `{}` are not served", shortened(&source.kind));
+            Err(ApiError::invalid(format!("{place}.source"), told).hint("send the text, or pictures of the pages"))
+        }
+        (kind @ ("image" | "document"), None) => Err(lacks(place, kind, "source")),
+        (other, _) => {
+            let told = format!("`{place}.type`: a block of type `{}` is not served here", shortened(other));
+            let hint = "types are text, image, document, tool_use, tool_result, thinking and redacted_thinking";
+            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+        }
+    }
+}
+
+fn picture(source: &Source, place: &str) -> Result<Link, ApiError> {
+    match (source.kind.as_str(), &source.data, &source.url) {
+        ("base64", Some(data), _) => Link::base64(format!("{place}.source.data"), data),
+        ("url", _, Some(url)) => Link::picture(format!("{place}.source.url"), url, Sizes::default()),
+        ("base64", None, _) => Err(lacks(&format!("{place}.source"), "base64", "data")),
+        ("url", _, None) => Err(lacks(&format!("{place}.source"), "url", "url")),
+        (other, ..) => {
+            let told = format!("`{place}.source.type`: `{}` is no source that this server reads", shortened(other));
+            Err(ApiError::invalid(format!("{place}.source.type"), told).hint("send `base64` with its `data`"))
+        }
+    }
+}
+
+fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
+    let field = format!("{place}.{field}");
+    let told = format!("`{field}` is missing, which `{kind}` has");
+    ApiError::invalid(field, told)
+}
+
+/// A tool as chat templates take it.
+pub(super) fn tool(tool: super::request::Tool, index: usize) -> Result<Value, ApiError> {
+    let own = tool.kind.filter(|kind| kind != "custom");
+    if let Some(own) = own {
+        let told = format!("`tools[{index}].type`: the tool `{}` is Anthropic's own and not served", shortened(&own));
+        return Err(
+            ApiError::invalid(format!("tools[{index}].type"), told).hint("describe a tool with its `input_schema`")
+        );
+    }
+    let missing = |field: &str| lacks(&format!("tools[{index}]"), "a tool", field);
+    let name = tool.name.ok_or_else(|| missing("name"))?;
+    let parameters = tool.input_schema.ok_or_else(|| missing("input_schema"))?;
+    let mut function = json!({"name": name, "parameters": parameters});
+    if let Some(description) = tool.description {
+        function["description"] = description.into();
+    }
+    Ok(json!({"type": "function", "function": function}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::{body::FromJson, error::Shape};
+
+    fn told(body: &Value) -> Result<Vec<Draft>, Value> {
+        let error = |error: ApiError| error.body(Shape::OpenAi)["error"].clone();
+        drafts(&mut MessagesRequest::from_json(body.to_string().as_bytes()).map_err(error)?).map_err(error)
+    }
+
+    /// Roles and what each piece is.
+    fn shown(body: &Value) -> Vec<(Role, Vec<String>)> {
+        let piece = |piece: &Piece| match piece {
+            Piece::Said(Content::Text(text) | Content::Reasoning(text)) => text.clone(),
+            Piece::Said(Content::ToolCall(call)) => call["function"].to_string(),
+            Piece::Said(other) => format!("{other:?}"),
+            Piece::Shown(_) => "picture".to_owned(),
+        };
+        let drafts = told(body).expect("it is right");
+        drafts.iter().map(|draft| (draft.role, draft.pieces.iter().map(piece).collect())).collect()
+    }
+
+    #[test]
+    fn a_conversation_with_tools_becomes_turns_in_order() {
+        let body = json!({"system": "be kind", "messages": [
+            {"role": "user", "content": "look"},
+            {"role": "user", "content": [{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}]},
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"}, {"type": "redacted_thinking", "data": "x"},
+                {"type": "text", "text": "I ask"}, {"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}},
+            ]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "is_error": true, "content": [{"type": "text", "text": "no"}]},
+                {"type": "text", "text": "so?"},
+            ]},
+        ]});
+        let texts = |texts: &[&str]| texts.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
+        assert_eq!(
+            shown(&body),
+            vec![
+                (Role::System, texts(&["be kind"])),
+                (Role::User, texts(&["look", "picture"])),
+                (Role::Assistant, texts(&["hm", "I ask", r#"{"name":"f","arguments":{"x":1}}"#])),
+                (Role::Tool, texts(&["Error: ", "no"])),
+                (Role::User, texts(&["so?"])),
+            ]
+        );
+        let drafts = told(&body).expect("it is right");
+        assert_eq!((&drafts[2].calls, &drafts[3].result_of), (&vec![Some("a".to_owned())], &Some("a".to_owned())));
+    }
+
+    #[test]
+    fn what_is_not_served_is_refused_by_its_place() {
+        let said = |block: Value| json!({"messages": [{"role": "user", "content": [block]}]});
+        for (body, param) in [
+            (json!({"messages": [{"role": "boss", "content": "a"}]}), "messages[0].role"),
+            (said(json!({"type": "text"})), "messages[0].content[0].text"),
+            (said(json!({"type": "search_result"})), "messages[0].content[0].type"),
+            (said(json!({"type": "tool_use", "name": "f"})), "messages[0].content[0].type"),
+            (said(json!({"type": "image"})), "messages[0].content[0].source"),
+            (
+                said(json!({"type": "image", "source": {"type": "file", "file_id": "f"}})),
+                "messages[0].content[0].source.type",
+            ),
+            (
+                said(json!({"type": "image", "source": {"type": "base64", "data": "?"}})),
+                "messages[0].content[0].source.data",
+            ),
+            (
+                said(json!({"type": "document", "source": {"type": "base64", "data": "?"}})),
+                "messages[0].content[0].source",
+            ),
+            (said(json!({"type": "tool_result", "content": "a"})), "messages[0].content[0].tool_use_id"),
+        ] {
+            assert_eq!(told(&body).map(|_| ()).expect_err("it is wrong")["param"], param, "{body}");
+        }
+    }
+
+    #[test]
+    fn a_tool_of_anthropics_own_is_refused_and_others_get_openais_form() {
+        let read = |value: Value| tool(serde_json::from_value(value).expect("a tool"), 3);
+        let own = read(json!({"type": "web_search_20250305", "name": "web_search"})).expect_err("it is not ours");
+        assert!(own.body(Shape::Anthropic).to_string().contains("web_search_20250305"));
+        let custom =
+            read(json!({"name": "f", "description": "d", "input_schema": {"type": "object"}, "type": "custom"}));
+        let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
+        assert_eq!(custom.map_err(|_| ()), Ok(json!({"type": "function", "function": function})));
+    }
+}
