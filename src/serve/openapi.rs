@@ -7,6 +7,7 @@ use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
 use serde_json::{Map, Value, json};
 
 use super::{
+    anthropic::request::MessagesRequest,
     neighbour::{Drill, Taken},
     openai::{
         chat_chunks::Chunk, chat_request::ChatFields, chat_whole::Completion, completion_request::CompletionFields,
@@ -31,6 +32,16 @@ fn made() -> Value {
     let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
     let text = pages.schema::<TextCompletion<'_>>();
     pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
+    let message = pages.schema::<MessagesRequest>();
+    let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));
+    pages.post(
+        "/v1/messages",
+        "Anthropic's messages, whole or streamed",
+        message.clone(),
+        answer.clone(),
+        Some(answer),
+    );
+    pages.post("/v1/messages/count_tokens", "The tokens of such a message", message, count, None);
     let (asked, told) = (pages.schema::<TokenizeFields>(), pages.schema::<Tokenized>());
     pages.post("/tokenize", "The tokens of a text or chat", asked, told, None);
     let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());

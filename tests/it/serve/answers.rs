@@ -187,6 +187,47 @@ fn texts_are_tokens_and_tokens_texts() {
 }
 
 #[test]
+fn the_document_lists_what_there_is_and_its_references_hold() {
+    story(async {
+        let house = House::usual().await;
+        let document = house.get("/openapi.json").await.json();
+        let mut asked = 0;
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            let path = path.replace("{name}", "demo");
+            for method in methods.as_object().expect("methods").keys() {
+                if path == "/v1/budget/events" {
+                    continue; // It does not end.
+                }
+                let answer = match method.as_str() {
+                    "get" => house.get(&path).await,
+                    _ => {
+                        house
+                            .post(&path, &json!({"tokens": "?", "prompt": 5, "messages": 5, "bytes": "?", "input": 5}))
+                            .await
+                    }
+                };
+                assert!(matches!(answer.status, 200 | 400), "{method} {path}: {}", answer.status);
+                asked += 1;
+            }
+        }
+        assert!(asked > 15, "{asked} routes");
+        let mut open = vec![&document];
+        let mut references = 0;
+        while let Some(value) = open.pop() {
+            if let Some(reference) = value.get("$ref").and_then(serde_json::Value::as_str) {
+                let at = reference.strip_prefix('#').expect("in the document");
+                assert!(document.pointer(at).is_some(), "{reference}");
+                references += 1;
+            }
+            open.extend(value.as_object().into_iter().flat_map(|map| map.values()));
+            open.extend(value.as_array().into_iter().flatten());
+        }
+        assert!(references > 10, "{references} references");
+        house.end().await;
+    });
+}
+
+#[test]
 fn the_page_is_there_and_takes_nothing_from_elsewhere() {
     story(async {
         let house = House::usual().await;
