@@ -144,7 +144,11 @@ mod tests {
 
     #[test]
     fn each_end_has_anthropics_name() {
-        let usage = |tokens| Usage { completion_tokens: tokens, ..Usage::default() };
+        let usage = |tokens| {
+            let mut usage = Usage::default();
+            usage.completion_tokens = tokens;
+            usage
+        };
         let rule = Some(StopReason::String("\n".to_owned()));
         for (finish, rule, tokens, told) in [
             (FinishReason::Stop, None, 3, (Some("end_turn"), None)),
@@ -179,7 +183,8 @@ mod tests {
 
     #[test]
     fn cached_tokens_stand_apart_from_those_of_the_input() {
-        let usage = Usage { prompt_tokens: 10, cached_tokens: 4, completion_tokens: 3, ..Usage::default() };
+        let mut usage = Usage::default();
+        (usage.prompt_tokens, usage.cached_tokens) = (10, 4);
         let told = serde_json::to_value(UsageTold::from(usage)).expect("JSON");
         assert_eq!((&told["input_tokens"], &told["cache_read_input_tokens"]), (&json!(6), &json!(4)));
     }
