@@ -44,6 +44,9 @@ impl Draft {
     pub(super) fn join(drafts: &mut Vec<Draft>, draft: Draft) {
         match drafts.last_mut() {
             Some(last) if last.role == draft.role && draft.role != Role::Tool => {
+                if draft.role == Role::System {
+                    last.pieces.push(Piece::text("\n\n"));
+                }
                 last.pieces.extend(draft.pieces);
                 last.calls.extend(draft.calls);
             }

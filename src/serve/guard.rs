@@ -51,12 +51,20 @@ impl fmt::Debug for Guard {
 
 /// Who has asked, and how many replies it may still have.
 #[derive(Clone, Default)]
-pub(super) struct Client(Option<Arc<Semaphore>>);
+pub(super) struct Client {
+    places: Option<Arc<Semaphore>>,
+    key: Option<usize>,
+}
 
 impl Client {
+    /// The place of its key in the list; none where there are no keys.
+    pub(super) fn key(&self) -> Option<usize> {
+        self.key
+    }
+
     /// A place for one reply, kept until it is dropped.
     pub(super) fn place(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let Some(places) = &self.0 else { return Ok(None) };
+        let Some(places) = &self.places else { return Ok(None) };
         let full = |_| {
             ApiError::full("this key has as many replies at once as it may")
                 .code("streams_exhausted")
@@ -85,16 +93,18 @@ impl Guard {
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
         if self.keys.is_empty() {
             let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
-            return Ok(Client(self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone())));
+            let places = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
+            return Ok(Client { places, key: None });
         }
         let sent = sent_key(headers).ok_or_else(|| refused("this server wants an API key"))?;
         let hash = blake3::hash(sent);
         // Each is compared, so that the time does not tell which it was.
-        let found = self.keys.iter().fold(None, |found, key| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
-            true => Some(key),
+        let keys = self.keys.iter().enumerate();
+        let found = keys.fold(None, |found, (index, key)| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
+            true => Some(Client { places: key.streams.clone(), key: Some(index) }),
             false => found,
         });
-        found.map(|key| Client(key.streams.clone())).ok_or_else(|| refused("the API key is not one of this server's"))
+        found.ok_or_else(|| refused("the API key is not one of this server's"))
     }
 }
 

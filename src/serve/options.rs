@@ -29,6 +29,10 @@ pub struct ServeOptions {
     pub keep_alive: Duration,
     /// How long running replies may take when the server ends.
     pub drain: Duration,
+    /// Responses of `/v1/responses` that are kept, in memory alone. The oldest go first.
+    pub responses: usize,
+    /// The bytes of all kept responses and their conversations, pictures included.
+    pub responses_bytes: Bytes,
     /// Hosts that pictures may be fetched from, such as `example.org` or `example.org:8443`. None by default.
     pub url_hosts: Vec<String>,
     /// Whether these hosts may have private addresses, such as those of a company's own network. Not by default: a name
@@ -64,6 +68,8 @@ impl Default for ServeOptions {
             streams_per_key: None,
             keep_alive: Duration::from_secs(10),
             drain: Duration::from_secs(30),
+            responses: 1024,
+            responses_bytes: Bytes::mib(256),
             url_hosts: Vec::new(),
             private_url_hosts: false,
             media_root: None,

@@ -30,7 +30,9 @@ use super::{
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
-    neighbour, openai, openapi,
+    neighbour,
+    openai::{self, responses::store::Responses},
+    openapi,
     options::ServeOptions,
     page, tokens,
 };
@@ -54,6 +56,7 @@ pub(super) struct Shared {
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
     pub(super) fetcher: Fetcher,
+    pub(super) responses: Responses,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
@@ -79,6 +82,7 @@ impl Service {
     /// A service without models. Add them with [`add`](Self::add) as they become ready, or tell with [`set`](Self::set) how far they are.
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
+        let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
         let (models, fetcher, is_ending) = (Models::default(), Fetcher::new(&options), AtomicBool::new(false));
         let shared = Shared {
             runtime: runtime.clone(),
@@ -86,6 +90,7 @@ impl Service {
             options,
             bodies,
             fetcher,
+            responses,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
@@ -128,6 +133,9 @@ impl Service {
             .route("/v1/messages", post(anthropic::messages::create))
             .route("/v1/messages/count_tokens", post(anthropic::messages::count_tokens))
             .route("/v1/messages/batches", any(unserved))
+            .route("/v1/responses", post(openai::responses::create::create))
+            .route("/v1/responses/{id}", get(openai::responses::kept::read).delete(openai::responses::kept::delete))
+            .route("/v1/responses/{id}/cancel", post(openai::responses::kept::cancel))
             .route("/v1/models", get(openai::list::all))
             .route("/v1/models/{*name}", get(openai::list::one))
             .route("/tokenize", post(tokens::tokenize))
@@ -228,7 +236,7 @@ fn cors(origins: &[String]) -> CorsLayer {
     };
     CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(tower_http::cors::Any)
 }
 

@@ -113,7 +113,7 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
 }
 
 /// A choice of tools: a word, or a tool by its name.
-fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
+pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
     match (choice.as_str(), name) {
         (Some("auto"), _) => Ok(ToolChoice::Auto),

@@ -8,6 +8,7 @@ pub(super) mod completion_request;
 pub(super) mod completions;
 pub(super) mod list;
 pub(super) mod log_probabilities;
+pub(super) mod responses;
 pub(super) mod sampling;
 pub(super) mod stop_reason;
 pub(super) mod turns;

@@ -1,0 +1,63 @@
+//! `POST /v1/responses`.
+
+use std::sync::Arc;
+
+use axum::{Extension, extract::State, response::Response};
+
+use super::{
+    chat,
+    request::{Fields, ResponsesRequest},
+    run::{Keeping, Run},
+    store::Said,
+    telling::Telling,
+};
+use crate::serve::{
+    body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared,
+};
+
+pub(in crate::serve) async fn create(
+    State(shared): State<Arc<Shared>>,
+    Extension(client): Extension<Client>,
+    body: JsonBody<ResponsesRequest>,
+) -> Result<Response, ApiError> {
+    let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
+    let (own, model) = shared.models.ready(fields.model.as_deref())?;
+    fields.check()?;
+    let mut said = before(&fields, &shared, &client)?;
+    let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
+    said.push(shared.responses.said(items, bytes));
+    let place = client.place()?;
+    let reply = model.chat(chat::chat(&fields, &said, &shared).await?).await?;
+    drop(room);
+    let name = fields.model.as_deref().filter(|name| !name.is_empty()).unwrap_or(&own);
+    let response = fields.response(&id::fresh("resp_"), id::now(), name);
+    let is_streamed = fields.stream.unwrap_or_default();
+    let telling = Telling::new(response.clone());
+    let run = |keeping| Run { shared: shared.clone(), telling, keeping, place };
+    if fields.is_in_background() {
+        let kept = shared.responses.keep(client.key(), said, response);
+        return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
+    }
+    let keeping = match fields.is_stored() {
+        true => Keeping::Later { owner: client.key(), said },
+        false => Keeping::No,
+    };
+    match is_streamed {
+        true => Ok(run(keeping).streamed(reply)),
+        false => Ok(run(keeping).whole(reply).await),
+    }
+}
+
+/// The conversation that the request goes on from.
+fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<Said>>, ApiError> {
+    let Some(id) = &fields.previous_response_id else { return Ok(Vec::new()) };
+    let refused = |told: &str, code, hint: &str| {
+        let told = format!("the response `{}` {told}", shortened(id));
+        ApiError::invalid("previous_response_id", told).code(code).hint(hint)
+    };
+    let kept = shared.responses.find(client.key(), id).ok_or_else(|| {
+        let hint = "responses are kept in memory, and the oldest go first; send the whole conversation as `input`";
+        refused("is not kept", "previous_response_not_found", hint)
+    })?;
+    kept.conversation().ok_or_else(|| refused("has no answer to go on from", "previous_response_unfinished", "poll it"))
+}

@@ -1,0 +1,206 @@
+//! The items of a conversation, and the turns that they are.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    Content, Role,
+    serve::{
+        draft::{Draft, Piece},
+        error::ApiError,
+        listed::Listed,
+        media::{Link, Sizes},
+        models::shortened,
+    },
+};
+
+/// An item: of which kind, and the fields of that kind.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(in crate::serve) struct Item {
+    /// `message` where there is none.
+    #[serde(rename = "type")]
+    kind: Option<String>,
+    role: Option<String>,
+    content: Option<Listed<Part>>,
+    summary: Option<Vec<Part>>,
+    call_id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+    output: Option<Listed<Part>>,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+struct Part {
+    #[serde(rename = "type")]
+    kind: String,
+    text: Option<String>,
+    refusal: Option<String>,
+    image_url: Option<String>,
+}
+
+impl From<String> for Part {
+    fn from(text: String) -> Self {
+        Part { kind: "input_text".to_owned(), text: Some(text), ..Part::default() }
+    }
+}
+
+impl From<String> for Item {
+    fn from(text: String) -> Self {
+        Item { role: Some("user".to_owned()), content: Some(Listed(vec![Part::from(text)])), ..Item::default() }
+    }
+}
+
+/// The turns of these items. What the model said in a row is one turn, and so are instructions.
+pub(super) fn drafts<'a>(
+    instructions: Option<&str>,
+    items: impl Iterator<Item = (String, &'a Item)>,
+) -> Result<Vec<Draft>, ApiError> {
+    let mut drafts = Vec::new();
+    drafts.extend(instructions.map(|text| Draft::new(Role::System, vec![Piece::text(text)])));
+    for (place, item) in items {
+        let draft = draft(item, &place)?;
+        match draft.role {
+            Role::User => drafts.push(draft),
+            _ => Draft::join(&mut drafts, draft),
+        }
+    }
+    Ok(drafts)
+}
+
+fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
+    let lacks = |field: &str| lacks(place, item.kind.as_deref().unwrap_or("message"), field);
+    match item.kind.as_deref().unwrap_or("message") {
+        "message" => {
+            let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, place)?;
+            let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
+            Ok(Draft::new(role, pieces(content, &format!("{place}.content"))?))
+        }
+        "reasoning" => {
+            let told = item.content.iter().flat_map(|content| &content.0);
+            let told: String =
+                told.chain(item.summary.iter().flatten()).filter_map(|part| part.text.as_deref()).collect();
+            let said = Some(told).filter(|told| !told.is_empty()).map(|told| Piece::Said(Content::Reasoning(told)));
+            Ok(Draft::new(Role::Assistant, said.into_iter().collect()))
+        }
+        "function_call" => {
+            let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
+            let arguments = arguments(item.arguments.as_deref().unwrap_or_default());
+            let function = json!({"name": name, "arguments": arguments});
+            let call = json!({"id": item.call_id, "type": "function", "function": function});
+            let draft = Draft::new(Role::Assistant, vec![Piece::Said(Content::ToolCall(call))]);
+            Ok(Draft { calls: vec![item.call_id.clone()], ..draft })
+        }
+        "function_call_output" => {
+            let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
+            let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
+            Ok(Draft::result(of, pieces(output, &format!("{place}.output"))?))
+        }
+        other => {
+            let told = format!("an item of type `{}` is not served", shortened(other));
+            let hint = "types are message, reasoning, function_call and function_call_output";
+            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+        }
+    }
+}
+
+fn role(name: &str, place: &str) -> Result<Role, ApiError> {
+    match name {
+        "user" => Ok(Role::User),
+        "assistant" => Ok(Role::Assistant),
+        "system" | "developer" => Ok(Role::System),
+        other => {
+            let told = format!("`{}` is no role", shortened(other));
+            let hint = "roles are user, assistant, system and developer";
+            Err(ApiError::invalid(format!("{place}.role"), told).hint(hint))
+        }
+    }
+}
+
+fn pieces(parts: &Listed<Part>, place: &str) -> Result<Vec<Piece>, ApiError> {
+    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"))).collect()
+}
+
+fn piece(part: &Part, place: &str) -> Result<Piece, ApiError> {
+    let text = |text: &Option<String>, field: &str| {
+        text.clone().map(Piece::text).ok_or_else(|| lacks(place, &part.kind, field))
+    };
+    match part.kind.as_str() {
+        "input_text" | "output_text" | "text" => text(&part.text, "text"),
+        "refusal" => text(&part.refusal, "refusal"),
+        "input_image" => {
+            let url = part.image_url.as_ref().ok_or_else(|| {
+                lacks(place, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
+            })?;
+            Link::picture(format!("{place}.image_url"), url, Sizes::default()).map(Piece::Shown)
+        }
+        other => {
+            let told = format!("a part of type `{}` is not served", shortened(other));
+            let hint = "types are input_text, output_text, refusal and input_image";
+            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+        }
+    }
+}
+
+fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
+    let field = format!("{place}.{field}");
+    let told = format!("`{field}` is missing, which `{}` has", shortened(kind));
+    ApiError::invalid(field, told)
+}
+
+/// Templates want an object; clients send its text.
+fn arguments(text: &str) -> Value {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Value::Object(object),
+        _ if text.is_empty() => json!({}),
+        _ => text.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::error::Shape;
+
+    fn read(items: &Value) -> Result<Vec<Draft>, ApiError> {
+        let Listed(items): Listed<Item> = serde_json::from_value(items.clone()).expect("items");
+        drafts(Some("be kind"), items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item)))
+    }
+
+    #[test]
+    fn what_the_model_said_in_a_row_is_one_turn() {
+        let items = json!([
+            {"role": "developer", "content": "be brief"},
+            {"role": "user", "content": [{"type": "input_text", "text": "look"},
+                {"type": "input_image", "detail": "auto", "image_url": "data:image/png;base64,AAAA"}]},
+            {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I ask", "annotations": []}]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"x\": 1}"},
+            {"type": "function_call_output", "call_id": "a", "output": "two"},
+        ]);
+        let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("it is right");
+        let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
+        // Instructions: two texts and the space between them.
+        let wanted = [(Role::System, 3), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
+        assert_eq!(turns, wanted);
+        assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
+        assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn a_wrong_item_is_named() {
+        for (item, param) in [
+            (json!({"type": "item_reference", "id": "a"}), "input[0].type"),
+            (json!({"content": "a"}), "input[0].role"),
+            (json!({"role": "tool", "content": "a"}), "input[0].role"),
+            (json!({"type": "function_call_output", "output": "a"}), "input[0].call_id"),
+            (json!({"role": "user", "content": [{"type": "input_file"}]}), "input[0].content[0].type"),
+            (
+                json!({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}),
+                "input[0].content[0].image_url",
+            ),
+        ] {
+            let error = read(&json!([item])).map(|_| ()).expect_err("it is wrong");
+            assert_eq!(error.body(Shape::OpenAi)["error"]["param"], param, "{item}");
+        }
+    }
+}

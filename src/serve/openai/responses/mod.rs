@@ -1,0 +1,10 @@
+//! OpenAI's Responses API: replies that are kept for a while, and go on from each other.
+
+mod chat;
+pub(in crate::serve) mod create;
+mod items;
+pub(in crate::serve) mod kept;
+mod request;
+mod run;
+pub(in crate::serve) mod store;
+mod telling;

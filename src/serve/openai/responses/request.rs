@@ -1,0 +1,146 @@
+//! A request for a response as clients send it.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::items::Item;
+use crate::serve::{
+    body::{self, FromJson},
+    error::ApiError,
+    listed::Listed,
+};
+
+/// `POST /v1/responses`.
+pub(in crate::serve) struct ResponsesRequest {
+    pub(super) fields: Fields,
+    /// The length of the body: what keeping it costs.
+    pub(super) bytes: usize,
+}
+
+impl FromJson for ResponsesRequest {
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        Ok(ResponsesRequest { fields: body::parsed(bytes)?, bytes: bytes.len() })
+    }
+}
+
+/// Fields that are not here are ignored, as other servers ignore them.
+#[derive(Deserialize)]
+pub(super) struct Fields {
+    pub(super) model: Option<String>,
+    pub(super) input: Option<Listed<Item>>,
+    pub(super) instructions: Option<String>,
+    pub(super) previous_response_id: Option<String>,
+    pub(super) store: Option<bool>,
+    pub(super) background: Option<bool>,
+    pub(super) stream: Option<bool>,
+    pub(super) max_output_tokens: Option<usize>,
+    pub(super) temperature: Option<f64>,
+    pub(super) top_p: Option<f64>,
+    pub(super) tools: Option<Vec<Value>>,
+    pub(super) tool_choice: Option<Value>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) text: Option<Text>,
+    pub(super) reasoning: Option<Reasoning>,
+    pub(super) metadata: Option<Map<String, Value>>,
+    include: Option<Vec<String>>,
+    top_logprobs: Option<usize>,
+    truncation: Option<String>,
+    conversation: Option<Value>,
+    prompt: Option<Value>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Text {
+    pub(super) format: Option<Value>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Reasoning {
+    pub(super) effort: Option<String>,
+}
+
+impl Fields {
+    pub(super) fn is_stored(&self) -> bool {
+        self.store.unwrap_or(true)
+    }
+
+    pub(super) fn is_in_background(&self) -> bool {
+        self.background.unwrap_or_default()
+    }
+
+    /// Refuses by name what is not served and would change the answer.
+    pub(super) fn check(&self) -> Result<(), ApiError> {
+        let refused = |param: &str, told: &str, hint: &str| Err(ApiError::invalid(param, told).hint(hint));
+        let has_scores = self.include.iter().flatten().any(|included| included == "message.output_text.logprobs");
+        if has_scores || self.top_logprobs.unwrap_or_default() > 0 {
+            let hint = "ask POST /v1/chat/completions, with `logprobs`";
+            return refused("top_logprobs", "responses have no log-probabilities", hint);
+        }
+        if self.truncation.as_deref() == Some("auto") {
+            return refused(
+                "truncation",
+                "`truncation` is auto, but no input is left out",
+                "leave out what is too long",
+            );
+        }
+        if self.conversation.is_some() {
+            return refused("conversation", "`conversation` is not served", "go on with `previous_response_id`");
+        }
+        if self.prompt.is_some() {
+            return refused(
+                "prompt",
+                "`prompt` is not served: no prompts are stored",
+                "send `instructions` and `input`",
+            );
+        }
+        if self.is_in_background() && !self.is_stored() {
+            let told = "a response in the background is stored, and `store` is false";
+            return refused("store", told, "leave `store` out");
+        }
+        Ok(())
+    }
+
+    /// The response before anything is known of it: what it was asked with.
+    pub(super) fn response(&self, id: &str, created: u64, model: &str) -> Value {
+        let plain = json!({"type": "text"});
+        json!({
+            "id": id, "object": "response", "created_at": created, "model": model, "status": "in_progress",
+            "background": self.is_in_background(), "store": self.is_stored(), "error": null,
+            "incomplete_details": null, "instructions": self.instructions, "output": [], "usage": null,
+            "max_output_tokens": self.max_output_tokens, "max_tool_calls": null,
+            "parallel_tool_calls": self.parallel_tool_calls.unwrap_or(true),
+            "previous_response_id": self.previous_response_id, "temperature": self.temperature, "top_p": self.top_p,
+            "tools": self.tools.as_deref().unwrap_or_default(), "truncation": "disabled", "top_logprobs": 0,
+            "tool_choice": self.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+            "text": {"format": self.text.as_ref().and_then(|text| text.format.clone()).unwrap_or(plain)},
+            "reasoning": {"effort": self.reasoning.as_ref().and_then(|told| told.effort.clone()), "summary": null},
+            "metadata": self.metadata.clone().unwrap_or_default(), "service_tier": "default", "user": null,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::error::Shape;
+
+    fn refused(body: &Value) -> Value {
+        let read = ResponsesRequest::from_json(body.to_string().as_bytes());
+        let error = read.and_then(|request| request.fields.check()).expect_err("it is refused");
+        error.body(Shape::OpenAi)["error"]["param"].clone()
+    }
+
+    #[test]
+    fn what_is_wrong_or_not_served_is_named() {
+        for (body, param) in [
+            (json!({"input": 1}), "input"),
+            (json!({"input": [{"content": [{"type": "input_text", "text": 1}]}]}), "input[0].content[0].text"),
+            (json!({"input": "a", "truncation": "auto"}), "truncation"),
+            (json!({"input": "a", "conversation": "conv_1"}), "conversation"),
+            (json!({"input": "a", "background": true, "store": false}), "store"),
+            (json!({"input": "a", "include": ["message.output_text.logprobs"]}), "top_logprobs"),
+        ] {
+            assert_eq!(refused(&body), param, "{body}");
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! How a response is made: while the client waits, as a stream, or in the background.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    response::{IntoResponse, Response, sse::Event},
+};
+use futures_util::{StreamExt, stream};
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::{
+    store::{Kept, Said},
+    telling::Telling,
+};
+use crate::{
+    Reply,
+    serve::{service::Shared, sse},
+};
+
+/// Events that a background response may be ahead of the client who watches it.
+const AHEAD: usize = 64;
+
+pub(super) struct Run {
+    pub(super) shared: Arc<Shared>,
+    pub(super) telling: Telling,
+    pub(super) keeping: Keeping,
+    pub(super) place: Option<OwnedSemaphorePermit>,
+}
+
+/// Whether the response is kept.
+pub(super) enum Keeping {
+    No,
+    /// When it has ended.
+    Later {
+        owner: Option<usize>,
+        said: Vec<Arc<Said>>,
+    },
+    /// It is already, so that it can be polled and cancelled.
+    Now(Arc<Kept>),
+}
+
+impl Run {
+    fn told(&mut self, heard: Result<crate::ChatEvent, crate::ChatError>) -> (Vec<Value>, bool) {
+        let (told, is_last) = self.telling.told(heard);
+        if is_last {
+            // Before the client hears the end, so that it can go on from it at once.
+            self.end();
+        }
+        (told, is_last)
+    }
+
+    fn end(&mut self) {
+        self.place = None;
+        let (store, told) = (&self.shared.responses, &self.telling.response);
+        match std::mem::replace(&mut self.keeping, Keeping::No) {
+            Keeping::No => {}
+            Keeping::Later { owner, said } => {
+                let mut running = told.clone();
+                running["status"] = "in_progress".into();
+                let kept = store.keep(owner, said, running);
+                store.ended(&kept, told);
+            }
+            Keeping::Now(kept) => store.ended(&kept, told),
+        }
+    }
+
+    /// The whole response. Dropping it, as when the client leaves, cancels the reply.
+    pub(super) async fn whole(mut self, mut reply: Reply) -> Response {
+        while let Some(heard) = reply.next().await {
+            if self.told(heard).1 {
+                break;
+            }
+        }
+        Json(self.telling.response).into_response()
+    }
+
+    pub(super) fn streamed(mut self, reply: Reply) -> Response {
+        let keep_alive = self.shared.options.keep_alive;
+        let greetings: Vec<Event> = self.telling.begin().iter().map(named).collect();
+        let events = sse::told(reply, self, |run, heard| {
+            let (told, is_last) = run.told(heard);
+            (told.iter().map(named).collect(), is_last)
+        });
+        sse::response(stream::iter(greetings).chain(events), keep_alive)
+    }
+
+    /// Goes on whether or not the client stays. It is answered at once, or with a stream to watch.
+    pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<Kept>, is_streamed: bool) -> Response {
+        let keep_alive = self.shared.options.keep_alive;
+        let greetings: Vec<Event> = self.telling.begin().iter().map(named).collect();
+        let answer = Json(kept.told()).into_response();
+        let (sender, events) = mpsc::channel(AHEAD);
+        let run = tokio::spawn(self.watched(reply, is_streamed.then_some(sender)));
+        kept.runs(run.abort_handle());
+        match is_streamed {
+            false => answer,
+            true => {
+                let events = stream::unfold(events, |mut events| async { Some((events.recv().await?, events)) });
+                sse::response(stream::iter(greetings).chain(events), keep_alive)
+            }
+        }
+    }
+
+    async fn watched(mut self, mut reply: Reply, mut watcher: Option<mpsc::Sender<Event>>) {
+        while let Some(heard) = reply.next().await {
+            let (told, is_last) = self.told(heard);
+            for told in &told {
+                if let Some(sender) = &watcher
+                    && sender.send(named(told)).await.is_err()
+                {
+                    watcher = None;
+                }
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+}
+
+/// An event with the name that its JSON has as type.
+fn named(told: &Value) -> Event {
+    sse::json(told).event(told["type"].as_str().unwrap_or_default())
+}

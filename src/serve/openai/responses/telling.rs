@@ -1,0 +1,283 @@
+//! A response as it grows: its events, and what it is at the end.
+
+use serde_json::{Value, json};
+
+use crate::{
+    ChatError, ChatEvent, FinishReason, ToolCallEvent, Usage,
+    serve::{
+        error::{ApiError, Shape},
+        id,
+    },
+};
+
+pub(super) struct Telling {
+    /// The response as OpenAI shows it. Its output is filled at the end.
+    pub(super) response: Value,
+    output: Vec<Value>,
+    open: Option<Open>,
+    events: u64,
+}
+
+/// The item that is being told.
+struct Open {
+    kind: Kind,
+    id: String,
+    /// Of a message, of reasoning, or of a call's arguments.
+    text: String,
+}
+
+enum Kind {
+    Message,
+    Reasoning,
+    Call { call_id: String, name: String },
+}
+
+impl Open {
+    fn item(&self, status: &str, is_begun: bool) -> Value {
+        let id = &self.id;
+        let content = if is_begun { vec![self.part(&self.text)] } else { Vec::new() };
+        match &self.kind {
+            Kind::Message => json!({
+                "id": id, "type": "message", "role": "assistant", "status": status, "content": content,
+            }),
+            Kind::Reasoning => json!({
+                "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
+            }),
+            Kind::Call { call_id, name } => json!({
+                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
+                "arguments": self.text,
+            }),
+        }
+    }
+
+    fn part(&self, text: &str) -> Value {
+        match self.kind {
+            Kind::Reasoning => json!({"type": "reasoning_text", "text": text}),
+            _ => json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []}),
+        }
+    }
+
+    fn has_parts(&self) -> bool {
+        !matches!(self.kind, Kind::Call { .. })
+    }
+
+    /// The beginning of the names of its events.
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Message => "response.output_text",
+            Kind::Reasoning => "response.reasoning_text",
+            Kind::Call { .. } => "response.function_call_arguments",
+        }
+    }
+}
+
+impl Telling {
+    pub(super) fn new(response: Value) -> Self {
+        Telling { response, output: Vec::new(), open: None, events: 0 }
+    }
+
+    /// The first events.
+    pub(super) fn begin(&mut self) -> Vec<Value> {
+        ["response.created", "response.in_progress"].map(|kind| self.whole(kind)).into()
+    }
+
+    /// The events of one event of the reply, and whether they are the last.
+    pub(super) fn told(&mut self, heard: Result<ChatEvent, ChatError>) -> (Vec<Value>, bool) {
+        let told = match heard {
+            Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),
+            Ok(ChatEvent::Reasoning(text)) => self.piece("rs_", Kind::Reasoning, &text),
+            Ok(ChatEvent::ToolCall(ToolCallEvent::Begin { id, name, .. })) => {
+                self.open("fc_", Kind::Call { call_id: id, name })
+            }
+            Ok(ChatEvent::ToolCall(ToolCallEvent::Arguments { json, .. })) => self.delta(&json),
+            Ok(ChatEvent::ToolCall(ToolCallEvent::End { is_whole, .. })) => self.close(is_whole),
+            Ok(ChatEvent::Done { finish_reason, usage, .. }) => return (self.end(finish_reason, usage), true),
+            Ok(_) => Vec::new(),
+            Err(error) => return (self.fail(error), true),
+        };
+        (told, false)
+    }
+
+    fn piece(&mut self, prefix: &str, kind: Kind, text: &str) -> Vec<Value> {
+        let same = |open: &Open| std::mem::discriminant(&open.kind) == std::mem::discriminant(&kind);
+        let mut told = match self.open.as_ref().is_some_and(same) {
+            true => Vec::new(),
+            false => self.open(prefix, kind),
+        };
+        told.extend(self.delta(text));
+        told
+    }
+
+    fn open(&mut self, prefix: &str, kind: Kind) -> Vec<Value> {
+        let mut told = self.close(true);
+        let open = Open { kind, id: id::fresh(prefix), text: String::new() };
+        let added = json!({"output_index": self.output.len(), "item": open.item("in_progress", false)});
+        told.push(self.event("response.output_item.added", added));
+        if open.has_parts() {
+            let part = json!({"part": open.part(""), "content_index": 0});
+            told.push(self.of_item(&open, "response.content_part.added", part));
+        }
+        self.open = Some(open);
+        told
+    }
+
+    fn delta(&mut self, text: &str) -> Vec<Value> {
+        let Some(mut open) = self.open.take() else { return Vec::new() };
+        open.text += text;
+        let told = self.of_item(&open, &format!("{}.delta", open.name()), placed(&open, json!({"delta": text})));
+        self.open = Some(open);
+        vec![told]
+    }
+
+    fn close(&mut self, is_whole: bool) -> Vec<Value> {
+        let Some(open) = self.open.take() else { return Vec::new() };
+        let mut told = Vec::new();
+        let done = format!("{}.done", open.name());
+        if open.has_parts() {
+            told.push(self.of_item(&open, &done, placed(&open, json!({"text": open.text}))));
+            let part = json!({"part": open.part(&open.text), "content_index": 0});
+            told.push(self.of_item(&open, "response.content_part.done", part));
+        } else {
+            told.push(self.of_item(&open, &done, json!({"arguments": open.text})));
+        }
+        let item = open.item(if is_whole { "completed" } else { "incomplete" }, true);
+        told.push(self.event("response.output_item.done", json!({"output_index": self.output.len(), "item": item})));
+        self.output.push(item);
+        told
+    }
+
+    fn end(&mut self, finish: FinishReason, usage: Usage) -> Vec<Value> {
+        let is_cut = finish == FinishReason::Length;
+        let mut told = self.close(!is_cut);
+        self.response["usage"] = json!({
+            "input_tokens": usage.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": usage.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        });
+        if is_cut {
+            self.response["incomplete_details"] = json!({"reason": "max_output_tokens"});
+        }
+        told.push(self.last(if is_cut { "incomplete" } else { "completed" }));
+        told
+    }
+
+    fn fail(&mut self, error: ChatError) -> Vec<Value> {
+        let mut told = self.close(false);
+        let message = ApiError::from(error).body(Shape::OpenAi)["error"]["message"].take();
+        self.response["error"] = json!({"code": "server_error", "message": message});
+        told.push(self.last("failed"));
+        told
+    }
+
+    fn last(&mut self, status: &str) -> Value {
+        self.response["status"] = status.into();
+        self.response["completed_at"] = id::now().into();
+        self.response["output"] = std::mem::take(&mut self.output).into();
+        self.whole(&format!("response.{status}"))
+    }
+
+    fn whole(&mut self, kind: &str) -> Value {
+        let response = self.response.clone();
+        self.event(kind, json!({"response": response}))
+    }
+
+    fn of_item(&mut self, open: &Open, kind: &str, mut fields: Value) -> Value {
+        fields["item_id"] = open.id.as_str().into();
+        fields["output_index"] = self.output.len().into();
+        self.event(kind, fields)
+    }
+
+    fn event(&mut self, kind: &str, mut fields: Value) -> Value {
+        fields["type"] = kind.into();
+        fields["sequence_number"] = self.events.into();
+        self.events += 1;
+        fields
+    }
+}
+
+/// With the place of the text within the item, where it has parts.
+fn placed(open: &Open, mut fields: Value) -> Value {
+    if open.has_parts() {
+        fields["content_index"] = 0.into();
+    }
+    if matches!(open.kind, Kind::Message) {
+        fields["logprobs"] = json!([]);
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(telling: &mut Telling, heard: Vec<ChatEvent>) -> Vec<Value> {
+        heard.into_iter().flat_map(|heard| telling.told(Ok(heard)).0).collect()
+    }
+
+    #[test]
+    fn each_item_is_added_told_and_done_in_order() {
+        let mut telling = Telling::new(json!({"id": "resp_1"}));
+        let mut events = telling.begin();
+        events.extend(told(
+            &mut telling,
+            vec![
+                ChatEvent::Reasoning("hm".to_owned()),
+                ChatEvent::Text("y".to_owned()),
+                ChatEvent::Text("es".to_owned()),
+                ChatEvent::ToolCall(ToolCallEvent::Begin { index: 0, id: "a".to_owned(), name: "f".to_owned() }),
+                ChatEvent::ToolCall(ToolCallEvent::Arguments { index: 0, json: "{}".to_owned() }),
+                ChatEvent::ToolCall(ToolCallEvent::End { index: 0, is_whole: true }),
+                ChatEvent::done("yes", FinishReason::ToolCalls, Usage::default()),
+            ],
+        ));
+        let kinds: Vec<_> = events.iter().filter_map(|told| told["type"].as_str()?.strip_prefix("response.")).collect();
+        assert_eq!(
+            kinds,
+            [
+                "created",
+                "in_progress",
+                "output_item.added",
+                "content_part.added",
+                "reasoning_text.delta",
+                "reasoning_text.done",
+                "content_part.done",
+                "output_item.done",
+                "output_item.added",
+                "content_part.added",
+                "output_text.delta",
+                "output_text.delta",
+                "output_text.done",
+                "content_part.done",
+                "output_item.done",
+                "output_item.added",
+                "function_call_arguments.delta",
+                "function_call_arguments.done",
+                "output_item.done",
+                "completed",
+            ]
+        );
+        let numbers: Vec<_> = events.iter().filter_map(|told| told["sequence_number"].as_u64()).collect();
+        assert!(numbers.iter().copied().eq(0..20), "{numbers:?}");
+        assert_eq!(events[9]["output_index"], 1);
+        assert_eq!(telling.response["output"][1]["content"][0]["text"], "yes");
+        assert_eq!(telling.response["output"][2]["arguments"], "{}");
+    }
+
+    #[test]
+    fn a_cut_reply_is_incomplete_and_a_broken_one_has_failed() {
+        let mut cut = Telling::new(json!({}));
+        let events = told(
+            &mut cut,
+            vec![ChatEvent::Text("ye".to_owned()), ChatEvent::done("ye", FinishReason::Length, Usage::default())],
+        );
+        assert_eq!(events.last().expect("an end")["type"], "response.incomplete");
+        assert_eq!(cut.response["incomplete_details"]["reason"], "max_output_tokens");
+        assert_eq!(cut.response["output"][0]["status"], "incomplete");
+        let mut broken = Telling::new(json!({}));
+        let (events, is_last) = broken.told(Err(ChatError::Stopped { reason: "it died".into() }));
+        assert!(is_last);
+        assert_eq!(events[0]["response"]["error"]["code"], "server_error");
+    }
+}
