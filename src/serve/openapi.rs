@@ -11,7 +11,7 @@ use super::{
     neighbour::{Drill, Taken},
     openai::{
         chat_chunks::Chunk, chat_request::ChatFields, chat_whole::Completion, completion_request::CompletionFields,
-        completions::Completion as TextCompletion, sampling::Sampling,
+        completions::Completion as TextCompletion, responses::request::Fields, sampling::Sampling,
     },
     tokens::{DetokenizeRequest, Detokenized, TokenizeFields, Tokenized},
 };
@@ -32,8 +32,11 @@ fn made() -> Value {
     let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
     let text = pages.schema::<TextCompletion<'_>>();
     pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
+    let asked = pages.schema::<Fields>();
+    let object = || json!({"type": "object"});
+    pages.post("/v1/responses", "Answers, and keeps the answer in memory", asked, object(), Some(object()));
     let message = pages.schema::<MessagesRequest>();
-    let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));
+    let (answer, count) = (object(), object());
     pages.post(
         "/v1/messages",
         "Anthropic's messages, whole or streamed",

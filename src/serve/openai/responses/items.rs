@@ -1,5 +1,6 @@
 //! The items of a conversation, and the turns that they are.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -15,7 +16,7 @@ use crate::{
 };
 
 /// An item: of which kind, and the fields of that kind.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Item {
     /// `message` where there is none.
     #[serde(rename = "type")]
@@ -29,7 +30,8 @@ pub(in crate::serve) struct Item {
     output: Option<Listed<Part>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesPart")]
 struct Part {
     #[serde(rename = "type")]
     kind: String,
