@@ -30,11 +30,11 @@
 //! ```
 //!
 //! [`Runtime`] holds one device, its ledger and its models. [`LoadOptions`] sets how large inputs may be and how much
-//! memory a model takes. [`ModelHandle`] answers [`Chat`]s with [`Reply`]s. [`Budget`] leases memory to your own code,
-//! which turns it into a [`Segment`]. Sizes are [`Bytes`]; text is counted in the model's tokens and pictures in
-//! patches (14 x 14 pixels in Qwen2.5-VL). Handles are `Clone + Send + 'static`. Everything needs a multi-threaded
-//! tokio runtime. In a debug build, set `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to
-//! reach READY.
+//! memory a model takes. [`ModelHandle`] answers [`Chat`]s with [`Reply`]s, tells a chat's [`Prompt`] without a reply,
+//! and has the model's [`ModelFacts`]. [`Budget`] leases memory to your own code, which turns it into a [`Segment`].
+//! Sizes are [`Bytes`]; text is counted in the model's tokens and pictures in patches (14 x 14 pixels in Qwen2.5-VL).
+//! Handles are `Clone + Send + 'static`. Everything needs a multi-threaded tokio runtime. In a debug build, set
+//! `[profile.dev.package."*"] opt-level = 2`: without it a CPU takes minutes to reach READY.
 //!
 //! Errors are enums: each names the limit and the value, and its [`Hint`] says what to change.
 //!

@@ -60,7 +60,9 @@ async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>)
     match loading.await {
         Ok(Ok(())) => std::future::pending().await,
         Ok(Err(failure)) => Err(failure),
-        Err(died) => Err(Failure { error: died.to_string(), hint: "this is a bug in Bursar; please report it".to_owned() }),
+        Err(died) => {
+            Err(Failure { error: died.to_string(), hint: "this is a bug in Bursar; please report it".to_owned() })
+        }
     }
 }
 

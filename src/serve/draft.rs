@@ -4,7 +4,7 @@ use super::{
     error::ApiError,
     media::{self, Link, Seen},
     openai::turns::{self, Read},
-    options::ServeOptions,
+    service::Shared,
 };
 use crate::{Chat, Content, Role};
 
@@ -56,7 +56,7 @@ impl Draft {
 }
 
 /// The conversation, once all that it shows has been read.
-pub(super) async fn chat(drafts: Vec<Draft>, options: &ServeOptions) -> Result<Chat, ApiError> {
+pub(super) async fn chat(drafts: Vec<Draft>, shared: &Shared) -> Result<Chat, ApiError> {
     let mut links = Vec::new();
     let mut said = Vec::new();
     for draft in drafts {
@@ -70,7 +70,7 @@ pub(super) async fn chat(drafts: Vec<Draft>, options: &ServeOptions) -> Result<C
         let pieces: Vec<_> = pieces.collect();
         said.push((draft.role, pieces, draft.calls, draft.result_of));
     }
-    let mut seen = media::read(links, options).await?.into_iter().map(|seen| match seen {
+    let mut seen = media::read(links, shared).await?.into_iter().map(|seen| match seen {
         Seen::Picture(picture) => Content::Image(picture),
         Seen::Film(film) => Content::Video(film),
     });

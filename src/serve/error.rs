@@ -18,6 +18,12 @@ const LOADING_SECONDS: u64 = 2;
 #[derive(Clone, Debug)]
 pub(super) struct ApiError {
     pub(super) status: StatusCode,
+    told: Box<Told>,
+}
+
+/// What is told with the status.
+#[derive(Clone, Debug, Default)]
+struct Told {
     /// OpenAI's `type`.
     kind: &'static str,
     /// OpenAI's `code`.
@@ -38,14 +44,14 @@ pub(super) enum Shape {
 
 impl ApiError {
     pub(super) fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let message = message.into();
-        ApiError { status, kind, code: None, param: None, message, hint: String::new(), retry_after: None }
+        ApiError { status, told: Box::new(Told { kind, message: message.into(), ..Told::default() }) }
     }
 
     /// A field is wrong.
     pub(super) fn invalid(param: impl Into<String>, message: impl Into<String>) -> Self {
-        let error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
-        ApiError { param: Some(param.into()), ..error }
+        let mut error = ApiError::new(StatusCode::BAD_REQUEST, "invalid_request_error", message);
+        error.told.param = Some(param.into());
+        error
     }
 
     /// There is no such thing.
@@ -68,27 +74,31 @@ impl ApiError {
         ApiError::unavailable(message).after(LOADING_SECONDS)
     }
 
-    pub(super) fn code(self, code: &'static str) -> Self {
-        ApiError { code: Some(code), ..self }
+    pub(super) fn code(mut self, code: &'static str) -> Self {
+        self.told.code = Some(code);
+        self
     }
 
-    pub(super) fn hint(self, hint: impl Into<String>) -> Self {
-        ApiError { hint: hint.into(), ..self }
+    pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.told.hint = hint.into();
+        self
     }
 
-    fn after(self, seconds: u64) -> Self {
-        ApiError { retry_after: Some(seconds), ..self }
+    fn after(mut self, seconds: u64) -> Self {
+        self.told.retry_after = Some(seconds);
+        self
     }
 
     /// The body of the answer, and of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
-        let message = match self.hint.is_empty() {
-            true => self.message.clone(),
-            false => format!("{} ({})", self.message, self.hint),
+        let Told { kind, code, param, message, hint, .. } = &*self.told;
+        let message = match hint.is_empty() {
+            true => message.clone(),
+            false => format!("{message} ({hint})"),
         };
         match shape {
             Shape::OpenAi => json!({"error": {
-                "message": message, "type": self.kind, "param": self.param, "code": self.code,
+                "message": message, "type": kind, "param": param, "code": code,
             }}),
             Shape::Anthropic => json!({"type": "error", "error": {"type": self.anthropic_kind(), "message": message}}),
         }
@@ -111,7 +121,7 @@ impl ApiError {
     /// The answer keeps the error beside its body, so that another shape can be made of it.
     pub(super) fn response(&self, shape: Shape) -> Response {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
-        if let Some(seconds) = self.retry_after {
+        if let Some(seconds) = self.told.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
@@ -132,7 +142,13 @@ impl From<ChatError> for ApiError {
         }
         let hint = error.hint();
         let answer = match (&error, error.kind()) {
-            (ChatError::TooLong { .. }, _) => ApiError::invalid("messages", message).code("context_length_exceeded"),
+            // In OpenAI's words, which litellm and agents look for.
+            (ChatError::TooLong { tokens, limit }, _) => {
+                let told = format!(
+                    "this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens"
+                );
+                ApiError::invalid("messages", told).code("context_length_exceeded")
+            }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
             (_, ErrorKind::Busy) => ApiError::loading(message),

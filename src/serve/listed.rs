@@ -1,7 +1,8 @@
 //! Fields that clients send in two forms.
 
-use std::{fmt, marker::PhantomData};
+use std::{borrow::Cow, fmt, marker::PhantomData};
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
     de::{
@@ -36,6 +37,17 @@ impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Listed<T> {
     }
 }
 
+impl<T: JsonSchema> JsonSchema for Listed<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("TextOrListOf{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let items = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [{"type": "string"}, {"type": "array", "items": items}]})
+    }
+}
+
 /// An object, or a text alone in place of an object that has nothing else.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Wrapped<T>(pub(super) T);
@@ -59,5 +71,16 @@ impl<'de, T: Deserialize<'de> + From<String>> Deserialize<'de> for Wrapped<T> {
             }
         }
         deserializer.deserialize_any(Either(PhantomData))
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for Wrapped<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("TextOr{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let object = generator.subschema_for::<T>();
+        json_schema!({"anyOf": [{"type": "string"}, object]})
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
@@ -201,14 +201,18 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
             Ok((stream, _)) => return (stream, place),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
-                sleep(PAUSE).await;
+                sleep_until(Instant::now() + PAUSE).await;
             }
         }
     }
 }
 
 /// Serves one connection until it ends, or until its running request has ended when the server stops.
-async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, service: &Service, mut stopped: watch::Receiver<bool>) {
+async fn serve(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    service: &Service,
+    mut stopped: watch::Receiver<bool>,
+) {
     let options = service.options();
     let io = TokioIo::new(Patient::new(stream, options.body_time));
     let connection = http1::Builder::new()

@@ -7,14 +7,42 @@ use std::{
 
 use base64::{Engine, engine::general_purpose::STANDARD};
 use futures_util::{StreamExt, TryStreamExt, stream};
+use schemars::JsonSchema;
+use serde::Deserialize;
 
-use super::{error::ApiError, models::shortened, options::ServeOptions};
-use crate::{Hint, Image, ImageLimits, Video};
+use super::{error::ApiError, models::shortened, options::ServeOptions, service::Shared};
+use crate::{Hint, Image, ImageLimits, ModelFacts, Video};
 
 /// Links of one request that are read at once.
 const AT_ONCE: usize = 4;
 /// Frames a second of a video that does not say: what Qwen's processors sample.
 const USUAL_FPS: f64 = 2.0;
+
+/// What a request wants of its pictures' sizes, beside the model's own settings.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Sizes {
+    min_pixels: Option<u64>,
+    max_pixels: Option<u64>,
+    #[serde(alias = "max_num", alias = "max_patches")]
+    max_dynamic_patch: Option<u32>,
+}
+
+impl Sizes {
+    /// OpenAI's `detail: low`, whose pictures have 512 pixels a side, or what the model can if that is less.
+    pub(super) fn low(self, facts: &ModelFacts) -> Self {
+        const SIDE: u64 = 512;
+        let fits = facts.picture_pixels.as_ref().map(|range| (SIDE * SIDE).clamp(*range.start(), *range.end()));
+        Sizes { max_pixels: self.max_pixels.or(fits), ..self }
+    }
+
+    fn apply(self, mut picture: Image) -> Image {
+        if self.min_pixels.is_some() || self.max_pixels.is_some() {
+            picture = picture.within_pixels(self.min_pixels, self.max_pixels);
+        }
+        self.max_dynamic_patch.into_iter().fold(picture, Image::within_tiles)
+    }
+}
 
 /// What was found at a link.
 pub(super) enum Seen {
@@ -27,6 +55,7 @@ pub(super) struct Link {
     /// The field that it stands in.
     param: String,
     what: What,
+    sizes: Sizes,
 }
 
 enum What {
@@ -44,15 +73,15 @@ enum Place {
 }
 
 impl Link {
-    pub(super) fn picture(param: String, url: &str) -> Result<Self, ApiError> {
+    pub(super) fn picture(param: String, url: &str, sizes: Sizes) -> Result<Self, ApiError> {
         let place = place(&param, url)?;
-        Ok(Link { param, what: What::Picture(place) })
+        Ok(Link { param, what: What::Picture(place), sizes })
     }
 
     /// A picture that is in the request, in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
         let place = decoded(&param, data)?;
-        Ok(Link { param, what: What::Picture(place) })
+        Ok(Link { param, what: What::Picture(place), sizes: Sizes::default() })
     }
 
     /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
@@ -60,23 +89,24 @@ impl Link {
         let fps = fps.unwrap_or(USUAL_FPS);
         if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
-            return Ok(Link { what: What::Film(frames?, fps), param });
+            return Ok(Link { what: What::Film(frames?, fps), param, sizes: Sizes::default() });
         }
         match place(&param, url)? {
-            folder @ Place::File(_) => Ok(Link { param, what: What::Folder(folder, fps) }),
+            folder @ Place::File(_) => Ok(Link { param, what: What::Folder(folder, fps), sizes: Sizes::default() }),
             Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
         }
     }
 
     pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
         let places: Result<Vec<_>, _> = frames.iter().map(|frame| place(&param, frame)).collect();
-        Ok(Link { what: What::Film(places?, fps.unwrap_or(USUAL_FPS)), param })
+        Ok(Link { what: What::Film(places?, fps.unwrap_or(USUAL_FPS)), param, sizes: Sizes::default() })
     }
 }
 
 fn no_film(param: &str) -> ApiError {
-    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server")
-        .hint("send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root")
+    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server").hint(
+        "send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root",
+    )
 }
 
 fn place(param: &str, url: &str) -> Result<Place, ApiError> {
@@ -108,24 +138,24 @@ fn decoded(param: &str, text: &str) -> Result<Place, ApiError> {
 }
 
 /// Reads all links, a few at a time.
-pub(super) async fn read(links: Vec<Link>, options: &ServeOptions) -> Result<Vec<Seen>, ApiError> {
-    stream::iter(links).map(|link| see(link, options)).buffered(AT_ONCE).try_collect().await
+pub(super) async fn read(links: Vec<Link>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
+    stream::iter(links).map(|link| see(link, shared)).buffered(AT_ONCE).try_collect().await
 }
 
-async fn see(link: Link, options: &ServeOptions) -> Result<Seen, ApiError> {
-    let Link { param, what } = link;
+async fn see(link: Link, shared: &Shared) -> Result<Seen, ApiError> {
+    let Link { param, what, sizes } = link;
     match what {
-        What::Picture(place) => Ok(Seen::Picture(picture(place, &param, options).await?)),
+        What::Picture(place) => Ok(Seen::Picture(sizes.apply(picture(place, &param, shared).await?))),
         What::Film(places, fps) => {
             let mut frames = Vec::with_capacity(places.len());
             for place in places {
-                frames.push(picture(place, &param, options).await?);
+                frames.push(picture(place, &param, shared).await?);
             }
             Ok(Seen::Film(Video::from_frames(frames, fps)))
         }
         What::Folder(place, fps) => match place {
             Place::File(name) => {
-                let folder = allowed_file(&name, &param, options)?;
+                let folder = allowed_file(&name, &param, &shared.options)?;
                 let frames = blocking(param, move |param| frames_of(&folder, param)).await?;
                 Ok(Seen::Film(Video::from_frames(frames, fps)))
             }
@@ -134,19 +164,19 @@ async fn see(link: Link, options: &ServeOptions) -> Result<Seen, ApiError> {
     }
 }
 
-async fn picture(place: Place, param: &str, options: &ServeOptions) -> Result<Image, ApiError> {
+async fn picture(place: Place, param: &str, shared: &Shared) -> Result<Image, ApiError> {
     match place {
         Place::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
         Place::File(name) => {
-            let file = allowed_file(&name, param, options)?;
-            let limits = ImageLimits { bytes_max: options.body_bytes, ..ImageLimits::default() };
-            let open = move |param: &str| Image::open_within(&file, &limits).map_err(|error| {
-                ApiError::invalid(param, error.to_string()).hint(error.hint())
-            });
+            let file = allowed_file(&name, param, &shared.options)?;
+            let limits = ImageLimits { bytes_max: shared.options.body_bytes, ..ImageLimits::default() };
+            let open = move |param: &str| {
+                Image::open_within(&file, &limits)
+                    .map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()))
+            };
             blocking(param.to_owned(), open).await
         }
-        Place::Url(url) => Err(ApiError::invalid(param, format!("`{}` is not fetched", shortened(&url)))
-            .hint("this server fetches nothing; send a data URI")),
+        Place::Url(url) => Ok(Image::from_bytes(shared.fetcher.fetch(&url, param).await?)),
     }
 }
 
@@ -163,7 +193,10 @@ async fn blocking<T: Send + 'static>(
 fn allowed_file(name: &str, param: &str, options: &ServeOptions) -> Result<PathBuf, ApiError> {
     let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
     let Some(root) = &options.media_root else {
-        return Err(refused("this server reads no files for its clients", "send a data URI, or start it with --media-root"));
+        return Err(refused(
+            "this server reads no files for its clients",
+            "send a data URI, or start it with --media-root",
+        ));
     };
     let outside = || refused("the file is not in the server's media root", "name a file below it");
     let root = root.canonicalize().map_err(|_| outside())?;

@@ -40,7 +40,9 @@ async fn told(shared: &Shared) -> Result<Value, ApiError> {
         }));
     }
     let device = shared.runtime.device();
-    Ok(json!({"device": device.name(), "is_host_memory": device.is_host_memory(), "budget": snapshot, "models": models}))
+    Ok(
+        json!({"device": device.name(), "is_host_memory": device.is_host_memory(), "budget": snapshot, "models": models}),
+    )
 }
 
 /// `GET /v1/budget/events`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first the latest.

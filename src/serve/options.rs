@@ -35,6 +35,9 @@ pub struct ServeOptions {
     pub responses_bytes: Bytes,
     /// Hosts that pictures may be fetched from, such as `example.org` or `example.org:8443`. None by default.
     pub url_hosts: Vec<String>,
+    /// Whether these hosts may have private addresses, such as those of a company's own network. Not by default: a name
+    /// that anybody controls may point at the server's neighbours.
+    pub private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures and videos may name files of. None by default.
     pub media_root: Option<PathBuf>,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
@@ -68,9 +71,9 @@ impl Default for ServeOptions {
             responses: 1024,
             responses_bytes: Bytes::mib(256),
             url_hosts: Vec::new(),
+            private_url_hosts: false,
             media_root: None,
             origins: Vec::new(),
         }
     }
 }
-

@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    time::{Instant, Sleep, sleep},
+    time::{Instant, Sleep, sleep_until},
 };
 
 /// A connection that breaks when its client takes nothing for too long: a stopped reader would hold its reply's memory.
@@ -31,11 +31,7 @@ impl<S> Patient<S> {
             return written;
         }
         let until = Instant::now() + self.patience;
-        let wait = self.waits.get_or_insert_with(|| {
-            let mut wait = Box::pin(sleep(Duration::ZERO));
-            wait.as_mut().reset(until);
-            wait
-        });
+        let wait = self.waits.get_or_insert_with(|| Box::pin(sleep_until(until)));
         match wait.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
             Poll::Pending => Poll::Pending,
@@ -97,7 +93,7 @@ mod tests {
         let writing = tokio::spawn(async move { ours.write_all(b"twelve bytes").await });
         let mut heard = [0; 4];
         for _ in 0..2 {
-            sleep(Duration::from_secs(9)).await;
+            sleep_until(Instant::now() + Duration::from_secs(9)).await;
             theirs.read_exact(&mut heard).await.expect("it is there");
         }
         assert!(writing.await.expect("it ends").is_ok(), "each wait was shorter");

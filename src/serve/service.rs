@@ -26,12 +26,15 @@ use super::{
     anthropic,
     body::Bodies,
     error::{ApiError, Shape},
+    fetch::Fetcher,
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
+    neighbour,
     openai::{self, responses::store::Responses},
+    openapi,
     options::ServeOptions,
-    tokens,
+    page, tokens,
 };
 use crate::{ModelHandle, Runtime};
 
@@ -53,9 +56,12 @@ pub(super) struct Shared {
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
     pub(super) responses: Responses,
+    pub(super) fetcher: Fetcher,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
+    /// Held by the one neighbour of a drill.
+    pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
 }
 
@@ -77,16 +83,18 @@ impl Service {
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
-        let (models, is_ending) = (Models::default(), AtomicBool::new(false));
+        let (models, fetcher, is_ending) = (Models::default(), Fetcher::new(&options), AtomicBool::new(false));
         let shared = Shared {
             runtime: runtime.clone(),
             models,
             options,
             bodies,
             responses,
+            fetcher,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
+            neighbour: Arc::default(),
             is_ending,
         };
         Service { shared: Arc::new(shared) }
@@ -134,6 +142,7 @@ impl Service {
             .route("/detokenize", post(tokens::detokenize))
             .route("/v1/budget", get(memory::snapshot))
             .route("/v1/budget/events", get(memory::events))
+            .route("/v1/budget/neighbour", get(neighbour::shown).post(neighbour::drill))
             .route("/v1/embeddings", any(unserved))
             .route("/v1/audio/{*rest}", any(unserved))
             .route("/v1/images/{*rest}", any(unserved))
@@ -142,11 +151,15 @@ impl Service {
             .route("/v1/score", any(unserved))
             .route_layer(middleware::from_fn_with_state(self.shared.clone(), admitted));
         let open = Router::new()
+            .route("/", get(page::html))
+            .route("/page.css", get(page::style))
+            .route("/page.js", get(page::script))
             .route("/health", get(health::ready))
             .route("/health/ready", get(health::ready))
             .route("/health/live", get(health::live))
             .route("/ping", get(health::live))
             .route("/version", get(health::version))
+            .route("/openapi.json", get(openapi::document))
             .route("/metrics", get(health::metrics));
         let routes = guarded.merge(open).fallback(missing).method_not_allowed_fallback(wrong_method);
         let routes = match self.shared.options.origins.is_empty() {
@@ -188,7 +201,9 @@ async fn named(request: Request, next: Next) -> Response {
     let span = tracing::info_span!("http", request_id = %name);
     let response = next.run(request).instrument(span.clone()).await;
     let mut response = shaped(response, shape);
-    span.in_scope(|| tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"));
+    span.in_scope(
+        || tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"),
+    );
     if let Ok(value) = HeaderValue::from_str(&name) {
         if shape == Shape::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());
@@ -219,7 +234,10 @@ fn cors(origins: &[String]) -> CorsLayer {
         true => AllowOrigin::any(),
         false => AllowOrigin::list(origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok())),
     };
-    CorsLayer::new().allow_origin(allowed).allow_methods([Method::GET, Method::POST, Method::DELETE]).allow_headers(tower_http::cors::Any)
+    CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
+        .allow_headers(tower_http::cors::Any)
 }
 
 async fn missing(request: Request) -> Response {
@@ -228,7 +246,8 @@ async fn missing(request: Request) -> Response {
 }
 
 async fn unserved(request: Request) -> Response {
-    let told = format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
+    let told =
+        format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
     ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").into_response()
 }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::{Json, extract::State};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -18,8 +19,8 @@ pub(super) struct TokenizeRequest {
     chat: Option<ChatFields>,
 }
 
-#[derive(Deserialize)]
-struct TokenizeFields {
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct TokenizeFields {
     model: Option<String>,
     prompt: Option<String>,
     add_special_tokens: Option<bool>,
@@ -34,7 +35,7 @@ impl FromJson for TokenizeRequest {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Tokenized {
     count: usize,
     max_model_len: usize,
@@ -50,7 +51,7 @@ pub(super) async fn tokenize(
     let (_, model) = shared.models.ready(fields.model.as_deref())?;
     let tokens = match (fields.prompt, chat) {
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
-        (None, Some(chat)) => model.prompt_of(chat::chat(chat, &shared).await?).await?.token_ids,
+        (None, Some(chat)) => model.prompt_of(chat::chat(chat, &model, &shared).await?).await?.token_ids,
         (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("or send `messages`")),
     };
     let token_strs = match fields.return_token_strs.unwrap_or_default() {
@@ -61,7 +62,7 @@ pub(super) async fn tokenize(
     Ok(Json(Tokenized { count: tokens.len(), max_model_len, tokens, token_strs }))
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct DetokenizeRequest {
     model: Option<String>,
     tokens: Vec<u32>,
@@ -73,7 +74,7 @@ impl FromJson for DetokenizeRequest {
     }
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct Detokenized {
     prompt: String,
 }

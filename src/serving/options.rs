@@ -63,6 +63,12 @@ pub struct Options {
     #[arg(long, alias = "ssl-keyfile", value_name = "FILE", requires = "tls_certificates", help_heading = "Clients")]
     tls_key: Option<PathBuf>,
 
+    /// A host that pictures may be fetched from, such as example.org or example.org:8443. May be given several times.
+    #[arg(long, alias = "allowed-media-domains", value_name = "HOST", num_args = 1.., help_heading = "Pictures")]
+    allow_url_host: Vec<String>,
+    /// These hosts may have private addresses, such as those of a company's own network.
+    #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
+    allow_private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures may name files of.
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
@@ -147,6 +153,8 @@ impl Options {
             connections: self.connections.unwrap_or(usual.connections),
             streams_per_key: self.streams_per_key,
             drain: self.drain.map_or(usual.drain, Duration::from_secs),
+            url_hosts: self.allow_url_host.clone(),
+            private_url_hosts: self.allow_private_url_hosts,
             media_root: self.media_root.clone(),
             origins: self.allow_origin.clone(),
             ..usual

@@ -28,6 +28,8 @@ mod recorded_chats;
 mod refusals;
 mod requests;
 mod rules;
+#[cfg(feature = "serve")]
+mod serve;
 mod sessions;
 mod slow_device;
 mod stage;

@@ -191,6 +191,40 @@ fn every_kind_of_picture_the_reference_reads_is_read() {
 }
 
 #[test]
+fn a_picture_has_the_pixels_that_its_chat_gives_it() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let before = stage.snapshot().await;
+        let drawn = RgbImage::from_fn(190, 130, |x, y| Rgb([(x * 5) as u8, (y * 3) as u8, (x ^ y) as u8]));
+        let drawn = || Image::from_bytes(png(&drawn));
+        let chat = |image: Image| text("What?").image(image).max_tokens(8);
+        let whole = ask(&stage.model, chat(drawn())).await.expect("it answers");
+        let same = ask(&stage.model, chat(drawn().within_pixels(None, Some(64 * 196)))).await.expect("it answers");
+        assert!(same.cached_tokens > whole.usage.picture_tokens, "it has the size that it had: {same:?}");
+        assert_eq!(same.text, whole.text);
+        let coarse = ask(&stage.model, chat(drawn().within_pixels(None, Some(4 * 784)))).await.expect("it answers");
+        assert!(coarse.usage.picture_tokens <= 4 && whole.usage.picture_tokens > 4, "{coarse:?}");
+        let placeholder = stage.model.serving().await.expect("it serves").context.family.image_token();
+        let prompt = stage.model.prompt_of(chat(drawn())).await.expect("a prompt").token_ids;
+        let place = prompt.iter().position(|id| Some(*id) == placeholder).expect("a picture");
+        assert!(coarse.cached_tokens <= place, "no block of the other is taken for it: {coarse:?}, {place}");
+        let again = ask(&stage.model, chat(drawn())).await.expect("it answers");
+        assert_eq!((again.text, again.cached_tokens), (whole.text, same.cached_tokens), "nor the other way round");
+        for (image, limit) in [
+            (drawn().within_pixels(None, Some(64 * 196 + 1)), "`max_pixels` is 12545, at most 12544"),
+            (drawn().within_pixels(None, Some(783)), "`max_pixels` is 783, the least possible is 784"),
+            (drawn().within_pixels(Some(9000), Some(8000)), "`min_pixels` is 9000, at most 8000"),
+            (drawn().within_tiles(2), "`tiles` cannot be followed"),
+        ] {
+            let error = ask(&stage.model, chat(image)).await.expect_err("it is refused");
+            assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error:?}");
+            assert!(error.to_string().contains(limit) && !error.hint().is_empty(), "{error}");
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
 fn host_memory_for_pictures_is_leased_and_bounded() {
     story(async {
         // A picture of 800 x 600 takes about 4 MB of host memory: two fit at a time, eight do not.

@@ -164,12 +164,14 @@ fn a_models_facts_are_those_of_its_folder_and_envelope() {
         assert_eq!(facts.context_tokens, context.envelope.context_tokens);
         assert_eq!((facts.pictures, facts.video_frames), (context.envelope.pictures, context.envelope.video_frames));
         assert!(facts.shows_tools && facts.reply_format.tools == bursar::ToolFormat::Hermes, "{facts:?}");
+        assert_eq!((facts.picture_pixels, facts.picture_tiles), (Some(784..=64 * 196), None));
         // One without pictures.
         let runtime = runtime_on(&device()).await;
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
         let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
         let facts = text_only.facts().await.expect("it serves");
         assert_eq!((facts.pictures, facts.video_frames), (0, 0), "{facts:?}");
+        assert_eq!((facts.picture_pixels, facts.picture_tiles), (None, None));
         runtime.shutdown().await;
     });
 }

@@ -18,8 +18,8 @@ pub enum ChatError {
     /// The chat has no turn.
     #[error("the chat has no turn")]
     Empty,
-    /// The chat has tokens, and also turns or tools that only a template could turn into tokens.
-    #[error("the chat is given as tokens, but has turns or tools too")]
+    /// The chat has tokens, and also turns, tools or settings that only a template could follow.
+    #[error("the chat is given as tokens, but has turns, tools or settings of the template too")]
     TokensAndTurns,
     /// As many requests are running or waiting as allowed.
     #[error("{limit} requests are running or waiting already")]

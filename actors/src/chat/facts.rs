@@ -1,5 +1,7 @@
 //! What a caller may want to know of a model before asking it.
 
+use std::ops::RangeInclusive;
+
 use bursar_model::{
     flow::{Grid, LayoutError, VisualGrid},
     text::{ReplyFormat, TemplateInputs},
@@ -20,6 +22,12 @@ pub struct ModelFacts {
     pub vocabulary: usize,
     /// The most pictures of a chat; 0 if the model takes none.
     pub pictures: usize,
+    /// What [`Image::within_pixels`](super::Image::within_pixels) may ask for as the most, in pixels. None if the
+    /// model takes no pictures, or resizes none.
+    pub picture_pixels: Option<RangeInclusive<u64>>,
+    /// The most that [`Image::within_tiles`](super::Image::within_tiles) may ask for. None if the model's pictures are
+    /// in one piece.
+    pub picture_tiles: Option<u32>,
     /// The most frames of a chat's videos; 0 if the model takes none.
     pub video_frames: usize,
     /// Whether its chat template shows tools to it.
@@ -40,11 +48,15 @@ impl ModelHandle {
         let inputs = TemplateInputs { tools: Some(Vec::new()), ..TemplateInputs::default() };
         let template = context.prompts.template();
         let (pictures, videos) = takes(context);
+        let processor = context.processors.as_ref().map(|processors| &processors.pictures);
+        let patches = context.envelope.picture_patches;
         Ok(ModelFacts {
             name: context.name.clone(),
             context_tokens: tokens_limit(context, serving.record.kv_tokens()),
             vocabulary: context.family.decoder().vocabulary,
             pictures: if pictures { context.envelope.pictures } else { 0 },
+            picture_pixels: processor.and_then(|processor| processor.own_pixels(patches)),
+            picture_tiles: processor.and_then(|processor| processor.own_tiles(patches)),
             video_frames: if videos { context.envelope.video_frames } else { 0 },
             // A checkpoint without a template has neither.
             shows_tools: template.shows_tools(&inputs).unwrap_or(false),

@@ -5,7 +5,7 @@ use std::{fmt, path::Path, sync::Arc};
 use bursar_budgets::Bytes;
 use bursar_model::{
     error::ImageError,
-    flow::{self, ImageBytes, ImageLimits, Visual},
+    flow::{self, ImageBytes, ImageLimits, PictureLimits, Visual},
     text::{Message, Part, ReplyFormat, Role},
 };
 
@@ -57,6 +57,32 @@ impl Image {
     /// A side is zero, or the number of bytes does not match.
     pub fn from_rgb(width: u32, height: u32, pixels: impl Into<Arc<[u8]>>) -> Result<Self, ImageError> {
         ImageBytes::from_rgb(width, height, pixels).map(Image)
+    }
+}
+
+/// Limits of one picture, instead of the settings of the model's processor.
+impl Image {
+    /// Resizes the picture to at least and at most this many pixels: `min_pixels` and `max_pixels` of transformers'
+    /// Qwen processors, and what OpenAI's `detail` asks for. Without a least number the model's own gives way to the
+    /// most. For a model whose pictures are tiles, the most counts the pixels of all tiles. A limit above what the
+    /// model's envelope allows, or that the model cannot follow, is refused when the model is asked.
+    ///
+    /// ```
+    /// use bursar_actors::chat::Image;
+    /// let picture = Image::from_bytes(bursar_model::demo::pictures()[0].bytes);
+    /// let coarse = picture.within_pixels(None, Some(512 * 512));
+    /// ```
+    pub fn within_pixels(self, min: Option<u64>, max: Option<u64>) -> Self {
+        let own = PictureLimits { pixels_min: min, pixels_max: max, ..self.0.own_limits() };
+        Image(self.0.within(own))
+    }
+
+    /// Cuts the picture into at most this many tiles, without its thumbnail: `max_patches` of transformers'
+    /// processor for InternVL, and `max_dynamic_patch` of its releases. Refused as above, and for a model whose
+    /// pictures are in one piece.
+    pub fn within_tiles(self, max: u32) -> Self {
+        let own = PictureLimits { tiles_max: Some(max), ..self.0.own_limits() };
+        Image(self.0.within(own))
     }
 }
 

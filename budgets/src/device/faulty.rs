@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory};
+use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostDevice};
 use crate::{Bytes, Fence, Timeline};
 
 /// A device that can be made to refuse memory. Until then it is the device that it wraps.
@@ -63,6 +63,10 @@ impl Device for FaultyDevice {
 
     fn is_host_memory(&self) -> bool {
         self.device.is_host_memory()
+    }
+
+    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
+        self.device.clone().as_host()
     }
 
     fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Condvar, Mutex, MutexGuard},
+    sync::{Arc, Condvar, Mutex, MutexGuard},
 };
 
 use serde::Serialize;
@@ -361,6 +361,10 @@ impl Device for HostDevice {
 
     fn is_host_memory(&self) -> bool {
         true
+    }
+
+    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
+        Some(self)
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {

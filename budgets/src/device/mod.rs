@@ -85,6 +85,11 @@ pub trait Device: Send + Sync + 'static {
     /// Whether the host can read and write its addresses.
     fn is_host_memory(&self) -> bool;
 
+    /// This device as host memory that stands in for a GPU, for drills.
+    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
+        None
+    }
+
     /// This device as a GPU, for the backend that launches kernels.
     fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
         None

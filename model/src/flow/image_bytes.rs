@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bursar_budgets::Bytes;
 
-use super::ImageError;
+use super::{ImageError, PictureLimits};
 
 /// A picture as file content (PNG, JPEG, WebP, the first frame of a GIF, BMP or TIFF) or as pixels. Cloning shares the
 /// bytes.
@@ -17,6 +17,7 @@ pub struct ImageBytes {
     /// Set if the bytes are pixels already.
     size: Option<PixelSize>,
     name: Option<Arc<str>>,
+    own: PictureLimits,
 }
 
 /// Width and height of decoded pixels.
@@ -45,7 +46,7 @@ impl fmt::Display for FileName {
 impl ImageBytes {
     /// Takes encoded bytes. Nothing is checked before [`probe`](Self::probe) or [`decode`](Self::decode).
     pub fn new(encoded: impl Into<Arc<[u8]>>) -> Self {
-        ImageBytes { bytes: encoded.into(), size: None, name: None }
+        ImageBytes { bytes: encoded.into(), size: None, name: None, own: PictureLimits::default() }
     }
 
     /// Takes decoded pixels, `[height, width, 3]` bytes of red, green and blue, rows from the top.
@@ -58,13 +59,23 @@ impl ImageBytes {
         match bytes.len() as u64 {
             _ if expected == 0 => Err(ImageError::Empty { width, height }),
             found if found != expected => Err(ImageError::PixelBytes { width, height, expected, found }),
-            _ => Ok(ImageBytes { bytes, size: Some(PixelSize { width, height }), name: None }),
+            _ => Ok(ImageBytes { size: Some(PixelSize { width, height }), ..ImageBytes::new(bytes) }),
         }
     }
 
     /// As [`new`](Self::new), with a name that errors and progress lines may show.
     pub fn named(encoded: impl Into<Arc<[u8]>>, name: impl Into<Arc<str>>) -> Self {
         ImageBytes { name: Some(name.into()), ..ImageBytes::new(encoded) }
+    }
+
+    /// The same picture with limits of its own.
+    pub fn within(self, own: PictureLimits) -> Self {
+        ImageBytes { own, ..self }
+    }
+
+    /// Its own limits.
+    pub fn own_limits(&self) -> PictureLimits {
+        self.own
     }
 
     /// Reads a file, at most `limits.bytes_max` bytes of it.

@@ -99,6 +99,34 @@ pub enum ImageError {
         /// Pixels of a merged patch's side.
         multiple: u32,
     },
+    /// A limit of the picture's own is below what any picture has.
+    #[error("the picture's own `{limit}` is {value}, the least possible is {least}")]
+    OwnLimitTooLow {
+        /// `min_pixels`, `max_pixels` or `tiles`.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+        /// The least value.
+        least: u64,
+    },
+    /// A limit of the picture's own is above what the envelope, or another of its limits, allows.
+    #[error("the picture's own `{limit}` is {value}, at most {most} is allowed")]
+    OwnLimitTooHigh {
+        /// `min_pixels`, `max_pixels` or `tiles`.
+        limit: &'static str,
+        /// Its value.
+        value: u64,
+        /// The most that is allowed.
+        most: u64,
+    },
+    /// A limit of the picture's own would change nothing.
+    #[error("the picture's own `{limit}` cannot be followed: {reason}")]
+    OwnLimitIdle {
+        /// `min_pixels`, `max_pixels` or `tiles`.
+        limit: &'static str,
+        /// Why.
+        reason: &'static str,
+    },
     /// The processor's settings give this picture no pixel, or more than can be counted.
     #[error("the processor's pixel limits give the {width} x {height} picture no usable size")]
     NoSize {
@@ -129,6 +157,16 @@ impl Hint for ImageError {
             ImageError::NotAMultiple { multiple, .. } => {
                 format!("scale the picture to multiples of {multiple}, or set `do_resize` to true")
             }
+            ImageError::OwnLimitTooLow { limit, least, .. } => {
+                format!("set the picture's `{limit}` to {least} or more")
+            }
+            ImageError::OwnLimitTooHigh { limit: limit @ "min_pixels", most, .. } => {
+                format!("set the picture's `{limit}` to {most} or less, or raise `max_pixels`")
+            }
+            ImageError::OwnLimitTooHigh { limit, most, .. } => {
+                format!("set the picture's `{limit}` to {most} or less, or raise `picture_patches`")
+            }
+            ImageError::OwnLimitIdle { limit, .. } => format!("leave the picture's `{limit}` out"),
             ImageError::NoSize { .. } => "raise `min_pixels` above zero in preprocessor_config.json".into(),
         }
     }
@@ -153,6 +191,10 @@ mod tests {
             (ImageError::AspectRatio { width, height, ratio: 3.0, ratio_max: 2.0 }, "over 2 times the other"),
             (ImageError::NotAMultiple { width, height, multiple: 28 }, "multiples of 28"),
             (ImageError::NoSize { width, height }, "raise `min_pixels`"),
+            (ImageError::OwnLimitTooLow { limit: "tiles", value: 0, least: 1 }, "`tiles` to 1 or more"),
+            (ImageError::OwnLimitTooHigh { limit: "min_pixels", value: 3, most: 2 }, "raise `max_pixels`"),
+            (ImageError::OwnLimitTooHigh { limit: "max_pixels", value: 3, most: 2 }, "raise `picture_patches`"),
+            (ImageError::OwnLimitIdle { limit: "tiles", reason: "none" }, "leave the picture's `tiles` out"),
         ];
         for (error, change) in refusals {
             assert!(error.hint().contains(change), "{error:?}: {}", error.hint());

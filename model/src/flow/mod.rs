@@ -5,6 +5,7 @@
 
 pub mod image_bytes;
 mod image_error;
+mod picture_limits;
 mod prefix_key;
 mod prompt_layout;
 pub mod resized_image;
@@ -17,6 +18,7 @@ pub mod video;
 
 pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
 pub use image_error::ImageError;
+pub use picture_limits::PictureLimits;
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};
 pub use resized_image::{Grid, Levels, PictureHash, ResizedImage};

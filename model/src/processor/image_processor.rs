@@ -115,7 +115,8 @@ impl ImageProcessor {
         }
     }
 
-    fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<PicturePlan, ImageError> {
+    /// The plan of a picture in tiles, at most `tiles_max` with the thumbnail.
+    pub(super) fn plan_tiles(&self, source: Size, tiling: Tiling, tiles_max: u64) -> Result<PicturePlan, ImageError> {
         let tiles = tiling.choose(source, tiles_max)?;
         let resized = Size { width: tiles.columns * tiling.side, height: tiles.rows * tiling.side };
         let of_tile = tiling.side / self.config.patch_size;
@@ -181,14 +182,24 @@ impl ImageProcessor {
     /// As [`plan`](Self::plan).
     pub fn process_tiles(&self, picture: &RgbImage) -> Result<Vec<ProcessedPicture>, ImageError> {
         let plan = self.plan(picture.width(), picture.height())?;
+        Ok(self.process_planned(picture, &plan))
+    }
+
+    /// As [`process_tiles`](Self::process_tiles), for a picture that has been planned.
+    ///
+    /// # Panics
+    /// If the plan is that of a picture of another size.
+    pub fn process_planned(&self, picture: &RgbImage, plan: &PicturePlan) -> Vec<ProcessedPicture> {
+        let (width, height) = (picture.width(), picture.height());
+        assert_eq!(Size { width, height }, plan.source, "a picture has the size that its header says");
         let whole = self.resize_to(picture, plan.resized);
-        let Some(tiles) = plan.tiles else { return Ok(vec![self.process_step(vec![whole], &plan)]) };
+        let Some(tiles) = plan.tiles else { return vec![self.process_step(vec![whole], plan)] };
         let size = plan.tile_size(tiles);
         let places = (0..tiles.rows).flat_map(|row| (0..tiles.columns).map(move |column| (column, row)));
         let mut cut: Vec<_> = places.map(|(column, row)| tile(&whole, size, column, row)).collect();
         drop(whole);
         cut.extend(tiles.has_thumbnail.then(|| self.resize_to(picture, size)));
-        Ok(cut.into_iter().map(|tile| self.process_step(vec![tile], &plan)).collect())
+        cut.into_iter().map(|tile| self.process_step(vec![tile], plan)).collect()
     }
 
     /// Resizes a frame to the size of its video's plan.

@@ -11,6 +11,7 @@ pub(crate) mod error;
 mod gif_frame;
 pub mod header;
 pub mod image_processor;
+mod own_limits;
 pub mod resample;
 pub mod smart_resize;
 mod tiff_header;

@@ -87,6 +87,10 @@ impl VideoProcessor {
         };
         let (mut first, mut costs) = (None, Vec::with_capacity(video.frames().len()));
         for (frame, bytes) in video.frames().iter().enumerate() {
+            if let Some(limit) = bytes.own_limits().first() {
+                let reason = "the frames of a video have one size";
+                return Err(of_frame(frame)(ImageError::OwnLimitIdle { limit, reason }));
+            }
             let header = bytes.probe(limits).map_err(of_frame(frame))?;
             check_size(frame, Size { width: header.width, height: header.height }, &mut first)?;
             costs.push(header.cost);

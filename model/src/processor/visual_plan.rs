@@ -5,6 +5,7 @@ use bursar_budgets::Bytes;
 use super::error::{VideoError, VisualError};
 use super::header::DecodeCost;
 use super::image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
+use super::smart_resize::Size;
 use super::video_processor::{VideoPlan, VideoProcessor};
 use crate::Envelope;
 use crate::flow::{ImageBytes, ImageLimits, Video, Visual, VisualGrid};
@@ -196,9 +197,10 @@ impl VisualProcessors {
     ) -> Result<VisualPlan, VisualError> {
         let error = |source| VisualError::Picture { index, file: picture.file_name(), source };
         let header = picture.probe(limits.image).map_err(error)?;
-        let plan = self.pictures.plan(header.width, header.height).map_err(error)?;
+        let (source, limit) = (Size { width: header.width, height: header.height }, limits.envelope.picture_patches);
+        let plan = self.pictures.plan_own(source, picture.own_limits(), limit).map_err(error)?;
         // Resizing can leave a very thin picture larger than the limit.
-        let (patches, limit) = (plan.patches, limits.envelope.picture_patches);
+        let patches = plan.patches;
         if patches > limit {
             return Err(VisualError::PictureTooLarge { index, file: picture.file_name(), patches, limit });
         }
@@ -216,8 +218,8 @@ impl VisualProcessors {
         let mut processed = Vec::new();
         for plan in plans {
             match plan {
-                VisualPlan::Image { picture, .. } => {
-                    let whole = picture.decode(limits).and_then(|decoded| self.pictures.process_tiles(&decoded));
+                VisualPlan::Image { picture, plan, .. } => {
+                    let whole = picture.decode(limits).map(|decoded| self.pictures.process_planned(&decoded, plan));
                     let (index, file) = (pictures, picture.file_name());
                     processed.extend(whole.map_err(|source| VisualError::Picture { index, file, source })?);
                     pictures += 1;

@@ -174,7 +174,7 @@ mod tests {
             ReasoningFormat::ThinkTags.continuing(&turn, end)
         };
         let (text, thought) = (|text: &str| Part::Text(text.into()), Part::Reasoning("Hm".into()));
-        assert_eq!(continuing(&[thought.clone()], "<think>\nHm"), Thinking::Begun);
+        assert_eq!(continuing(std::slice::from_ref(&thought), "<think>\nHm"), Thinking::Begun);
         assert_eq!(continuing(&[thought, text("So")], "\n</think>\n\nSo"), Thinking::Off);
         assert_eq!(continuing(&[text("So")], "So"), Thinking::Off);
         assert_eq!(continuing(&[text("<think>\nHm")], "<think>\nHm"), Thinking::Begun, "its tags are in the text");

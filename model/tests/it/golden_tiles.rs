@@ -1,8 +1,8 @@
 //! Pictures in tiles against results of transformers: which arrangement, which bytes, which numbers.
 
 use bursar_model::{
-    flow::{ImageBytes, ImageError, ImageLimits, RgbImage, Tiles},
-    processor::{ImageProcessor, ImageProcessorConfig, Size, Tiling},
+    flow::{ImageBytes, ImageError, ImageLimits, PictureLimits, RgbImage, Tiles},
+    processor::{ImageProcessor, ImageProcessorConfig, PixelBounds, Size, Tiling},
 };
 use serde_json::Value;
 
@@ -24,6 +24,10 @@ fn every_size_gets_the_recorded_arrangement() {
     let limits: Vec<_> = recorded["limits"].as_array().expect("limits").iter().map(pair).collect();
     let rows = recorded["rows"].as_array().expect("rows");
     assert!(rows.len() > 60);
+    let tiling = Tiling { side: 448, least: 1, most: 12, has_thumbnail: true };
+    let pixel_bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
+    let config = ImageProcessorConfig { tiling: Some(tiling), pixel_bounds, ..ImageProcessorConfig::default() };
+    let released = ImageProcessor::new(config).expect("valid settings");
     for row in rows {
         let [width, height] = pair(&row["size"]);
         for ([least, most], grid) in limits.iter().zip(row["grids"].as_array().expect("grids")) {
@@ -36,6 +40,11 @@ fn every_size_gets_the_recorded_arrangement() {
             let chosen = chosen.expect("a picture");
             let Tiles { columns, rows, .. } = chosen;
             assert_eq!([columns, rows], pair(grid), "{width} x {height} in {least} to {most}");
+            if *least == 1 {
+                let own = PictureLimits { tiles_max: Some(*most), ..PictureLimits::default() };
+                let plan = released.plan_own(Size { width, height }, own, usize::MAX).expect("a plan");
+                assert_eq!(plan.tiles, Some(chosen), "{width} x {height} in {most} of its own");
+            }
         }
     }
 }
@@ -47,7 +56,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
     let limits = ImageLimits::default();
     let picture = ImageBytes::open(repository("tests/golden").join(file), &limits).expect("it opens");
     let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
-    let bounds = bursar_model::processor::PixelBounds { min: 1, max: tiling.pixels_max() };
+    let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig {
         tiling: Some(tiling),
         pixel_bounds: bounds,

@@ -5,7 +5,7 @@ use bursar_model::{
     Envelope,
     checkpoint::{Checkpoint, CheckpointSource},
     error::{ImageError, ProcessorError, VideoError, VisualError},
-    flow::{FileName, Grid, ImageBytes, ImageLimits, ResizedImage, Video, Visual, VisualGrid},
+    flow::{FileName, Grid, ImageBytes, ImageLimits, PictureLimits, ResizedImage, Video, Visual, VisualGrid},
     processor::{
         CountedPixels, ImageProcessor, ImageProcessorConfig, PixelBounds, VideoProcessor, VisualLimits, VisualPlan,
         VisualProcessors,
@@ -169,6 +169,26 @@ fn a_frame_that_is_damaged_behind_its_header_is_found_while_decoding_and_named()
     let plan = processor().plan(&video, &limits(), usize::MAX).expect("headers are fine");
     let error = processor().process(&video, &plan, &limits()).expect_err("a damaged frame");
     assert!(matches!(error, VideoError::Frame { frame: 2, source: ImageError::Damaged { .. }, .. }), "{error:?}");
+}
+
+#[test]
+fn a_picture_is_known_by_its_size_and_not_by_the_limit_that_gave_it() {
+    let within =
+        |max| Visual::Image(frame(90, 61, 0).within(PictureLimits { pixels_max: max, ..PictureLimits::default() }));
+    let plans = plan(&envelope(), &[None, Some(28 * 28 * 14)].map(within)).expect("a plan");
+    assert_eq!(plans[0].key(), plans[1].key(), "as large as without");
+    let smaller = plan(&envelope(), &[within(Some(28 * 28 * 2))]).expect("a plan");
+    assert_ne!(plans[0].key(), smaller[0].key());
+    assert!(smaller[0].grid().patches() <= 8 && plans[0].grid().patches() > 8);
+    let error = plan(&envelope(), &[within(Some(1 << 30))]).expect_err("more than the envelope allows");
+    let VisualError::Picture { source: ImageError::OwnLimitTooHigh { most, .. }, .. } = error else {
+        panic!("{error}")
+    };
+    assert_eq!(most, envelope().picture_patches as u64 * 196);
+    let small = frame(90, 61, 0).within(PictureLimits { pixels_max: Some(784), ..PictureLimits::default() });
+    let film = Visual::Video(Video::new(vec![small; 2], 2.0));
+    let error = plan(&envelope(), &[film]).expect_err("a frame has the size of its video");
+    assert!(error.to_string().contains("`max_pixels`") && error.hint().contains("leave"), "{error}");
 }
 
 #[test]

@@ -184,7 +184,7 @@ mod tests {
     #[test]
     fn cached_tokens_stand_apart_from_those_of_the_input() {
         let mut usage = Usage::default();
-        (usage.prompt_tokens, usage.cached_tokens) = (10, 4);
+        (usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens) = (10, 4, 3);
         let told = serde_json::to_value(UsageTold::from(usage)).expect("JSON");
         assert_eq!((&told["input_tokens"], &told["cache_read_input_tokens"]), (&json!(6), &json!(4)));
     }

@@ -71,7 +71,7 @@ async fn chat(mut request: MessagesRequest, shared: &Shared) -> Result<Chat, Api
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let mut chat = draft::chat(drafts, &shared.options).await?;
+    let mut chat = draft::chat(drafts, shared).await?;
     if continues {
         chat = chat.continue_final_message();
     }

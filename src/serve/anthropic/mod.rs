@@ -3,5 +3,5 @@
 mod answer;
 mod events;
 pub(super) mod messages;
-mod request;
+pub(super) mod request;
 mod turns;

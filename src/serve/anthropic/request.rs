@@ -1,5 +1,6 @@
 //! A request for a message as clients send it.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::serve::{
 
 /// `POST /v1/messages`, and `/v1/messages/count_tokens`. Fields that are not here are ignored, such as `cache_control`:
 /// prompts that begin alike share what was computed without being told.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct MessagesRequest {
     pub(super) model: Option<String>,
     pub(super) messages: Vec<Message>,
@@ -38,14 +39,15 @@ impl FromJson for MessagesRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "AnthropicMessage")]
 pub(super) struct Message {
     pub(super) role: String,
     pub(super) content: Listed<Block>,
 }
 
 /// A block of a message: of which kind, and the fields of that kind.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Block {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -67,7 +69,7 @@ impl From<String> for Block {
 }
 
 /// Where a picture or document is.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Source {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -75,7 +77,7 @@ pub(super) struct Source {
     pub(super) url: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Tool {
     /// `custom`, which is also meant where there is none, or a tool of Anthropic's own.
     #[serde(rename = "type")]
@@ -85,7 +87,7 @@ pub(super) struct Tool {
     pub(super) input_schema: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Choice {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -93,7 +95,7 @@ pub(super) struct Choice {
     pub(super) disable_parallel_tool_use: Option<bool>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Thinking {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -101,13 +103,13 @@ pub(super) struct Thinking {
     pub(super) display: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct OutputConfig {
     pub(super) effort: Option<String>,
     pub(super) format: Option<Format>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Format {
     #[serde(rename = "type")]
     pub(super) kind: String,

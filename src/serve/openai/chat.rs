@@ -17,10 +17,8 @@ use super::{
     turns,
 };
 use crate::{
-    Chat, ToolChoice,
-    serve::{
-        body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared,
-    },
+    Chat, ModelHandle, ToolChoice,
+    serve::{body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared},
 };
 
 /// The head of every answer to one request.
@@ -49,7 +47,7 @@ pub(in crate::serve) async fn complete(
     let options = sampling.stream_options.unwrap_or_default();
     let samples = sampling.n.unwrap_or(1);
     let place = client.place()?;
-    let chat = sampling.apply(chat(fields, &shared).await?)?;
+    let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
     let replies = model.samples(chat, samples).await?;
     drop(room);
     match is_streamed {
@@ -59,11 +57,16 @@ pub(in crate::serve) async fn complete(
 }
 
 /// The chat that these fields ask for.
-pub(in crate::serve) async fn chat(fields: ChatFields, shared: &Shared) -> Result<Chat, ApiError> {
+pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
     }
-    let seen = media::read(turns::links(&fields.messages)?, &shared.options).await?;
+    let sizes = fields.mm_processor_kwargs.unwrap_or_default();
+    let low = match turns::has_low(&fields.messages) {
+        true => sizes.low(&model.facts().await?),
+        false => sizes,
+    };
+    let seen = media::read(turns::links(&fields.messages, low, sizes)?, shared).await?;
     let mut chat = turns::chat(fields.messages, seen)?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
@@ -103,9 +106,8 @@ pub(in crate::serve) async fn chat(fields: ChatFields, shared: &Shared) -> Resul
 fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat, ApiError> {
     match (logprobs.unwrap_or_default(), top) {
         (true, top) => Ok(chat.log_probabilities(top.unwrap_or(0))),
-        (false, Some(1..)) => {
-            Err(ApiError::invalid("top_logprobs", "`top_logprobs` is set, but `logprobs` is not").hint("set `logprobs` too"))
-        }
+        (false, Some(1..)) => Err(ApiError::invalid("top_logprobs", "`top_logprobs` is set, but `logprobs` is not")
+            .hint("set `logprobs` too")),
         (false, _) => Ok(chat),
     }
 }
@@ -131,9 +133,10 @@ pub(super) fn format(format: ResponseFormat) -> Result<Option<crate::OutputForma
         "text" => Ok(None),
         "json_object" => Ok(Some(any_object())),
         "json_schema" => {
-            let schema = format.json_schema.and_then(|schema| schema.schema).ok_or_else(|| {
-                ApiError::invalid("response_format.json_schema.schema", "the schema is missing")
-            })?;
+            let schema = format
+                .json_schema
+                .and_then(|schema| schema.schema)
+                .ok_or_else(|| ApiError::invalid("response_format.json_schema.schema", "the schema is missing"))?;
             Ok(Some(json_of(schema)))
         }
         other => {

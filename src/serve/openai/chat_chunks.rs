@@ -4,10 +4,14 @@ use std::{mem, sync::Arc, time::Duration};
 
 use axum::response::{Response, sse::Event};
 use futures_util::{Stream, StreamExt, stream};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
-use super::{chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold, usage::UsageTold};
+use super::{
+    chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold,
+    usage::UsageTold,
+};
 use crate::{
     ChatError, ChatEvent, Reply, TokenScore, ToolCallEvent, Usage,
     serve::{
@@ -17,8 +21,8 @@ use crate::{
 };
 
 /// `chat.completion.chunk`.
-#[derive(Serialize)]
-struct Chunk<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::serve) struct Chunk<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -28,7 +32,7 @@ struct Chunk<'a> {
     usage: Option<Option<UsageTold>>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Choice {
     index: usize,
     delta: Delta,
@@ -43,7 +47,7 @@ struct Choice {
 }
 
 /// What a chunk adds.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
@@ -57,7 +61,7 @@ struct Delta {
     tool_calls: Option<[CallDelta; 1]>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct CallDelta {
     index: usize,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,7 +71,7 @@ struct CallDelta {
     function: FunctionDelta,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct FunctionDelta {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,
@@ -86,7 +90,9 @@ pub(in crate::serve) fn stream(
     let samples = (0..open).map(|_| Sample::default()).collect();
     let telling = Telling { head, options, samples, open, _place: place };
     let greetings: Vec<Event> = (0..open).map(|index| telling.greeting(index)).collect();
-    let events = stream::select_all(replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))));
+    let events = stream::select_all(
+        replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))),
+    );
     sse::response(stream::iter(greetings).chain(tell(events, telling)), keep_alive)
 }
 

@@ -1,5 +1,6 @@
 //! A chat request as clients send it.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -8,6 +9,7 @@ use crate::serve::{
     body::{self, FromJson},
     error::ApiError,
     listed::{Listed, Wrapped},
+    media::Sizes,
 };
 
 /// `POST /v1/chat/completions`. Fields that are not here are ignored, as other servers ignore them.
@@ -23,7 +25,7 @@ impl FromJson for ChatRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ChatFields {
     pub(super) model: Option<String>,
     pub(super) messages: Vec<Turn>,
@@ -41,11 +43,12 @@ pub(in crate::serve) struct ChatFields {
     pub(super) continue_final_message: Option<bool>,
     pub(super) add_generation_prompt: Option<bool>,
     pub(super) return_token_ids: Option<bool>,
+    pub(super) mm_processor_kwargs: Option<Sizes>,
     pub(super) modalities: Option<Vec<String>>,
 }
 
 /// A message.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Turn {
     pub(super) role: String,
     pub(super) content: Option<Listed<Part>>,
@@ -56,7 +59,7 @@ pub(in crate::serve) struct Turn {
 }
 
 /// A part of a message: of which kind, and the field of that kind.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Part {
     #[serde(rename = "type")]
     pub(super) kind: String,
@@ -78,25 +81,27 @@ impl From<String> for Part {
 }
 
 /// Where a picture or video is.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Link {
     pub(super) url: String,
+    /// Of a picture: `low` is coarser; `high` and `auto` are the model's own size.
+    pub(super) detail: Option<String>,
 }
 
 impl From<String> for Link {
     fn from(url: String) -> Self {
-        Link { url }
+        Link { url, detail: None }
     }
 }
 
 /// A call of a tool in an earlier reply.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct Call {
     pub(super) id: Option<String>,
     pub(super) function: CalledFunction,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CalledFunction {
     pub(super) name: String,
     /// JSON as text; some clients send the object itself.
@@ -105,15 +110,15 @@ pub(in crate::serve) struct CalledFunction {
 }
 
 /// The form of a reply.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(super) kind: String,
-    pub(super) json_schema: Option<JsonSchema>,
+    pub(super) json_schema: Option<NamedSchema>,
 }
 
-#[derive(Deserialize)]
-pub(in crate::serve) struct JsonSchema {
+#[derive(Deserialize, JsonSchema)]
+pub(in crate::serve) struct NamedSchema {
     pub(super) schema: Option<Value>,
 }
 
@@ -127,12 +132,17 @@ mod tests {
     #[test]
     fn a_wrong_part_of_a_message_is_named() {
         for (body, param) in [
-            (json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}), "messages[0].content[0].text"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]}),
+                "messages[0].content[0].text",
+            ),
             (json!({"messages": [{"role": "user", "content": 1}]}), "messages[0].content"),
             (json!({"messages": [], "stop": ["a", 1]}), "stop[1]"),
             (json!({"messages": [], "temperature": "hot"}), "temperature"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
-                "messages[0].content[0].image_url.url"),
+            (
+                json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
+                "messages[0].content[0].image_url.url",
+            ),
             (json!({"messages": [{"content": "a"}]}), "messages[0]"),
             (json!({}), "."),
         ] {

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use axum::Json;
 use futures_util::future::try_join_all;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -11,7 +12,7 @@ use super::{chat::Head, log_probabilities::ChatLogProbabilities, stop_reason::St
 use crate::{ChatError, ChatEvent, Reply, TokenScore, ToolCall, Usage, serve::error::ApiError};
 
 /// `chat.completion`.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::serve) struct Completion {
     id: String,
     object: &'static str,
@@ -25,7 +26,7 @@ pub(in crate::serve) struct Completion {
     prompt_logprobs: Option<Vec<Option<PromptToken>>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Choice {
     index: usize,
     message: Message,
@@ -36,7 +37,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Message {
     role: &'static str,
     /// Null where the model only calls tools.
@@ -52,7 +53,7 @@ struct Message {
 }
 
 /// A call as OpenAI's clients read it.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct CallTold {
     id: String,
     #[serde(rename = "type")]
@@ -60,7 +61,7 @@ struct CallTold {
     function: FunctionTold,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct FunctionTold {
     name: String,
     arguments: String,
@@ -76,7 +77,7 @@ impl From<ToolCall> for CallTold {
 /// A token of the prompt: vLLM's `prompt_logprobs`, by token id.
 type PromptToken = BTreeMap<u32, PromptTokenTold>;
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(super) struct PromptTokenTold {
     logprob: f32,
     rank: Option<usize>,
@@ -101,7 +102,16 @@ pub(in crate::serve) async fn answer(
     let choices = choices.collect();
     let Head { id, created, model } = head;
     let prompt_logprobs = prompt.map(|tokens| tokens.into_iter().map(|score| score.map(prompt_token)).collect());
-    Ok(Json(Completion { id, object: "chat.completion", created, model, choices, usage, prompt_token_ids, prompt_logprobs }))
+    Ok(Json(Completion {
+        id,
+        object: "chat.completion",
+        created,
+        model,
+        choices,
+        usage,
+        prompt_token_ids,
+        prompt_logprobs,
+    }))
 }
 
 fn prompt_token(score: TokenScore) -> PromptToken {

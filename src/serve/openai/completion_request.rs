@@ -1,5 +1,6 @@
 //! A completion request as clients send it: prompts without a chat template.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -21,7 +22,7 @@ impl FromJson for CompletionRequest {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CompletionFields {
     pub(super) model: Option<String>,
     pub(super) prompt: Value,
@@ -88,9 +89,13 @@ mod tests {
         assert_eq!(all(json!(["a", "b"])), Ok(vec![text("a"), text("b")]));
         assert_eq!(all(json!([1, 2])), Ok(vec![Prompt::Tokens(vec![1, 2])]));
         assert_eq!(all(json!([[1], [2, 3]])), Ok(vec![Prompt::Tokens(vec![1]), Prompt::Tokens(vec![2, 3])]));
-        for (prompt, param) in
-            [(json!([]), "prompt"), (json!([1, -2]), "prompt[1]"), (json!([[1], {}]), "prompt[1]"), (json!([[1.5]]), "prompt[0][0]"), (json!(5), "prompt")]
-        {
+        for (prompt, param) in [
+            (json!([]), "prompt"),
+            (json!([1, -2]), "prompt[1]"),
+            (json!([[1], {}]), "prompt[1]"),
+            (json!([[1.5]]), "prompt[0][0]"),
+            (json!(5), "prompt"),
+        ] {
             assert_eq!(all(prompt.clone()), Err(json!(param)), "{prompt}");
         }
     }

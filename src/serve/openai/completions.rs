@@ -8,6 +8,7 @@ use axum::{
     response::{IntoResponse, Response, sse::Event},
 };
 use futures_util::{Stream, StreamExt, stream};
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -110,8 +111,8 @@ async fn ask(
 }
 
 /// `text_completion`, whole or a chunk.
-#[derive(Serialize)]
-struct Completion<'a> {
+#[derive(Serialize, JsonSchema)]
+pub(in crate::serve) struct Completion<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -121,7 +122,7 @@ struct Completion<'a> {
     usage: Option<Option<UsageTold>>,
 }
 
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct Choice {
     index: usize,
     text: String,
@@ -135,7 +136,7 @@ struct Choice {
 }
 
 /// The columns of OpenAI's `logprobs` for completions.
-#[derive(Default, Serialize)]
+#[derive(Default, Serialize, JsonSchema)]
 struct LogProbabilities {
     /// Where each token begins, in characters of the choice's text.
     text_offset: Vec<usize>,

@@ -1,5 +1,6 @@
 //! Log-probabilities, as chat and completion replies tell them.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::{ScoredToken, TokenScore};
@@ -13,20 +14,20 @@ pub(super) fn told(log_probability: f32) -> f32 {
 }
 
 /// `logprobs` of a chat's choice.
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 pub(in crate::serve) struct ChatLogProbabilities {
     content: Vec<TokenTold>,
     refusal: Option<()>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct TokenTold {
     #[serde(flatten)]
     token: AlternativeTold,
     top_logprobs: Vec<AlternativeTold>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct AlternativeTold {
     token: String,
     logprob: f32,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -11,7 +12,7 @@ use crate::{
 };
 
 /// Fields that both kinds of requests have.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Sampling {
     temperature: Option<f64>,
     top_p: Option<f64>,
@@ -37,14 +38,14 @@ pub(in crate::serve) struct Sampling {
 }
 
 /// What a stream shall tell besides its text.
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct StreamOptions {
     /// A last chunk with the reply's usage.
     pub(super) include_usage: Option<bool>,
 }
 
 /// vLLM's forms of a reply; one of them.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 struct StructuredOutputs {
     json: Option<Value>,
     regex: Option<String>,
@@ -68,7 +69,7 @@ impl StructuredOutputs {
         }
         let object = self.json_object.unwrap_or_default().then(any_object);
         let forms = [
-            self.json.as_ref().map(|schema| schema_of(schema)).transpose()?,
+            self.json.as_ref().map(schema_of).transpose()?,
             self.regex.clone().map(OutputFormat::Regex),
             self.choice.clone().map(OutputFormat::Choice),
             object,
@@ -109,17 +110,12 @@ impl Sampling {
             let error = ApiError::invalid("use_beam_search", "beam search is not served");
             return Err(error.hint("ask for several replies with `n`"));
         }
-        let real: [(Option<f64>, fn(Chat, f64) -> Chat); 6] = [
-            (self.temperature, Chat::temperature),
-            (self.top_p, Chat::top_p),
-            (self.min_p, Chat::min_p),
-            (self.presence_penalty, Chat::presence_penalty),
-            (self.frequency_penalty, Chat::frequency_penalty),
-            (self.repetition_penalty, Chat::repetition_penalty),
-        ];
-        for (value, set) in real {
-            chat = value.into_iter().fold(chat, set);
-        }
+        chat = self.temperature.into_iter().fold(chat, Chat::temperature);
+        chat = self.top_p.into_iter().fold(chat, Chat::top_p);
+        chat = self.min_p.into_iter().fold(chat, Chat::min_p);
+        chat = self.presence_penalty.into_iter().fold(chat, Chat::presence_penalty);
+        chat = self.frequency_penalty.into_iter().fold(chat, Chat::frequency_penalty);
+        chat = self.repetition_penalty.into_iter().fold(chat, Chat::repetition_penalty);
         if let Some(top_k) = self.top_k {
             let top_k = match top_k {
                 -1 => 0,
@@ -129,9 +125,9 @@ impl Sampling {
             chat = chat.top_k(top_k);
         }
         for (token, bias) in self.logit_bias.iter().flatten() {
-            let id = token.parse().map_err(|_| {
-                ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names")
-            })?;
+            let id = token
+                .parse()
+                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names"))?;
             chat = chat.logit_bias(id, *bias);
         }
         // Negative seeds are seeds too.

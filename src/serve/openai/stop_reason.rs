@@ -1,11 +1,12 @@
 //! vLLM's `stop_reason`: which rule of the request ended a reply.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::StopReason;
 
 /// The stop string, or the stop token.
-#[derive(Clone, Serialize)]
+#[derive(Clone, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum StopTold {
     Text(String),

@@ -7,31 +7,42 @@ use crate::{
     Chat, Content, Role,
     serve::{
         error::ApiError,
-        media::{Link, Seen},
+        media::{Link, Seen, Sizes},
         models::shortened,
     },
 };
 
-/// The links of all messages, in order.
-pub(in crate::serve) fn links(messages: &[Turn]) -> Result<Vec<Link>, ApiError> {
+/// Whether a picture is wanted in OpenAI's `detail: low`.
+pub(in crate::serve) fn has_low(messages: &[Turn]) -> bool {
+    messages.iter().flat_map(|message| &message.content).flat_map(|content| &content.0).any(is_low)
+}
+
+fn is_low(part: &Part) -> bool {
+    part.image_url.as_ref().is_some_and(|image| image.0.detail.as_deref() == Some("low"))
+}
+
+/// The links of all messages, in order, for pictures of these sizes: in low detail and as usual.
+pub(in crate::serve) fn links(messages: &[Turn], low: Sizes, sizes: Sizes) -> Result<Vec<Link>, ApiError> {
     let mut links = Vec::new();
     for (index, message) in messages.iter().enumerate() {
         let parts = message.content.iter().flat_map(|content| &content.0).enumerate();
         for (part_index, part) in parts {
-            links.extend(link(part, &format!("messages[{index}].content[{part_index}]"))?);
+            let place = format!("messages[{index}].content[{part_index}]");
+            links.extend(link(part, &place, low, sizes)?);
         }
     }
     Ok(links)
 }
 
-fn link(part: &Part, place: &str) -> Result<Option<Link>, ApiError> {
+fn link(part: &Part, place: &str, low: Sizes, sizes: Sizes) -> Result<Option<Link>, ApiError> {
     let lacks = |field: &str| {
         ApiError::invalid(format!("{place}.{field}"), format!("a part of type `{}` has `{field}`", part.kind))
     };
     let link = match part.kind.as_str() {
         "image_url" => {
-            let url = &part.image_url.as_ref().ok_or_else(|| lacks("image_url"))?.0.url;
-            Link::picture(format!("{place}.image_url.url"), url)
+            let image = &part.image_url.as_ref().ok_or_else(|| lacks("image_url"))?.0;
+            let sizes = if is_low(part) { low } else { sizes };
+            Link::picture(format!("{place}.image_url.url"), &image.url, sizes)
         }
         "video_url" => {
             let url = &part.video_url.as_ref().ok_or_else(|| lacks("video_url"))?.0.url;

@@ -1,11 +1,12 @@
 //! The tokens of a request, as OpenAI counts them.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::Usage;
 
 /// What a request has used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(in crate::serve) struct UsageTold {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -14,14 +15,14 @@ pub(in crate::serve) struct UsageTold {
     completion_tokens_details: CompletionTokens,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptTokens {
     cached_tokens: usize,
     /// vLLM's and SGLang's name for tokens of pictures and videos.
     image_tokens: usize,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct CompletionTokens {
     reasoning_tokens: usize,
 }
@@ -51,8 +52,10 @@ mod tests {
 
     #[test]
     fn the_prompt_of_several_samples_counts_once() {
-        let first = Usage { prompt_tokens: 10, picture_tokens: 4, completion_tokens: 3, ..Usage::default() };
-        let second = Usage { cached_tokens: 10, completion_tokens: 5, ..first };
+        let mut first = Usage::default();
+        (first.prompt_tokens, first.picture_tokens, first.completion_tokens) = (10, 4, 3);
+        let mut second = first;
+        (second.cached_tokens, second.completion_tokens) = (10, 5);
         let told = serde_json::to_value(UsageTold::of([first, second])).expect("JSON");
         assert_eq!(told["total_tokens"], 18);
         assert_eq!(told["prompt_tokens_details"]["cached_tokens"], 0);

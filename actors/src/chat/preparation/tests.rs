@@ -77,6 +77,16 @@ fn picture((width, height): (u32, u32)) -> Image {
     Image::from_rgb(width, height, vec![90; 3 * (width * height) as usize]).expect("as many bytes as pixels")
 }
 
+/// A picture that may have limits of its own, some of them close together.
+fn limited((width, height): (u32, u32)) -> Image {
+    let (image, pixels) = (picture((width, height)), u64::from(width) * u64::from(height));
+    match (width + height) % 5 {
+        0 => image.within_pixels(None, Some(784 + pixels / 2)),
+        1 => image.within_pixels(Some(784 + pixels), Some(784 + pixels + pixels / 9)),
+        _ => image,
+    }
+}
+
 /// A side of a picture, including small and thin ones.
 fn side() -> impl Strategy<Value = u32> {
     prop_oneof![1u32..60, 28u32..400, 300u32..900]
@@ -108,7 +118,7 @@ fn asked() -> impl Strategy<Value = Asked> {
 
 fn chat((words, pictures, videos, tokens_max): Asked) -> Chat {
     let chat = Chat::new().user("shape ".repeat(words));
-    let chat = pictures.into_iter().fold(chat, |chat, sides| chat.image(picture(sides)));
+    let chat = pictures.into_iter().fold(chat, |chat, sides| chat.image(limited(sides)));
     let video = |(sides, frames)| Video::from_frames(vec![picture(sides); frames], 2.0);
     let chat = videos.into_iter().fold(chat, |chat, shown| chat.video(video(shown)));
     tokens_max.into_iter().fold(chat, Chat::max_tokens)

@@ -4,7 +4,7 @@ mod chat;
 pub(in crate::serve) mod create;
 mod items;
 pub(in crate::serve) mod kept;
-mod request;
+pub(in crate::serve) mod request;
 mod run;
 pub(in crate::serve) mod store;
 mod telling;

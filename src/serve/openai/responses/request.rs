@@ -1,5 +1,6 @@
 //! A request for a response as clients send it.
 
+use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -24,8 +25,9 @@ impl FromJson for ResponsesRequest {
 }
 
 /// Fields that are not here are ignored, as other servers ignore them.
-#[derive(Deserialize)]
-pub(super) struct Fields {
+#[derive(Deserialize, JsonSchema)]
+#[schemars(rename = "ResponseFields")]
+pub(in crate::serve) struct Fields {
     pub(super) model: Option<String>,
     pub(super) input: Option<Listed<Item>>,
     pub(super) instructions: Option<String>,
@@ -49,12 +51,12 @@ pub(super) struct Fields {
     prompt: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Text {
     pub(super) format: Option<Value>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 pub(super) struct Reasoning {
     pub(super) effort: Option<String>,
 }

@@ -1,0 +1,66 @@
+//! A neighbour's drill, where host memory stands in for a GPU: another process takes memory, and gives it back.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{Json, extract::State};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    body::{self, FromJson, JsonBody},
+    error::ApiError,
+    service::Shared,
+};
+use crate::{Bytes, HostDevice};
+
+/// How long a neighbour may stay.
+const SECONDS_MAX: u64 = 60;
+
+/// `POST /v1/budget/neighbour`.
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Drill {
+    bytes: u64,
+    seconds: u64,
+}
+
+impl FromJson for Drill {
+    fn from_json(bytes: &[u8]) -> Result<Self, ApiError> {
+        body::parsed(bytes)
+    }
+}
+
+/// What a neighbour has.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct Taken {
+    bytes: u64,
+}
+
+pub(super) async fn shown(State(shared): State<Arc<Shared>>) -> Result<Json<Taken>, ApiError> {
+    Ok(Json(Taken { bytes: stand_in(&shared)?.counts().foreign.0 }))
+}
+
+/// Takes what is free, up to `bytes`, for so many seconds. One neighbour at a time.
+pub(super) async fn drill(State(shared): State<Arc<Shared>>, body: JsonBody<Drill>) -> Result<Json<Taken>, ApiError> {
+    let device = stand_in(&shared)?;
+    let Drill { bytes, seconds } = body.value;
+    if seconds > SECONDS_MAX {
+        return Err(ApiError::invalid("seconds", format!("a neighbour stays for {SECONDS_MAX} seconds at most")));
+    }
+    let turn = shared.neighbour.clone().try_lock_owned();
+    let turn = turn.map_err(|_| ApiError::full("a neighbour is there already").hint("wait until it has gone"))?;
+    let taken = device.foreign_takes(Bytes(bytes));
+    let until = Instant::now() + Duration::from_secs(seconds);
+    tokio::spawn(async move {
+        sleep_until(until).await;
+        device.foreign_gives_back(taken);
+        drop(turn);
+    });
+    Ok(Json(Taken { bytes: taken.0 }))
+}
+
+fn stand_in(shared: &Shared) -> Result<Arc<HostDevice>, ApiError> {
+    let none =
+        || ApiError::not_found("neighbours are drilled where host memory stands in for a GPU, and this is a GPU");
+    shared.runtime.device().as_host().ok_or_else(none)
+}

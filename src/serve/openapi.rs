@@ -1,0 +1,125 @@
+//! `GET /openapi.json`: every route, with what it reads and answers, from the types that do.
+
+use std::sync::LazyLock;
+
+use axum::Json;
+use schemars::{JsonSchema, SchemaGenerator, generate::SchemaSettings};
+use serde_json::{Map, Value, json};
+
+use super::{
+    anthropic::request::MessagesRequest,
+    neighbour::{Drill, Taken},
+    openai::{
+        chat_chunks::Chunk, chat_request::ChatFields, chat_whole::Completion, completion_request::CompletionFields,
+        completions::Completion as TextCompletion, responses::request::Fields, sampling::Sampling,
+    },
+    tokens::{DetokenizeRequest, Detokenized, TokenizeFields, Tokenized},
+};
+
+pub(super) async fn document() -> Json<&'static Value> {
+    static DOCUMENT: LazyLock<Value> = LazyLock::new(made);
+    Json(&DOCUMENT)
+}
+
+/// The document, of OpenAPI 3.1, whose schemas are JSON Schema 2020-12.
+fn made() -> Value {
+    let settings =
+        SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
+    let mut pages = Pages { generator: settings.into_generator(), paths: Map::new() };
+    let chat = json!({"allOf": [pages.schema::<ChatFields>(), pages.schema::<Sampling>()]});
+    let (whole, chunk) = (pages.schema::<Completion>(), pages.schema::<Chunk<'_>>());
+    pages.post("/v1/chat/completions", "Answers a chat, whole or streamed", chat, whole, Some(chunk));
+    let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
+    let text = pages.schema::<TextCompletion<'_>>();
+    pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
+    let message = pages.schema::<MessagesRequest>();
+    let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));
+    pages.post(
+        "/v1/messages",
+        "Anthropic's messages, whole or streamed",
+        message.clone(),
+        answer.clone(),
+        Some(answer),
+    );
+    pages.post("/v1/messages/count_tokens", "The tokens of such a message", message, count, None);
+    let (asked, told) = (pages.schema::<Fields>(), json!({"type": "object"}));
+    pages.post("/v1/responses", "OpenAI's responses, whole or streamed, and kept", asked, told.clone(), Some(told));
+    let (asked, told) = (pages.schema::<TokenizeFields>(), pages.schema::<Tokenized>());
+    pages.post("/tokenize", "The tokens of a text or chat", asked, told, None);
+    let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
+    pages.post("/detokenize", "The text of tokens", asked, told, None);
+    let (asked, told) = (pages.schema::<Drill>(), pages.schema::<Taken>());
+    pages.post(
+        "/v1/budget/neighbour",
+        "A neighbour takes memory, where host memory stands in for a GPU",
+        asked,
+        told,
+        None,
+    );
+    for (path, summary) in [
+        ("/v1/models", "The models, and how far each is"),
+        ("/v1/models/{name}", "One model"),
+        ("/v1/responses/{id}", "A kept response"),
+        ("/v1/budget", "Every byte of the device, by class and model"),
+        ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
+        ("/health", "200 while all models take requests"),
+        ("/health/ready", "The same"),
+        ("/health/live", "200 while the process is alive"),
+        ("/ping", "The same"),
+        ("/metrics", "Prometheus' text"),
+        ("/version", "The server's version"),
+        ("/", "A page to chat, beside the device's memory"),
+    ] {
+        pages.get(path, summary);
+    }
+    let schemas = pages.generator.take_definitions(true);
+    json!({
+        "openapi": "3.1.0",
+        "info": {"title": "Bursar", "version": env!("CARGO_PKG_VERSION"), "license": {"name": "MIT OR Apache-2.0"}},
+        "paths": pages.paths,
+        "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{"key": []}, {}],
+    })
+}
+
+struct Pages {
+    generator: SchemaGenerator,
+    paths: Map<String, Value>,
+}
+
+impl Pages {
+    fn schema<T: JsonSchema>(&mut self) -> Value {
+        self.generator.subschema_for::<T>().to_value()
+    }
+
+    fn post(&mut self, path: &str, summary: &str, asked: Value, told: Value, streamed: Option<Value>) {
+        let mut content = json!({"application/json": {"schema": told}});
+        if let Some(streamed) = streamed {
+            content["text/event-stream"] = json!({"schema": streamed});
+        }
+        let operation = json!({
+            "summary": summary,
+            "requestBody": {"required": true, "content": {"application/json": {"schema": asked}}},
+            "responses": {"200": {"description": "The answer", "content": content}, "default": error()},
+        });
+        self.add(path, "post", operation);
+    }
+
+    fn get(&mut self, path: &str, summary: &str) {
+        let responses = json!({"200": {"description": "The answer"}, "default": error()});
+        self.add(path, "get", json!({"summary": summary, "responses": responses}));
+    }
+
+    fn add(&mut self, path: &str, method: &str, operation: Value) {
+        let methods = self.paths.entry(path).or_insert_with(|| json!({}));
+        methods[method] = operation;
+    }
+}
+
+/// OpenAI's shape of an error.
+fn error() -> Value {
+    let text = json!({"type": ["string", "null"]});
+    let fields = json!({"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": text});
+    let body = json!({"type": "object", "properties": {"error": {"type": "object", "properties": fields}}});
+    json!({"description": "Why not, and what to change", "content": {"application/json": {"schema": body}}})
+}

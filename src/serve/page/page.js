@@ -1,0 +1,627 @@
+// A chat, and the device's memory beside it. Text of models and servers only ever becomes text nodes.
+
+const KEY = "bursar.key";
+const $ = (id) => document.getElementById(id);
+
+/** An element with a class and a text. */
+function make(tag, name = "", text = "") {
+  const node = document.createElement(tag);
+  if (name) node.className = name;
+  if (text) node.textContent = text;
+  return node;
+}
+
+/** Sets a text that is another one now: nothing is drawn or read aloud again for the same. */
+function say(node, text) {
+  if (node.textContent !== text) node.textContent = text;
+}
+
+const pause = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseconds));
+const grouped = (count) => count.toLocaleString("en");
+
+/** Bytes in the largest unit of which there is one. */
+export function size(bytes) {
+  let [value, unit] = [bytes, 0];
+  for (; value >= 1024 && unit < 4; unit += 1) value /= 1024;
+  return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
+}
+
+// ---- The server
+
+/** An answer that is none, in words for people. */
+class Refused extends Error {
+  constructor(message, status = 0) {
+    super(message);
+    this.status = status;
+  }
+
+  static async from(response) {
+    const body = await response.json().catch(() => null);
+    const told = body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`;
+    const after = response.headers.get("retry-after");
+    return new Refused(after ? `${told.replace(/\.$/, "")}. Try again in ${after} s.` : told, response.status);
+  }
+}
+
+/** Asks the server, with the key if there is one. */
+async function ask(path, options = {}) {
+  const headers = { ...options.headers };
+  const key = sessionStorage.getItem(KEY);
+  if (key) headers.authorization = `Bearer ${key}`;
+  const response = await fetch(path, { ...options, headers }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Refused("The server cannot be reached.");
+  });
+  if (response.ok) return response;
+  if (response.status === 401) wantKey(Boolean(key));
+  throw await Refused.from(response);
+}
+
+const asJson = (body) => ({ method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
+/** The server-sent events of a body (WHATWG HTML, "Server-sent events"), wherever its chunks are cut. */
+export async function* eventsOf(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let [rest, type, data] = ["", "", []];
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      // A carriage return at the end may be the first half of a line's end.
+      const lines = (rest + value).split(/\r\n|\n|\r(?!$)/);
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line === "") {
+          if (data.length) yield { type: type || "message", data: data.join("\n") };
+          [type, data] = ["", []];
+          continue;
+        }
+        const [, field, told] = /^([^:]*)(?:: ?(.*))?$/s.exec(line);
+        if (field === "data") data.push(told ?? "");
+        if (field === "event") type = told ?? "";
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+// ---- The key
+
+let keyGiven = Promise.resolve();
+let giveKey = () => {};
+
+function wantKey(isWrong) {
+  say($("key-label"), isWrong ? "The server does not take this key" : "This server wants a key");
+  if (!$("key-form").hidden) return;
+  keyGiven = new Promise((given) => (giveKey = given));
+  $("key-form").hidden = false;
+  $("key").focus();
+}
+
+$("key-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sessionStorage.setItem(KEY, $("key").value);
+  $("key").value = "";
+  $("key-form").hidden = true;
+  $("text").focus();
+  giveKey();
+});
+
+// ---- Models
+
+let models = [];
+
+async function loadModels() {
+  const { data } = await (await ask("v1/models")).json();
+  // A model is listed by each of its names, and shown by its own.
+  models = data.filter((model) => model.id === model.root);
+  const chosen = $("model").value;
+  $("model").replaceChildren(...models.map(({ id, state }) => new Option(state === "ready" ? id : `${id}, ${state}`, id)));
+  const usual = models.find(({ state }) => state === "ready") ?? models[0];
+  const kept = models.find(({ id }) => id === chosen) ?? usual;
+  if (kept) $("model").value = kept.id;
+  showModel();
+}
+
+const chosenModel = () => models.find(({ id }) => id === $("model").value);
+
+function showModel() {
+  const model = chosenModel();
+  const count = model?.pictures;
+  const takes = count === 0 ? "takes no pictures" : `takes ${count} ${count === 1 ? "picture" : "pictures"}`;
+  const states = { ready: count == null ? "ready" : takes, loading: `loading: ${model?.detail}`, failed: `failed: ${model?.detail}` };
+  say($("model-state"), model ? (states[model.state] ?? model.state) : "no model");
+  $("add").disabled = count === 0;
+}
+
+$("model").addEventListener("change", showModel);
+
+// ---- What is about to be sent
+
+let pictures = [];
+
+const read = (file) =>
+  new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done({ name: file.name || "picture", file: URL.createObjectURL(file), url: reader.result });
+    reader.onerror = () => failed(reader.error);
+    reader.readAsDataURL(file);
+  });
+
+async function addPictures(files) {
+  const taken = [...files].filter(({ type }) => type.startsWith("image/"));
+  const others = [...files].filter((file) => !taken.includes(file)).map(({ name }) => name);
+  try {
+    pictures.push(...(await Promise.all(taken.map(read))));
+    note(others.length ? `${others.join(", ")}: not a picture` : "");
+  } catch (error) {
+    note(`A picture could not be read: ${error.message}`);
+  }
+  showPictures();
+}
+
+function showPictures() {
+  $("pictures").replaceChildren(...pictures.map((picture) => {
+    const item = make("li");
+    const remove = make("button", "", "×");
+    remove.type = "button";
+    remove.setAttribute("aria-label", `Remove ${picture.name}`);
+    remove.addEventListener("click", () => {
+      pictures = pictures.filter((other) => other !== picture);
+      showPictures();
+      $("text").focus();
+    });
+    item.append(shown(picture), remove);
+    return item;
+  }));
+}
+
+function shown({ name, file }) {
+  const image = new Image();
+  [image.src, image.alt] = [file, name];
+  return image;
+}
+
+const usualNote = $("note").textContent;
+const note = (text) => say($("note"), text || usualNote);
+
+$("add").addEventListener("click", () => $("files").click());
+$("files").addEventListener("change", async () => {
+  await addPictures($("files").files);
+  $("files").value = "";
+});
+$("text").addEventListener("paste", (event) => {
+  if (event.clipboardData.files.length) addPictures(event.clipboardData.files);
+});
+const dragsFiles = (event) => event.dataTransfer?.types.includes("Files");
+// A file that misses the chat must not replace the page, and with it the conversation.
+for (const kind of ["dragover", "drop"]) addEventListener(kind, (event) => dragsFiles(event) && event.preventDefault());
+$("chat").addEventListener("dragover", (event) => $("chat").classList.toggle("over", dragsFiles(event)));
+$("chat").addEventListener("dragleave", () => $("chat").classList.remove("over"));
+$("chat").addEventListener("drop", (event) => {
+  $("chat").classList.remove("over");
+  if (dragsFiles(event)) addPictures(event.dataTransfer.files);
+});
+
+// ---- The conversation
+
+/** What was asked and answered: `{text, pictures, answer, node, place}`; the answer is empty if there is none. */
+let turns = [];
+/** Of the answer that is being written. */
+let running = null;
+
+/** The conversation as the API takes it. Questions without an answer are left out, but for the last. */
+function messages() {
+  const told = turns.filter((turn) => turn.answer || turn === turns.at(-1));
+  return told.flatMap(({ text, pictures, answer }) => {
+    const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    if (text) parts.push({ type: "text", text });
+    const question = { role: "user", content: pictures.length ? parts : text };
+    return answer ? [question, { role: "assistant", content: answer }] : [question];
+  });
+}
+
+function submit() {
+  const text = $("text").value;
+  if (running) return note("Wait for the answer, or stop it");
+  if (!text.trim() && !pictures.length) return note("Type a question first");
+  const [node, question, place] = [make("div", "turn"), make("div", "question"), make("div", "answer")];
+  question.append(...pictures.map(shown), ...(text ? [make("div", "", text)] : []));
+  node.append(question, place);
+  turns.push({ text, pictures, answer: "", node, place });
+  $("log").append(node);
+  [$("text").value, pictures] = ["", []];
+  note("");
+  showPictures();
+  answerLast();
+}
+
+async function answerLast() {
+  const turn = turns.at(-1);
+  const reply = new Reply(turn.place);
+  turn.answer = "";
+  running = new AbortController();
+  showRunning();
+  $("log").scrollTop = $("log").scrollHeight;
+  const { signal } = running;
+  try {
+    await reply.hear($("model").value, messages(), signal);
+  } catch (error) {
+    reply.broke(signal.aborted ? null : error);
+  }
+  turn.answer = reply.text;
+  // A new chat may have begun meanwhile.
+  if (running?.signal === signal) running = null;
+  showRunning();
+}
+
+/** Makes a change, and stays at the end of the conversation if that was in sight. */
+function keepEnd(change) {
+  const log = $("log");
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  change();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
+function showRunning() {
+  const focused = document.activeElement;
+  $("send").hidden = Boolean(running);
+  $("stop").hidden = !running;
+  keepEnd(() => ($("actions").hidden = Boolean(running) || !turns.length));
+  // What had the focus is hidden now.
+  if (running && [$("send"), $("retry")].includes(focused)) $("stop").focus();
+  if (!running && focused === $("stop")) $("text").focus();
+}
+
+/** One answer, as it comes. */
+class Reply {
+  constructor(place) {
+    this.place = place;
+    this.words = make("div", "words");
+    this.told = make("p", "usage", "waiting");
+    place.replaceChildren(this.words, this.told);
+    // Read aloud when it is whole.
+    place.setAttribute("aria-busy", "true");
+    [this.text, this.reasoning, this.chunks, this.isDrawn] = ["", "", 0, true];
+    this.began = performance.now();
+  }
+
+  async hear(model, messages, signal) {
+    this.model = model;
+    const body = { model, messages, stream: true, stream_options: { include_usage: true } };
+    const response = await ask("v1/chat/completions", { ...asJson(body), signal });
+    let isWhole = false;
+    try {
+      for await (const { data } of eventsOf(response.body)) {
+        if ((isWhole = data === "[DONE]")) break;
+        this.take(JSON.parse(data));
+      }
+    } catch (error) {
+      throw error instanceof TypeError ? new Refused(BROKEN) : error;
+    }
+    if (!isWhole) throw new Refused(BROKEN);
+    this.end(this.finish === "length" ? "ended at the limit of tokens" : "");
+  }
+
+  take({ error, choices, usage }) {
+    if (error) throw new Refused(error.message);
+    this.usage = usage ?? this.usage;
+    for (const { delta, finish_reason } of choices ?? []) {
+      this.finish = finish_reason ?? this.finish;
+      const [text, reasoning] = [delta.content ?? "", delta.reasoning_content ?? ""];
+      if (!text && !reasoning) continue;
+      this.text += text;
+      this.reasoning += reasoning;
+      this.chunks += 1;
+      this.last = performance.now();
+      this.first ??= this.last;
+      heard.push({ at: this.last, model: this.model });
+    }
+    if (!this.isDrawn) return;
+    this.isDrawn = false;
+    requestAnimationFrame(() => this.isDrawn || keepEnd(() => this.draw()));
+  }
+
+  draw() {
+    this.isDrawn = true;
+    if (this.reasoning && !this.thoughts) {
+      this.thoughts = make("div", "words");
+      const details = make("details", "reasoning");
+      details.append(make("summary", "", "Reasoning"), this.thoughts);
+      this.place.prepend(details);
+    }
+    if (this.thoughts) draw(this.thoughts, this.reasoning);
+    draw(this.words, this.text);
+    if (this.chunks) say(this.told, `${grouped(this.chunks)} tokens`);
+  }
+
+  /** Stopped by the user where there is no error. */
+  broke(error) {
+    this.end(error ? "" : "stopped", error && make("p", "error", error.message));
+  }
+
+  end(how, error) {
+    keepEnd(() => {
+      this.draw();
+      if (error) this.words.after(error);
+      say(this.told, [...this.figures(), how].filter(Boolean).join(" · "));
+    });
+    this.place.setAttribute("aria-busy", "false");
+  }
+
+  figures() {
+    const { usage, chunks, first, last } = this;
+    if (!chunks && !usage) return [];
+    const tokens = usage?.completion_tokens ?? chunks;
+    const told = [];
+    if (usage) {
+      const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
+      told.push(`prompt ${grouped(usage.prompt_tokens)} tokens, ${grouped(cached)} of them cached`);
+    }
+    told.push(`answer ${usage ? "" : "about "}${grouped(tokens)} tokens`);
+    if (tokens >= RATED_TOKENS && last > first) told.push(`${(((tokens - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
+    if (first) told.push(`first after ${((first - this.began) / 1000).toFixed(2)} s`);
+    return told;
+  }
+}
+
+/** Fewer come in one piece, and their times say nothing. */
+const RATED_TOKENS = 8;
+const BROKEN = "The connection broke before the answer was whole.";
+
+/** The text in turns with its fenced blocks of code (CommonMark, "Fenced code blocks"): even ones are text, odd ones are code. */
+export function parts(text) {
+  const found = [[]];
+  let fence = "";
+  for (const line of text.split("\n")) {
+    const [, mark, rest] = /^ {0,3}(`{3,}|~{3,})(.*)$/.exec(line) ?? [];
+    const isEnd = fence && mark?.startsWith(fence) && !rest.trim();
+    const isBegin = !fence && mark && !(mark[0] === "`" && rest.includes("`"));
+    if (isEnd || isBegin) {
+      fence = isEnd ? "" : mark;
+      found.push([]);
+    } else found.at(-1).push(line);
+  }
+  return found.map((lines) => lines.join("\n"));
+}
+
+/** Draws what is new of a text, so that a selection in the old part lasts. */
+function draw(node, text) {
+  const all = parts(text);
+  while (node.children.length > all.length) node.lastChild.remove();
+  all.forEach((part, place) => {
+    const child = node.children[place] ?? node.appendChild(make(place % 2 ? "pre" : "div"));
+    const old = child.textContent;
+    if (part === old) return;
+    if (old && part.startsWith(old)) child.firstChild.appendData(part.slice(old.length));
+    else child.textContent = part;
+  });
+}
+
+function stop() {
+  running?.abort();
+}
+
+$("composer").addEventListener("submit", (event) => {
+  event.preventDefault();
+  submit();
+});
+$("text").addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  submit();
+});
+$("stop").addEventListener("click", stop);
+addEventListener("keydown", (event) => event.key === "Escape" && stop());
+$("retry").addEventListener("click", answerLast);
+$("edit").addEventListener("click", () => {
+  const { text, pictures: sent, node } = turns.pop();
+  node.remove();
+  // What was typed meanwhile stays, after what is edited.
+  $("text").value = [text, $("text").value].filter(Boolean).join("\n");
+  pictures = [...sent, ...pictures];
+  showPictures();
+  showRunning();
+  $("text").focus();
+});
+$("new").addEventListener("click", () => {
+  stop();
+  running = null;
+  turns = [];
+  $("log").replaceChildren();
+  showRunning();
+  $("text").focus();
+});
+
+// ---- Memory
+
+/** The chunks of answers of the last seconds: when, and of which model. */
+let heard = [];
+const RATE_MILLISECONDS = 2000;
+
+/** Classes of the ledger, in the order of the band: what it calls them, what people do, and the style. */
+const CLASSES = [
+  ["weights", "Weights", "weights"],
+  ["kv", "Keys and values", "kv"],
+  ["step workspace", "Step workspace", "step"],
+  ["vision workspace", "Vision workspace", "vision"],
+  ["vision cache", "Vision cache", "cache"],
+  ["graphs", "Graphs", "graphs"],
+  ["tenant", "Tenants", "tenants"],
+  ["canary", "Canary, kept free", "canary"],
+  ["overhead", "Overhead of this process", "overhead"],
+  ["foreign", "Other processes", "foreign"],
+  ["free", "Free", "free"],
+].map(([name, title, style]) => {
+  const [part, row, bytes, share] = [make("div", style), make("tr"), make("td"), make("td")];
+  const head = make("th");
+  head.scope = "row";
+  head.append(make("span", `swatch ${style}`), title);
+  row.append(head, bytes, share);
+  row.dataset.class = name;
+  $("band").append(part);
+  $("legend").tBodies[0].append(row);
+  return { name, title, part, bytes, share };
+});
+
+/** The bytes of each class; all tenants are one. */
+function byClass({ classes, canary, overhead, foreign, free }) {
+  const bytes = { canary, overhead, foreign, free };
+  for (const line of classes) {
+    const name = line.class.split(":")[0];
+    bytes[name] = (bytes[name] ?? 0) + line.bytes;
+  }
+  return bytes;
+}
+
+function showBudget({ device, is_host_memory, budget, models: told }) {
+  const bytes = byClass(budget);
+  say($("device"), `${size(budget.total)} of ${is_host_memory ? "host memory in place of a GPU" : device}`);
+  for (const { name, title, part, bytes: cell, share } of CLASSES) {
+    const count = bytes[name] ?? 0;
+    part.style.flexGrow = count / 2 ** 20;
+    part.classList.toggle("some", count > 0);
+    part.title = `${title}: ${size(count)}`;
+    say(cell, size(count));
+    say(share, `${((count * 100) / budget.total).toFixed(1)} %`);
+  }
+  const waits = budget.waiting.length;
+  const lacks = budget.deficit ? `${size(budget.deficit)} more are held than there are` : "";
+  const waiting = waits ? `${waits} ${waits === 1 ? "lease waits" : "leases wait"} for memory` : "";
+  say($("pressure"), [lacks, waiting].filter(Boolean).join("; "));
+  showModels(told);
+}
+
+/** The models' states as the last look had them, to notice a change. */
+let states = "";
+
+function showModels(told) {
+  const now = performance.now();
+  heard = heard.filter(({ at }) => now - at < RATE_MILLISECONDS);
+  const rate = (name) => (heard.filter(({ model }) => model === name).length * 1000) / RATE_MILLISECONDS;
+  const rows = told.map(({ model, state, detail, requests, requests_max }) => {
+    const busy = requests == null ? (detail ?? "") : `${grouped(requests)} of ${grouped(requests_max)} requests`;
+    return [model, state, busy, `${rate(model)} tokens/s here`];
+  });
+  const body = $("models").tBodies[0];
+  while (body.rows.length > rows.length) body.lastChild.remove();
+  rows.forEach((texts, place) => {
+    const row = body.rows[place] ?? body.appendChild(make("tr"));
+    texts.forEach((text, column) => say(row.cells[column] ?? row.appendChild(make(column ? "td" : "th")), text));
+  });
+  const seen = told.map(({ model, state, detail }) => [model, state, detail].join()).join("\n");
+  if (seen === states) return;
+  states = seen;
+  loadModels().catch(() => (states = ""));
+}
+
+const nameOf = (word) => CLASSES.find(({ name }) => name === word.replace("_", " "))?.title.toLowerCase() ?? word;
+
+/** An event of the ledger in plain words. */
+function wordsOf(event) {
+  const { model, bytes, from, to, reason, from_blocks, to_blocks } = event;
+  const what = event.class ? nameOf(event.class) : "";
+  const amount = bytes == null ? "" : size(bytes);
+  const words = {
+    lease_granted: () => `${model}: ${amount} leased for ${what}`,
+    lease_refused: () => `${model}: ${amount} for ${what} refused: ${reason}`,
+    lease_resized: () => `${model}: ${what} from ${size(from)} to ${size(to)}`,
+    lease_revoked: () => `${model}: the owner of ${amount} of ${what} died`,
+    lease_freed: () => `${model}: ${amount} of ${what} given back`,
+    canary_given: () => `${amount} of the canary given up to another process`,
+    canary_taken: () => `${amount} kept free as the canary`,
+    shrink: () => `${model}: keys and values shrink from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
+    growth: () => `${model}: keys and values grow from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
+    oom: () => `${model}: memory was refused (${event.phase})`,
+    restart: () => `${model ?? "runtime"}: ${event.actor} restarted: ${reason}`,
+    ready: () => `${model} is ready, with room for ${grouped(event.kv_tokens)} tokens`,
+    failed: () => `${model} did not start: ${reason}`,
+    stopped: () => `${model} stopped: ${reason}`,
+    device_lost: () => `the device was lost: ${reason}`,
+    missed: () => event.detail,
+  };
+  return words[event.event]?.() ?? JSON.stringify(event);
+}
+
+const BAD = ["lease_refused", "canary_given", "oom", "restart", "failed", "device_lost"];
+const EVENTS_MAX = 10;
+
+function showEvent(event) {
+  const item = make("li", BAD.includes(event.event) ? "bad" : "");
+  const at = event.at == null ? new Date() : new Date(event.at * 1000);
+  item.append(make("time", "", at.toLocaleTimeString("en-GB")), wordsOf(event));
+  $("events").prepend(item);
+  while ($("events").children.length > EVENTS_MAX) $("events").lastChild.remove();
+}
+
+const WAIT_MIN = 500;
+const WAIT_MAX = 8000;
+/** The budget is told twice a second: after this silence the connection is dead. */
+const SILENCE_MAX = 5000;
+
+/** Watches the memory for as long as the page is open. */
+async function watch() {
+  for (let wait = WAIT_MIN; ; wait = Math.min(wait * 2, WAIT_MAX)) {
+    let why = "The connection was lost";
+    try {
+      await watchOnce(() => (wait = WAIT_MIN));
+    } catch (error) {
+      if (error.status === 401) {
+        say($("connection"), "The memory is shown when there is a key");
+        await keyGiven;
+        wait = WAIT_MIN / 2;
+        continue;
+      }
+      if (error instanceof Refused) why = error.message.replace(/\.$/, "");
+    }
+    say($("connection"), `${why}. Trying again in ${wait / 1000} s.`);
+    await pause(wait);
+  }
+}
+
+async function watchOnce(heardOne) {
+  // Also where the memory cannot be told; then the chat says why.
+  loadModels().catch(() => {});
+  const connection = new AbortController();
+  let silence = setTimeout(() => connection.abort(), SILENCE_MAX);
+  try {
+    const { body } = await ask("v1/budget/events", { signal: connection.signal });
+    // The latest events are told again.
+    $("events").replaceChildren();
+    [states, mayPress] = ["", true];
+    for await (const { type, data } of eventsOf(body)) {
+      clearTimeout(silence);
+      silence = setTimeout(() => connection.abort(), SILENCE_MAX);
+      const told = JSON.parse(data);
+      if (type === "event") showEvent(told);
+      if (type !== "budget") continue;
+      heardOne();
+      say($("connection"), "");
+      showBudget(told);
+      offerNeighbour(told);
+    }
+  } finally {
+    clearTimeout(silence);
+  }
+}
+
+// ---- A neighbour
+
+/** Whether to find out if this server can play a neighbour: once a connection. */
+let mayPress = true;
+let neighbourBytes = 0;
+
+async function offerNeighbour({ is_host_memory, budget }) {
+  neighbourBytes = Math.floor(budget.total / 4);
+  if (!mayPress) return;
+  mayPress = false;
+  const isThere = is_host_memory && (await ask("v1/budget/neighbour").then(() => true, ({ status }) => status && status !== 404));
+  $("neighbour").hidden = !isThere;
+}
+
+$("neighbour").addEventListener("click", async () => {
+  const told = await ask("v1/budget/neighbour", asJson({ bytes: neighbourBytes, seconds: 10 })).then(() => "", ({ message }) => message);
+  if (told) showEvent({ event: "missed", detail: `the neighbour: ${told}` });
+});
+
+watch();

@@ -1,0 +1,291 @@
+//! What is answered, beside what the stories of real clients in `tests/serve/` see.
+
+use axum::{http::StatusCode, response::Redirect, routing::get};
+use std::time::Duration;
+
+use bursar::{
+    Bytes, LoadOptions, demo,
+    serve::{ModelState, ServeOptions, Server, Service},
+};
+use serde_json::json;
+
+use super::client::{House, hello, pause, posted};
+use crate::stage::story;
+
+const GREETING: &str = "Hello! Show me a picture.";
+
+#[test]
+fn a_chat_is_answered_under_each_of_its_names_and_streams_the_same() {
+    story(async {
+        let house = House::usual().await;
+        for name in ["demo", "other-name"] {
+            let answer = house.chat(json!({"model": name})).await.json();
+            assert_eq!(answer["choices"][0]["message"]["content"], GREETING);
+            assert_eq!(answer["model"], name);
+            assert_eq!(answer["usage"]["completion_tokens"], 7);
+        }
+        let streamed = house.chat(json!({"stream": true})).await;
+        assert_eq!(streamed.streamed(), GREETING);
+        assert!(streamed.head.contains("content-type: text/event-stream"), "{}", streamed.head);
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_model_that_is_being_loaded_says_how_far_it_is() {
+    story(async {
+        let house = House::usual().await;
+        assert_eq!(house.get("/health").await.status, 200);
+        house.service.set(["late"], ModelState::Loading("loading weights: 40 %".into()));
+        let health = house.get("/health").await;
+        assert_eq!(health.status, 503);
+        assert_eq!(health.json()["models"]["late"], json!({"state": "loading", "detail": "loading weights: 40 %"}));
+        assert_eq!(house.get("/health/live").await.status, 200);
+        let answer = house.chat(json!({"model": "late"})).await;
+        assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("model_loading")));
+        assert!(answer.head.contains("retry-after: "), "{}", answer.head);
+        house.service.set(["late"], ModelState::Failed("no such file".into()));
+        assert_eq!(house.chat(json!({"model": "late"})).await.error()["code"], "model_failed");
+        // Two models are served now, so one must be named.
+        let unnamed = house.chat(json!({"model": null})).await;
+        assert_eq!((unnamed.status, unnamed.error()["param"].as_str()), (400, Some("model")));
+        house.end().await;
+    });
+}
+
+#[test]
+fn pictures_in_low_detail_take_fewer_tokens() {
+    story(async {
+        let house = House::with(LoadOptions::small(), ServeOptions::default()).await;
+        let encoded = base64_of(demo::pictures()[1].bytes);
+        let asked = |detail: &str, kwargs: serde_json::Value| {
+            let image = json!({"type": "image_url", "image_url": {"url": format!("data:image/png;base64,{encoded}"), "detail": detail}});
+            let content = json!([image, {"type": "text", "text": "What number is written?"}]);
+            json!({"messages": [{"role": "user", "content": content}], "mm_processor_kwargs": kwargs, "max_tokens": 8})
+        };
+        let usual = house.chat(asked("auto", json!({}))).await.json();
+        assert_eq!(usual["choices"][0]["message"]["content"], "427");
+        let tokens = |answer: &serde_json::Value| answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64();
+        let coarse = house.chat(asked("auto", json!({"max_pixels": 28 * 28 * 4}))).await.json();
+        assert!(tokens(&coarse) < tokens(&usual), "{coarse} {usual}");
+        // The demo's pictures are smaller than OpenAI's low detail already.
+        assert_eq!(tokens(&house.chat(asked("low", json!({}))).await.json()), tokens(&usual));
+        let unknown = house.chat(asked("auto", json!({"max_pixel": 4}))).await;
+        assert_eq!((unknown.status, unknown.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixel")));
+        house.end().await;
+    });
+}
+
+#[test]
+fn files_are_read_below_the_media_root_alone() {
+    story(async {
+        let root = std::env::temp_dir().join(format!("bursar-media-{}", std::process::id()));
+        let (inside, outside) = (root.join("in"), root.join("out"));
+        for folder in [&inside.join("film"), &outside] {
+            std::fs::create_dir_all(folder).expect("a folder");
+        }
+        let number = demo::pictures()[1].bytes;
+        for file in [
+            inside.join("number.png"),
+            outside.join("secret.png"),
+            inside.join("film/1.png"),
+            inside.join("film/2.png"),
+        ] {
+            std::fs::write(file, number).expect("a file");
+        }
+        std::os::unix::fs::symlink(outside.join("secret.png"), inside.join("link.png")).expect("a link");
+        let serve = ServeOptions { media_root: Some(inside.clone()), ..ServeOptions::default() };
+        let house = House::with(LoadOptions::small(), serve).await;
+        let shown = |url: &str| {
+            json!({"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What number is written?"}]}]})
+        };
+        let whole = format!("file://{}/number.png", inside.display());
+        for url in ["file:number.png", "file:///number.png", &whole] {
+            let answer = house.chat(shown(url)).await;
+            assert_eq!(answer.json()["choices"][0]["message"]["content"], "427", "{url}");
+        }
+        let secret = format!("file://{}/secret.png", outside.display());
+        for url in [
+            "file:../out/secret.png",
+            "file:link.png",
+            &secret,
+            "file:none.png",
+            "file:///etc/passwd",
+            "file:",
+            "file:/",
+        ] {
+            assert_eq!(house.chat(shown(url)).await.status, 400, "{url}");
+        }
+        let film = json!({"messages": [{"role": "user", "content": [
+            {"type": "video_url", "video_url": {"url": "file:film"}}, {"type": "text", "text": "What happens?"}]}], "max_tokens": 4});
+        let answer = house.chat(film).await.json();
+        assert!(answer["usage"]["prompt_tokens_details"]["image_tokens"].as_u64() > Some(0), "{answer}");
+        house.end().await;
+        std::fs::remove_dir_all(root).expect("it is ours");
+    });
+}
+
+#[test]
+fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
+    story(async {
+        let house = House::usual().await;
+        let named = |name: &str| {
+            posted(
+                "/v1/chat/completions",
+                &format!("x-request-id: {name}\r\n"),
+                hello(json!({})).to_string().as_bytes(),
+            )
+        };
+        assert!(house.say(&named("mine-7")).await.head.contains("x-request-id: mine-7"));
+        let ugly = house.say(&named("a b\"c")).await;
+        assert!(ugly.head.contains("x-request-id: req_"), "{}", ugly.head);
+        let budget = house.get("/v1/budget").await.json();
+        assert_eq!(budget["budget"]["total"], json!(Bytes::mib(64)));
+        assert_eq!(budget["models"][0]["requests"], 0);
+        assert_eq!(house.get("/version").await.json()["server"], "bursar");
+        assert_eq!(house.get("/v1/models/other-name").await.json()["root"], "demo");
+        let missing = house.get("/v1/nothing").await;
+        assert_eq!((missing.status, missing.error()["type"].as_str()), (404, Some("not_found_error")));
+        assert_eq!(house.get("/v1/chat/completions").await.status, 405);
+        assert_eq!(house.post("/v1/embeddings", &json!({})).await.error()["code"], "not_served");
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_neighbour_is_drilled_where_host_memory_stands_in() {
+    story(async {
+        let house = House::usual().await;
+        let taken = house.post("/v1/budget/neighbour", &json!({"bytes": 1 << 20, "seconds": 1})).await;
+        assert_eq!(taken.json()["bytes"], 1 << 20);
+        assert_eq!(house.stage.device.counts().foreign, Bytes::mib(1));
+        assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 1})).await.status, 429);
+        assert_eq!(house.post("/v1/budget/neighbour", &json!({"bytes": 1, "seconds": 100})).await.status, 400);
+        while house.stage.device.counts().foreign > Bytes(0) {
+            pause(Duration::from_millis(10)).await;
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn texts_are_tokens_and_tokens_texts() {
+    story(async {
+        let house = House::usual().await;
+        let told = house.post("/tokenize", &json!({"prompt": "Hello!", "return_token_strs": true})).await.json();
+        assert_eq!(told["count"].as_u64(), Some(told["tokens"].as_array().expect("ids").len() as u64));
+        assert_eq!(house.post("/detokenize", &json!({"tokens": told["tokens"]})).await.json()["prompt"], "Hello!");
+        let chat = house.post("/tokenize", &hello(json!({}))).await.json();
+        let answer = house.chat(json!({})).await.json();
+        assert_eq!(chat["count"], answer["usage"]["prompt_tokens"]);
+        let unknown = house.post("/detokenize", &json!({"tokens": [4_000_000]})).await;
+        assert_eq!(unknown.status, 400);
+        assert_eq!(house.post("/tokenize", &json!({})).await.status, 400);
+        house.end().await;
+    });
+}
+
+#[test]
+fn the_document_lists_what_there_is_and_its_references_hold() {
+    story(async {
+        let house = House::usual().await;
+        let document = house.get("/openapi.json").await.json();
+        let mut asked = 0;
+        for (path, methods) in document["paths"].as_object().expect("paths") {
+            let path = path.replace("{name}", "demo");
+            for method in methods.as_object().expect("methods").keys() {
+                if path == "/v1/budget/events" {
+                    continue; // It does not end.
+                }
+                let answer = match method.as_str() {
+                    "get" => house.get(&path).await,
+                    _ => {
+                        house
+                            .post(&path, &json!({"tokens": "?", "prompt": 5, "messages": 5, "bytes": "?", "input": 5}))
+                            .await
+                    }
+                };
+                assert!(matches!(answer.status, 200 | 400), "{method} {path}: {}", answer.status);
+                asked += 1;
+            }
+        }
+        assert!(asked > 15, "{asked} routes");
+        let mut open = vec![&document];
+        let mut references = 0;
+        while let Some(value) = open.pop() {
+            if let Some(reference) = value.get("$ref").and_then(serde_json::Value::as_str) {
+                let at = reference.strip_prefix('#').expect("in the document");
+                assert!(document.pointer(at).is_some(), "{reference}");
+                references += 1;
+            }
+            open.extend(value.as_object().into_iter().flat_map(|map| map.values()));
+            open.extend(value.as_array().into_iter().flatten());
+        }
+        assert!(references > 10, "{references} references");
+        house.end().await;
+    });
+}
+
+#[test]
+fn the_page_is_there_and_takes_nothing_from_elsewhere() {
+    story(async {
+        let house = House::usual().await;
+        for (path, kind) in [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")] {
+            let answer = house.get(path).await;
+            assert_eq!(answer.status, 200, "{path}");
+            assert!(answer.head.contains(&format!("content-type: {kind}")), "{}", answer.head);
+            assert!(answer.head.contains("content-security-policy: default-src 'self'"), "{}", answer.head);
+            assert!(!answer.body.contains("https://") && !answer.body.contains("innerHTML"), "{path}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
+    story(async {
+        let pictures = axum::Router::new()
+            .route("/number.png", get(|| async { demo::pictures()[1].bytes }))
+            .route("/moved", get(|| async { Redirect::temporary("/number.png") }))
+            .route("/away", get(|| async { Redirect::temporary("http://127.0.0.1:1/secret") }))
+            .route("/round", get(|| async { Redirect::temporary("/round") }))
+            .route("/large", get(|| async { vec![0_u8; 300_000] }))
+            .route("/gone", get(|| async { StatusCode::NOT_FOUND }));
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let host = format!("localhost:{}", listener.local_addr().expect("it is bound").port());
+        tokio::spawn(async { axum::serve(listener, pictures).await });
+        let serve = |private_url_hosts| ServeOptions {
+            url_hosts: vec![host.clone()],
+            private_url_hosts,
+            body_bytes: Bytes::kib(256),
+            ..ServeOptions::default()
+        };
+        let shown = |path: &str| {
+            json!({"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": format!("http://{host}{path}")}},
+            {"type": "text", "text": "What number is written?"}]}]})
+        };
+        let house = House::with(LoadOptions::small(), serve(true)).await;
+        for path in ["/number.png", "/moved"] {
+            assert_eq!(house.chat(shown(path)).await.json()["choices"][0]["message"]["content"], "427", "{path}");
+        }
+        for path in ["/away", "/round", "/large", "/gone"] {
+            assert_eq!(house.chat(shown(path)).await.status, 400, "{path}");
+        }
+        // The same name by default, since its address is this machine's.
+        let strict = Service::new(&house.stage.runtime, serve(false));
+        strict.add(["demo"], house.stage.model.clone());
+        let server = Server::start(strict, "127.0.0.1:0", None).await.expect("a port");
+        let strict = House { service: house.service.clone(), stage: house.stage, server };
+        let refused = strict.chat(shown("/number.png")).await;
+        assert_eq!(refused.status, 400);
+        assert!(refused.body.contains("no address that this server may reach"), "{}", refused.body);
+        strict.end().await;
+    });
+}
+
+fn base64_of(bytes: &[u8]) -> String {
+    use base64::{Engine, engine::general_purpose::STANDARD};
+    STANDARD.encode(bytes)
+}

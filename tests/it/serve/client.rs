@@ -1,0 +1,150 @@
+//! A client that sends what it is told, byte by byte.
+
+use std::time::Duration;
+
+use bursar::{
+    LoadOptions, ModelHandle,
+    serve::{ServeOptions, Server, Service},
+};
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use crate::stage::{Stage, small};
+
+/// Longer than any answer takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A served demo model.
+pub struct House {
+    pub stage: Stage,
+    pub service: Service,
+    pub server: Server,
+}
+
+impl House {
+    pub async fn with(options: LoadOptions, serve: ServeOptions) -> House {
+        let stage = Stage::set(options).await;
+        let service = Service::new(&stage.runtime, serve);
+        service.add(["demo", "other-name"], stage.model.clone());
+        let server = Server::start(service.clone(), "127.0.0.1:0", None).await.expect("a free port");
+        House { stage, service, server }
+    }
+
+    pub async fn usual() -> House {
+        House::with(small(), ServeOptions::default()).await
+    }
+
+    pub async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.server.addr()).await.expect("it listens")
+    }
+
+    /// Sends this, and hears all that comes until the server closes.
+    pub async fn say(&self, said: &[u8]) -> Answer {
+        let mut stream = self.connect().await;
+        // A server that refuses early may close before all is written.
+        drop(stream.write_all(said).await);
+        Answer::of(&rest(stream).await)
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        self.say(format!("GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").as_bytes()).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        self.say(&posted(path, "", body.to_string().as_bytes())).await
+    }
+
+    pub async fn chat(&self, fields: Value) -> Answer {
+        self.post("/v1/chat/completions", &hello(fields)).await
+    }
+
+    pub async fn end(self) {
+        self.server.shutdown().await;
+        self.stage.runtime.shutdown().await;
+    }
+}
+
+/// A chat request with these fields beside its messages.
+pub fn hello(fields: Value) -> Value {
+    let mut body = json!({"model": "demo", "messages": [{"role": "user", "content": "Hello!"}], "temperature": 0});
+    let map = body.as_object_mut().expect("an object");
+    map.extend(fields.as_object().cloned().unwrap_or_default());
+    body
+}
+
+/// A whole request.
+pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+/// All bytes until the server closes.
+pub async fn rest(mut stream: TcpStream) -> Vec<u8> {
+    let mut heard = Vec::new();
+    // A reset after a refusal is an end too.
+    drop(timeout(PATIENCE, stream.read_to_end(&mut heard)).await.expect("the server hangs"));
+    heard
+}
+
+/// What the server has answered.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
+}
+
+impl Answer {
+    fn of(heard: &[u8]) -> Answer {
+        let heard = String::from_utf8_lossy(heard).into_owned();
+        let (head, body) = heard.split_once("\r\n\r\n").unwrap_or((&heard, ""));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+        Answer { status, head: head.to_ascii_lowercase(), body: body.to_owned() }
+    }
+
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.body))
+    }
+
+    /// The error, in OpenAI's shape.
+    pub fn error(&self) -> Value {
+        self.json()["error"].clone()
+    }
+
+    /// The events of a stream, less the last.
+    pub fn events(&self) -> Vec<Value> {
+        let data = self.body.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<_> = data.collect();
+        assert_eq!(events.last(), Some(&"[DONE]"), "{}", self.body);
+        let parsed = events[..events.len() - 1].iter().map(|event| serde_json::from_str(event).expect("JSON"));
+        parsed.collect()
+    }
+
+    /// The text of all chunks.
+    pub fn streamed(&self) -> String {
+        let events = self.events();
+        events.iter().filter_map(|event| event["choices"][0]["delta"]["content"].as_str()).collect()
+    }
+}
+
+/// Waits until the model has this many requests.
+pub async fn until_requests(model: &ModelHandle, requests: usize) {
+    let looks = async {
+        while model.requests().0 != requests {
+            pause(Duration::from_millis(2)).await;
+        }
+    };
+    timeout(PATIENCE, looks).await.unwrap_or_else(|_| panic!("there are {} requests", model.requests().0));
+}
+
+/// Lets a moment pass between two looks.
+pub async fn pause(moment: Duration) {
+    tokio::time::sleep_until(tokio::time::Instant::now() + moment).await;
+}

@@ -1,0 +1,96 @@
+//! How replies go on and end when actors die and the server ends.
+
+use std::time::Duration;
+
+use bursar::serve::ServeOptions;
+use serde_json::json;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+use super::client::{House, hello, pause, posted, rest, until_requests};
+use crate::stage::{small, story};
+
+#[test]
+fn a_model_that_is_restarted_in_the_middle_of_a_stream_is_a_pause() {
+    story(async {
+        let house = House::usual().await;
+        let fields = json!({"stream": true, "ignore_eos": true, "max_tokens": 60, "seed": 3});
+        let whole = house.chat(fields.clone()).await.streamed();
+        let mut stream = house.connect().await;
+        stream
+            .write_all(&posted("/v1/chat/completions", "", hello(fields).to_string().as_bytes()))
+            .await
+            .expect("it reads");
+        let mut heard = vec![0; 900];
+        stream.read_exact(&mut heard).await.expect("it streams");
+        house.stage.model.serving().await.expect("it serves").scheduler.kill();
+        heard.extend(rest(stream).await);
+        let heard = String::from_utf8(heard).expect("text");
+        let texts: String = heard
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line.strip_prefix("data: ")?).ok())
+            .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned))
+            .collect();
+        assert_eq!(texts, whole);
+        assert!(heard.contains("data: [DONE]") && !heard.contains("\"error\""), "{heard}");
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_server_that_ends_finishes_what_it_has_begun_and_refuses_the_rest() {
+    story(async {
+        let house = House::usual().await;
+        let body = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 100})).to_string();
+        let mut running = house.connect().await;
+        running.write_all(&posted("/v1/chat/completions", "", body.as_bytes())).await.expect("it reads");
+        until_requests(&house.stage.model, 1).await;
+        let address = house.server.addr();
+        house.service.end();
+        assert_eq!(house.get("/health").await.status, 503);
+        assert_eq!(house.get("/health/live").await.status, 200);
+        let late = house.chat(json!({})).await;
+        assert_eq!((late.status, late.error()["type"].as_str()), (503, Some("service_unavailable_error")));
+        let (heard, ()) = tokio::join!(rest(running), house.server.shutdown());
+        let heard = String::from_utf8(heard).expect("text");
+        assert!(heard.contains("\"finish_reason\":\"length\"") && heard.contains("[DONE]"), "{heard}");
+        assert!(tokio::net::TcpStream::connect(address).await.is_err(), "it does not listen any more");
+        house.stage.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_reply_that_does_not_end_in_time_is_cut_off() {
+    story(async {
+        let serve = ServeOptions { drain: Duration::from_millis(50), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        // It sends only the head of a request, so nothing would ever end it.
+        let mut silent = house.connect().await;
+        silent
+            .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n")
+            .await
+            .expect("it reads");
+        pause(Duration::from_millis(20)).await;
+        house.end().await;
+        rest(silent).await;
+    });
+}
+
+#[test]
+fn those_who_watch_the_budget_do_not_hold_the_end_up() {
+    story(async {
+        let house = House::usual().await;
+        let mut watching = house.connect().await;
+        watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("it reads");
+        let mut heard = Vec::new();
+        while !String::from_utf8_lossy(&heard).contains("event: budget") {
+            let mut piece = [0; 4096];
+            let read = watching.read(&mut piece).await.expect("it streams");
+            assert!(read > 0, "it ended");
+            heard.extend_from_slice(&piece[..read]);
+        }
+        assert!(String::from_utf8_lossy(&heard).contains("\"event\":\"ready\""), "what happened before is told");
+        let begun = std::time::Instant::now();
+        house.end().await;
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    });
+}

@@ -1,0 +1,173 @@
+//! Clients that mean harm: whatever they send, no answer is 500, nothing hangs, and the ledger is as before.
+
+use std::time::Duration;
+
+use bursar::Snapshot;
+use proptest::{
+    prelude::*,
+    test_runner::{Config, TestRunner},
+};
+use serde_json::{Value, json};
+
+use super::client::{House, hello, pause, posted};
+use crate::stage::story;
+
+/// A request with every field that is read.
+fn full() -> Value {
+    let tool = json!({"type": "function", "function": {"name": "f", "description": "d", "parameters": {
+        "type": "object", "properties": {"x": {"enum": ["a", "b"]}}, "required": ["x"], "additionalProperties": false}}});
+    hello(json!({
+        "messages": [
+            {"role": "system", "content": "s"},
+            {"role": "user", "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}]},
+            {"role": "assistant", "reasoning_content": "r", "content": "c", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "k"},
+        ],
+        "max_tokens": 3, "max_completion_tokens": 3, "n": 1, "seed": 1, "stop": ["x"], "top_p": 0.5, "top_k": 5, "min_p": 0.1,
+        "presence_penalty": 0.1, "frequency_penalty": 0.1, "repetition_penalty": 1.1, "logit_bias": {"5": 1.5}, "logprobs": true,
+        "top_logprobs": 1, "prompt_logprobs": 1, "tools": [tool], "tool_choice": "auto", "parallel_tool_calls": false,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "boolean"}}},
+        "chat_template_kwargs": {"enable_thinking": true}, "reasoning_effort": "low", "continue_final_message": false,
+        "add_generation_prompt": true, "return_token_ids": true, "mm_processor_kwargs": {"max_pixels": 3136}, "modalities": ["text"],
+        "stop_token_ids": [1], "ignore_eos": false, "min_tokens": 0, "cache_salt": "s", "use_beam_search": false,
+        "structured_outputs": {"choice": ["a"]}, "stream": false, "stream_options": {"include_usage": true},
+    }))
+}
+
+/// All places of a value, as JSON pointers.
+fn places(value: &Value, at: &str, found: &mut Vec<String>) {
+    found.push(at.to_owned());
+    match value {
+        Value::Object(map) => map.iter().for_each(|(name, value)| places(value, &format!("{at}/{name}"), found)),
+        Value::Array(items) => {
+            items.iter().enumerate().for_each(|(index, item)| places(item, &format!("{at}/{index}"), found))
+        }
+        _ => {}
+    }
+}
+
+fn wild() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        prop_oneof![
+            Just(1e308),
+            Just(-1e308),
+            Just(0.0),
+            Just(1e-300),
+            any::<f64>().prop_filter("JSON has no others", |x| x.is_finite())
+        ]
+        .prop_map(Value::from),
+        "\\PC{0,20}".prop_map(Value::from),
+        Just(json!("\r\n\r\ndata: {}\n\n")),
+        Just(json!("\u{0}")),
+        Just(json!([])),
+        Just(json!({})),
+        Just(json!([[[[[]]]]])),
+        Just(json!({"$ref": "#"})),
+        Just(json!("a".repeat(3000))),
+    ]
+}
+
+/// The ledger once all requests have given back what they had.
+async fn settled(house: &House, before: &Snapshot) -> Snapshot {
+    let mut now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
+    for _ in 0..500 {
+        if now == *before {
+            break;
+        }
+        pause(Duration::from_millis(10)).await;
+        now = house.stage.runtime.budget().snapshot().await.expect("a ledger");
+    }
+    now
+}
+
+#[test]
+fn any_value_in_any_field_is_answered_and_never_with_500() {
+    let body = full();
+    let mut all = Vec::new();
+    places(&body, "", &mut all);
+    assert!(all.len() > 80, "{} places", all.len());
+    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    let house = threads.block_on(House::usual());
+    let before = threads.block_on(house.stage.runtime.budget().snapshot()).expect("a ledger");
+    let mut runner = TestRunner::new(Config { cases: 400, failure_persistence: None, ..Config::default() });
+    let changes = proptest::collection::vec((0..all.len(), wild()), 0..3);
+    let outcome = runner.run(&(changes, any::<bool>(), 0_usize..40), |(changes, is_streamed, cut)| {
+        let mut body = body.clone();
+        body["stream"] = json!(is_streamed);
+        for (place, value) in changes {
+            if let Some(at) = body.pointer_mut(&all[place]) {
+                *at = value;
+            }
+        }
+        let mut text = body.to_string().into_bytes();
+        // Now and then the end is missing.
+        if cut > 35 {
+            text.truncate(text.len().saturating_sub(cut));
+        }
+        let answer = threads.block_on(house.say(&posted("/v1/chat/completions", "", &text)));
+        prop_assert!(matches!(answer.status, 200 | 400 | 404), "{} {}", answer.status, answer.body);
+        prop_assert!(!answer.body.contains("server_error"), "{}", answer.body);
+        Ok(())
+    });
+    outcome.unwrap_or_else(|error| panic!("{error}"));
+    threads.block_on(async {
+        let after = settled(&house, &before).await;
+        assert_eq!(after, before);
+        house.end().await;
+    });
+    threads.shutdown_background();
+}
+
+#[test]
+fn names_and_texts_cannot_break_out_of_a_stream() {
+    story(async {
+        let house = House::usual().await;
+        let evil = "f\n\ndata: {\"choices\":[]}\r\n\r\nHTTP/1.1 200 OK";
+        let tool = json!({"type": "function", "function": {"name": evil, "parameters": {
+            "type": "object", "properties": {"x": {"const": "\n\ndata: [DONE]\n\n"}}, "required": ["x"], "additionalProperties": false}}});
+        let answer = house
+            .chat(
+                json!({"stream": true, "max_tokens": 120, "model": "demo", "tools": [tool], "tool_choice": "required"}),
+            )
+            .await;
+        if answer.status == 200 {
+            assert!(answer.events().iter().all(|event| event["object"] == "chat.completion.chunk"), "{}", answer.body);
+        } else {
+            assert_eq!(answer.status, 400, "{}", answer.body);
+        }
+        let unknown = house.chat(json!({"model": evil})).await;
+        assert_eq!(unknown.status, 404);
+        assert!(unknown.body.lines().count() == 1, "{}", unknown.body);
+        house.end().await;
+    });
+}
+
+#[test]
+fn urls_reach_nothing_that_the_server_does_not_allow() {
+    story(async {
+        let house = House::usual().await;
+        for url in [
+            "http://127.0.0.1:1/a.png",
+            "https://example.org/a.png",
+            "http://169.254.169.254/latest/meta-data",
+            "file:///etc/passwd",
+            "gopher://127.0.0.1/",
+            "data:image/png,raw",
+            "data:image/png;base64,!!!",
+            "data:",
+            "",
+            "javascript:alert(1)",
+            "//example.org/a",
+        ] {
+            let answer = house
+                .chat(json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]}))
+                .await;
+            assert_eq!(answer.status, 400, "{url}: {}", answer.body);
+            assert_eq!(answer.error()["param"], "messages[0].content[0].image_url.url", "{url}");
+        }
+        house.end().await;
+    });
+}

@@ -1,0 +1,7 @@
+//! The server: what clients send, how it refuses, and how it ends.
+
+mod answers;
+mod client;
+mod endings;
+mod hostile;
+mod limits;

@@ -1,0 +1,502 @@
+"""Uses the page at / of a running `bursar serve --model demo --device host` in a real browser, and looks at what it does.
+
+    python3 tests/serve/page.py http://127.0.0.1:8000 [--write]
+
+Ends with 1 and a reason at the first failure; `skipped: …` and 0 where there is no Chromium (Debian: apt-get install
+chromium). --write keeps what it saw as docs/page-light.png, docs/page-dark.png and docs/page-phone.png.
+"""
+
+import base64
+import json
+import pathlib
+import re
+import sys
+import urllib.error
+import urllib.request
+
+from browser import Browser, Wrong, found, until
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PICTURE = ROOT / "model/demo/pictures/number.png"
+PICTURE_BYTES_MAX = 200 * 1024
+CHAT, WATCH = "*/v1/chat/completions", "*/v1/budget/events"
+# Text that the demo model never ends by itself, so that there is something to stop.
+LONG = {"structured_outputs": {"regex": "[a-z ]{3000}"}}
+LAST = ".turn:last-child .answer"
+
+
+def check(holds, what):
+    if not holds:
+        raise Wrong(what)
+
+
+def is_shown(page, selector):
+    return page.js(f"document.querySelector({json.dumps(selector)})?.checkVisibility() ?? false")
+
+
+def api(url, path):
+    with urllib.request.urlopen(url + path, timeout=10) as answer:
+        return json.load(answer)
+
+
+def opened(page, url):
+    page.go(url + "/")
+    until("the model is chosen", lambda: "takes 8 pictures" in page.text("#model-state"))
+    until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))
+
+
+def ask(page, text):
+    """Types a question and sends it; the answer is only begun."""
+    page.js("document.querySelector('#text').focus()")
+    page.type(text)
+    page.enter()
+    check(page.js("document.querySelector('#text').value") == "", "the sent question is still in the text box")
+
+
+def is_over(page):
+    return page.js(f"document.querySelector('{LAST}')?.getAttribute('aria-busy')") == "false"
+
+
+def answered(page):
+    until("the answer is over", lambda: is_over(page))
+    return page.text(f"{LAST} .words")
+
+
+# What is checked, in order. Each takes the page and the server's address.
+
+
+def files_are_strict(page, url):
+    with urllib.request.urlopen(url + "/") as answer:
+        policy = answer.headers["content-security-policy"] or ""
+    check("default-src 'self'" in policy and "unsafe" not in policy, f"the policy of / is {policy!r}")
+    opened(page, url)
+    loaded = page.js("performance.getEntriesByType('resource').map(({name}) => name)")
+    check(len(loaded) >= 3, f"only {loaded} are loaded")
+    strangers = [name for name in loaded if not name.startswith((url + "/", "data:"))]
+    check(not strangers, f"{strangers} are loaded from elsewhere")
+
+
+def size(count):
+    """As the page writes bytes."""
+    value, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.{int(units[0] != 'B' and value < 100)}f} {units[0]}"
+
+
+def the_legend_is_the_ledger(page, url):
+    budget = api(url, "/v1/budget")["budget"]
+    wanted = {name: budget[name] for name in ("canary", "overhead", "foreign", "free")}
+    wanted |= {line["class"]: line["bytes"] for line in budget["classes"]}
+    check(wanted["weights"] and wanted["kv"], f"the server tells no weights or no keys and values: {wanted}")
+    for name, count in wanted.items():
+        row = page.text(f"#legend tr[data-class='{name}']")
+        check(size(count) in row, f"the legend of {name} is {row!r}, not {size(count)}")
+    widths = page.js("[...document.querySelectorAll('#band div')].map((part) => part.getBoundingClientRect().width)")
+    whole = page.js("document.querySelector('#band').clientWidth")
+    share = widths[1] / whole
+    check(abs(share - wanted["kv"] / budget["total"]) < 0.05, f"keys and values have {share:.2f} of the band")
+    check("ready, with room for" in page.text("#events"), "no event says that the model is ready")
+    check(len(page.js("[...document.querySelectorAll('#events li')].map(({innerText}) => innerText)")) <= 10, "more than ten events")
+
+
+def thumbnails(page):
+    code = "[...document.querySelectorAll('#pictures img')].map(({naturalWidth}) => naturalWidth)"
+    return page.js(code)
+
+
+def a_picture_comes_by_drop_paste_and_button(page, url):
+    opened(page, url)
+    page.drop("#log", PICTURE)
+    until("the dropped picture is shown", lambda: [width > 0 for width in thumbnails(page)] == [True])
+    page.click("#pictures button")
+    check(thumbnails(page) == [], "a removed picture is still there")
+    data = base64.b64encode(PICTURE.read_bytes()).decode()
+    page.js(f"""(() => {{
+        const bytes = Uint8Array.from(atob('{data}'), (letter) => letter.charCodeAt());
+        const clipboardData = new DataTransfer();
+        clipboardData.items.add(new File([bytes], 'pasted.png', {{type: 'image/png'}}));
+        document.querySelector('#text').dispatchEvent(new ClipboardEvent('paste', {{clipboardData, bubbles: true}}));
+    }})()""")
+    until("the pasted picture is shown", lambda: [width > 0 for width in thumbnails(page)] == [True])
+    page.click("#pictures button")
+    page.give("#files", PICTURE)
+    until("the chosen picture is shown", lambda: [width > 0 for width in thumbnails(page)] == [True])
+
+
+def the_number_is_read(page, url):
+    """Goes on with the picture that was chosen."""
+    ask(page, "What number is written?")
+    check(answered(page) == "427", f"the answer is {answered(page)!r}")
+    usage = page.text(f"{LAST} .usage")
+    wanted = r"prompt \d+ tokens, \d+ of them cached · answer 3 tokens · first after [\d.]+ s"
+    check(re.fullmatch(wanted, usage), f"the usage is {usage!r}")
+    check(thumbnails(page) == [] and page.js("document.querySelectorAll('.question img').length") == 1, "the picture did not move")
+    ask(page, "Describe the picture.")
+    wanted = "a cyan square, a yellow star and the number 427 on a dark background"
+    check(answered(page) == wanted, f"the second turn forgot the picture: {answered(page)!r}")
+    usage = page.text(f"{LAST} .usage")
+    check(re.search(r"prompt \d+ tokens, [1-9]\d* of them cached · answer \d+ tokens · [\d.]+ tokens/s · first", usage), f"{usage!r}")
+
+
+def longer(page):
+    """From now on the server is asked for an answer of 3,000 letters."""
+
+    def paused(told):
+        body = json.loads(told["request"]["postData"]) | LONG
+        data = base64.b64encode(json.dumps(body).encode()).decode()
+        page.send("Fetch.continueRequest", requestId=told["requestId"], postData=data)
+
+    page.between(CHAT, paused)
+
+
+def a_long_answer_streams_and_stops(page, url):
+    opened(page, url)
+    before = page.text("#models")
+    check("0 of " in before, f"the models are shown as {before!r}")
+    longer(page)
+    ask(page, "Hello.")
+    seen = set()
+
+    def grows():
+        seen.add(page.js(f"document.querySelector('{LAST} .words').textContent.length"))
+        return len(seen) >= 5
+
+    until("the answer streams in", grows)
+    until("the running request is shown", lambda: "1 of " in page.text("#models"))
+    until("the rate is shown", lambda: re.search(r"[1-9]\d*(\.5)? tokens/s", page.text("#models")))
+    check(api(url, "/v1/budget")["models"][0]["requests"] == 1, "the server does not run the request")
+    check(is_shown(page, "#stop") and not is_shown(page, "#send"), "there is no stop button")
+    page.click("#stop")
+    text = answered(page)
+    check(0 < len(text) < 3000, f"the stopped answer has {len(text)} letters")
+    check("stopped" in page.text(f"{LAST} .usage"), "it does not say that it was stopped")
+    until("the server gives the request up", lambda: api(url, "/v1/budget")["models"][0]["requests"] == 0, 5)
+    check(page.text(f"{LAST} .words") == text, "the answer goes on after the stop")
+    page.between(CHAT, None)
+    page.click("#retry")
+    check("picture" in answered(page) and is_shown(page, "#send"), f"the retry answers {answered(page)!r}")
+    page.click("#new")
+    check(page.js("document.querySelectorAll('.turn').length") == 0, "a new chat has old turns")
+
+
+def stream(*events):
+    return ": a comment\n\n" + "".join(f"data: {json.dumps(event)}\n\n" for event in events)
+
+
+def delta(**words):
+    return {"choices": [{"index": 0, "delta": words, "finish_reason": None}]}
+
+
+def errors_stand_in_place_and_lose_nothing(page, url):
+    opened(page, url)
+    full = {"error": {"message": "the server is full", "type": "rate_limit_error", "param": None, "code": None}}
+    page.between(CHAT, lambda told: page.answer(told, 429, json.dumps(full), Retry_After="3"))
+    page.give("#files", PICTURE)
+    until("the chosen picture is shown", lambda: len(thumbnails(page)) == 1)
+    ask(page, "What number is written?")
+    answered(page)
+    check(page.text(f"{LAST} .error") == "the server is full. Try again in 3 s.", f"the error is {page.text(LAST)!r}")
+    page.click("#edit")
+    check(page.js("document.querySelector('#text').value") == "What number is written?", "the refused question is lost")
+    check(len(thumbnails(page)) == 1, "the refused picture is lost")
+    broken = {"error": {"message": "the device was lost"}}
+    page.between(CHAT, lambda told: page.answer(told, 200, stream(delta(content="half an"), broken)))
+    page.enter()
+    check(answered(page) == "half an", f"the half answer is {answered(page)!r}")
+    check(page.text(f"{LAST} .error") == "the device was lost", "an error in the stream is not shown")
+    page.between(CHAT, lambda told: page.answer(told, 200, stream(delta(content="cut"))))
+    page.click("#retry")
+    check(answered(page) == "cut" and "connection broke" in page.text(f"{LAST} .error"), "a cut stream looks whole")
+    page.between(CHAT, lambda told: page.send("Fetch.failRequest", requestId=told["requestId"], errorReason="ConnectionRefused"))
+    page.click("#retry")
+    answered(page)
+    check("cannot be reached" in page.text(f"{LAST} .error"), f"an unreachable server: {page.text(LAST)!r}")
+    page.between(CHAT, None)
+    page.click("#retry")
+    check(answered(page) == "427" and not is_shown(page, f"{LAST} .error"), "the retry after errors fails")
+    expected(page, "429", "ERR_CONNECTION_REFUSED")
+
+
+def text_stays_text(page, url):
+    opened(page, url)
+    words = "a <img src=x onerror=alert(1)> b\n\n```python\nif x:\n    print('<b>')\n```\nafter\n\n\nthe end"
+    pieces = [delta(reasoning_content="I th"), delta(reasoning_content="ink"), *[delta(content=letter) for letter in words]]
+    page.between(CHAT, lambda told: page.answer(told, 200, stream(*pieces) + "data: [DONE]\n\n"))
+    ask(page, "<b>?</b>")
+    answered(page)
+    shown = page.js(f"[...document.querySelectorAll('{LAST} > .words > *')].map((part) => [part.tagName, part.textContent])")
+    code = "if x:\n    print('<b>')"
+    wanted = [["DIV", "a <img src=x onerror=alert(1)> b\n"], ["PRE", code], ["DIV", "after\n\n\nthe end"]]
+    check(shown == wanted, f"the answer is drawn as {shown}")
+    check("    print" in page.text(f"{LAST} pre"), "the code lost its indentation")
+    check(page.js("document.querySelectorAll('#log img, #log b').length") == 0, "markup of a text became elements")
+    check(page.js(f"document.querySelector('{LAST} details').open") is False, "the reasoning is not folded")
+    check(page.js(f"document.querySelector('{LAST} details .words').textContent") == "I think", "the reasoning is not there")
+    page.between(CHAT, None)
+
+
+def events_are_read_wherever_they_are_cut(page, url):
+    text = ": keep-alive\r\n\r\ndata: {\"a\":\"ä€😀\"}\nevent: budget\n\nevent\ndata:one\rdata:  two\r\r:\n\ndata\n\nid: 3\n\ndata: unended"
+    wanted = [["budget", '{"a":"ä€😀"}'], ["message", "one\n two"], ["message", ""]]
+    code = """(async () => {
+        const {eventsOf} = await import('./page.js');
+        const bytes = new TextEncoder().encode(%s), found = [];
+        const body = (pieces) => new ReadableStream({start(to) { pieces.forEach((piece) => to.enqueue(piece)); to.close(); }});
+        const cuts = [...bytes.keys()].map((at) => [bytes.slice(0, at), bytes.slice(at)]);
+        for (const pieces of [...cuts, [...bytes].map((byte) => Uint8Array.of(byte))]) {
+            const events = [];
+            for await (const {type, data} of eventsOf(body(pieces))) events.push([type, data]);
+            found.push(events);
+        }
+        return found;
+    })()"""
+    found = page.js(code % json.dumps(text))
+    check(len(found) == len(text.encode()) + 1, f"{len(found)} ways to cut were tried")
+    for at, events in enumerate(found):
+        check(events == wanted, f"cut at {at} the events are {events}")
+
+
+def a_lost_server_is_said_and_found_again(page, url):
+    page.between(WATCH, lambda told: page.send("Fetch.failRequest", requestId=told["requestId"], errorReason="ConnectionRefused"))
+    page.go(url + "/")
+    seen = []
+
+    def waits_longer():
+        told = page.text("#connection")
+        seen.extend([told] if told not in seen else [])
+        return any("in 1 s" in told for told in seen) and any("in 2 s" in told for told in seen)
+
+    until("the page says that it tries again, later each time", waits_longer)
+    check(all("cannot be reached" in told for told in seen if "Trying" in told), f"it says {seen}")
+    page.between(WATCH, None)
+    until("the memory is shown again", lambda: page.text("#connection") == "" and "MiB" in page.text("#legend"))
+    expected(page, "ERR_CONNECTION_REFUSED")
+
+
+def a_key_is_asked_for_and_sent(page, url):
+    sent = []
+
+    def paused(told):
+        headers = {name.lower(): value for name, value in told["request"]["headers"].items()}
+        sent.append(headers.get("authorization"))
+        if sent[-1] == "Bearer one-two":
+            return page.send("Fetch.continueRequest", requestId=told["requestId"])
+        error = {"error": {"message": "this server wants an API key"}}
+        return page.answer(told, 401, json.dumps(error))
+
+    page.between("*/v1/*", paused)
+    page.go(url + "/")
+    until("the page asks for a key", lambda: is_shown(page, "#key"))
+    until("its field has the focus", lambda: page.js("document.activeElement.id") == "key")
+    page.type("wrong")
+    page.enter()
+    until("a wrong key is told", lambda: "does not take this key" in page.text("#key-label") and is_shown(page, "#key"))
+    page.type("one-two")
+    page.enter()
+    until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))
+    until("the models are listed", lambda: "takes 8 pictures" in page.text("#model-state"))
+    check(not is_shown(page, "#key") and {None, "Bearer wrong", "Bearer one-two"} <= set(sent), f"the keys sent are {sent}")
+    page.between("*", None)
+    page.js("sessionStorage.clear()")
+    expected(page, "401")
+
+
+def all_is_reached_by_keyboard(page, url):
+    opened(page, url)
+    ask(page, "Hello.")
+    answered(page)
+    page.click("h1")
+    order = []
+    for _ in range(30):
+        page.tab()
+        at, style, width = page.js(
+            "(() => { const at = document.activeElement, {outlineStyle, outlineWidth} = getComputedStyle(at);"
+            "return [at.id, outlineStyle, parseFloat(outlineWidth)]; })()"
+        )
+        if at in order or (not at and order):
+            break
+        order.append(at)
+        check(style == "solid" and width >= 2, f"the focus of {at or 'an element without a name'} cannot be seen")
+    wanted = ["model", "new", "log", "retry", "edit", "text", "add", "send"]
+    check([at for at in order if at in wanted] == wanted, f"the order by keyboard is {order}")
+    page.js("document.querySelector('#text').focus()")
+    page.type("Who are")
+    page.enter(shift=True)
+    page.type("you?")
+    check(page.js("document.querySelector('#text').value") == "Who are\nyou?", "Shift+Enter does not break the line")
+    check(page.js("document.querySelectorAll('.turn').length") == 1, "Shift+Enter sends")
+    page.enter()
+    check(answered(page) != "", "Enter does not send")
+    longer(page)
+    ask(page, "Hello.")
+    until("the answer streams in", lambda: page.text(f"{LAST} .words"))
+    page.key("Escape", 27)
+    answered(page)
+    check("stopped" in page.text(f"{LAST} .usage"), "Escape does not stop")
+    page.between(CHAT, None)
+    unnamed = page.js(
+        "[...document.querySelectorAll('input:not([hidden]), select, textarea')].filter(({labels}) => !labels.length).map(({id}) => id)"
+    )
+    check(not unnamed, f"{unnamed} have no label")
+
+
+CONTRASTS = """(() => {
+    const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => channels(colour).slice(0, 3).map((part) => part / 255)
+        .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4))
+        .reduce((sum, part, place) => sum + part * [0.2126, 0.7152, 0.0722][place], 0);
+    const back = (node) => {
+        for (; node; node = node.parentElement) {
+            const colour = getComputedStyle(node).backgroundColor;
+            if (channels(colour)[3] !== 0) return colour;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    const found = [];
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (texts.nextNode()) {
+        const node = texts.currentNode.parentElement;
+        if (!texts.currentNode.data.trim() || !node.checkVisibility() || ['SCRIPT', 'NOSCRIPT'].includes(node.tagName)) continue;
+        const [a, b] = [light(getComputedStyle(node).color), light(back(node))].sort((a, b) => b - a);
+        found.push([(a + 0.05) / (b + 0.05), texts.currentNode.data.slice(0, 30)]);
+    }
+    const box = document.querySelector('#text'), hint = getComputedStyle(box, '::placeholder');
+    const [a, b] = [light(hint.color), light(back(box))].sort((a, b) => b - a);
+    found.push([(a + 0.05) / (b + 0.05), box.placeholder]);
+    return found;
+})()"""
+
+
+def shown_in(page, url, scheme, width, height, phone=False):
+    """A conversation with a picture, a text and an error, in this light and at this width."""
+    page.look(width, height, scheme, phone=phone)
+    opened(page, url)
+    page.give("#files", PICTURE)
+    until("the chosen picture is shown", lambda: len(thumbnails(page)) == 1)
+    ask(page, "What number is written?")
+    check(answered(page) == "427", f"the answer is {answered(page)!r}")
+    ask(page, "Describe the picture.")
+    answered(page)
+    end, top = page.js(
+        f"[document.querySelector('{LAST} .usage').getBoundingClientRect().bottom, document.querySelector('#actions').getBoundingClientRect().top]"
+    )
+    check(end <= top, f"the end of the answer is not in sight: {end} is below {top}")
+    picture = page.picture()
+    check(len(picture) < PICTURE_BYTES_MAX, f"the picture of the page has {len(picture)} bytes")
+    broken = stream(delta(content="`x`\n```\n" + "long " * 60 + "\n```\n" + "w" * 400), {"error": {"message": "an error"}})
+    page.between(CHAT, lambda told: page.answer(told, 200, broken))
+    ask(page, "w" * 300)
+    answered(page)
+    page.between(CHAT, None)
+    contrasts = page.js(CONTRASTS)
+    check(len(contrasts) > 40, f"only {len(contrasts)} texts were found")
+    low = [told for told in contrasts if told[0] < 4.5]
+    check(not low, f"in {scheme} the contrast is too low: {low}")
+    return picture
+
+
+def light_and_dark_can_be_read(page, url):
+    pictures = {scheme: shown_in(page, url, scheme, 1280, 800) for scheme in ("light", "dark")}
+    check(pictures["light"] != pictures["dark"], "dark looks like light")
+    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(20, 23, 26)", "dark is not dark")
+    page.look(1280, 800, "light")
+    check(page.js("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)", "light is not light")
+    return pictures
+
+
+def a_phone_shows_all(page, url):
+    picture = shown_in(page, url, "light", 360, 740, phone=True)
+    check(page.js("innerWidth") == 360, f"the page is laid out {page.js('innerWidth')} wide")
+    wide = page.js("document.documentElement.scrollWidth")
+    check(wide <= 360, f"the page is {wide} wide on a phone of 360")
+    outside = page.js(
+        "[...document.querySelectorAll('body *')].filter((node) => node.checkVisibility() && !node.closest('pre') &&"
+        "node.getBoundingClientRect().right > 360.5).map((node) => node.tagName + node.id)"
+    )
+    check(not outside, f"{outside} reach beyond the phone")
+    check(page.rectangle("#legend")["width"] > 300, "the legend is not shown on a phone")
+    return {"phone": picture}
+
+
+def motion_is_left_out_where_it_is_not_wanted(page, url):
+    time = "getComputedStyle(document.querySelector('#band div')).transitionDuration"
+    page.look(1280, 800)
+    check(page.js(time) == "0.3s", "the band does not move, so that there is nothing to leave out")
+    page.look(1280, 800, motion="reduce")
+    check(page.js(time) == "0s", "the band moves though motion is not wanted")
+    page.look(1280, 800)
+
+
+def a_neighbour_takes_memory(page, url):
+    """Where the server can play one."""
+    try:
+        urllib.request.urlopen(url + "/v1/budget/neighbour").close()
+        can = True
+    except urllib.error.HTTPError as error:
+        can = error.code != 404
+    opened(page, url)
+    if not can:
+        until("the page has asked", lambda: any("/v1/budget/neighbour" in told for _, told in page.complaints))
+        check(not is_shown(page, "#neighbour"), "a neighbour is offered that the server does not play")
+        return
+    until("a neighbour is offered", lambda: is_shown(page, "#neighbour"))
+    before = page.text("#legend tr[data-class='foreign']")
+    page.click("#neighbour")
+    until("its memory is shown", lambda: page.text("#legend tr[data-class='foreign']") != before)
+
+
+CHECKS = [
+    files_are_strict, the_legend_is_the_ledger, a_picture_comes_by_drop_paste_and_button, the_number_is_read,
+    a_long_answer_streams_and_stops, errors_stand_in_place_and_lose_nothing, text_stays_text,
+    events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_key_is_asked_for_and_sent,
+    all_is_reached_by_keyboard, light_and_dark_can_be_read, a_phone_shows_all, motion_is_left_out_where_it_is_not_wanted,
+    a_neighbour_takes_memory,
+]
+
+
+def expected(page, *causes):
+    """What a check brought about itself is no complaint; each cause has complained."""
+    page.listen(0.2)
+    of = {cause: [told for told in page.complaints if told[0] == "network" and cause in told[1]] for cause in causes}
+    for cause, told in of.items():
+        check(told, f"Chromium did not notice {cause}")
+    page.complaints = [told for told in page.complaints if not any(told in of[cause] for cause in causes)]
+
+
+def complaints(page):
+    """All but that a server without a neighbour answers 404, which browsers log."""
+    page.listen(0.2)
+    return [told for told in page.complaints if not (told[0] == "network" and "404" in told[1] and "/v1/budget/neighbour" in told[1])]
+
+
+def run(page, url):
+    pictures = {}
+    page.look(1280, 800)
+    for told in CHECKS:
+        pictures |= told(page, url) or {}
+        check(not complaints(page), f"the browser complains: {complaints(page)}")
+        print(f"ok: {told.__name__.replace('_', ' ')}", flush=True)
+    return pictures
+
+
+def main(url, *options):
+    program = found()
+    if not program:
+        print("skipped: there is no Chromium here (Debian: apt-get install chromium)")
+        return 0
+    page = Browser(program)
+    try:
+        pictures = run(page, url.rstrip("/"))
+    except Wrong as error:
+        print(f"wrong: {error}")
+        return 1
+    finally:
+        page.close()
+    for name, data in pictures.items() if "--write" in options else ():
+        (ROOT / f"docs/page-{name}.png").write_bytes(data)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 1 else print(__doc__) or 2)
