@@ -44,7 +44,7 @@ pub(in crate::serve) async fn create(
     };
     match is_streamed {
         true => Ok(run(keeping).streamed(reply)),
-        false => Ok(run(keeping).whole(reply).await),
+        false => run(keeping).whole(reply).await,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// An item: of which kind, and the fields of that kind.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Item {
     /// `message` where there is none.
     #[serde(rename = "type")]
@@ -30,7 +30,7 @@ pub(in crate::serve) struct Item {
     output: Option<Listed<Part>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 struct Part {
     #[serde(rename = "type")]
     kind: String,

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Reply,
-    serve::{service::Shared, sse},
+    serve::{error::ApiError, service::Shared, sse},
 };
 
 /// Events that a background response may be ahead of the client who watches it.
@@ -67,13 +67,13 @@ impl Run {
     }
 
     /// The whole response. Dropping it, as when the client leaves, cancels the reply.
-    pub(super) async fn whole(mut self, mut reply: Reply) -> Response {
+    pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ApiError> {
         while let Some(heard) = reply.next().await {
-            if self.told(heard).1 {
+            if self.told(Ok(heard?)).1 {
                 break;
             }
         }
-        Json(self.telling.response).into_response()
+        Ok(Json(self.telling.response).into_response())
     }
 
     pub(super) fn streamed(mut self, reply: Reply) -> Response {
