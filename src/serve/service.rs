@@ -55,8 +55,8 @@ pub(super) struct Shared {
     pub(super) models: Models,
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
-    pub(super) responses: Responses,
     pub(super) fetcher: Fetcher,
+    pub(super) responses: Responses,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
@@ -89,8 +89,8 @@ impl Service {
             models,
             options,
             bodies,
-            responses,
             fetcher,
+            responses,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
