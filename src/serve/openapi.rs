@@ -32,11 +32,8 @@ fn made() -> Value {
     let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
     let text = pages.schema::<TextCompletion<'_>>();
     pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
-    let asked = pages.schema::<Fields>();
-    let object = || json!({"type": "object"});
-    pages.post("/v1/responses", "Answers, and keeps the answer in memory", asked, object(), Some(object()));
     let message = pages.schema::<MessagesRequest>();
-    let (answer, count) = (object(), object());
+    let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));
     pages.post(
         "/v1/messages",
         "Anthropic's messages, whole or streamed",
@@ -45,6 +42,8 @@ fn made() -> Value {
         Some(answer),
     );
     pages.post("/v1/messages/count_tokens", "The tokens of such a message", message, count, None);
+    let (asked, told) = (pages.schema::<Fields>(), json!({"type": "object"}));
+    pages.post("/v1/responses", "OpenAI's responses, whole or streamed, and kept", asked, told.clone(), Some(told));
     let (asked, told) = (pages.schema::<TokenizeFields>(), pages.schema::<Tokenized>());
     pages.post("/tokenize", "The tokens of a text or chat", asked, told, None);
     let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
@@ -60,6 +59,7 @@ fn made() -> Value {
     for (path, summary) in [
         ("/v1/models", "The models, and how far each is"),
         ("/v1/models/{name}", "One model"),
+        ("/v1/responses/{id}", "A kept response"),
         ("/v1/budget", "Every byte of the device, by class and model"),
         ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
         ("/health", "200 while all models take requests"),

@@ -11,11 +11,19 @@ use axum::{
 };
 use futures_util::{Stream, StreamExt, stream};
 use serde::Serialize;
+use serde_json::Value;
 
 /// An event with this JSON.
 pub(super) fn json(value: &impl Serialize) -> Event {
     // Of our own types, whose maps have strings as keys.
     Event::default().json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
+}
+
+/// An event with the name that its JSON has as `type`. The name comes first, as the APIs send it that have names.
+pub(super) fn typed(told: &Value) -> Event {
+    let event = Event::default().event(told["type"].as_str().unwrap_or_default());
+    // A value can always be written.
+    event.json_data(told).unwrap_or_default()
 }
 
 /// The last event of OpenAI's streams.

@@ -1,27 +1,22 @@
-"""What Anthropic's own client meets at `bursar serve --device host` with the demo model.
-
-usage: anthropic_client.py http://127.0.0.1:8000
-"""
+"""Stories of Anthropic's own client. Arguments: the server's address and a key."""
 # needs: anthropic==2.12.0
 
 import base64
 import json
-import pathlib
-import sys
 
 import anthropic
+from story import BASE, KEY, PICTURES, tell
 
-PICTURE = pathlib.Path(__file__).parents[2] / "model/demo/pictures/shapes.png"
 QUESTION = "What colour is the star?"
 CLOCK = {"name": "clock", "description": "The time", "input_schema": {
     "type": "object", "properties": {"hour": {"type": "integer", "minimum": 1, "maximum": 3}},
     "required": ["hour"], "additionalProperties": False}}
 
-client = anthropic.Anthropic(base_url=sys.argv[1], api_key="none", max_retries=0)
+client = anthropic.Anthropic(base_url=BASE, api_key=KEY, max_retries=0)
 
 
 def shown():
-    data = base64.b64encode(PICTURE.read_bytes()).decode()
+    data = base64.b64encode((PICTURES / "shapes.png").read_bytes()).decode()
     source = {"type": "base64", "media_type": "image/png", "data": data}
     return [{"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": QUESTION}]}]
 
@@ -114,8 +109,12 @@ def what_is_wrong_is_named():
     refused(anthropic.NotFoundError, "", lambda: client.messages.batches.list())
 
 
-for story in (a_question_about_a_picture, a_stream_tells_the_same, a_forced_call_and_its_result,
-              limits_and_stops_have_their_names, system_thinking_and_caching_are_taken, a_schema_is_followed,
-              what_is_wrong_is_named):
-    story()
-    print("ok", story.__name__)
+tell(
+    a_question_about_a_picture,
+    a_stream_tells_the_same,
+    a_forced_call_and_its_result,
+    limits_and_stops_have_their_names,
+    system_thinking_and_caching_are_taken,
+    a_schema_is_followed,
+    what_is_wrong_is_named,
+)

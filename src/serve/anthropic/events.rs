@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::response::{Response, sse::Event};
+use axum::response::Response;
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -21,14 +21,9 @@ pub(super) fn stream(head: Head, reply: Reply, place: Option<OwnedSemaphorePermi
     let telling = Telling { head, blocks: 0, open: None, _place: place };
     let events = sse::told(reply, telling, |telling, heard| {
         let is_last = matches!(heard, Ok(ChatEvent::Done { .. }) | Err(_));
-        (telling.told(heard).iter().map(named).collect(), is_last)
+        (telling.told(heard).iter().map(sse::typed).collect(), is_last)
     });
     sse::response(events, keep_alive)
-}
-
-/// An event with the name that its JSON has as type.
-fn named(told: &Value) -> Event {
-    sse::json(told).event(told["type"].as_str().unwrap_or_default())
 }
 
 struct Telling {

@@ -1,13 +1,16 @@
 //! The [`Chat`] that a request for a response asks for.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::{items, request::Fields, store::Said};
 use crate::{
-    Chat, OutputFormat,
+    Chat, ModelHandle, OutputFormat,
     serve::{
         draft,
         error::ApiError,
+        media::Sizes,
         models::shortened,
         openai::{
             chat::tool_choice,
@@ -18,11 +21,20 @@ use crate::{
 };
 
 /// With what was said before, and what is said now.
-pub(super) async fn chat(fields: &Fields, said: &[std::sync::Arc<Said>], shared: &Shared) -> Result<Chat, ApiError> {
+pub(super) async fn chat(
+    fields: &Fields,
+    said: &[Arc<Said>],
+    model: &ModelHandle,
+    shared: &Shared,
+) -> Result<Chat, ApiError> {
+    let low = match said.iter().flat_map(|said| &said.items).any(items::Item::has_low) {
+        true => Sizes::default().low(&model.facts().await?),
+        false => Sizes::default(),
+    };
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-    let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
+    let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now), low)?;
     let mut chat = draft::chat(drafts, shared).await?;
     let tools = fields.tools.iter().flatten().enumerate().map(|(index, told)| tool(told, index));
     chat = chat.tools(tools.collect::<Result<Vec<_>, _>>()?);

@@ -27,7 +27,7 @@ pub(in crate::serve) async fn create(
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
     let place = client.place()?;
-    let reply = model.chat(chat::chat(&fields, &said, &shared).await?).await?;
+    let reply = model.chat(chat::chat(&fields, &said, &model, &shared).await?).await?;
     drop(room);
     let name = fields.model.as_deref().filter(|name| !name.is_empty()).unwrap_or(&own);
     let response = fields.response(&id::fresh("resp_"), id::now(), name);
@@ -44,7 +44,7 @@ pub(in crate::serve) async fn create(
     };
     match is_streamed {
         true => Ok(run(keeping).streamed(reply)),
-        false => Ok(run(keeping).whole(reply).await),
+        false => run(keeping).whole(reply).await,
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// An item: of which kind, and the fields of that kind.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Item {
     /// `message` where there is none.
     #[serde(rename = "type")]
@@ -30,7 +30,7 @@ pub(in crate::serve) struct Item {
     output: Option<Listed<Part>>,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, JsonSchema)]
+#[derive(Default, Deserialize, JsonSchema)]
 #[schemars(rename = "ResponsesPart")]
 struct Part {
     #[serde(rename = "type")]
@@ -38,6 +38,8 @@ struct Part {
     text: Option<String>,
     refusal: Option<String>,
     image_url: Option<String>,
+    /// `low`: a small picture is enough.
+    detail: Option<String>,
 }
 
 impl From<String> for Part {
@@ -52,15 +54,31 @@ impl From<String> for Item {
     }
 }
 
-/// The turns of these items. What the model said in a row is one turn, and so are instructions.
+impl Item {
+    /// Whether a picture is wanted in `detail: low`.
+    pub(super) fn has_low(&self) -> bool {
+        let parts = [&self.content, &self.output].into_iter().flatten().flat_map(|parts| &parts.0);
+        parts.into_iter().any(Part::is_low)
+    }
+}
+
+impl Part {
+    fn is_low(&self) -> bool {
+        self.detail.as_deref() == Some("low")
+    }
+}
+
+/// The turns of these items, with pictures of this size in low detail. What the model said in a row is one turn, and so
+/// are instructions.
 pub(super) fn drafts<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = (String, &'a Item)>,
+    low: Sizes,
 ) -> Result<Vec<Draft>, ApiError> {
     let mut drafts = Vec::new();
     drafts.extend(instructions.map(|text| Draft::new(Role::System, vec![Piece::text(text)])));
     for (place, item) in items {
-        let draft = draft(item, &place)?;
+        let draft = draft(item, &place, low)?;
         match draft.role {
             Role::User => drafts.push(draft),
             _ => Draft::join(&mut drafts, draft),
@@ -69,13 +87,13 @@ pub(super) fn drafts<'a>(
     Ok(drafts)
 }
 
-fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
+fn draft(item: &Item, place: &str, low: Sizes) -> Result<Draft, ApiError> {
     let lacks = |field: &str| lacks(place, item.kind.as_deref().unwrap_or("message"), field);
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, place)?;
             let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
-            Ok(Draft::new(role, pieces(content, &format!("{place}.content"))?))
+            Ok(Draft::new(role, pieces(content, &format!("{place}.content"), low)?))
         }
         "reasoning" => {
             let told = item.content.iter().flat_map(|content| &content.0);
@@ -95,7 +113,7 @@ fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
         "function_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
-            Ok(Draft::result(of, pieces(output, &format!("{place}.output"))?))
+            Ok(Draft::result(of, pieces(output, &format!("{place}.output"), low)?))
         }
         other => {
             let told = format!("an item of type `{}` is not served", shortened(other));
@@ -118,11 +136,11 @@ fn role(name: &str, place: &str) -> Result<Role, ApiError> {
     }
 }
 
-fn pieces(parts: &Listed<Part>, place: &str) -> Result<Vec<Piece>, ApiError> {
-    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"))).collect()
+fn pieces(parts: &Listed<Part>, place: &str, low: Sizes) -> Result<Vec<Piece>, ApiError> {
+    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"), low)).collect()
 }
 
-fn piece(part: &Part, place: &str) -> Result<Piece, ApiError> {
+fn piece(part: &Part, place: &str, low: Sizes) -> Result<Piece, ApiError> {
     let text = |text: &Option<String>, field: &str| {
         text.clone().map(Piece::text).ok_or_else(|| lacks(place, &part.kind, field))
     };
@@ -133,7 +151,8 @@ fn piece(part: &Part, place: &str) -> Result<Piece, ApiError> {
             let url = part.image_url.as_ref().ok_or_else(|| {
                 lacks(place, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
             })?;
-            Link::picture(format!("{place}.image_url"), url, Sizes::default()).map(Piece::Shown)
+            let sizes = if part.is_low() { low } else { Sizes::default() };
+            Link::picture(format!("{place}.image_url"), url, sizes).map(Piece::Shown)
         }
         other => {
             let told = format!("a part of type `{}` is not served", shortened(other));
@@ -165,7 +184,8 @@ mod tests {
 
     fn read(items: &Value) -> Result<Vec<Draft>, ApiError> {
         let Listed(items): Listed<Item> = serde_json::from_value(items.clone()).expect("items");
-        drafts(Some("be kind"), items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item)))
+        let items = items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item));
+        drafts(Some("be kind"), items, Sizes::default())
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl FromJson for ResponsesRequest {
 
 /// Fields that are not here are ignored, as other servers ignore them.
 #[derive(Deserialize, JsonSchema)]
-#[schemars(rename = "ResponsesFields")]
+#[schemars(rename = "ResponseFields")]
 pub(in crate::serve) struct Fields {
     pub(super) model: Option<String>,
     pub(super) input: Option<Listed<Item>>,

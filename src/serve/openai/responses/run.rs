@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Reply,
-    serve::{service::Shared, sse},
+    serve::{error::ApiError, service::Shared, sse},
 };
 
 /// Events that a background response may be ahead of the client who watches it.
@@ -67,21 +67,21 @@ impl Run {
     }
 
     /// The whole response. Dropping it, as when the client leaves, cancels the reply.
-    pub(super) async fn whole(mut self, mut reply: Reply) -> Response {
+    pub(super) async fn whole(mut self, mut reply: Reply) -> Result<Response, ApiError> {
         while let Some(heard) = reply.next().await {
-            if self.told(heard).1 {
+            if self.told(Ok(heard?)).1 {
                 break;
             }
         }
-        Json(self.telling.response).into_response()
+        Ok(Json(self.telling.response).into_response())
     }
 
     pub(super) fn streamed(mut self, reply: Reply) -> Response {
         let keep_alive = self.shared.options.keep_alive;
-        let greetings: Vec<Event> = self.telling.begin().iter().map(named).collect();
+        let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
         let events = sse::told(reply, self, |run, heard| {
             let (told, is_last) = run.told(heard);
-            (told.iter().map(named).collect(), is_last)
+            (told.iter().map(sse::typed).collect(), is_last)
         });
         sse::response(stream::iter(greetings).chain(events), keep_alive)
     }
@@ -89,7 +89,7 @@ impl Run {
     /// Goes on whether or not the client stays. It is answered at once, or with a stream to watch.
     pub(super) fn in_background(mut self, reply: Reply, kept: &Arc<Kept>, is_streamed: bool) -> Response {
         let keep_alive = self.shared.options.keep_alive;
-        let greetings: Vec<Event> = self.telling.begin().iter().map(named).collect();
+        let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
         let answer = Json(kept.told()).into_response();
         let (sender, events) = mpsc::channel(AHEAD);
         let run = tokio::spawn(self.watched(reply, is_streamed.then_some(sender)));
@@ -108,7 +108,7 @@ impl Run {
             let (told, is_last) = self.told(heard);
             for told in &told {
                 if let Some(sender) = &watcher
-                    && sender.send(named(told)).await.is_err()
+                    && sender.send(sse::typed(told)).await.is_err()
                 {
                     watcher = None;
                 }
@@ -118,9 +118,4 @@ impl Run {
             }
         }
     }
-}
-
-/// An event with the name that its JSON has as type.
-fn named(told: &Value) -> Event {
-    sse::json(told).event(told["type"].as_str().unwrap_or_default())
 }
