@@ -151,7 +151,8 @@ def the_number_is_read(page, url):
     check([turn["role"] for turn in sent] == ["user", "assistant", "user"], f"the second turn sends {sent}")
     check([part["type"] for part in sent[0]["content"]] == ["image_url", "text"], "the picture is not before the text")
     usage = page.text(f"{LAST} .usage")
-    check(re.search(r"prompt \d+ tokens, [1-9]\d* of them cached · answer \d+ tokens · [\d.]+ tokens/s · first", usage), f"{usage!r}")
+    wanted = r"prompt \d+ tokens, [1-9]\d* of them cached · answer \d+ tokens · [\d.]+ tokens/s · first after [\d.]+ s"
+    check(re.fullmatch(wanted, usage), f"the second turn's usage is {usage!r}")
 
 
 def longer(page):
@@ -252,7 +253,8 @@ def text_stays_text(page, url):
 
 
 def events_are_read_wherever_they_are_cut(page, url):
-    text = ": keep-alive\r\n\r\ndata: {\"a\":\"ä€😀\"}\nevent: budget\n\nevent\ndata:one\rdata:  two\r\r:\n\ndata\n\ndata: 3\r\ndata: 4\r\n\r\nid: 3\n\ndata: unended"
+    text = ": keep-alive\r\n\r\ndata: {\"a\":\"ä€😀\"}\nevent: budget\n\nevent\ndata:one\rdata:  two\r\r:\n\ndata\n\n"
+    text += "data: 3\r\ndata: 4\r\n\r\nid: 3\n\ndata: unended"
     wanted = [["budget", '{"a":"ä€😀"}'], ["message", "one\n two"], ["message", ""], ["message", "3\n4"]]
     code = """(async () => {
         const {eventsOf} = await import('./page.js');
@@ -287,6 +289,30 @@ def a_lost_server_is_said_and_found_again(page, url):
     page.between(WATCH, None)
     until("the memory is shown again", lambda: page.text("#connection") == "" and "MiB" in page.text("#legend"))
     expected(page, "ERR_CONNECTION_REFUSED")
+
+
+def a_hidden_page_lets_its_connection_go(page, url):
+    opened(page, url)
+
+    def turned(is_hidden):
+        page.js(f"Object.defineProperty(document, 'hidden', {{value: {json.dumps(is_hidden)}, configurable: true}})")
+        page.js("document.dispatchEvent(new Event('visibilitychange'))")
+
+    def is_told():
+        return "MiB" in page.text("#legend tr[data-class='weights']")
+
+    def forget():
+        of(page, "#legend tr[data-class='weights'] td", "(node.textContent = 'old')")
+
+    forget()
+    until("a seen page is told the memory", is_told)
+    turned(True)
+    forget()
+    page.js("new Promise((wake) => setTimeout(wake, 1500))")
+    check(not is_told(), "a hidden page is still told the memory")
+    check(page.text("#connection") == "", f"a hidden page says {page.text('#connection')!r}")
+    turned(False)
+    until("a page that is seen again is told the memory", is_told)
 
 
 def a_key_is_asked_for_and_sent(page, url):
@@ -329,9 +355,10 @@ def a_model_that_does_not_answer_says_why(page, url):
     for name, state in (("first", "loading: weights"), ("second", "failed: no such folder")):
         of(page, "#model", f"(node.value = '{name}', node.dispatchEvent(new Event('change')))")
         check(page.text("#model-state") == state, f"of {name} it says {page.text('#model-state')!r}")
-    page.between("*", None)
+    # The list stays: it may be read again, and what is chosen with it.
     ask(page, "Hello.")
     answered(page)
+    page.between("*", None)
     check("the model `second` does not exist" in page.text(f"{LAST} .error"), f"an unknown model: {page.text(LAST)!r}")
     expected(page, "/v1/chat/completions")
 
@@ -472,9 +499,11 @@ def a_neighbour_takes_memory(page, url):
         can = True
     except urllib.error.HTTPError as error:
         can = error.code != 404
+    page.complaints.clear()
     opened(page, url)
     if not can:
-        until("the page has asked", lambda: any("/v1/budget/neighbour" in told for _, told in page.complaints))
+        until("the page has asked", lambda: page.listen() or any("/v1/budget/neighbour" in told for _, told in page.complaints))
+        page.js("new Promise((wake) => setTimeout(wake, 300))")
         check(not is_shown(page, "#neighbour"), "a neighbour is offered that the server does not play")
         return
     until("a neighbour is offered", lambda: is_shown(page, "#neighbour"))
@@ -486,7 +515,8 @@ def a_neighbour_takes_memory(page, url):
 CHECKS = [
     files_are_strict, the_legend_is_the_ledger, a_picture_comes_by_drop_paste_and_button, the_number_is_read,
     a_long_answer_streams_and_stops, errors_stand_in_place_and_lose_nothing, text_stays_text,
-    events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_key_is_asked_for_and_sent,
+    events_are_read_wherever_they_are_cut, a_lost_server_is_said_and_found_again, a_hidden_page_lets_its_connection_go,
+    a_key_is_asked_for_and_sent,
     a_model_that_does_not_answer_says_why, all_is_reached_by_keyboard, light_and_dark_can_be_read,
     a_phone_shows_all, motion_is_left_out_where_it_is_not_wanted, a_neighbour_takes_memory,
 ]

@@ -20,7 +20,7 @@ const pause = (milliseconds) => new Promise((wake) => setTimeout(wake, milliseco
 const grouped = (count) => count.toLocaleString("en");
 
 /** Bytes in the largest unit of which there is one. */
-export function size(bytes) {
+function size(bytes) {
   let [value, unit] = [bytes, 0];
   for (; value >= 1024 && unit < 4; unit += 1) value /= 1024;
   return `${unit && value < 100 ? value.toFixed(1) : Math.round(value)} ${["B", "KiB", "MiB", "GiB", "TiB"][unit]}`;
@@ -370,7 +370,7 @@ const RATED_TOKENS = 8;
 const BROKEN = "The connection broke before the answer was whole.";
 
 /** The text in turns with its fenced blocks of code (CommonMark, "Fenced code blocks"): even ones are text, odd ones are code. */
-export function parts(text) {
+function parts(text) {
   const found = [[]];
   let fence = "";
   for (const line of text.split("\n")) {
@@ -562,9 +562,20 @@ const WAIT_MAX = 8000;
 /** The budget is told twice a second: after this silence the connection is dead. */
 const SILENCE_MAX = 5000;
 
-/** Watches the memory for as long as the page is open. */
+/** Of the memory. */
+let connection = new AbortController();
+
+// A browser has six connections to a server: one that nobody looks at is closed, so that the chats of other tabs are answered.
+document.addEventListener("visibilitychange", () => document.hidden && connection.abort());
+
+async function seen() {
+  while (document.hidden) await new Promise((turned) => document.addEventListener("visibilitychange", turned, { once: true }));
+}
+
+/** Watches the memory for as long as the page is open and seen. */
 async function watch() {
   for (let wait = WAIT_MIN; ; wait = Math.min(wait * 2, WAIT_MAX)) {
+    await seen();
     let why = "The connection was lost";
     try {
       await watchOnce(() => (wait = WAIT_MIN));
@@ -577,6 +588,7 @@ async function watch() {
       }
       if (error instanceof Refused) why = error.message.replace(/\.$/, "");
     }
+    if (document.hidden) continue;
     say($("connection"), `${why}. Trying again in ${wait / 1000} s.`);
     await pause(wait);
   }
@@ -585,13 +597,13 @@ async function watch() {
 async function watchOnce(heardOne) {
   // Also where the memory cannot be told; then the chat says why.
   loadModels().catch(() => {});
-  const connection = new AbortController();
+  connection = new AbortController();
   let silence = setTimeout(() => connection.abort(), SILENCE_MAX);
   try {
     const { body } = await ask("v1/budget/events", { signal: connection.signal });
     // The latest events are told again.
     $("events").replaceChildren();
-    [states, isNeighbourUnknown] = ["", true];
+    isNeighbourUnknown = true;
     for await (const { type, data } of eventsOf(body)) {
       clearTimeout(silence);
       silence = setTimeout(() => connection.abort(), SILENCE_MAX);
