@@ -66,9 +66,19 @@ class Browser:
         self.ask("Network.enable", maxPostDataSize=1024)
 
     def close(self):
-        self.process.terminate()
-        self.process.wait()
-        shutil.rmtree(self.profile, ignore_errors=True)
+        self.session = None
+        try:
+            self.send("Browser.close")
+            self.process.wait(10)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        # Its children may write for a moment longer.
+        for _ in range(50):
+            shutil.rmtree(self.profile, ignore_errors=True)
+            if not os.path.exists(self.profile):
+                break
+            time.sleep(0.1)
 
     # The protocol.
 

@@ -538,7 +538,10 @@ function wordsOf(event) {
     failed: () => `${model} did not start: ${reason}`,
     stopped: () => `${model} stopped: ${reason}`,
     device_lost: () => `the device was lost: ${reason}`,
+    // Told by the server to who reads too slowly.
     missed: () => event.detail,
+    // Of this page: it could not be played.
+    neighbour: () => `no neighbour: ${event.detail}`,
   };
   return words[event.event]?.() ?? JSON.stringify(event);
 }
@@ -588,7 +591,7 @@ async function watchOnce(heardOne) {
     const { body } = await ask("v1/budget/events", { signal: connection.signal });
     // The latest events are told again.
     $("events").replaceChildren();
-    [states, mayPress] = ["", true];
+    [states, isNeighbourUnknown] = ["", true];
     for await (const { type, data } of eventsOf(body)) {
       clearTimeout(silence);
       silence = setTimeout(() => connection.abort(), SILENCE_MAX);
@@ -607,21 +610,21 @@ async function watchOnce(heardOne) {
 
 // ---- A neighbour
 
-/** Whether to find out if this server can play a neighbour: once a connection. */
-let mayPress = true;
+/** Whether this server can play a neighbour is found out once a connection. */
+let isNeighbourUnknown = true;
 let neighbourBytes = 0;
 
 async function offerNeighbour({ is_host_memory, budget }) {
   neighbourBytes = Math.floor(budget.total / 4);
-  if (!mayPress) return;
-  mayPress = false;
+  if (!isNeighbourUnknown) return;
+  isNeighbourUnknown = false;
   const isThere = is_host_memory && (await ask("v1/budget/neighbour").then(() => true, ({ status }) => status && status !== 404));
   $("neighbour").hidden = !isThere;
 }
 
 $("neighbour").addEventListener("click", async () => {
   const told = await ask("v1/budget/neighbour", asJson({ bytes: neighbourBytes, seconds: 10 })).then(() => "", ({ message }) => message);
-  if (told) showEvent({ event: "missed", detail: `the neighbour: ${told}` });
+  if (told) showEvent({ event: "neighbour", detail: told });
 });
 
 watch();

@@ -31,6 +31,7 @@ pub(in crate::serve) struct Item {
 }
 
 #[derive(Default, Deserialize, JsonSchema)]
+#[schemars(rename = "ResponsesPart")]
 struct Part {
     #[serde(rename = "type")]
     kind: String,
