@@ -79,6 +79,14 @@ impl ApiError {
         self
     }
 
+    /// The error about a field that this API has under another name.
+    pub(super) fn renamed(mut self, names: &[(&str, &str)]) -> Self {
+        if let Some((_, theirs)) = names.iter().find(|(ours, _)| self.told.param.as_deref() == Some(ours)) {
+            self.told.param = Some((*theirs).to_owned());
+        }
+        self
+    }
+
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.told.hint = hint.into();
         self

@@ -132,6 +132,8 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "web_search"}]))
     refused(openai.BadRequestError, "input[0].content[0].type",
             lambda: asked([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]))
+    refused(openai.BadRequestError, "max_output_tokens", lambda: asked("a", max_output_tokens=0))
+    refused(openai.BadRequestError, "input", lambda: asked([]))
     refused(openai.BadRequestError, "store", lambda: asked("a", background=True, store=False))
     refused(openai.BadRequestError, "conversation", lambda: asked("a", conversation="conv_1"))
     refused(openai.BadRequestError, "truncation", lambda: asked("a", truncation="auto"))

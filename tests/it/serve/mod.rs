@@ -4,4 +4,5 @@ mod answers;
 mod client;
 mod endings;
 mod hostile;
+mod kept;
 mod limits;

@@ -15,6 +15,10 @@ use crate::serve::{
     body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared,
 };
 
+/// Fields of a chat, and their names in a request for a response.
+const NAMES: [(&str, &str); 3] =
+    [("max_tokens", "max_output_tokens"), ("messages", "input"), ("response_format", "text.format")];
+
 pub(in crate::serve) async fn create(
     State(shared): State<Arc<Shared>>,
     Extension(client): Extension<Client>,
@@ -27,7 +31,8 @@ pub(in crate::serve) async fn create(
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
     let place = client.place()?;
-    let reply = model.chat(chat::chat(&fields, &said, &model, &shared).await?).await?;
+    let chat = chat::chat(&fields, &said, &model, &shared).await?;
+    let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
     drop(room);
     let name = fields.model.as_deref().filter(|name| !name.is_empty()).unwrap_or(&own);
     let response = fields.response(&id::fresh("resp_"), id::now(), name);

@@ -1,0 +1,82 @@
+//! Responses that are kept: for whom, how many, and what cancelling one gives back.
+
+use bursar::serve::ServeOptions;
+use serde_json::{Value, json};
+
+use super::client::{Answer, House, posted, until_requests};
+use crate::stage::{small, story};
+
+async fn asked(house: &House, key: &str, fields: Value) -> Answer {
+    let mut body = json!({"model": "demo", "input": "Hello!", "max_output_tokens": 2});
+    body.as_object_mut().expect("an object").extend(fields.as_object().cloned().unwrap_or_default());
+    house.say(&posted("/v1/responses", &format!("x-api-key: {key}\r\n"), body.to_string().as_bytes())).await
+}
+
+async fn sent(house: &House, key: &str, request: &str) -> Answer {
+    let head = format!(
+        "{request} HTTP/1.1\r\nhost: here\r\nconnection: close\r\nx-api-key: {key}\r\ncontent-length: 0\r\n\r\n"
+    );
+    house.say(head.as_bytes()).await
+}
+
+fn id_of(answer: &Answer) -> String {
+    answer.json()["id"].as_str().expect("an id").to_owned()
+}
+
+#[test]
+fn a_response_is_there_for_its_own_key_alone() {
+    story(async {
+        let serve = ServeOptions::default().with_keys("first-key\nsecond-key\n").expect("keys");
+        let house = House::with(small(), serve).await;
+        let id = id_of(&asked(&house, "first-key", json!({})).await);
+        let others = [
+            format!("GET /v1/responses/{id}"),
+            format!("DELETE /v1/responses/{id}"),
+            format!("POST /v1/responses/{id}/cancel"),
+        ];
+        for request in &others {
+            assert_eq!(sent(&house, "second-key", request).await.status, 404, "{request}");
+        }
+        let next = json!({"previous_response_id": id});
+        let refused = asked(&house, "second-key", next.clone()).await;
+        assert_eq!((refused.status, &refused.error()["code"]), (400, &json!("previous_response_not_found")));
+        assert_eq!(asked(&house, "first-key", next).await.status, 200);
+        assert_eq!(sent(&house, "first-key", &others[1]).await.status, 200);
+        assert_eq!(sent(&house, "first-key", &others[0]).await.status, 404);
+        house.end().await;
+    });
+}
+
+#[test]
+fn the_oldest_response_goes_when_there_are_too_many() {
+    story(async {
+        let house = House::with(small(), ServeOptions { responses: 2, ..ServeOptions::default() }).await;
+        let mut ids = Vec::new();
+        for _ in 0..3 {
+            ids.push(id_of(&asked(&house, "", json!({})).await));
+        }
+        let mut told = Vec::new();
+        for id in &ids {
+            told.push(house.get(&format!("/v1/responses/{id}")).await.status);
+        }
+        assert_eq!(told, [404, 200, 200]);
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_cancelled_response_gives_its_place_back() {
+    story(async {
+        let house = House::usual().await;
+        // A list that cannot end before the context does.
+        let schema = json!({"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000});
+        let form = json!({"format": {"type": "json_schema", "name": "long", "schema": schema}});
+        let long = json!({"background": true, "text": form, "max_output_tokens": 200});
+        let id = id_of(&asked(&house, "", long).await);
+        let cancelled = sent(&house, "", &format!("POST /v1/responses/{id}/cancel")).await;
+        assert_eq!(cancelled.json()["status"], "cancelled");
+        until_requests(&house.stage.model, 0).await;
+        assert_eq!(house.get(&format!("/v1/responses/{id}")).await.json()["status"], "cancelled");
+        house.end().await;
+    });
+}
