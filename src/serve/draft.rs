@@ -3,10 +3,9 @@
 use super::{
     error::ApiError,
     media::{self, Link, Seen},
-    openai::turns::{self, Read},
     service::Shared,
 };
-use crate::{Chat, Content, Role};
+use crate::{Chat, Content, ModelHandle, Role};
 
 /// One turn.
 pub(super) struct Draft {
@@ -56,7 +55,8 @@ impl Draft {
 }
 
 /// The conversation, once all that it shows has been read.
-pub(super) async fn chat(drafts: Vec<Draft>, shared: &Shared) -> Result<Chat, ApiError> {
+pub(super) async fn chat(mut drafts: Vec<Draft>, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
+    order_results(&mut drafts);
     let mut links = Vec::new();
     let mut said = Vec::new();
     for draft in drafts {
@@ -67,17 +67,64 @@ pub(super) async fn chat(drafts: Vec<Draft>, shared: &Shared) -> Result<Chat, Ap
                 None
             }
         });
-        let pieces: Vec<_> = pieces.collect();
-        said.push((draft.role, pieces, draft.calls, draft.result_of));
+        said.push((draft.role, pieces.collect::<Vec<_>>()));
     }
-    let mut seen = media::read(links, shared).await?.into_iter().map(|seen| match seen {
+    let facts = match links.iter().any(Link::is_low) {
+        true => Some(model.facts().await?),
+        false => None,
+    };
+    let mut seen = media::read(links, facts.as_ref(), shared).await?.into_iter().map(|seen| match seen {
         Seen::Picture(picture) => Content::Image(picture),
         Seen::Film(film) => Content::Video(film),
     });
-    let turns = said.into_iter().map(|(role, pieces, calls, result_of)| {
+    Ok(said.into_iter().fold(Chat::new(), |chat, (role, pieces)| {
         // As many were seen as there are links.
-        let contents = pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect();
-        Read { role, contents, calls, result_of }
-    });
-    Ok(turns::joined(turns.collect()))
+        chat.turn(role, pieces.into_iter().filter_map(|piece| piece.or_else(|| seen.next())).collect())
+    }))
+}
+
+/// Brings results of tools into the order of their calls: the model has no ids to match them by.
+fn order_results(drafts: &mut [Draft]) {
+    let mut rest = drafts;
+    while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
+        let (before, results) = rest.split_at_mut(called + 1);
+        let calls = &before[called].calls;
+        let count = results.iter().take_while(|turn| turn.role == Role::Tool).count();
+        let place = |result: &Draft| {
+            let of = result.result_of.as_deref();
+            calls.iter().position(|id| id.is_some() && id.as_deref() == of).unwrap_or(usize::MAX)
+        };
+        // Stable: results of unknown calls stay in their order, behind the others.
+        results[..count].sort_by_key(place);
+        rest = &mut results[count..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_come_in_the_order_of_their_calls() {
+        let called = |ids: &[&str]| {
+            let calls = ids.iter().map(|&id| Some(id.to_owned())).collect();
+            Draft { calls, ..Draft::new(Role::Assistant, Vec::new()) }
+        };
+        let result = |id: &str| Draft::result(id.to_owned(), Vec::new());
+        let asked = || Draft::new(Role::User, Vec::new());
+        let mut drafts = vec![
+            asked(),
+            called(&["a", "b"]),
+            result("c"),
+            result("b"),
+            result("a"),
+            asked(),
+            called(&["d"]),
+            result("d"),
+            result("a"),
+        ];
+        order_results(&mut drafts);
+        let results: Vec<_> = drafts.iter().filter_map(|draft| draft.result_of.as_deref()).collect();
+        assert_eq!(results, ["a", "b", "c", "d", "a"]);
+    }
 }

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -23,7 +24,7 @@ use tokio::{
 };
 use tokio_rustls::{TlsAcceptor, rustls};
 
-use super::{patience::Patient, service::Service};
+use super::{options::ServeOptions, patience::Patient, service::Service};
 use crate::Hint;
 
 /// Files of TLS, in PEM.
@@ -95,7 +96,8 @@ impl Server {
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
-        let serving = Accepting { listener, acceptor, service: service.clone(), stopped };
+        let router = service.router();
+        let serving = Accepting { listener, acceptor, service: service.clone(), router, stopped };
         let has_tls = serving.acceptor.is_some();
         Ok(Server { address, has_tls, service, stop, serving: tokio::spawn(serving.run()) })
     }
@@ -145,6 +147,8 @@ struct Accepting {
     listener: TcpListener,
     acceptor: Option<TlsAcceptor>,
     service: Service,
+    /// Made once: connections share it.
+    router: Router,
     stopped: watch::Receiver<bool>,
 }
 
@@ -169,17 +173,18 @@ impl Accepting {
 
     fn connection(&self, stream: TcpStream, place: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
         let (service, stopped, acceptor) = (self.service.clone(), self.stopped.clone(), self.acceptor.clone());
+        let router = self.router.clone();
         async move {
             let options = service.options();
             // Small chunks of a stream must not wait for each other.
             drop(stream.set_nodelay(true));
             let head_time = options.head_time;
             match acceptor {
-                None => serve(stream, &service, stopped).await,
+                None => serve(stream, service.options(), router, stopped).await,
                 // A client that does not finish its greeting has as long as for a head.
                 Some(acceptor) => {
                     if let Ok(Ok(stream)) = timeout(head_time, acceptor.accept(stream)).await {
-                        serve(stream, &service, stopped).await;
+                        serve(stream, service.options(), router, stopped).await;
                     }
                 }
             }
@@ -210,16 +215,16 @@ async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, 
 /// Serves one connection until it ends, or until its running request has ended when the server stops.
 async fn serve(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    service: &Service,
+    options: &ServeOptions,
+    router: Router,
     mut stopped: watch::Receiver<bool>,
 ) {
-    let options = service.options();
     let io = TokioIo::new(Patient::new(stream, options.body_time));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(options.head_time)
         .max_buf_size(options.head_bytes.as_usize().max(8192))
-        .serve_connection(io, TowerToHyperService::new(service.router()));
+        .serve_connection(io, TowerToHyperService::new(router));
     let mut connection = std::pin::pin!(connection);
     tokio::select! {
         ended = connection.as_mut() => return note(ended),

@@ -30,7 +30,7 @@ pub(super) struct Sizes {
 
 impl Sizes {
     /// OpenAI's `detail: low`, whose pictures have 512 pixels a side, or what the model can if that is less.
-    pub(super) fn low(self, facts: &ModelFacts) -> Self {
+    fn low(self, facts: &ModelFacts) -> Self {
         const SIDE: u64 = 512;
         let fits = facts.picture_pixels.as_ref().map(|range| (SIDE * SIDE).clamp(*range.start(), *range.end()));
         Sizes { max_pixels: self.max_pixels.or(fits), ..self }
@@ -56,6 +56,7 @@ pub(super) struct Link {
     param: String,
     what: What,
     sizes: Sizes,
+    is_low: bool,
 }
 
 enum What {
@@ -73,15 +74,29 @@ enum Place {
 }
 
 impl Link {
-    pub(super) fn picture(param: String, url: &str, sizes: Sizes) -> Result<Self, ApiError> {
+    fn new(param: String, what: What) -> Self {
+        Link { param, what, sizes: Sizes::default(), is_low: false }
+    }
+
+    pub(super) fn picture(param: String, url: &str) -> Result<Self, ApiError> {
         let place = place(&param, url)?;
-        Ok(Link { param, what: What::Picture(place), sizes })
+        Ok(Link::new(param, What::Picture(place)))
+    }
+
+    /// A picture of these sizes, and of these `detail`s: `low` is coarser, `high` and `auto` are the model's own.
+    pub(super) fn sized(self, sizes: Sizes, detail: Option<&str>) -> Self {
+        Link { sizes, is_low: detail == Some("low"), ..self }
+    }
+
+    /// Whether it takes facts of the model to read it.
+    pub(super) fn is_low(&self) -> bool {
+        self.is_low
     }
 
     /// A picture that is in the request, in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
         let place = decoded(&param, data)?;
-        Ok(Link { param, what: What::Picture(place), sizes: Sizes::default() })
+        Ok(Link::new(param, What::Picture(place)))
     }
 
     /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
@@ -89,17 +104,19 @@ impl Link {
         let fps = fps.unwrap_or(USUAL_FPS);
         if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
-            return Ok(Link { what: What::Film(frames?, fps), param, sizes: Sizes::default() });
+            let what = What::Film(frames?, fps);
+            return Ok(Link::new(param, what));
         }
         match place(&param, url)? {
-            folder @ Place::File(_) => Ok(Link { param, what: What::Folder(folder, fps), sizes: Sizes::default() }),
+            folder @ Place::File(_) => Ok(Link::new(param, What::Folder(folder, fps))),
             Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
         }
     }
 
     pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
         let places: Result<Vec<_>, _> = frames.iter().map(|frame| place(&param, frame)).collect();
-        Ok(Link { what: What::Film(places?, fps.unwrap_or(USUAL_FPS)), param, sizes: Sizes::default() })
+        let what = What::Film(places?, fps.unwrap_or(USUAL_FPS));
+        Ok(Link::new(param, what))
     }
 }
 
@@ -137,13 +154,14 @@ fn decoded(param: &str, text: &str) -> Result<Place, ApiError> {
     Ok(Place::Bytes(bytes.into()))
 }
 
-/// Reads all links, a few at a time.
-pub(super) async fn read(links: Vec<Link>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
-    stream::iter(links).map(|link| see(link, shared)).buffered(AT_ONCE).try_collect().await
+/// Reads all links, a few at a time. Facts are wanted for those in low detail.
+pub(super) async fn read(links: Vec<Link>, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
+    stream::iter(links).map(|link| see(link, facts, shared)).buffered(AT_ONCE).try_collect().await
 }
 
-async fn see(link: Link, shared: &Shared) -> Result<Seen, ApiError> {
-    let Link { param, what, sizes } = link;
+async fn see(link: Link, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Seen, ApiError> {
+    let Link { param, what, sizes, is_low } = link;
+    let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
     match what {
         What::Picture(place) => Ok(Seen::Picture(sizes.apply(picture(place, &param, shared).await?))),
         What::Film(places, fps) => {

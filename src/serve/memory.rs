@@ -9,13 +9,33 @@ use axum::{
 };
 use futures_util::{Stream, StreamExt, stream};
 use serde_json::{Value, json};
-use tokio::time::{Interval, MissedTickBehavior, interval};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, Interval, MissedTickBehavior, interval},
+};
 
 use super::{error::ApiError, models::ModelState, service::Shared, sse};
 use crate::{Events, Missed};
 
 /// How often the snapshot is told to those who watch.
 const EVERY: Duration = Duration::from_millis(500);
+/// How old a snapshot may be that several are told: so thousands who watch cost no more than one.
+const FRESH: Duration = Duration::from_millis(100);
+
+/// The last snapshot that was told, and when it was made.
+#[derive(Default)]
+pub(super) struct LastTold(Mutex<Option<(Instant, Arc<str>)>>);
+
+/// The snapshot as JSON, made anew unless there is a fresh one.
+async fn told_text(shared: &Shared) -> Result<Arc<str>, ApiError> {
+    let mut last = shared.last_told.0.lock().await;
+    if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
+        return Ok(text.clone());
+    }
+    let text: Arc<str> = told(shared).await?.to_string().into();
+    *last = Some((Instant::now(), text.clone()));
+    Ok(text)
+}
 
 /// `GET /v1/budget`: the ledger, and how many requests each model has.
 pub(super) async fn snapshot(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, ApiError> {
@@ -52,7 +72,7 @@ pub(super) async fn events(State(shared): State<Arc<Shared>>) -> Response {
     let events = shared.runtime.events();
     let latest = shared.runtime.recent_events();
     let keep_alive = shared.options.keep_alive;
-    let latest = stream::iter(latest).map(|recorded| sse::json(&recorded).event("event"));
+    let latest = stream::iter(latest).map(|recorded| sse::named("event", &recorded));
     sse::response(latest.chain(watched(Watch { shared, events, looks })), keep_alive)
 }
 
@@ -69,12 +89,12 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
             return None;
         }
         let event = tokio::select! {
-            _ = watch.looks.tick() => match told(&watch.shared).await {
-                Ok(told) => sse::json(&told).event("budget"),
+            _ = watch.looks.tick() => match told_text(&watch.shared).await {
+                Ok(told) => Event::default().event("budget").data(told),
                 Err(_) => return None,
             },
             event = watch.events.next() => match event {
-                Some(Ok(recorded)) => sse::json(&recorded).event("event"),
+                Some(Ok(recorded)) => sse::named("event", &recorded),
                 Some(Err(missed)) => missed_event(missed),
                 None => return None,
             },
@@ -84,5 +104,5 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
 }
 
 fn missed_event(missed: Missed) -> Event {
-    sse::json(&json!({"event": "missed", "detail": missed.to_string()})).event("event")
+    sse::named("event", &json!({"event": "missed", "detail": missed.to_string()}))
 }

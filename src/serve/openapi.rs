@@ -70,8 +70,10 @@ fn made() -> Value {
         ("/version", "The server's version"),
         ("/", "A page to chat, beside the device's memory"),
     ] {
-        pages.get(path, summary);
+        pages.bare(path, "get", summary);
     }
+    pages.bare("/v1/responses/{id}", "delete", "Forgets a kept response");
+    pages.bare("/v1/responses/{id}/cancel", "post", "Ends one that runs in the background");
     let schemas = pages.generator.take_definitions(true);
     json!({
         "openapi": "3.1.0",
@@ -105,9 +107,10 @@ impl Pages {
         self.add(path, "post", operation);
     }
 
-    fn get(&mut self, path: &str, summary: &str) {
+    /// Without a body, and with an answer that has no type here.
+    fn bare(&mut self, path: &str, method: &str, summary: &str) {
         let responses = json!({"200": {"description": "The answer"}, "default": error()});
-        self.add(path, "get", json!({"summary": summary, "responses": responses}));
+        self.add(path, method, json!({"summary": summary, "responses": responses}));
     }
 
     fn add(&mut self, path: &str, method: &str, operation: Value) {

@@ -60,6 +60,7 @@ pub(super) struct Shared {
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
+    pub(super) last_told: memory::LastTold,
     /// Held by the one neighbour of a drill.
     pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
@@ -94,6 +95,7 @@ impl Service {
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
+            last_told: memory::LastTold::default(),
             neighbour: Arc::default(),
             is_ending,
         };

@@ -21,9 +21,12 @@ pub(super) fn json(value: &impl Serialize) -> Event {
 
 /// An event with the name that its JSON has as `type`. The name comes first, as the APIs send it that have names.
 pub(super) fn typed(told: &Value) -> Event {
-    let event = Event::default().event(told["type"].as_str().unwrap_or_default());
-    // A value can always be written.
-    event.json_data(told).unwrap_or_default()
+    named(told["type"].as_str().unwrap_or_default(), told)
+}
+
+/// An event of this name with this JSON. The name comes first: some clients read no further back.
+pub(super) fn named(name: &str, value: &impl Serialize) -> Event {
+    Event::default().event(name).json_data(value).unwrap_or_else(|error| Event::default().comment(error.to_string()))
 }
 
 /// The last event of OpenAI's streams.

@@ -16,7 +16,7 @@ use super::{
     turns,
 };
 use crate::{
-    Chat, Role, ToolChoice,
+    Chat, ModelHandle, Role, ToolChoice,
     serve::{
         body::JsonBody, draft, error::ApiError, guard::Client, id, models::shortened, openai::sampling::json_of,
         service::Shared,
@@ -39,7 +39,7 @@ pub(in crate::serve) async fn create(
     };
     let is_streamed = request.stream.unwrap_or_default();
     let place = client.place()?;
-    let chat = chat(request, &shared).await?.max_tokens(tokens_max);
+    let chat = chat(request, &model, &shared).await?.max_tokens(tokens_max);
     if is_streamed {
         let reply = model.chat(chat.token_ids()).await?;
         drop(room);
@@ -58,12 +58,12 @@ pub(in crate::serve) async fn count_tokens(
     body: JsonBody<MessagesRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
-    let prompt = model.prompt_of(chat(body.value, &shared).await?).await?;
+    let prompt = model.prompt_of(chat(body.value, &model, &shared).await?).await?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }
 
 /// The chat that this request asks for, without its limit of tokens.
-async fn chat(mut request: MessagesRequest, shared: &Shared) -> Result<Chat, ApiError> {
+async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error = ApiError::invalid("mcp_servers", "`mcp_servers`: this server calls no tools itself");
         return Err(error.hint("offer the tools as `tools`, and call them in the client"));
@@ -71,7 +71,7 @@ async fn chat(mut request: MessagesRequest, shared: &Shared) -> Result<Chat, Api
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let mut chat = draft::chat(drafts, shared).await?;
+    let mut chat = draft::chat(drafts, model, shared).await?;
     if continues {
         chat = chat.continue_final_message();
     }

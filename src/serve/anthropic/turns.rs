@@ -8,7 +8,7 @@ use crate::{
     serve::{
         draft::{Draft, Piece},
         error::ApiError,
-        media::{Link, Sizes},
+        media::Link,
         models::shortened,
     },
 };
@@ -127,7 +127,7 @@ fn piece(block: Block, place: &str) -> Result<Piece, ApiError> {
 fn picture(source: &Source, place: &str) -> Result<Link, ApiError> {
     match (source.kind.as_str(), &source.data, &source.url) {
         ("base64", Some(data), _) => Link::base64(format!("{place}.source.data"), data),
-        ("url", _, Some(url)) => Link::picture(format!("{place}.source.url"), url, Sizes::default()),
+        ("url", _, Some(url)) => Link::picture(format!("{place}.source.url"), url),
         ("base64", None, _) => Err(lacks(&format!("{place}.source"), "base64", "data")),
         ("url", _, None) => Err(lacks(&format!("{place}.source"), "url", "url")),
         (other, ..) => {

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     Chat, ModelHandle, ToolChoice,
-    serve::{body::JsonBody, error::ApiError, guard::Client, id, media, models::shortened, service::Shared},
+    serve::{body::JsonBody, draft, error::ApiError, guard::Client, id, models::shortened, service::Shared},
 };
 
 /// The head of every answer to one request.
@@ -62,12 +62,7 @@ pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shar
         return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let low = match turns::has_low(&fields.messages) {
-        true => sizes.low(&model.facts().await?),
-        false => sizes,
-    };
-    let seen = media::read(turns::links(&fields.messages, low, sizes)?, shared).await?;
-    let mut chat = turns::chat(fields.messages, seen)?;
+    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared).await?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {

@@ -201,6 +201,13 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                 }
                 let answer = match method.as_str() {
                     "get" => house.get(&path).await,
+                    "delete" => {
+                        house
+                            .say(
+                                format!("DELETE {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").as_bytes(),
+                            )
+                            .await
+                    }
                     _ => {
                         house
                             .post(&path, &json!({"tokens": "?", "prompt": 5, "messages": 5, "bytes": "?", "input": 5}))

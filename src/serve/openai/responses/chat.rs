@@ -10,7 +10,6 @@ use crate::{
     serve::{
         draft,
         error::ApiError,
-        media::Sizes,
         models::shortened,
         openai::{
             chat::tool_choice,
@@ -27,15 +26,11 @@ pub(super) async fn chat(
     model: &ModelHandle,
     shared: &Shared,
 ) -> Result<Chat, ApiError> {
-    let low = match said.iter().flat_map(|said| &said.items).any(items::Item::has_low) {
-        true => Sizes::default().low(&model.facts().await?),
-        false => Sizes::default(),
-    };
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-    let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now), low)?;
-    let mut chat = draft::chat(drafts, shared).await?;
+    let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
+    let mut chat = draft::chat(drafts, model, shared).await?;
     let tools = fields.tools.iter().flatten().enumerate().map(|(index, told)| tool(told, index));
     chat = chat.tools(tools.collect::<Result<Vec<_>, _>>()?);
     let choice = fields.tool_choice.as_ref().map(tool_choice).transpose()?;

@@ -54,31 +54,15 @@ impl From<String> for Item {
     }
 }
 
-impl Item {
-    /// Whether a picture is wanted in `detail: low`.
-    pub(super) fn has_low(&self) -> bool {
-        let parts = [&self.content, &self.output].into_iter().flatten().flat_map(|parts| &parts.0);
-        parts.into_iter().any(Part::is_low)
-    }
-}
-
-impl Part {
-    fn is_low(&self) -> bool {
-        self.detail.as_deref() == Some("low")
-    }
-}
-
-/// The turns of these items, with pictures of this size in low detail. What the model said in a row is one turn, and so
-/// are instructions.
+/// The turns of these items. What the model said in a row is one turn, and so are instructions.
 pub(super) fn drafts<'a>(
     instructions: Option<&str>,
     items: impl Iterator<Item = (String, &'a Item)>,
-    low: Sizes,
 ) -> Result<Vec<Draft>, ApiError> {
     let mut drafts = Vec::new();
     drafts.extend(instructions.map(|text| Draft::new(Role::System, vec![Piece::text(text)])));
     for (place, item) in items {
-        let draft = draft(item, &place, low)?;
+        let draft = draft(item, &place)?;
         match draft.role {
             Role::User => drafts.push(draft),
             _ => Draft::join(&mut drafts, draft),
@@ -87,13 +71,13 @@ pub(super) fn drafts<'a>(
     Ok(drafts)
 }
 
-fn draft(item: &Item, place: &str, low: Sizes) -> Result<Draft, ApiError> {
+fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
     let lacks = |field: &str| lacks(place, item.kind.as_deref().unwrap_or("message"), field);
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
             let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, place)?;
             let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
-            Ok(Draft::new(role, pieces(content, &format!("{place}.content"), low)?))
+            Ok(Draft::new(role, pieces(content, &format!("{place}.content"))?))
         }
         "reasoning" => {
             let told = item.content.iter().flat_map(|content| &content.0);
@@ -113,7 +97,7 @@ fn draft(item: &Item, place: &str, low: Sizes) -> Result<Draft, ApiError> {
         "function_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
-            Ok(Draft::result(of, pieces(output, &format!("{place}.output"), low)?))
+            Ok(Draft::result(of, pieces(output, &format!("{place}.output"))?))
         }
         other => {
             let told = format!("an item of type `{}` is not served", shortened(other));
@@ -136,11 +120,11 @@ fn role(name: &str, place: &str) -> Result<Role, ApiError> {
     }
 }
 
-fn pieces(parts: &Listed<Part>, place: &str, low: Sizes) -> Result<Vec<Piece>, ApiError> {
-    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"), low)).collect()
+fn pieces(parts: &Listed<Part>, place: &str) -> Result<Vec<Piece>, ApiError> {
+    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"))).collect()
 }
 
-fn piece(part: &Part, place: &str, low: Sizes) -> Result<Piece, ApiError> {
+fn piece(part: &Part, place: &str) -> Result<Piece, ApiError> {
     let text = |text: &Option<String>, field: &str| {
         text.clone().map(Piece::text).ok_or_else(|| lacks(place, &part.kind, field))
     };
@@ -151,8 +135,8 @@ fn piece(part: &Part, place: &str, low: Sizes) -> Result<Piece, ApiError> {
             let url = part.image_url.as_ref().ok_or_else(|| {
                 lacks(place, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
             })?;
-            let sizes = if part.is_low() { low } else { Sizes::default() };
-            Link::picture(format!("{place}.image_url"), url, sizes).map(Piece::Shown)
+            let link = Link::picture(format!("{place}.image_url"), url)?;
+            Ok(Piece::Shown(link.sized(Sizes::default(), part.detail.as_deref())))
         }
         other => {
             let told = format!("a part of type `{}` is not served", shortened(other));
@@ -185,7 +169,7 @@ mod tests {
     fn read(items: &Value) -> Result<Vec<Draft>, ApiError> {
         let Listed(items): Listed<Item> = serde_json::from_value(items.clone()).expect("items");
         let items = items.iter().enumerate().map(|(at, item)| (format!("input[{at}]"), item));
-        drafts(Some("be kind"), items, Sizes::default())
+        drafts(Some("be kind"), items)
     }
 
     #[test]
