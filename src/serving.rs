@@ -5,7 +5,10 @@ mod options;
 
 pub use options::Options;
 
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
 
 use bursar::{
     Runtime, RuntimeConfig,
@@ -67,8 +70,10 @@ async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>)
 }
 
 async fn end(runtime: Runtime, server: Server, drain: Duration) {
+    let until = Instant::now() + drain;
     server.shutdown().await;
-    runtime.shutdown_within(drain).await;
+    // What runs in the background has the rest of the time.
+    runtime.shutdown_within(until.saturating_duration_since(Instant::now())).await;
 }
 
 impl From<ListenError> for Failure {

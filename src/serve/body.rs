@@ -10,6 +10,7 @@ use axum::{
 use futures_util::StreamExt;
 use serde::de::DeserializeOwned;
 use tokio::{
+    runtime::{Handle, RuntimeFlavor},
     sync::{OwnedSemaphorePermit, Semaphore},
     time::timeout,
 };
@@ -17,8 +18,11 @@ use tokio::{
 use super::{error::ApiError, service::Shared};
 use crate::{Bytes, KIB};
 
+/// What a value takes once it is read, at most: a turn without anything in it.
+const VALUE_BYTES: u64 = 256;
+
 /// Bytes of JSON that are read without a pause: about a quarter of a millisecond.
-const LARGE: usize = 256 << 10;
+pub(super) const LARGE: usize = 256 << 10;
 
 /// The room of all bodies that are held at once, in KiB.
 pub(super) struct Bodies(Arc<Semaphore>);
@@ -32,7 +36,7 @@ impl Bodies {
 
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         self.0.clone().try_acquire_many_owned(kib).map_err(|_| {
-            ApiError::loading("the server holds as many bytes of requests as it may").hint("ask again in a moment")
+            ApiError::busy("the server holds as many bytes of requests as it may").hint("ask again in a moment")
         })
     }
 }
@@ -56,10 +60,19 @@ impl<T: FromJson> FromRequest<Arc<Shared>> for JsonBody<T> {
         let (bytes, room) = read(request, shared).await?;
         // A large body takes a while to read, and this thread has other requests.
         let value = match bytes.len() > LARGE {
-            true => tokio::task::block_in_place(|| T::from_json(&bytes)),
+            true => aside(|| T::from_json(&bytes)),
             false => T::from_json(&bytes),
         };
         Ok(JsonBody { value: value?, room })
+    }
+}
+
+/// Does long work without holding up the other requests of this thread.
+pub(super) fn aside<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::current().runtime_flavor() {
+        RuntimeFlavor::MultiThread => tokio::task::block_in_place(work),
+        // An embedder's own runtime of one thread has none to hand them to.
+        _ => work(),
     }
 }
 
@@ -69,7 +82,8 @@ async fn read(request: Request, shared: &Shared) -> Result<(Vec<u8>, OwnedSemaph
     if told.is_some_and(|told| told > limit.0) {
         return Err(too_large(limit));
     }
-    let mut room = shared.bodies.take(kib(told.unwrap_or(0)))?;
+    // What is told takes no room: a client could say much and send nothing.
+    let mut room = shared.bodies.take(0)?;
     let collected = collect(request.into_body(), limit, shared, &mut room);
     let late = |_| {
         let message = format!("the body did not arrive within {} s", shared.options.body_time.as_secs());
@@ -94,13 +108,26 @@ async fn collect(
             return Err(too_large(limit));
         }
         bytes.extend_from_slice(&piece);
-        let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
-        let lacks = kib(bytes.len() as u64).saturating_sub(held);
-        if lacks > 0 {
-            room.merge(shared.bodies.take(lacks)?);
-        }
+        grow(room, bytes.len() as u64, shared)?;
     }
+    // Many small values take more than their text.
+    grow(room, values(&bytes) * VALUE_BYTES, shared)?;
     Ok(bytes)
+}
+
+/// Takes room until it is for so many bytes.
+fn grow(room: &mut OwnedSemaphorePermit, bytes: u64, shared: &Shared) -> Result<(), ApiError> {
+    let held = u32::try_from(room.num_permits()).unwrap_or(u32::MAX);
+    let lacks = kib(bytes).saturating_sub(held);
+    if lacks > 0 {
+        room.merge(shared.bodies.take(lacks)?);
+    }
+    Ok(())
+}
+
+/// How many values a text of JSON has, about: its commas and opening brackets, also those within strings.
+fn values(bytes: &[u8]) -> u64 {
+    bytes.iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count() as u64
 }
 
 fn kib(bytes: u64) -> u32 {
@@ -121,12 +148,26 @@ pub(super) fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let value = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let (path, fault) = (error.path().to_string(), error.inner());
         match fault.is_data() {
-            true => ApiError::invalid(path.clone(), format!("`{path}`: {}", without_place(&fault.to_string()))),
+            true => {
+                let told = fault.to_string();
+                let path = with_missing(path, &told);
+                ApiError::invalid(path.clone(), format!("`{path}`: {}", without_place(&told)))
+            }
             false => no_json(fault),
         }
     })?;
     json.end().map_err(|fault| no_json(&fault))?;
     Ok(value)
+}
+
+/// A missing field is named by serde's text alone.
+fn with_missing(path: String, told: &str) -> String {
+    let missing = told.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
+    match (missing, path.as_str()) {
+        (Some((field, _)), ".") => field.to_owned(),
+        (Some((field, _)), _) => format!("{path}.{field}"),
+        (None, _) => path,
+    }
 }
 
 /// serde_json ends its texts with a line and column, which say nothing of a body made by a program.

@@ -1,5 +1,7 @@
 //! Turns of a conversation as they stand in a request, with links in place of pictures.
 
+use std::collections::HashMap;
+
 use super::{
     error::ApiError,
     media::{self, Link, Seen},
@@ -43,8 +45,10 @@ impl Draft {
     pub(super) fn join(drafts: &mut Vec<Draft>, draft: Draft) {
         match drafts.last_mut() {
             Some(last) if last.role == draft.role && draft.role != Role::Tool => {
-                if draft.role == Role::System {
-                    last.pieces.push(Piece::text("\n\n"));
+                let between = if draft.role == Role::System { "\n\n" } else { "\n" };
+                let ends_said = matches!(last.pieces.last(), Some(Piece::Said(Content::Text(_))));
+                if ends_said && matches!(draft.pieces.first(), Some(Piece::Said(Content::Text(_)))) {
+                    last.pieces.push(Piece::text(between));
                 }
                 last.pieces.extend(draft.pieces);
                 last.calls.extend(draft.calls);
@@ -88,14 +92,13 @@ fn order_results(drafts: &mut [Draft]) {
     let mut rest = drafts;
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
         let (before, results) = rest.split_at_mut(called + 1);
-        let calls = &before[called].calls;
+        let ids = before[called].calls.iter().enumerate().filter_map(|(at, id)| Some((id.as_deref()?, at)));
+        let places: HashMap<&str, usize> = ids.collect();
         let count = results.iter().take_while(|turn| turn.role == Role::Tool).count();
-        let place = |result: &Draft| {
-            let of = result.result_of.as_deref();
-            calls.iter().position(|id| id.is_some() && id.as_deref() == of).unwrap_or(usize::MAX)
-        };
         // Stable: results of unknown calls stay in their order, behind the others.
-        results[..count].sort_by_key(place);
+        results[..count].sort_by_cached_key(|result| {
+            result.result_of.as_deref().and_then(|of| places.get(of)).copied().unwrap_or(usize::MAX)
+        });
         rest = &mut results[count..];
     }
 }

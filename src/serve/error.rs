@@ -32,6 +32,8 @@ struct Told {
     param: Option<String>,
     message: String,
     hint: String,
+    /// In Anthropic's own words, where its clients look for them.
+    anthropic: Option<String>,
     retry_after: Option<u64>,
 }
 
@@ -74,6 +76,11 @@ impl ApiError {
         ApiError::unavailable(message).after(LOADING_SECONDS)
     }
 
+    /// There is no room for it now.
+    pub(super) fn busy(message: impl Into<String>) -> Self {
+        ApiError::unavailable(message).after(FULL_SECONDS)
+    }
+
     pub(super) fn code(mut self, code: &'static str) -> Self {
         self.told.code = Some(code);
         self
@@ -99,7 +106,8 @@ impl ApiError {
 
     /// The body of the answer, and of the event that ends a broken stream.
     pub(super) fn body(&self, shape: Shape) -> Value {
-        let Told { kind, code, param, message, hint, .. } = &*self.told;
+        let Told { kind, code, param, message, hint, anthropic, .. } = &*self.told;
+        let message = anthropic.as_ref().filter(|_| shape == Shape::Anthropic).unwrap_or(message);
         let message = match hint.is_empty() {
             true => message.clone(),
             false => format!("{message} ({hint})"),
@@ -155,11 +163,14 @@ impl From<ChatError> for ApiError {
                 let told = format!(
                     "this model's maximum context length is {limit} tokens, but the prompt has {tokens} tokens"
                 );
-                ApiError::invalid("messages", told).code("context_length_exceeded")
+                let mut error = ApiError::invalid("messages", told).code("context_length_exceeded");
+                // In Anthropic's, which its agents look for.
+                error.told.anthropic = Some(format!("prompt is too long: {tokens} tokens > {limit} maximum"));
+                error
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
-            (_, ErrorKind::Busy) => ApiError::loading(message),
+            (_, ErrorKind::Busy) => ApiError::busy(message),
             (ChatError::NotNumbers | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
             }

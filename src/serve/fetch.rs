@@ -3,11 +3,11 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use axum::http::{Uri, header::LOCATION};
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::timeout};
 use ureq::{
     Agent, Error,
     config::Config,
@@ -33,7 +33,7 @@ pub(super) struct Fetcher {
     /// `host` or `host:port`, in small letters.
     hosts: Arc<[String]>,
     bytes_max: Bytes,
-    places: Semaphore,
+    places: Arc<Semaphore>,
 }
 
 impl Fetcher {
@@ -43,14 +43,13 @@ impl Fetcher {
             .max_redirects(0)
             .max_redirects_will_error(false)
             .http_status_as_error(false)
-            .timeout_global(Some(TIME_MAX))
             .proxy(None)
             .user_agent(concat!("bursar/", env!("CARGO_PKG_VERSION")))
             .build();
         let resolver = Addresses { inner: DefaultResolver::default(), may_be_private: options.private_url_hosts };
         let hosts = options.url_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         let agent = Agent::with_parts(config, DefaultConnector::default(), resolver);
-        Fetcher { agent, hosts, bytes_max: options.body_bytes, places: Semaphore::new(AT_ONCE) }
+        Fetcher { agent, hosts, bytes_max: options.body_bytes, places: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// The bytes at a URL.
@@ -63,10 +62,15 @@ impl Fetcher {
             ApiError::invalid(param, told).hint(fault.hint)
         };
         check(url, &self.hosts).map_err(wrong)?;
-        let place = self.places.acquire().await;
+        let full = || ApiError::busy("the server fetches as many pictures as it may").hint("ask again in a moment");
+        let place = timeout(TIME_MAX, self.places.clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
-        let fetched = tokio::task::spawn_blocking(move || follow(&agent, &hosts, bytes_max, first)).await;
-        drop(place);
+        let fetched = tokio::task::spawn_blocking(move || {
+            // Also when nobody waits for it any more.
+            let _place = place;
+            follow(&agent, &hosts, bytes_max, first)
+        });
+        let fetched = fetched.await;
         fetched.map_err(|_| ApiError::unavailable("the thread that fetches has died"))?.map_err(wrong)
     }
 }
@@ -82,10 +86,12 @@ fn fault(told: impl Into<String>, hint: &'static str) -> Fault {
 }
 
 fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> Result<Vec<u8>, Fault> {
-    let mut url = first;
+    let (mut url, until) = (first, Instant::now() + TIME_MAX);
     for _ in 0..=REDIRECTS_MAX {
         let uri = check(&url, hosts)?;
-        let mut response = agent.get(&uri).call().map_err(failed)?;
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let request = agent.get(&uri).config().timeout_global(Some(left)).build();
+        let mut response = request.call().map_err(failed)?;
         if response.status().is_redirection() {
             let target = response.headers().get(LOCATION).and_then(|target| target.to_str().ok());
             url = target

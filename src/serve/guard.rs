@@ -56,21 +56,34 @@ pub(super) struct Client {
     key: Option<usize>,
 }
 
+/// What a request holds while it is answered: its places and its room, with the pictures that the model still keeps.
+#[derive(Default)]
+pub(super) struct Held {
+    _places: Option<OwnedSemaphorePermit>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
 impl Client {
     /// The place of its key in the list; none where there are no keys.
     pub(super) fn key(&self) -> Option<usize> {
         self.key
     }
 
-    /// A place for one reply, kept until it is dropped.
-    pub(super) fn place(&self) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+    /// Places for so many replies, kept with the room of the request until they are dropped.
+    pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
+        let places = self.places(replies)?;
+        Ok(Held { _places: places, _room: Some(room) })
+    }
+
+    fn places(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         let Some(places) = &self.places else { return Ok(None) };
         let full = |_| {
             ApiError::full("this key has as many replies at once as it may")
                 .code("streams_exhausted")
                 .hint("ask again when one has ended")
         };
-        places.clone().try_acquire_owned().map(Some).map_err(full)
+        let replies = u32::try_from(replies).unwrap_or(u32::MAX);
+        places.clone().try_acquire_many_owned(replies).map(Some).map_err(full)
     }
 }
 
@@ -87,6 +100,11 @@ impl Guard {
         let limit = || streams.map(|streams| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS))));
         let keys = keys.iter().map(|key| Key { hash: *blake3::hash(key.as_bytes()).as_bytes(), streams: limit() });
         Guard { keys: keys.collect(), streams, all: OnceLock::new() }
+    }
+
+    /// Whether everybody may ask.
+    pub(super) fn is_open(&self) -> bool {
+        self.keys.is_empty()
     }
 
     /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
@@ -165,20 +183,20 @@ mod tests {
     fn a_key_has_so_many_replies_at_once_and_others_theirs() {
         let guard = Guard::new(&["one".to_owned(), "two".to_owned()], Some(1));
         let [one, two] = ["one", "two"].map(|key| guard.admit(&headers("x-api-key", key)).expect("a key"));
-        let place = one.place().expect("the first");
-        assert_eq!(one.place().map(drop).expect_err("full").status, 429);
-        assert!(two.place().is_ok());
+        let place = one.places(1).expect("the first");
+        assert_eq!(one.places(1).map(drop).expect_err("full").status, 429);
+        assert!(two.places(1).is_ok());
         drop(place);
-        assert!(one.place().is_ok());
+        assert!(one.places(1).is_ok());
     }
 
     #[test]
     fn everybody_shares_the_places_where_there_are_no_keys() {
         let guard = Guard::new(&[], Some(1));
         let [one, two] = [(); 2].map(|()| guard.admit(&HeaderMap::new()).expect("everybody"));
-        let _place = one.place().expect("the first");
-        assert!(two.place().is_err());
-        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").place().is_ok());
+        let _place = one.places(1).expect("the first");
+        assert!(two.places(1).is_err());
+        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").places(1).is_ok());
     }
 
     #[test]

@@ -96,7 +96,7 @@ impl Server {
         let listener = TcpListener::bind(address).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
-        let router = service.router();
+        let router = service.whole(address.ip().is_loopback());
         let serving = Accepting { listener, acceptor, service: service.clone(), router, stopped };
         let has_tls = serving.acceptor.is_some();
         Ok(Server { address, has_tls, service, stop, serving: tokio::spawn(serving.run()) })

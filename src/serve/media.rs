@@ -2,7 +2,10 @@
 
 use std::{
     path::{Component, Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
 };
 
 use base64::{Engine, engine::general_purpose::STANDARD};
@@ -10,9 +13,16 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use super::{error::ApiError, models::shortened, options::ServeOptions, service::Shared};
+use super::{
+    body::{self, LARGE},
+    error::ApiError,
+    models::shortened,
+    service::Shared,
+};
 use crate::{Hint, Image, ImageLimits, ModelFacts, Video};
 
+/// Pictures and frames of one request: more than any model takes.
+const PICTURES_MAX: usize = 1024;
 /// Links of one request that are read at once.
 const AT_ONCE: usize = 4;
 /// Frames a second of a video that does not say: what Qwen's processors sample.
@@ -20,7 +30,6 @@ const USUAL_FPS: f64 = 2.0;
 
 /// What a request wants of its pictures' sizes, beside the model's own settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub(super) struct Sizes {
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
@@ -88,6 +97,14 @@ impl Link {
         Link { sizes, is_low: detail == Some("low"), ..self }
     }
 
+    /// How many pictures it names, as far as that is known before they are read.
+    fn pictures(&self) -> usize {
+        match &self.what {
+            What::Picture(_) | What::Folder(..) => 1,
+            What::Film(frames, _) => frames.len(),
+        }
+    }
+
     /// Whether it takes facts of the model to read it.
     pub(super) fn is_low(&self) -> bool {
         self.is_low
@@ -103,6 +120,9 @@ impl Link {
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);
         if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
+            if frames.split(',').take(PICTURES_MAX + 1).count() > PICTURES_MAX {
+                return Err(ApiError::invalid(param, format!("the video has more than {PICTURES_MAX} frames")));
+            }
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
             let what = What::Film(frames?, fps);
             return Ok(Link::new(param, what));
@@ -150,31 +170,45 @@ fn broken(param: &str, told: &str) -> ApiError {
 }
 
 fn decoded(param: &str, text: &str) -> Result<Place, ApiError> {
-    let bytes = STANDARD.decode(text.trim_ascii()).map_err(|error| broken(param, &format!("not base64: {error}")))?;
+    let decode = || STANDARD.decode(text.trim_ascii());
+    let bytes = if text.len() > LARGE { body::aside(decode) } else { decode() };
+    let bytes = bytes.map_err(|error| broken(param, &format!("not base64: {error}")))?;
+    if bytes.is_empty() {
+        return Err(broken(param, "there is nothing in it"));
+    }
     Ok(Place::Bytes(bytes.into()))
 }
 
 /// Reads all links, a few at a time. Facts are wanted for those in low detail.
 pub(super) async fn read(links: Vec<Link>, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
-    stream::iter(links).map(|link| see(link, facts, shared)).buffered(AT_ONCE).try_collect().await
+    let count: usize = links.iter().map(Link::pictures).sum();
+    if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
+        let told = format!("the request shows {count} pictures and frames, at most {PICTURES_MAX} are read");
+        return Err(ApiError::invalid(link.param.clone(), told));
+    }
+    let reading = &Reading { shared, left: AtomicU64::new(shared.options.body_bytes.0) };
+    stream::iter(links).map(|link| see(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
-async fn see(link: Link, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Seen, ApiError> {
+async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<Seen, ApiError> {
     let Link { param, what, sizes, is_low } = link;
     let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
     match what {
-        What::Picture(place) => Ok(Seen::Picture(sizes.apply(picture(place, &param, shared).await?))),
+        What::Picture(place) => Ok(Seen::Picture(sizes.apply(picture(place, &param, reading).await?))),
         What::Film(places, fps) => {
             let mut frames = Vec::with_capacity(places.len());
             for place in places {
-                frames.push(picture(place, &param, shared).await?);
+                frames.push(picture(place, &param, reading).await?);
             }
             Ok(Seen::Film(Video::from_frames(frames, fps)))
         }
         What::Folder(place, fps) => match place {
             Place::File(name) => {
-                let folder = allowed_file(&name, &param, &shared.options)?;
-                let frames = blocking(param, move |param| frames_of(&folder, param)).await?;
+                let files = reading.files(param.clone(), name).await?;
+                let mut frames = Vec::with_capacity(files.len());
+                for file in files {
+                    frames.push(reading.open(file, &param).await?);
+                }
                 Ok(Seen::Film(Video::from_frames(frames, fps)))
             }
             Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
@@ -182,19 +216,57 @@ async fn see(link: Link, facts: Option<&ModelFacts>, shared: &Shared) -> Result<
     }
 }
 
-async fn picture(place: Place, param: &str, shared: &Shared) -> Result<Image, ApiError> {
+async fn picture(place: Place, param: &str, reading: &Reading<'_>) -> Result<Image, ApiError> {
     match place {
         Place::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
         Place::File(name) => {
-            let file = allowed_file(&name, param, &shared.options)?;
-            let limits = ImageLimits { bytes_max: shared.options.body_bytes, ..ImageLimits::default() };
-            let open = move |param: &str| {
-                Image::open_within(&file, &limits)
-                    .map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()))
-            };
-            blocking(param.to_owned(), open).await
+            let root = reading.shared.options.media_root.clone();
+            let file = blocking(param.to_owned(), move |param| allowed_file(&name, param, root.as_deref())).await?;
+            reading.open(file, param).await
         }
-        Place::Url(url) => Ok(Image::from_bytes(shared.fetcher.fetch(&url, param).await?)),
+        Place::Url(url) => {
+            let bytes = reading.shared.fetcher.fetch(&url, param).await?;
+            reading.count(bytes.len() as u64, param)?;
+            Ok(Image::from_bytes(bytes))
+        }
+    }
+}
+
+/// Reading all that one request names, which is bounded together: files and URLs cost a client nothing.
+struct Reading<'s> {
+    shared: &'s Shared,
+    /// Bytes that may still be read.
+    left: AtomicU64,
+}
+
+impl Reading<'_> {
+    fn count(&self, bytes: u64, param: &str) -> Result<(), ApiError> {
+        let taken = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
+        let limit = self.shared.options.body_bytes;
+        taken.map(drop).map_err(|_| {
+            let told = format!("the pictures of this request have more than {limit} together");
+            ApiError::invalid(param, told).hint("show fewer or smaller ones")
+        })
+    }
+
+    async fn open(&self, file: PathBuf, param: &str) -> Result<Image, ApiError> {
+        let limits = ImageLimits { bytes_max: self.shared.options.body_bytes, ..ImageLimits::default() };
+        let open = move |param: &str| {
+            let bytes = file.metadata().map_or(0, |file| file.len());
+            let opened = Image::open_within(&file, &limits);
+            let opened = opened.map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()));
+            Ok((opened?, bytes))
+        };
+        let (picture, bytes) = blocking(param.to_owned(), open).await?;
+        self.count(bytes, param)?;
+        Ok(picture)
+    }
+
+    /// The pictures in a folder, by name.
+    async fn files(&self, param: String, name: String) -> Result<Vec<PathBuf>, ApiError> {
+        let root = self.shared.options.media_root.clone();
+        blocking(param, move |param| files_of(&allowed_file(&name, param, root.as_deref())?, param, root.as_deref()))
+            .await
     }
 }
 
@@ -208,9 +280,9 @@ async fn blocking<T: Send + 'static>(
 }
 
 /// The file of this name below the media root.
-fn allowed_file(name: &str, param: &str, options: &ServeOptions) -> Result<PathBuf, ApiError> {
+fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf, ApiError> {
     let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
-    let Some(root) = &options.media_root else {
+    let Some(root) = root else {
         return Err(refused(
             "this server reads no files for its clients",
             "send a data URI, or start it with --media-root",
@@ -229,8 +301,8 @@ fn allowed_file(name: &str, param: &str, options: &ServeOptions) -> Result<PathB
     if file.starts_with(&root) { Ok(file) } else { Err(outside()) }
 }
 
-/// The pictures in a folder, by name.
-fn frames_of(folder: &Path, param: &str) -> Result<Vec<Image>, ApiError> {
+/// The files in a folder, by name, each of them below the media root after links are followed.
+fn files_of(folder: &Path, param: &str, root: Option<&Path>) -> Result<Vec<PathBuf>, ApiError> {
     let failed = |error: std::io::Error| {
         ApiError::invalid(param, format!("the frames cannot be read: {error}")).hint("name a folder of pictures")
     };
@@ -238,10 +310,12 @@ fn frames_of(folder: &Path, param: &str) -> Result<Vec<Image>, ApiError> {
     for entry in std::fs::read_dir(folder).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.is_file() {
-            files.push(path);
+            files.push(allowed_file(&path.to_string_lossy(), param, root)?);
+        }
+        if files.len() > PICTURES_MAX {
+            return Err(ApiError::invalid(param, format!("the folder has more than {PICTURES_MAX} frames")));
         }
     }
     files.sort();
-    let open = |file| Image::open(file).map_err(|error| ApiError::invalid(param, error.to_string()).hint(error.hint()));
-    files.iter().map(open).collect()
+    Ok(files)
 }

@@ -27,11 +27,12 @@ const FRESH: Duration = Duration::from_millis(100);
 pub(super) struct LastTold(Mutex<Option<(Instant, Arc<str>)>>);
 
 /// The snapshot as JSON, made anew unless there is a fresh one.
-async fn told_text(shared: &Shared) -> Result<Arc<str>, ApiError> {
+pub(super) async fn told_text(shared: &Shared) -> Result<Arc<str>, ApiError> {
     let mut last = shared.last_told.0.lock().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return Ok(text.clone());
     }
+    drop(shared.runtime.budget().measure().await);
     let text: Arc<str> = told(shared).await?.to_string().into();
     *last = Some((Instant::now(), text.clone()));
     Ok(text)
@@ -71,14 +72,17 @@ pub(super) async fn events(State(shared): State<Arc<Shared>>) -> Response {
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let events = shared.runtime.events();
     let latest = shared.runtime.recent_events();
+    let told = latest.last().map_or(0, |recorded| recorded.number);
     let keep_alive = shared.options.keep_alive;
     let latest = stream::iter(latest).map(|recorded| sse::named("event", &recorded));
-    sse::response(latest.chain(watched(Watch { shared, events, looks })), keep_alive)
+    sse::response(latest.chain(watched(Watch { shared, events, told, looks })), keep_alive)
 }
 
 struct Watch {
     shared: Arc<Shared>,
     events: Events,
+    /// The number of the last event that was told among the latest.
+    told: u64,
     looks: Interval,
 }
 
@@ -94,6 +98,8 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
                 Err(_) => return None,
             },
             event = watch.events.next() => match event {
+                // It was told among the latest already: nothing for those who read.
+                Some(Ok(recorded)) if recorded.number <= watch.told => Event::default().comment("told"),
                 Some(Ok(recorded)) => sse::named("event", &recorded),
                 Some(Err(missed)) => missed_event(missed),
                 None => return None,

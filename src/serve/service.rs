@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -11,14 +12,18 @@ use std::{
 use axum::{
     Router,
     extract::{Request, State},
-    http::{HeaderName, HeaderValue, Method, StatusCode, header::HeaderMap},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, Method, StatusCode,
+        header::{HOST, ORIGIN, RETRY_AFTER},
+        uri::Authority,
+    },
     middleware::{self, Next},
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
 use tower_http::{
     catch_panic::CatchPanicLayer,
-    cors::{AllowOrigin, CorsLayer},
+    cors::{AllowHeaders, AllowOrigin, CorsLayer},
 };
 use tracing::Instrument;
 
@@ -127,8 +132,22 @@ impl Service {
         &self.shared.options
     }
 
-    /// Its routes, to serve alone or merged with yours.
+    /// Its routes, to merge with yours or to nest below a path of yours. Paths that are none of them are left to you.
     pub fn router(&self) -> Router {
+        self.layered(self.routes())
+    }
+
+    /// The same for a server of its own, which answers every path. One that only this machine reaches, without keys,
+    /// answers by no other name: a page could give its own name this machine's address.
+    pub(super) fn whole(&self, is_local: bool) -> Router {
+        let routes = self.layered(self.routes().fallback(missing));
+        match is_local && self.shared.guard.is_open() {
+            true => routes.layer(middleware::from_fn(by_local_name)),
+            false => routes,
+        }
+    }
+
+    fn routes(&self) -> Router<Arc<Shared>> {
         let guarded = Router::new()
             .route("/v1/chat/completions", post(openai::chat::complete))
             .route("/v1/completions", post(openai::completions::complete))
@@ -163,15 +182,17 @@ impl Service {
             .route("/version", get(health::version))
             .route("/openapi.json", get(openapi::document))
             .route("/metrics", get(health::metrics));
-        let routes = guarded.merge(open).fallback(missing).method_not_allowed_fallback(wrong_method);
+        guarded.merge(open).method_not_allowed_fallback(wrong_method)
+    }
+
+    fn layered(&self, routes: Router<Arc<Shared>>) -> Router {
+        let routes = routes.layer(CatchPanicLayer::custom(panicked)).layer(middleware::from_fn(named));
+        // Outside of all, so that a page reads refusals too.
         let routes = match self.shared.options.origins.is_empty() {
             true => routes,
             false => routes.layer(cors(&self.shared.options.origins)),
         };
-        routes
-            .layer(CatchPanicLayer::custom(panicked))
-            .layer(middleware::from_fn(named))
-            .with_state(self.shared.clone())
+        routes.with_state(self.shared.clone())
     }
 }
 
@@ -180,6 +201,10 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     if shared.is_ending() {
         return ApiError::unavailable("the server is shutting down").hint("ask another one").into_response();
     }
+    if !is_welcome(request.headers(), &shared.options.origins) {
+        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this page may not ask this server");
+        return error.hint("start it with --allow-origin and the page's origin").into_response();
+    }
     match shared.guard.admit(request.headers()) {
         Ok(client) => {
             request.extensions_mut().insert(client);
@@ -187,6 +212,28 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
         }
         Err(error) => error.into_response(),
     }
+}
+
+/// Whether no page of another server asks. Browsers say where a page is from, also where they ask nobody before they send.
+fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
+    let Some(origin) = headers.get(ORIGIN) else { return true };
+    let origin = origin.to_str().unwrap_or_default();
+    let own = headers.get(HOST).and_then(|host| host.to_str().ok());
+    let is_own = origin.split_once("://").is_some_and(|(_, from)| own == Some(from));
+    is_own || origins.iter().any(|allowed| allowed == "*" || allowed == origin)
+}
+
+/// Lets requests pass that name this machine by its address, or as `localhost`.
+async fn by_local_name(request: Request, next: Next) -> Response {
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok()).unwrap_or_default();
+    let name = host.parse::<Authority>().map(|host| host.host().to_ascii_lowercase()).unwrap_or_default();
+    let address = name.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    if address.is_ok() || name == "localhost" || name.ends_with(".localhost") {
+        return next.run(request).await;
+    }
+    let told = format!("a server without keys does not answer to the name `{}`", shortened(&name));
+    let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", told);
+    error.hint("ask for localhost, or start it with --api-key-file").response(shape_of(&request))
 }
 
 fn shape_of(request: &Request) -> Shape {
@@ -239,7 +286,8 @@ fn cors(origins: &[String]) -> CorsLayer {
     CorsLayer::new()
         .allow_origin(allowed)
         .allow_methods([Method::GET, Method::POST, Method::DELETE])
-        .allow_headers(tower_http::cors::Any)
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([REQUEST_ID, ANTHROPIC_REQUEST_ID, RETRY_AFTER])
 }
 
 async fn missing(request: Request) -> Response {

@@ -4,21 +4,21 @@ use std::time::Duration;
 
 use axum::response::Response;
 use serde_json::{Value, json};
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::answer::{Block, Head, SIGNATURE, UsageTold};
 use crate::{
     ChatError, ChatEvent, Reply, ToolCallEvent,
     serve::{
         error::{ApiError, Shape},
+        guard::Held,
         sse,
     },
 };
 
 /// Tells a reply until `message_stop`, or an `error`. The reply has [token ids](crate::Chat::token_ids), which come
 /// first: `message_start` counts the prompt by them.
-pub(super) fn stream(head: Head, reply: Reply, place: Option<OwnedSemaphorePermit>, keep_alive: Duration) -> Response {
-    let telling = Telling { head, blocks: 0, open: None, _place: place };
+pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
+    let telling = Telling { head, blocks: 0, open: None, _held: held };
     let events = sse::told(reply, telling, |telling, heard| {
         let is_last = matches!(heard, Ok(ChatEvent::Done { .. }) | Err(_));
         (telling.told(heard).iter().map(sse::typed).collect(), is_last)
@@ -31,7 +31,7 @@ struct Telling {
     /// Blocks that were begun.
     blocks: usize,
     open: Option<Open>,
-    _place: Option<OwnedSemaphorePermit>,
+    _held: Held,
 }
 
 /// The kind of the block that is being told.
@@ -121,7 +121,7 @@ mod tests {
 
     fn telling() -> Telling {
         let head = Head { id: "msg_1".to_owned(), model: "demo".to_owned(), omits_thinking: false, tokens_max: 8 };
-        Telling { head, blocks: 0, open: None, _place: None }
+        Telling { head, blocks: 0, open: None, _held: Held::default() }
     }
 
     /// The types of the events, with the index of their block.

@@ -38,17 +38,15 @@ pub(in crate::serve) async fn create(
         tokens_max,
     };
     let is_streamed = request.stream.unwrap_or_default();
-    let place = client.place()?;
+    let held = client.hold(1, room)?;
     let chat = chat(request, &model, &shared).await?.max_tokens(tokens_max);
     if is_streamed {
         let reply = model.chat(chat.token_ids()).await?;
-        drop(room);
-        return Ok(events::stream(head, reply, place, shared.options.keep_alive));
+        return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
     let reply = model.chat(chat).await?;
-    drop(room);
     let whole = answer::whole(&head, reply).await?;
-    drop(place);
+    drop(held);
     Ok(Json(whole).into_response())
 }
 
@@ -81,9 +79,9 @@ async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared
     chat = request.top_k.into_iter().fold(chat, Chat::top_k);
     let stops = request.stop_sequences.into_iter().flatten();
     chat = stops.filter(|stop| !stop.is_empty()).fold(chat, Chat::stop);
-    if let Some(thinking) = request.thinking {
-        chat = chat.template_variable("enable_thinking", thinking.is_enabled()?);
-    }
+    // As Anthropic's models: thinking is asked for.
+    let thinks = request.thinking.map(|thinking| thinking.is_enabled()).transpose()?.unwrap_or_default();
+    chat = chat.template_variable("enable_thinking", thinks);
     let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
     chat = effort.into_iter().fold(chat, |chat, effort| chat.template_variable("reasoning_effort", effort));
     match format.or(request.output_format) {

@@ -46,13 +46,17 @@ pub(in crate::serve) async fn complete(
     let is_streamed = sampling.stream.unwrap_or_default();
     let options = sampling.stream_options.unwrap_or_default();
     let samples = sampling.n.unwrap_or(1);
-    let place = client.place()?;
+    if is_streamed && fields.prompt_logprobs.is_some() {
+        return Err(
+            ApiError::invalid("prompt_logprobs", "`prompt_logprobs` is not streamed").hint("leave out `stream`")
+        );
+    }
+    let held = client.hold(samples, room)?;
     let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
     let replies = model.samples(chat, samples).await?;
-    drop(room);
     match is_streamed {
-        true => Ok(chat_chunks::stream(head, replies, options, place, shared.options.keep_alive)),
-        false => chat_whole::answer(head, replies, place).await.map(IntoResponse::into_response),
+        true => Ok(chat_chunks::stream(head, replies, options, held, shared.options.keep_alive)),
+        false => chat_whole::answer(head, replies, held).await.map(IntoResponse::into_response),
     }
 }
 

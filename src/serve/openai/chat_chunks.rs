@@ -6,7 +6,6 @@ use axum::response::{Response, sse::Event};
 use futures_util::{Stream, StreamExt, stream};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold,
@@ -16,6 +15,7 @@ use crate::{
     ChatError, ChatEvent, Reply, TokenScore, ToolCallEvent, Usage,
     serve::{
         error::{ApiError, Shape},
+        guard::Held,
         sse,
     },
 };
@@ -83,12 +83,12 @@ pub(in crate::serve) fn stream(
     head: Head,
     replies: Vec<Reply>,
     options: StreamOptions,
-    place: Option<OwnedSemaphorePermit>,
+    held: Held,
     keep_alive: Duration,
 ) -> Response {
     let open = replies.len();
     let samples = (0..open).map(|_| Sample::default()).collect();
-    let telling = Telling { head, options, samples, open, _place: place };
+    let telling = Telling { head, options, samples, open, _held: held };
     let greetings: Vec<Event> = (0..open).map(|index| telling.greeting(index)).collect();
     let events = stream::select_all(
         replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))),
@@ -116,7 +116,7 @@ struct Telling {
     samples: Vec<Sample>,
     /// Samples that have not ended.
     open: usize,
-    _place: Option<OwnedSemaphorePermit>,
+    _held: Held,
 }
 
 /// One of the replies.

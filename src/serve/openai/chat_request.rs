@@ -143,8 +143,8 @@ mod tests {
                 json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": []}}]}]}),
                 "messages[0].content[0].image_url.url",
             ),
-            (json!({"messages": [{"content": "a"}]}), "messages[0]"),
-            (json!({}), "."),
+            (json!({"messages": [{"content": "a"}]}), "messages[0].role"),
+            (json!({}), "messages"),
         ] {
             let error = ChatRequest::from_json(body.to_string().as_bytes()).map(drop).expect_err("it is wrong");
             assert_eq!(error.body(Shape::OpenAi)["error"]["param"], param, "{body}");

@@ -6,10 +6,12 @@ use axum::Json;
 use futures_util::future::try_join_all;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{chat::Head, log_probabilities::ChatLogProbabilities, stop_reason::StopTold, usage::UsageTold};
-use crate::{ChatError, ChatEvent, Reply, TokenScore, ToolCall, Usage, serve::error::ApiError};
+use crate::{
+    ChatError, ChatEvent, Reply, TokenScore, ToolCall, Usage,
+    serve::{error::ApiError, guard::Held},
+};
 
 /// `chat.completion`.
 #[derive(Serialize, JsonSchema)]
@@ -88,10 +90,10 @@ pub(super) struct PromptTokenTold {
 pub(in crate::serve) async fn answer(
     head: Head,
     replies: Vec<Reply>,
-    place: Option<OwnedSemaphorePermit>,
+    held: Held,
 ) -> Result<Json<Completion>, ApiError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
-    drop(place);
+    drop(held);
     let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));
     let (mut prompt, mut prompt_token_ids) = (None, None);
     let choices = ended.into_iter().enumerate().map(|(index, ended)| {

@@ -10,7 +10,6 @@ use axum::{
 use futures_util::{Stream, StreamExt, stream};
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::{
     chat::{self, Head},
@@ -25,7 +24,7 @@ use crate::{
     serve::{
         body::JsonBody,
         error::{ApiError, Shape},
-        guard::Client,
+        guard::{Client, Held},
         service::Shared,
         sse,
     },
@@ -42,11 +41,21 @@ pub(in crate::serve) async fn complete(
     let JsonBody { value: CompletionRequest { mut fields, sampling }, room } = body;
     let (own, model) = shared.models.ready(fields.model.as_deref())?;
     let head = Head::new("cmpl-", fields.model.take().filter(|name| !name.is_empty()).unwrap_or(own.to_string()));
-    let place = client.place()?;
     let (is_streamed, options) = (sampling.stream.unwrap_or_default(), sampling.stream_options.unwrap_or_default());
-    let samples = ask(&model, fields, &sampling).await?;
-    drop(room);
-    let telling = Telling::new(head, options, samples.iter().map(|(echo, _)| echo.clone()).collect(), place);
+    let prompts = Prompt::all(fields.prompt.take())?;
+    let (count, limit) = (sampling.n.unwrap_or(1), model.requests().1);
+    let replies = prompts.len().saturating_mul(count);
+    if replies > limit {
+        let told = format!(
+            "{} prompts with {count} replies each are more than the {limit} that may run or wait",
+            prompts.len()
+        );
+        return Err(ApiError::invalid("prompt", told).hint("send them in several requests"));
+    }
+    let held = client.hold(replies, room)?;
+    let samples = ask(&model, prompts, fields, &sampling).await?;
+    let echoes = samples.iter().map(|(echo, _)| echo.clone()).collect();
+    let telling = Telling::new(head, options, echoes, count.max(1), held);
     let replies = samples.into_iter().map(|(_, reply)| reply);
     match is_streamed {
         true => Ok(streamed(telling, replies, shared.options.keep_alive)),
@@ -68,6 +77,7 @@ struct Echo {
 /// Asks for all samples of all prompts, in the order of their choices.
 async fn ask(
     model: &ModelHandle,
+    prompts: Vec<Prompt>,
     fields: CompletionFields,
     sampling: &Sampling,
 ) -> Result<Vec<(Echo, Reply)>, ApiError> {
@@ -81,7 +91,7 @@ async fn ask(
     let (is_echoed, limit) = (fields.echo.unwrap_or_default(), fields.max_tokens.unwrap_or(TOKENS_USUAL));
     let format = fields.response_format.map(chat::format).transpose()?.flatten();
     let mut asked = Vec::new();
-    for prompt in Prompt::all(fields.prompt)? {
+    for prompt in prompts {
         let tokens = match &prompt {
             Prompt::Text(text) => model.tokenize(text.clone(), fields.add_special_tokens.unwrap_or(true)).await?,
             Prompt::Tokens(tokens) => tokens.clone(),
@@ -169,8 +179,10 @@ struct Telling {
     head: Head,
     options: StreamOptions,
     samples: Vec<Sample>,
+    /// Of each prompt.
+    count: usize,
     open: usize,
-    place: Option<OwnedSemaphorePermit>,
+    held: Held,
 }
 
 #[derive(Default)]
@@ -185,6 +197,12 @@ struct Sample {
 }
 
 impl Sample {
+    /// Begins behind what is echoed.
+    fn new(echo: Echo) -> Self {
+        let offset = echo.text.as_ref().map_or(0, |text| text.chars().count());
+        Sample { echo, offset, ..Sample::default() }
+    }
+
     /// What has come since the last choice, with this text.
     fn choice(&mut self, index: usize, text: String) -> Choice {
         let (prompt_token_ids, token_ids) = (self.prompt_ids.take(), self.ids.take());
@@ -195,8 +213,18 @@ impl Sample {
     fn heard(&mut self, index: usize, event: ChatEvent) -> Option<Choice> {
         match event {
             ChatEvent::Prompt(scores) => {
+                let rest: usize = scores.iter().flatten().map(|score| score.token.text.chars().count()).sum();
+                // The first token follows nothing, so it has no score; its text is what the others leave of the echo.
+                let first = self.offset.saturating_sub(rest);
                 let told = self.scores.get_or_insert_default();
-                scores.into_iter().for_each(|score| told.push(score, &mut self.offset));
+                let mut offset = 0;
+                for (at, score) in scores.into_iter().enumerate() {
+                    told.push(score, &mut offset);
+                    offset = if at == 0 { first } else { offset };
+                }
+                if let (Some(text), Some(token)) = (&self.echo.text, told.tokens.first_mut()) {
+                    *token = text.chars().take(first).collect();
+                }
                 None
             }
             ChatEvent::PromptIds(ids) => {
@@ -224,13 +252,14 @@ impl Sample {
 }
 
 impl Telling {
-    fn new(head: Head, options: StreamOptions, echoes: Vec<Echo>, place: Option<OwnedSemaphorePermit>) -> Self {
-        let samples: Vec<_> = echoes.into_iter().map(|echo| Sample { echo, ..Sample::default() }).collect();
-        Telling { head, options, open: samples.len(), samples, place }
+    fn new(head: Head, options: StreamOptions, echoes: Vec<Echo>, count: usize, held: Held) -> Self {
+        let samples: Vec<_> = echoes.into_iter().map(Sample::new).collect();
+        Telling { head, options, open: samples.len(), samples, count, held }
     }
 
     fn usage(&self) -> UsageTold {
-        UsageTold::of(self.samples.iter().map(|sample| sample.usage))
+        let prompts = self.samples.chunks(self.count);
+        prompts.map(|samples| UsageTold::of(samples.iter().map(|sample| sample.usage))).sum()
     }
 
     fn event(&self, choices: Vec<Choice>, usage: Option<Option<UsageTold>>) -> Event {
@@ -254,15 +283,15 @@ impl Telling {
                 told.push(self.event(Vec::new(), Some(Some(self.usage()))));
             }
             told.push(sse::done());
-            drop(self.place.take());
+            self.held = Held::default();
         }
         told
     }
 }
 
-fn streamed(mut telling: Telling, replies: impl Iterator<Item = Reply>, keep_alive: Duration) -> Response {
+fn streamed(telling: Telling, replies: impl Iterator<Item = Reply>, keep_alive: Duration) -> Response {
     let has_usage = telling.options.include_usage.unwrap_or_default();
-    let echoes: Vec<_> = telling.samples.iter_mut().map(|sample| sample.echo.text.take()).enumerate().collect();
+    let echoes: Vec<_> = telling.samples.iter().map(|sample| sample.echo.text.clone()).enumerate().collect();
     let echoed = echoes.into_iter().filter_map(|(index, text)| {
         Some(telling.event(vec![Choice { index, text: text?, ..Choice::default() }], has_usage.then_some(None)))
     });
@@ -290,7 +319,7 @@ async fn whole(mut telling: Telling, replies: impl Iterator<Item = Reply>) -> Re
     // They run beside each other whichever is read: each is bounded, and read to its end in turn.
     for (index, mut reply) in replies.enumerate() {
         let sample = &mut telling.samples[index];
-        let mut choice = Choice { index, text: sample.echo.text.take().unwrap_or_default(), ..Choice::default() };
+        let mut choice = Choice { index, text: sample.echo.text.clone().unwrap_or_default(), ..Choice::default() };
         while let Some(event) = reply.next().await {
             if let Some(more) = sample.heard(index, event?) {
                 choice.add(more);
@@ -298,7 +327,7 @@ async fn whole(mut telling: Telling, replies: impl Iterator<Item = Reply>) -> Re
         }
         choices.push(choice);
     }
-    drop(telling.place.take());
+    telling.held = Held::default();
     let usage = telling.usage();
     Ok(Json(telling.completion(choices, Some(Some(usage)))).into_response())
 }

@@ -1,5 +1,7 @@
 //! The tokens of a request, as OpenAI counts them.
 
+use std::iter::Sum;
+
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -43,6 +45,21 @@ impl UsageTold {
         }
         told.total_tokens = told.prompt_tokens + told.completion_tokens;
         told
+    }
+}
+
+/// Of several prompts.
+impl Sum for UsageTold {
+    fn sum<I: Iterator<Item = Self>>(all: I) -> Self {
+        all.fold(UsageTold::default(), |mut sum, told| {
+            sum.prompt_tokens += told.prompt_tokens;
+            sum.completion_tokens += told.completion_tokens;
+            sum.total_tokens += told.total_tokens;
+            sum.prompt_tokens_details.cached_tokens += told.prompt_tokens_details.cached_tokens;
+            sum.prompt_tokens_details.image_tokens += told.prompt_tokens_details.image_tokens;
+            sum.completion_tokens_details.reasoning_tokens += told.completion_tokens_details.reasoning_tokens;
+            sum
+        })
     }
 }
 

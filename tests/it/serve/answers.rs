@@ -70,8 +70,10 @@ fn pictures_in_low_detail_take_fewer_tokens() {
         assert!(tokens(&coarse) < tokens(&usual), "{coarse} {usual}");
         // The demo's pictures are smaller than OpenAI's low detail already.
         assert_eq!(tokens(&house.chat(asked("low", json!({}))).await.json()), tokens(&usual));
-        let unknown = house.chat(asked("auto", json!({"max_pixel": 4}))).await;
-        assert_eq!((unknown.status, unknown.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixel")));
+        // What other servers' processors know besides is ignored, as they ignore it.
+        assert_eq!(tokens(&house.chat(asked("auto", json!({"use_fast": true}))).await.json()), tokens(&usual));
+        let wrong = house.chat(asked("auto", json!({"max_pixels": "many"}))).await;
+        assert_eq!((wrong.status, wrong.error()["param"].as_str()), (400, Some("mm_processor_kwargs.max_pixels")));
         house.end().await;
     });
 }
@@ -94,6 +96,8 @@ fn files_are_read_below_the_media_root_alone() {
             std::fs::write(file, number).expect("a file");
         }
         std::os::unix::fs::symlink(outside.join("secret.png"), inside.join("link.png")).expect("a link");
+        std::fs::create_dir_all(inside.join("escaping")).expect("a folder");
+        std::os::unix::fs::symlink(outside.join("secret.png"), inside.join("escaping/1.png")).expect("a link");
         let serve = ServeOptions { media_root: Some(inside.clone()), ..ServeOptions::default() };
         let house = House::with(LoadOptions::small(), serve).await;
         let shown = |url: &str| {
@@ -117,6 +121,9 @@ fn files_are_read_below_the_media_root_alone() {
         ] {
             assert_eq!(house.chat(shown(url)).await.status, 400, "{url}");
         }
+        let escaping = json!({"messages": [{"role": "user", "content": [
+            {"type": "video_url", "video_url": {"url": "file:escaping"}}, {"type": "text", "text": "What happens?"}]}]});
+        assert_eq!(house.chat(escaping).await.status, 400, "a frame that is a link leads out of the media root");
         let film = json!({"messages": [{"role": "user", "content": [
             {"type": "video_url", "video_url": {"url": "file:film"}}, {"type": "text", "text": "What happens?"}]}], "max_tokens": 4});
         let answer = house.chat(film).await.json();
@@ -170,6 +177,33 @@ fn a_neighbour_is_drilled_where_host_memory_stands_in() {
 }
 
 #[test]
+fn several_prompts_are_summed_up_and_echoes_have_offsets() {
+    story(async {
+        let house = House::usual().await;
+        let ask = async |body: serde_json::Value| house.post("/v1/completions", &body).await.json();
+        let one = ask(json!({"prompt": [11, 7, 9], "max_tokens": 2})).await;
+        let other = ask(json!({"prompt": [12, 7, 9, 11], "max_tokens": 2})).await;
+        let both = ask(json!({"prompt": [[11, 7, 9], [12, 7, 9, 11]], "max_tokens": 2, "n": 2})).await;
+        let tokens = |answer: &serde_json::Value| answer["usage"]["prompt_tokens"].as_u64().expect("a number");
+        assert_eq!(tokens(&both), tokens(&one) + tokens(&other));
+        assert_eq!(both["usage"]["completion_tokens"], 8);
+        let echo =
+            ask(json!({"prompt": "Hello there", "max_tokens": 2, "echo": true, "logprobs": 0, "temperature": 0})).await;
+        let (text, told) = (echo["choices"][0]["text"].as_str().expect("text"), &echo["choices"][0]["logprobs"]);
+        let pieces: Vec<_> =
+            told["tokens"].as_array().expect("tokens").iter().filter_map(|token| token.as_str()).collect();
+        assert_eq!(pieces.concat(), text);
+        for (offset, piece) in told["text_offset"].as_array().expect("offsets").iter().zip(&pieces) {
+            let at = usize::try_from(offset.as_u64().expect("a number")).expect("small");
+            assert!(text[at..].starts_with(piece), "{echo}");
+        }
+        let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 1000], "max_tokens": 1})).await;
+        assert_eq!((many.status, many.error()["param"].as_str()), (400, Some("prompt")));
+        house.end().await;
+    });
+}
+
+#[test]
 fn texts_are_tokens_and_tokens_texts() {
     story(async {
         let house = House::usual().await;
@@ -204,7 +238,8 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
                     "delete" => {
                         house
                             .say(
-                                format!("DELETE {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").as_bytes(),
+                                format!("DELETE {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+                                    .as_bytes(),
                             )
                             .await
                     }

@@ -51,7 +51,7 @@ impl House {
     }
 
     pub async fn get(&self, path: &str) -> Answer {
-        self.say(format!("GET {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n").as_bytes()).await
+        self.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").as_bytes()).await
     }
 
     pub async fn post(&self, path: &str, body: &Value) -> Answer {
@@ -79,7 +79,7 @@ pub fn hello(fields: Value) -> Value {
 /// A whole request.
 pub fn posted(path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
-        "POST {path} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
+        "POST {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {}\r\n\r\n",
         body.len()
     );
     [head.as_bytes(), body].concat()

@@ -66,7 +66,7 @@ fn a_reply_that_does_not_end_in_time_is_cut_off() {
         // It sends only the head of a request, so nothing would ever end it.
         let mut silent = house.connect().await;
         silent
-            .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 9\r\n\r\n")
+            .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n")
             .await
             .expect("it reads");
         pause(Duration::from_millis(20)).await;
@@ -80,7 +80,7 @@ fn those_who_watch_the_budget_do_not_hold_the_end_up() {
     story(async {
         let house = House::usual().await;
         let mut watching = house.connect().await;
-        watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: here\r\n\r\n").await.expect("it reads");
+        watching.write_all(b"GET /v1/budget/events HTTP/1.1\r\nhost: localhost\r\n\r\n").await.expect("it reads");
         let mut heard = Vec::new();
         while !String::from_utf8_lossy(&heard).contains("event: budget") {
             let mut piece = [0; 4096];

@@ -171,3 +171,68 @@ fn urls_reach_nothing_that_the_server_does_not_allow() {
         house.end().await;
     });
 }
+
+#[test]
+fn pages_of_others_ask_nothing_and_names_of_others_are_none() {
+    story(async {
+        let house = House::usual().await;
+        let body = hello(json!({"max_tokens": 1})).to_string();
+        let from = |headers: &str| posted("/v1/chat/completions", headers, body.as_bytes());
+        let own = format!("origin: http://{}\r\n", house.server.addr());
+        for headers in ["origin: http://evil.net\r\n", "origin: null\r\n", "origin: http://here.evil.net\r\n"] {
+            assert_eq!(house.say(&from(headers)).await.status, 403, "{headers}");
+        }
+        assert_eq!(house.say(&from("")).await.status, 200);
+        let named = |host: &str, headers: &str| {
+            let text = String::from_utf8(from(headers)).expect("text");
+            text.replace("host: localhost", &format!("host: {host}")).into_bytes()
+        };
+        assert_eq!(house.say(&named(&house.server.addr().to_string(), &own)).await.status, 200, "its own page");
+        for host in ["evil.net", "localhost.evil.net", "", "a b"] {
+            let answer = house.say(&named(host, "")).await;
+            assert!(matches!(answer.status, 400 | 403), "{host}: {}", answer.status);
+        }
+        for host in ["127.0.0.1:8000", "[::1]:8000", "localhost:1", "a.localhost"] {
+            assert_eq!(house.say(&named(host, "")).await.status, 200, "{host}");
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_hundred_thousand_calls_and_results_take_a_moment() {
+    story(async {
+        let house = House::usual().await;
+        let calls: Vec<_> =
+            (0..50_000).map(|id| json!({"id": id.to_string(), "function": {"name": "f", "arguments": "{}"}})).collect();
+        let results =
+            (0..50_000).rev().map(|id| json!({"role": "tool", "tool_call_id": id.to_string(), "content": "r"}));
+        let mut messages = vec![json!({"role": "assistant", "tool_calls": calls})];
+        messages.extend(results);
+        let begun = std::time::Instant::now();
+        let answer = house.chat(json!({"messages": messages})).await;
+        assert_eq!(answer.status, 400, "{}", answer.body);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+        house.end().await;
+    });
+}
+
+#[test]
+fn what_is_small_in_a_body_and_large_in_memory_is_bounded() {
+    story(async {
+        let house = House::usual().await;
+        let frames = format!("data:video/jpeg;base64,{}", ",".repeat(100_000));
+        let films =
+            json!({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": frames}}]}]});
+        assert_eq!(house.chat(films).await.status, 400);
+        let pictures = vec![json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}); 2000];
+        let many = house.chat(json!({"messages": [{"role": "user", "content": pictures}]})).await;
+        assert_eq!(many.status, 400, "{}", many.body);
+        // A gibibyte is the room of all bodies: each of these values takes more than its byte.
+        let mut flood = br#"{"messages": [], "metadata": ["#.to_vec();
+        flood.extend(std::iter::repeat_n(&b"0,"[..], 5_000_000).flatten());
+        flood.extend_from_slice(b"0]}");
+        assert_eq!(house.say(&posted("/v1/chat/completions", "", &flood)).await.status, 503);
+        house.end().await;
+    });
+}

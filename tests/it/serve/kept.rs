@@ -14,7 +14,7 @@ async fn asked(house: &House, key: &str, fields: Value) -> Answer {
 
 async fn sent(house: &House, key: &str, request: &str) -> Answer {
     let head = format!(
-        "{request} HTTP/1.1\r\nhost: here\r\nconnection: close\r\nx-api-key: {key}\r\ncontent-length: 0\r\n\r\n"
+        "{request} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx-api-key: {key}\r\ncontent-length: 0\r\n\r\n"
     );
     house.say(head.as_bytes()).await
 }

@@ -73,10 +73,10 @@ fn a_body_is_bounded_in_bytes_whether_it_says_so_or_not() {
         let large = hello(json!({"user": "u".repeat(5000)})).to_string();
         let told = house.say(&posted("/v1/chat/completions", "", large.as_bytes())).await;
         assert_eq!((told.status, told.error()["code"].as_str()), (413, Some("request_too_large")));
-        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+        let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
         let untold = [head, &format!("{:x}\r\n{large}\r\n0\r\n\r\n", large.len())].concat();
         assert_eq!(house.say(untold.as_bytes()).await.status, 413);
-        let claimed = "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: 99999999999\r\n\r\n";
+        let claimed = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 99999999999\r\n\r\n";
         assert_eq!(house.say(claimed.as_bytes()).await.status, 413);
         house.end().await;
     });
@@ -89,10 +89,11 @@ fn bodies_together_are_bounded_too_and_room_comes_back() {
         let house = House::with(small(), serve).await;
         let asked = hello(json!({"user": "u".repeat(3000), "max_tokens": 1}));
         let slow = loop {
-            // Says that 6 KiB come, and sends none of them.
+            // Sends all but the end of 6 KiB.
             let mut slow = house.connect().await;
-            let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\ncontent-length: 6000\r\n\r\n";
+            let head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 6000\r\n\r\n";
             slow.write_all(head.as_bytes()).await.expect("it reads");
+            slow.write_all(&[b' '; 5900]).await.expect("it reads");
             let answer = house.post("/v1/chat/completions", &asked).await;
             match answer.status {
                 503 => break slow,
@@ -114,7 +115,7 @@ fn slow_heads_bodies_and_readers_are_dropped() {
         let patience = Duration::from_millis(300);
         let serve = ServeOptions { head_time: patience, body_time: patience, ..ServeOptions::default() };
         let house = House::with(small(), serve).await;
-        for silent in ["", "GET /health HT", "GET /health HTTP/1.1\r\nhost: here\r\nx: "] {
+        for silent in ["", "GET /health HT", "GET /health HTTP/1.1\r\nhost: localhost\r\nx: "] {
             let mut stream = house.connect().await;
             stream.write_all(silent.as_bytes()).await.expect("it reads");
             let heard = rest(stream).await;
@@ -122,7 +123,7 @@ fn slow_heads_bodies_and_readers_are_dropped() {
         }
         let mut stream = house.connect().await;
         let head =
-            "POST /v1/chat/completions HTTP/1.1\r\nhost: here\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-length: 10\r\n\r\n{";
         stream.write_all(head.as_bytes()).await.expect("it reads");
         assert!(rest(stream).await.starts_with(b"HTTP/1.1 408"));
         // A reader that stops has its reply cancelled, once the system holds no more for it.
@@ -144,10 +145,12 @@ fn slow_heads_bodies_and_readers_are_dropped() {
 fn heads_are_bounded() {
     story(async {
         let house = House::usual().await;
-        let large =
-            format!("GET /health HTTP/1.1\r\nhost: here\r\nconnection: close\r\nx: {}\r\n\r\n", "h".repeat(100_000));
+        let large = format!(
+            "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\nx: {}\r\n\r\n",
+            "h".repeat(100_000)
+        );
         assert_eq!(house.say(large.as_bytes()).await.status, 431);
-        let many = format!("GET /health HTTP/1.1\r\nhost: here\r\n{}\r\n", "a: b\r\n".repeat(500));
+        let many = format!("GET /health HTTP/1.1\r\nhost: localhost\r\n{}\r\n", "a: b\r\n".repeat(500));
         assert_eq!(house.say(many.as_bytes()).await.status, 431);
         house.end().await;
     });

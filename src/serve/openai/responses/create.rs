@@ -30,16 +30,20 @@ pub(in crate::serve) async fn create(
     let mut said = before(&fields, &shared, &client)?;
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
-    let place = client.place()?;
+    let held = client.hold(1, room)?;
     let chat = chat::chat(&fields, &said, &model, &shared).await?;
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
-    drop(room);
     let name = fields.model.as_deref().filter(|name| !name.is_empty()).unwrap_or(&own);
     let response = fields.response(&id::fresh("resp_"), id::now(), name);
     let is_streamed = fields.stream.unwrap_or_default();
     let telling = Telling::new(response.clone());
-    let run = |keeping| Run { shared: shared.clone(), telling, keeping, place };
+    let run = |keeping| Run { shared: shared.clone(), telling, keeping, held };
     if fields.is_in_background() {
+        if !shared.responses.has_room() {
+            let error =
+                ApiError::full("as many responses run in the background as are kept").code("responses_exhausted");
+            return Err(error.hint("poll one to its end, or cancel one"));
+        }
         let kept = shared.responses.keep(client.key(), said, response);
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
     }

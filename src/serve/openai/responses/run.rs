@@ -8,7 +8,7 @@ use axum::{
 };
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
 use super::{
     store::{Kept, Said},
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     Reply,
-    serve::{error::ApiError, service::Shared, sse},
+    serve::{error::ApiError, guard::Held, service::Shared, sse},
 };
 
 /// Events that a background response may be ahead of the client who watches it.
@@ -26,7 +26,7 @@ pub(super) struct Run {
     pub(super) shared: Arc<Shared>,
     pub(super) telling: Telling,
     pub(super) keeping: Keeping,
-    pub(super) place: Option<OwnedSemaphorePermit>,
+    pub(super) held: Held,
 }
 
 /// Whether the response is kept.
@@ -52,7 +52,7 @@ impl Run {
     }
 
     fn end(&mut self) {
-        self.place = None;
+        self.held = Held::default();
         let (store, told) = (&self.shared.responses, &self.telling.response);
         match std::mem::replace(&mut self.keeping, Keeping::No) {
             Keeping::No => {}

@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
 };
 
@@ -44,18 +44,29 @@ struct State {
 /// Items that several responses may share.
 pub(in crate::serve) struct Said {
     pub(super) items: Vec<Item>,
-    _held: Held,
+    held: Held,
 }
 
-/// Bytes that count as long as this lives.
+/// Bytes that count from the first response that keeps them on, as long as this lives.
 struct Held {
     bytes: usize,
     total: Arc<AtomicUsize>,
+    counts: AtomicBool,
+}
+
+impl Held {
+    fn count(&self) {
+        if !self.counts.swap(true, Relaxed) {
+            self.total.fetch_add(self.bytes, Relaxed);
+        }
+    }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.total.fetch_sub(self.bytes, Relaxed);
+        if *self.counts.get_mut() {
+            self.total.fetch_sub(self.bytes, Relaxed);
+        }
     }
 }
 
@@ -68,15 +79,22 @@ impl Responses {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Items of this many bytes, which count from now on.
+    /// Items of this many bytes, which count once they are kept.
     pub(super) fn said(&self, items: Vec<Item>, bytes: usize) -> Arc<Said> {
-        self.bytes.fetch_add(bytes, Relaxed);
-        Arc::new(Said { items, _held: Held { bytes, total: self.bytes.clone() } })
+        Arc::new(Said { items, held: Held { bytes, total: self.bytes.clone(), counts: AtomicBool::new(false) } })
     }
 
-    /// Keeps a response. Older ones go, if there are too many. Returns it also when it alone is too large to stay.
+    /// Whether another one may run in the background. Those that run are never pushed out.
+    pub(super) fn has_room(&self) -> bool {
+        let kept = self.lock();
+        kept.len() < self.count_max && self.bytes.load(Relaxed) <= self.bytes_max
+            || kept.iter().any(|kept| !kept.state().is_running())
+    }
+
+    /// Keeps a response. Older ones that have ended go, if there are too many.
     pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<Kept> {
         let id = told["id"].as_str().unwrap_or_default().to_owned();
+        said.iter().for_each(|said| said.held.count());
         let state = Mutex::new(State { told, answer: None, run: None });
         let kept = Arc::new(Kept { id, owner, said, state });
         self.lock().push_back(kept.clone());
@@ -88,6 +106,7 @@ impl Responses {
     pub(super) fn ended(&self, kept: &Kept, told: &Value) {
         let items = told["output"].as_array().into_iter().flatten().filter_map(|item| Item::deserialize(item).ok());
         let answer = self.said(items.collect(), told.to_string().len());
+        answer.held.count();
         let mut state = kept.state();
         if state.is_running() {
             *state = State { told: told.clone(), answer: Some(answer), run: None };
@@ -99,8 +118,10 @@ impl Responses {
     fn trim(&self) {
         let mut kept = self.lock();
         while kept.len() > self.count_max || self.bytes.load(Relaxed) > self.bytes_max {
-            let Some(oldest) = kept.pop_front() else { return };
-            oldest.stop("cancelled");
+            // The newest stays: somebody is about to read it.
+            let older = kept.len().saturating_sub(1);
+            let Some(oldest) = kept.iter().take(older).position(|kept| !kept.state().is_running()) else { return };
+            kept.remove(oldest);
         }
     }
 
@@ -182,32 +203,51 @@ mod tests {
         store.lock().iter().map(|kept| kept.id.clone()).collect()
     }
 
+    fn ended(store: &Responses, kept: &Kept) {
+        store.ended(kept, &json!({"id": kept.id, "status": "completed", "output": []}));
+    }
+
     #[test]
     fn the_oldest_go_first_by_number_and_by_bytes() {
-        let store = Responses::new(2, 100);
+        let store = Responses::new(2, 300);
         for id in ["a", "b", "c"] {
-            drop(asked(&store, None, id, 10));
+            ended(&store, &asked(&store, None, id, 10));
         }
         assert_eq!(ids(&store), ["b", "c"]);
-        drop(asked(&store, None, "d", 85));
+        ended(&store, &asked(&store, None, "d", 200));
         assert_eq!(ids(&store), ["c", "d"]);
-        drop(asked(&store, None, "e", 50));
-        assert_eq!((ids(&store), store.bytes.load(Relaxed)), (vec!["e".to_owned()], 50));
+        ended(&store, &asked(&store, None, "e", 200));
+        assert_eq!(ids(&store), ["e"]);
+    }
+
+    #[test]
+    fn what_runs_is_never_pushed_out_and_what_is_not_kept_does_not_count() {
+        let store = Responses::new(2, 100);
+        let running = [asked(&store, None, "a", 10), asked(&store, None, "b", 10)];
+        assert!(!store.has_room());
+        let _large = store.said(Vec::new(), 1000);
+        drop(asked(&store, None, "c", 10));
+        assert_eq!(ids(&store), ["a", "b", "c"]);
+        assert!(running.iter().all(|kept| kept.told()["status"] == "in_progress"));
+        ended(&store, &running[0]);
+        assert_eq!(ids(&store), ["b", "c"]);
     }
 
     #[test]
     fn what_a_later_response_goes_on_from_still_counts() {
-        let store = Responses::new(9, 100);
+        let store = Responses::new(9, 200);
         let first = asked(&store, None, "a", 60);
-        store.ended(&first, &json!({"id": "a", "status": "completed", "output": []}));
+        ended(&store, &first);
         let said = first.conversation().expect("it has ended");
         store.remove(&first);
         drop(first);
         assert!(store.bytes.load(Relaxed) > 60);
-        drop(store.keep(None, said, json!({"id": "b", "status": "in_progress"})));
-        drop(asked(&store, None, "c", 30));
+        let second = store.keep(None, said, json!({"id": "b", "status": "in_progress"}));
+        ended(&store, &second);
+        drop(second);
+        drop(asked(&store, None, "c", 90));
         assert_eq!(ids(&store), ["c"], "b held the bytes of a");
-        assert_eq!(store.bytes.load(Relaxed), 30);
+        assert_eq!(store.bytes.load(Relaxed), 90);
     }
 
     #[test]
