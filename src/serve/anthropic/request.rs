@@ -129,10 +129,10 @@ mod tests {
         for (body, place) in [
             (message(json!(1)), "messages[0].content"),
             (message(json!([{"type": "text", "text": 1}])), "messages[0].content[0].text"),
-            (message(json!([{"type": "image", "source": {"data": ""}}])), "messages[0].content[0].source"),
+            (message(json!([{"type": "image", "source": {"data": ""}}])), "messages[0].content[0].source.type"),
             (
                 message(json!([{"type": "tool_result", "content": [{"text": "a"}]}])),
-                "messages[0].content[0].content[0]",
+                "messages[0].content[0].content[0].type",
             ),
             (json!({"messages": [], "max_tokens": -1}), "max_tokens"),
             (json!({"messages": [], "tools": [{"name": {}}]}), "tools[0].name"),
