@@ -5,12 +5,12 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::State,
-    http::{StatusCode, header::CONTENT_TYPE},
+    http::StatusCode,
     response::{IntoResponse, Response},
 };
 use serde_json::{Map, Value, json};
 
-use super::{error::ApiError, memory, models::ModelState, service::Shared};
+use super::{error::ApiError, models::ModelState, service::Shared};
 use crate::ModelHealth;
 
 /// 200 while all models take requests and the server is not ending.
@@ -58,10 +58,12 @@ fn own_name(state: &ModelState) -> Option<String> {
 /// Prometheus' text.
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     #[cfg(feature = "prometheus")]
+    use axum::http::header;
+    #[cfg(feature = "prometheus")]
     if let Some(metrics) = &shared.metrics {
         // A look at the device, so that a quiet one is shown as it is; of several scrapers, one looks.
-        drop(memory::told_text(&shared).await);
-        return ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()).into_response();
+        drop(super::memory::told_text(&shared).await);
+        return ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()).into_response();
     }
     let _ = shared;
     ApiError::not_found("this process has no recorder of metrics of ours").into_response()
