@@ -63,7 +63,8 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     if let Some(metrics) = &shared.metrics {
         // A look at the device, so that a quiet one is shown as it is; of several scrapers, one looks.
         drop(super::memory::told_text(&shared).await);
-        return ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render()).into_response();
+        return ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
+            .into_response();
     }
     let _ = shared;
     ApiError::not_found("this process has no recorder of metrics of ours").into_response()

@@ -1,13 +1,13 @@
 //! `POST /v1/completions`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::{Stream, StreamExt, future::try_join_all, stream};
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -315,21 +315,24 @@ fn tell(
 }
 
 async fn whole(mut telling: Telling, replies: impl Iterator<Item = Reply>) -> Result<Response, ApiError> {
-    let mut choices = Vec::new();
-    // They run beside each other whichever is read: each is bounded, and read to its end in turn.
-    for (index, mut reply) in replies.enumerate() {
-        let sample = &mut telling.samples[index];
-        let mut choice = Choice { index, text: sample.echo.text.clone().unwrap_or_default(), ..Choice::default() };
-        while let Some(event) = reply.next().await {
-            if let Some(more) = sample.heard(index, event?) {
-                choice.add(more);
-            }
-        }
-        choices.push(choice);
-    }
+    let samples = mem::take(&mut telling.samples).into_iter().zip(replies).enumerate();
+    // All at once: a reply that nobody reads stops.
+    let ended = try_join_all(samples.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
+    let choices;
+    (telling.samples, choices) = ended.into_iter().unzip();
     telling.held = Held::default();
     let usage = telling.usage();
     Ok(Json(telling.completion(choices, Some(Some(usage)))).into_response())
+}
+
+async fn end(index: usize, mut sample: Sample, mut reply: Reply) -> Result<(Sample, Choice), ChatError> {
+    let mut choice = Choice { index, text: sample.echo.text.clone().unwrap_or_default(), ..Choice::default() };
+    while let Some(event) = reply.next().await {
+        if let Some(more) = sample.heard(index, event?) {
+            choice.add(more);
+        }
+    }
+    Ok((sample, choice))
 }
 
 impl Choice {
