@@ -183,15 +183,13 @@ mod tests {
     use super::*;
     use crate::serve::error::Shape;
 
-    #[derive(Debug, Deserialize)]
+    #[derive(Debug, Deserialize, PartialEq)]
     struct Asked {
-        #[allow(dead_code)]
         turns: Vec<Turn>,
     }
 
-    #[derive(Debug, Deserialize)]
+    #[derive(Debug, Deserialize, PartialEq)]
     struct Turn {
-        #[allow(dead_code)]
         text: String,
     }
 
@@ -205,6 +203,8 @@ mod tests {
     fn a_wrong_field_is_named_by_its_path() {
         let told = error(r#"{"turns": [{"text": "a"}, {"text": 5}]}"#);
         assert_eq!(told["param"], "turns[1].text");
+        let right = parsed(r#"{"turns": [{"text": "a", "other": 5}]}"#.as_bytes()).map_err(|error| error.status);
+        assert_eq!(right, Ok(Asked { turns: vec![Turn { text: "a".to_owned() }] }));
         assert!(told["message"].as_str().expect("text").contains("expected a string"), "{told}");
         assert!(!told["message"].as_str().expect("text").contains("line"), "{told}");
     }

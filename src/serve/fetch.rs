@@ -66,7 +66,7 @@ impl Fetcher {
         let place = timeout(TIME_MAX, self.places.clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
-            // Also when nobody waits for it any more.
+            // Also when the request that wanted it has ended.
             let _place = place;
             follow(&agent, &hosts, bytes_max, first)
         });

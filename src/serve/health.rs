@@ -56,17 +56,19 @@ fn own_name(state: &ModelState) -> Option<String> {
 }
 
 /// Prometheus' text.
+#[cfg(feature = "prometheus")]
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
-    #[cfg(feature = "prometheus")]
-    use axum::http::header;
-    #[cfg(feature = "prometheus")]
-    if let Some(metrics) = &shared.metrics {
-        // A look at the device, so that a quiet one is shown as it is; of several scrapers, one looks.
-        drop(super::memory::told_text(&shared).await);
-        return ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
-            .into_response();
-    }
-    let _ = shared;
+    let Some(metrics) = &shared.metrics else { return no_metrics().await };
+    // A look at the device, so that a quiet one is shown as it is; of several scrapers, one looks.
+    drop(super::memory::told_text(&shared).await);
+    let kind = (axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
+    ([kind], metrics.render()).into_response()
+}
+
+#[cfg(not(feature = "prometheus"))]
+pub(super) use no_metrics as metrics;
+
+pub(super) async fn no_metrics() -> Response {
     ApiError::not_found("this process has no recorder of metrics of ours").into_response()
 }
 

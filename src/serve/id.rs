@@ -9,7 +9,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-/// `prefix` and 32 hexadecimal digits, which nobody can guess from others: clients may show them to each other.
+/// `prefix` and 32 hexadecimal digits, which cannot be guessed from others: clients may show them to each other.
 pub(super) fn fresh(prefix: &str) -> String {
     static KEYS: LazyLock<[RandomState; 2]> = LazyLock::new(|| [RandomState::new(), RandomState::new()]);
     static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -15,7 +15,7 @@ use tokio::{
 };
 
 use super::{error::ApiError, models::ModelState, service::Shared, sse};
-use crate::{Events, Missed};
+use crate::{AskError, Events, Missed, Snapshot};
 
 /// How often the snapshot is told to those who watch.
 const EVERY: Duration = Duration::from_millis(500);
@@ -32,19 +32,17 @@ pub(super) async fn told_text(shared: &Shared) -> Result<Arc<str>, ApiError> {
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return Ok(text.clone());
     }
-    drop(shared.runtime.budget().measure().await);
-    let text: Arc<str> = told(shared).await?.to_string().into();
+    let text: Arc<str> = told(shared, shared.runtime.budget().measure().await)?.to_string().into();
     *last = Some((Instant::now(), text.clone()));
     Ok(text)
 }
 
 /// `GET /v1/budget`: the ledger, and how many requests each model has.
 pub(super) async fn snapshot(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, ApiError> {
-    told(&shared).await.map(Json)
+    told(&shared, shared.runtime.budget().snapshot().await).map(Json)
 }
 
-async fn told(shared: &Shared) -> Result<Value, ApiError> {
-    let snapshot = shared.runtime.budget().snapshot().await;
+fn told(shared: &Shared, snapshot: Result<Snapshot, AskError>) -> Result<Value, ApiError> {
     let snapshot = snapshot.map_err(|error| ApiError::unavailable(error.to_string()))?;
     let mut models = Vec::new();
     for entry in shared.models.all() {

@@ -20,8 +20,10 @@
 mod anthropic;
 mod body;
 mod draft;
+mod effort;
 mod error;
 mod fetch;
+mod form;
 mod guard;
 mod health;
 mod id;
@@ -39,6 +41,7 @@ mod patience;
 mod service;
 mod sse;
 mod tokens;
+mod tool;
 
 pub use guard::KeyError;
 pub use listen::{ListenError, Server, TlsFiles};

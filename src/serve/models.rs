@@ -66,12 +66,13 @@ impl Models {
         self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The model of this name that answers; without a name, the only one there is.
-    pub(super) fn ready(&self, name: Option<&str>) -> Result<(Arc<str>, ModelHandle), ApiError> {
+    /// The model of this name that answers, and the name that its answers give it: the client's. Without a name, the only
+    /// model there is.
+    pub(super) fn ready(&self, name: Option<&str>) -> Result<(String, ModelHandle), ApiError> {
         let entry = self.find(name)?;
-        let own: Arc<str> = entry.names[0].as_str().into();
+        let own = &entry.names[0];
         match entry.state {
-            ModelState::Ready(model) => Ok((own, model)),
+            ModelState::Ready(model) => Ok((name.filter(|name| !name.is_empty()).unwrap_or(own).to_owned(), model)),
             ModelState::Loading(what) => {
                 let message = format!("the model `{own}` is being loaded: {what}");
                 Err(ApiError::loading(message).code("model_loading").hint("ask again in a few seconds"))

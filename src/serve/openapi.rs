@@ -10,8 +10,8 @@ use super::{
     anthropic::request::MessagesRequest,
     neighbour::{Drill, Taken},
     openai::{
-        chat_chunks::Chunk, chat_request::ChatFields, chat_whole::Completion, completion_request::CompletionFields,
-        completions::Completion as TextCompletion, responses::request::Fields, sampling::Sampling,
+        chat_chunks, chat_request::ChatFields, chat_whole::Completion, completion_choice,
+        completion_request::CompletionFields, head::Answer, responses::request::Fields, sampling::Sampling,
     },
     tokens::{DetokenizeRequest, Detokenized, TokenizeFields, Tokenized},
 };
@@ -27,10 +27,10 @@ fn made() -> Value {
         SchemaSettings::draft2020_12().with(|settings| settings.definitions_path = "/components/schemas".into());
     let mut pages = Pages { generator: settings.into_generator(), paths: Map::new() };
     let chat = json!({"allOf": [pages.schema::<ChatFields>(), pages.schema::<Sampling>()]});
-    let (whole, chunk) = (pages.schema::<Completion>(), pages.schema::<Chunk<'_>>());
+    let (whole, chunk) = (pages.schema::<Completion<'_>>(), pages.schema::<Answer<'_, chat_chunks::Choice>>());
     pages.post("/v1/chat/completions", "Answers a chat, whole or streamed", chat, whole, Some(chunk));
     let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
-    let text = pages.schema::<TextCompletion<'_>>();
+    let text = pages.schema::<Answer<'_, completion_choice::Choice>>();
     pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
     let message = pages.schema::<MessagesRequest>();
     let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));

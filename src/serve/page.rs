@@ -5,7 +5,7 @@ use axum::{
     response::IntoResponse,
 };
 
-/// Nothing from elsewhere, nothing inline, and nobody's frame.
+/// Nothing from elsewhere, nothing inline, and in no frame.
 const POLICY: &str = "default-src 'self'; img-src 'self' data: blob:; style-src 'self'; script-src 'self'; \
                       connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 

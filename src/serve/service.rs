@@ -214,7 +214,7 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     }
 }
 
-/// Whether no page of another server asks. Browsers say where a page is from, also where they ask nobody before they send.
+/// Whether no page of another server asks. Browsers say where a page is from, also where they send without asking first.
 fn is_welcome(headers: &HeaderMap, origins: &[String]) -> bool {
     let Some(origin) = headers.get(ORIGIN) else { return true };
     let origin = origin.to_str().unwrap_or_default();

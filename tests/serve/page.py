@@ -316,15 +316,23 @@ def a_hidden_page_lets_its_connection_go(page, url):
 
 
 def a_key_is_asked_for_and_sent(page, url):
-    sent = []
+    sent, late = [], []
+
+    def refuse(told):
+        page.answer(told, 401, json.dumps({"error": {"message": "this server wants an API key"}}))
 
     def paused(told):
         headers = {name.lower(): value for name, value in told["request"]["headers"].items()}
         sent.append(headers.get("authorization"))
         if sent[-1] == "Bearer one-two":
-            return page.send("Fetch.continueRequest", requestId=told["requestId"])
-        error = {"error": {"message": "this server wants an API key"}}
-        return page.answer(told, 401, json.dumps(error))
+            # What was asked with the wrong key is refused only now.
+            while late:
+                refuse(late.pop())
+            page.send("Fetch.continueRequest", requestId=told["requestId"])
+        elif sent[-1] == "Bearer wrong" and told["request"]["url"].endswith("/v1/models"):
+            late.append(told)
+        else:
+            refuse(told)
 
     page.between("*/v1/*", paused)
     page.go(url + "/")

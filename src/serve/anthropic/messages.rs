@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 use super::{
     answer::{self, Head},
     events,
-    request::{Choice, Format, MessagesRequest, Thinking},
+    request::{Choice, MessagesRequest, Thinking},
     turns,
 };
 use crate::{
     Chat, ModelHandle, Role, ToolChoice,
     serve::{
-        body::JsonBody, draft, error::ApiError, guard::Client, id, models::shortened, openai::sampling::json_of,
+        body::JsonBody, draft, effort::with_effort, error::ApiError, form::form, guard::Client, id, models::shortened,
         service::Shared,
     },
 };
@@ -28,12 +28,12 @@ pub(in crate::serve) async fn create(
     Extension(client): Extension<Client>,
     body: JsonBody<MessagesRequest>,
 ) -> Result<Response, ApiError> {
-    let JsonBody { value: mut request, room } = body;
-    let (own, model) = shared.models.ready(request.model.as_deref())?;
+    let JsonBody { value: request, room } = body;
+    let (name, model) = shared.models.ready(request.model.as_deref())?;
     let tokens_max = request.max_tokens.ok_or_else(|| ApiError::invalid("max_tokens", "`max_tokens` is missing"))?;
     let head = Head {
         id: id::fresh("msg_"),
-        model: request.model.take().filter(|name| !name.is_empty()).unwrap_or(own.to_string()),
+        model: name,
         omits_thinking: request.thinking.as_ref().is_some_and(Thinking::is_omitted),
         tokens_max,
     };
@@ -83,17 +83,16 @@ async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared
     let thinks = request.thinking.map(|thinking| thinking.is_enabled()).transpose()?.unwrap_or_default();
     chat = chat.template_variable("enable_thinking", thinks);
     let (effort, format) = request.output_config.map(|config| (config.effort, config.format)).unwrap_or_default();
-    chat = effort.into_iter().fold(chat, |chat, effort| chat.template_variable("reasoning_effort", effort));
-    match format.or(request.output_format) {
-        Some(format) => Ok(chat.format(form(format)?)),
-        None => Ok(chat),
-    }
+    chat = with_effort(chat, effort);
+    let format = format.or(request.output_format);
+    let format = format.map(|format| form(&format.kind, format.schema, "format", "format.schema")).transpose()?;
+    Ok(format.flatten().into_iter().fold(chat, Chat::format))
 }
 
 /// With the tools, and whether they are called.
 fn offered(chat: Chat, request: &mut MessagesRequest) -> Result<Chat, ApiError> {
     let tools = request.tools.take().unwrap_or_default().into_iter().enumerate();
-    let tools: Vec<Value> = tools.map(|(index, tool)| turns::tool(tool, index)).collect::<Result<_, _>>()?;
+    let tools: Vec<Value> = tools.map(|(index, tool)| turns::offered(tool, index)).collect::<Result<_, _>>()?;
     let chat = chat.tools(tools);
     let Some(choice) = request.tool_choice.take() else { return Ok(chat) };
     let is_alone = choice.disable_parallel_tool_use.unwrap_or_default();
@@ -111,17 +110,6 @@ fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
         (other, _) => {
             let told = format!("`tool_choice.type`: `{}` is no choice of tools", shortened(other));
             Err(ApiError::invalid("tool_choice.type", told).hint("auto, any, tool or none"))
-        }
-    }
-}
-
-fn form(format: Format) -> Result<crate::OutputFormat, ApiError> {
-    match (format.kind.as_str(), format.schema) {
-        ("json_schema", Some(schema)) => Ok(json_of(schema)),
-        ("json_schema", None) => Err(ApiError::invalid("format.schema", "`format.schema` is missing")),
-        (other, _) => {
-            let told = format!("`format.type`: `{}` is no form of a reply", shortened(other));
-            Err(ApiError::invalid("format.type", told).hint("json_schema"))
         }
     }
 }

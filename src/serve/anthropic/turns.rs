@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::request::{Block, Message, MessagesRequest, Source};
+use super::request::{Block, Message, MessagesRequest, Source, Tool};
 use crate::{
     Content, Role,
     serve::{
@@ -10,6 +10,7 @@ use crate::{
         error::ApiError,
         media::Link,
         models::shortened,
+        tool,
     },
 };
 
@@ -98,7 +99,7 @@ fn call(block: Block, place: &str) -> Result<Content, ApiError> {
     if !input.is_object() {
         return Err(ApiError::invalid(format!("{place}.input"), format!("`{place}.input` is not an object")));
     }
-    Ok(Content::ToolCall(json!({"id": block.id, "type": "function", "function": {"name": name, "arguments": input}})))
+    Ok(tool::call(block.id, &name, input))
 }
 
 fn pieces(blocks: Vec<Block>, place: &str) -> Result<Vec<Piece>, ApiError> {
@@ -144,8 +145,8 @@ fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
 }
 
 /// A tool as chat templates take it.
-pub(super) fn tool(tool: super::request::Tool, index: usize) -> Result<Value, ApiError> {
-    let own = tool.kind.filter(|kind| kind != "custom");
+pub(super) fn offered(offered: Tool, index: usize) -> Result<Value, ApiError> {
+    let own = offered.kind.filter(|kind| kind != "custom");
     if let Some(own) = own {
         let told = format!("`tools[{index}].type`: the tool `{}` is Anthropic's own and not served", shortened(&own));
         return Err(
@@ -153,13 +154,9 @@ pub(super) fn tool(tool: super::request::Tool, index: usize) -> Result<Value, Ap
         );
     }
     let missing = |field: &str| lacks(&format!("tools[{index}]"), "a tool", field);
-    let name = tool.name.ok_or_else(|| missing("name"))?;
-    let parameters = tool.input_schema.ok_or_else(|| missing("input_schema"))?;
-    let mut function = json!({"name": name, "parameters": parameters});
-    if let Some(description) = tool.description {
-        function["description"] = description.into();
-    }
-    Ok(json!({"type": "function", "function": function}))
+    let name = offered.name.ok_or_else(|| missing("name"))?;
+    let parameters = offered.input_schema.ok_or_else(|| missing("input_schema"))?;
+    Ok(tool::function(&name, offered.description.map(Value::from), Some(parameters)))
 }
 
 #[cfg(test)]
@@ -242,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_tool_of_anthropics_own_is_refused_and_others_get_openais_form() {
-        let read = |value: Value| tool(serde_json::from_value(value).expect("a tool"), 3);
+        let read = |value: Value| offered(serde_json::from_value(value).expect("a tool"), 3);
         let own = read(json!({"type": "web_search_20250305", "name": "web_search"})).expect_err("it is not ours");
         assert!(own.body(Shape::Anthropic).to_string().contains("web_search_20250305"));
         let custom =

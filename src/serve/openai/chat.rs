@@ -2,38 +2,23 @@
 
 use std::sync::Arc;
 
-use axum::{
-    Extension,
-    extract::State,
-    response::{IntoResponse, Response},
-};
+use axum::{Extension, extract::State, response::Response};
 use serde_json::Value;
 
 use super::{
     chat_chunks,
     chat_request::{ChatFields, ChatRequest, ResponseFormat},
     chat_whole,
-    sampling::{any_object, json_of},
+    chunks::Chunks,
+    head::Head,
     turns,
 };
 use crate::{
     Chat, ModelHandle, ToolChoice,
-    serve::{body::JsonBody, draft, error::ApiError, guard::Client, id, models::shortened, service::Shared},
+    serve::{
+        body::JsonBody, draft, effort::with_effort, error::ApiError, guard::Client, models::shortened, service::Shared,
+    },
 };
-
-/// The head of every answer to one request.
-pub(in crate::serve) struct Head {
-    pub(super) id: String,
-    pub(super) created: u64,
-    /// The name that the client used.
-    pub(super) model: String,
-}
-
-impl Head {
-    pub(super) fn new(prefix: &str, model: String) -> Self {
-        Head { id: id::fresh(prefix), created: id::now(), model }
-    }
-}
 
 pub(in crate::serve) async fn complete(
     State(shared): State<Arc<Shared>>,
@@ -41,8 +26,7 @@ pub(in crate::serve) async fn complete(
     body: JsonBody<ChatRequest>,
 ) -> Result<Response, ApiError> {
     let JsonBody { value: ChatRequest { chat: fields, sampling }, room } = body;
-    let (own, model) = shared.models.ready(fields.model.as_deref())?;
-    let head = Head::new("chatcmpl-", fields.model.clone().filter(|name| !name.is_empty()).unwrap_or(own.to_string()));
+    let (name, model) = shared.models.ready(fields.model.as_deref())?;
     let is_streamed = sampling.stream.unwrap_or_default();
     let options = sampling.stream_options.unwrap_or_default();
     let samples = sampling.n.unwrap_or(1);
@@ -55,8 +39,12 @@ pub(in crate::serve) async fn complete(
     let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
     let replies = model.samples(chat, samples).await?;
     match is_streamed {
-        true => Ok(chat_chunks::stream(head, replies, options, held, shared.options.keep_alive)),
-        false => chat_whole::answer(head, replies, held).await.map(IntoResponse::into_response),
+        true => {
+            let chunks =
+                Chunks::new(Head::new("chatcmpl-", "chat.completion.chunk", name), options, replies.len(), held);
+            Ok(chat_chunks::stream(chunks, replies, shared.options.keep_alive))
+        }
+        false => chat_whole::answer(Head::new("chatcmpl-", "chat.completion", name), replies, held).await,
     }
 }
 
@@ -80,17 +68,9 @@ pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shar
     chat = choice.into_iter().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
     // Where tools are forced, a plain text format says nothing more.
-    chat = match fields.response_format.map(format).transpose()?.flatten() {
-        Some(format) => chat.format(format),
-        None => chat,
-    };
-    if let Some(effort) = fields.reasoning_effort {
-        // Templates of models that can do without know the first, those that reason by degrees the second.
-        if effort == "none" {
-            chat = chat.template_variable("enable_thinking", false);
-        }
-        chat = chat.template_variable("reasoning_effort", effort);
-    }
+    let format = fields.response_format.map(ResponseFormat::form).transpose()?.flatten();
+    chat = format.into_iter().fold(chat, Chat::format);
+    chat = with_effort(chat, fields.reasoning_effort);
     if fields.continue_final_message.unwrap_or_default() {
         chat = chat.continue_final_message();
     }
@@ -123,24 +103,6 @@ pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
             let told = format!("`{}` is no choice of tools", shortened(&choice.to_string()));
             let hint = "`auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
             Err(ApiError::invalid("tool_choice", told).hint(hint))
-        }
-    }
-}
-
-pub(super) fn format(format: ResponseFormat) -> Result<Option<crate::OutputFormat>, ApiError> {
-    match format.kind.as_str() {
-        "text" => Ok(None),
-        "json_object" => Ok(Some(any_object())),
-        "json_schema" => {
-            let schema = format
-                .json_schema
-                .and_then(|schema| schema.schema)
-                .ok_or_else(|| ApiError::invalid("response_format.json_schema.schema", "the schema is missing"))?;
-            Ok(Some(json_of(schema)))
-        }
-        other => {
-            let told = format!("`{}` is no form of a reply", shortened(other));
-            Err(ApiError::invalid("response_format.type", told).hint("text, json_object or json_schema"))
         }
     }
 }

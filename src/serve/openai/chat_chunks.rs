@@ -3,45 +3,27 @@
 use std::{mem, sync::Arc, time::Duration};
 
 use axum::response::{Response, sse::Event};
-use futures_util::{Stream, StreamExt, stream};
 use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    chat::Head, log_probabilities::ChatLogProbabilities, sampling::StreamOptions, stop_reason::StopTold,
+    chunks::{self, Chunks},
+    log_probabilities::ChatLogProbabilities,
+    stop_reason::StopTold,
     usage::UsageTold,
 };
-use crate::{
-    ChatError, ChatEvent, Reply, TokenScore, ToolCallEvent, Usage,
-    serve::{
-        error::{ApiError, Shape},
-        guard::Held,
-        sse,
-    },
-};
+use crate::{ChatEvent, Reply, TokenScore, ToolCallEvent, Usage, serve::sse};
 
-/// `chat.completion.chunk`.
-#[derive(Serialize, JsonSchema)]
-pub(in crate::serve) struct Chunk<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Choice>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<UsageTold>>,
-}
-
+/// A choice of a `chat.completion.chunk`.
 #[derive(Default, Serialize, JsonSchema)]
-struct Choice {
+#[schemars(rename = "ChatChunkChoice")]
+pub(in crate::serve) struct Choice {
     index: usize,
     delta: Delta,
     logprobs: Option<ChatLogProbabilities>,
     finish_reason: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stop_reason: Option<StopTold>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Arc<[u32]>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
@@ -78,45 +60,17 @@ struct FunctionDelta {
     arguments: String,
 }
 
-/// A stream of chunks, the usage if asked for, and `[DONE]`. An error in the middle is a chunk of its own, the last but one.
-pub(in crate::serve) fn stream(
-    head: Head,
-    replies: Vec<Reply>,
-    options: StreamOptions,
-    held: Held,
-    keep_alive: Duration,
-) -> Response {
-    let open = replies.len();
-    let samples = (0..open).map(|_| Sample::default()).collect();
-    let telling = Telling { head, options, samples, open, _held: held };
-    let greetings: Vec<Event> = (0..open).map(|index| telling.greeting(index)).collect();
-    let events = stream::select_all(
-        replies.into_iter().enumerate().map(|(index, reply)| reply.map(move |event| (index, event))),
-    );
-    sse::response(stream::iter(greetings).chain(tell(events, telling)), keep_alive)
-}
-
-/// All that a client hears after the greetings.
-fn tell(
-    events: impl Stream<Item = (usize, Result<ChatEvent, ChatError>)> + Send + Unpin,
-    telling: Telling,
-) -> impl Stream<Item = Event> + Send {
-    sse::told(events, telling, |telling, (index, event)| match event {
-        Ok(event) => {
-            let told = telling.told(index, event);
-            (told, telling.open == 0)
-        }
-        Err(error) => (vec![sse::json(&ApiError::from(error).body(Shape::OpenAi)), sse::done()], true),
-    })
+/// A stream of chunks, the first of which are each reply's role.
+pub(super) fn stream(chunks: Chunks, replies: Vec<Reply>, keep_alive: Duration) -> Response {
+    let samples = replies.iter().map(|_| Sample::default()).collect();
+    let telling = Telling { chunks, samples };
+    let greetings = (0..replies.len()).map(|index| telling.greeting(index)).collect();
+    chunks::stream(greetings, replies, telling, keep_alive)
 }
 
 struct Telling {
-    head: Head,
-    options: StreamOptions,
+    chunks: Chunks,
     samples: Vec<Sample>,
-    /// Samples that have not ended.
-    open: usize,
-    _held: Held,
 }
 
 /// One of the replies.
@@ -130,13 +84,7 @@ struct Sample {
     usage: Usage,
 }
 
-impl Telling {
-    fn greeting(&self, index: usize) -> Event {
-        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
-        self.chunk(Choice { index, delta, ..Choice::default() })
-    }
-
-    /// The chunks of one event of a reply.
+impl chunks::Telling for Telling {
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let delta = match event {
             ChatEvent::Token(score) => {
@@ -167,46 +115,35 @@ impl Telling {
             }
             ChatEvent::Done { finish_reason, stop_reason, usage, .. } => {
                 self.samples[index].usage = usage;
-                let last = self.choice(index, Delta::default());
-                let stop_reason = stop_reason.map(StopTold::from);
-                return self.end(Choice { finish_reason: Some(finish_reason.label()), stop_reason, ..last });
+                let (finish_reason, stop_reason) = (Some(finish_reason.label()), stop_reason.map(StopTold::from));
+                let last = self.chunk(Choice { index, finish_reason, stop_reason, ..Choice::default() });
+                let samples = &self.samples;
+                let rest = self.chunks.end::<Choice>(|| UsageTold::of(samples.iter().map(|sample| sample.usage)));
+                return [last].into_iter().chain(rest).collect();
             }
             _ => return Vec::new(),
         };
-        let choice = self.choice(index, delta);
-        vec![self.chunk(choice)]
+        vec![self.chunk(Choice { index, delta, ..Choice::default() })]
     }
 
-    fn end(&mut self, last: Choice) -> Vec<Event> {
-        self.open -= 1;
-        let mut told = vec![self.chunk(last)];
-        if self.open == 0 {
-            if self.options.include_usage.unwrap_or_default() {
-                let usage = UsageTold::of(self.samples.iter().map(|sample| sample.usage));
-                told.push(self.event(Vec::new(), Some(Some(usage))));
-            }
-            told.push(sse::done());
-        }
-        told
+    fn has_ended(&self) -> bool {
+        self.chunks.has_ended()
+    }
+}
+
+impl Telling {
+    fn greeting(&self, index: usize) -> Event {
+        let delta = Delta { role: Some("assistant"), content: Some(String::new()), ..Delta::default() };
+        sse::json(&self.chunks.chunk(Choice { index, delta, ..Choice::default() }))
     }
 
-    /// What a delta adds, with the scores and ids of its tokens.
-    fn choice(&mut self, index: usize, delta: Delta) -> Choice {
-        let sample = &mut self.samples[index];
-        let logprobs = ChatLogProbabilities::of(mem::take(&mut sample.scores));
-        let (prompt_token_ids, token_ids) = (sample.prompt_ids.take(), sample.ids.take());
-        Choice { index, delta, logprobs, prompt_token_ids, token_ids, ..Choice::default() }
-    }
-
-    fn chunk(&self, choice: Choice) -> Event {
-        // OpenAI's chunks have a null where the last one has the usage.
-        let usage = self.options.include_usage.unwrap_or_default().then_some(None);
-        self.event(vec![choice], usage)
-    }
-
-    fn event(&self, choices: Vec<Choice>, usage: Option<Option<UsageTold>>) -> Event {
-        let Head { id, created, model } = &self.head;
-        sse::json(&Chunk { id, object: "chat.completion.chunk", created: *created, model, choices, usage })
+    /// A chunk with the scores and ids of the tokens since the last one.
+    fn chunk(&mut self, mut choice: Choice) -> Event {
+        let sample = &mut self.samples[choice.index];
+        choice.logprobs = ChatLogProbabilities::of(mem::take(&mut sample.scores));
+        choice.token_ids = sample.ids.take();
+        let prompt_token_ids = sample.prompt_ids.take();
+        sse::json(&self.chunks.chunk(choice).with_prompt(prompt_token_ids))
     }
 }
 

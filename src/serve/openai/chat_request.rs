@@ -5,11 +5,15 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::sampling::Sampling;
-use crate::serve::{
-    body::{self, FromJson},
-    error::ApiError,
-    listed::{Listed, Wrapped},
-    media::Sizes,
+use crate::{
+    OutputFormat,
+    serve::{
+        body::{self, FromJson},
+        error::ApiError,
+        form::form,
+        listed::{Listed, Wrapped},
+        media::Sizes,
+    },
 };
 
 /// `POST /v1/chat/completions`. Fields that are not here are ignored, as other servers ignore them.
@@ -115,6 +119,13 @@ pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]
     pub(super) kind: String,
     pub(super) json_schema: Option<NamedSchema>,
+}
+
+impl ResponseFormat {
+    pub(super) fn form(self) -> Result<Option<OutputFormat>, ApiError> {
+        let schema = self.json_schema.and_then(|schema| schema.schema);
+        form(&self.kind, schema, "response_format", "response_format.json_schema.schema")
+    }
 }
 
 #[derive(Deserialize, JsonSchema)]

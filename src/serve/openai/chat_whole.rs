@@ -2,12 +2,20 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use axum::Json;
+use axum::{
+    Json,
+    response::{IntoResponse, Response},
+};
 use futures_util::future::try_join_all;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{chat::Head, log_probabilities::ChatLogProbabilities, stop_reason::StopTold, usage::UsageTold};
+use super::{
+    head::{Answer, Head},
+    log_probabilities::ChatLogProbabilities,
+    stop_reason::StopTold,
+    usage::UsageTold,
+};
 use crate::{
     ChatError, ChatEvent, Reply, TokenScore, ToolCall, Usage,
     serve::{error::ApiError, guard::Held},
@@ -15,20 +23,15 @@ use crate::{
 
 /// `chat.completion`.
 #[derive(Serialize, JsonSchema)]
-pub(in crate::serve) struct Completion {
-    id: String,
-    object: &'static str,
-    created: u64,
-    model: String,
-    choices: Vec<Choice>,
-    usage: UsageTold,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Arc<[u32]>>,
+pub(in crate::serve) struct Completion<'a> {
+    #[serde(flatten)]
+    answer: Answer<'a, Choice>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_logprobs: Option<Vec<Option<PromptToken>>>,
 }
 
 #[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatChoice")]
 struct Choice {
     index: usize,
     message: Message,
@@ -87,11 +90,7 @@ pub(super) struct PromptTokenTold {
 }
 
 /// Waits for all samples. Dropping it, as when the client leaves, cancels them.
-pub(in crate::serve) async fn answer(
-    head: Head,
-    replies: Vec<Reply>,
-    held: Held,
-) -> Result<Json<Completion>, ApiError> {
+pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
     drop(held);
     let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));
@@ -102,18 +101,9 @@ pub(in crate::serve) async fn answer(
         Choice { index, ..ended.choice }
     });
     let choices = choices.collect();
-    let Head { id, created, model } = head;
+    let answer = head.answer(choices, Some(Some(usage))).with_prompt(prompt_token_ids);
     let prompt_logprobs = prompt.map(|tokens| tokens.into_iter().map(|score| score.map(prompt_token)).collect());
-    Ok(Json(Completion {
-        id,
-        object: "chat.completion",
-        created,
-        model,
-        choices,
-        usage,
-        prompt_token_ids,
-        prompt_logprobs,
-    }))
+    Ok(Json(Completion { answer, prompt_logprobs }).into_response())
 }
 
 fn prompt_token(score: TokenScore) -> PromptToken {
@@ -122,7 +112,7 @@ fn prompt_token(score: TokenScore) -> PromptToken {
         (token.id, PromptTokenTold { logprob, rank, decoded_token: token.text })
     };
     let mut tokens: PromptToken = [told(score.token, None)].into();
-    tokens.extend(score.top.into_iter().enumerate().map(|(place, token)| told(token, Some(place + 1))));
+    tokens.extend(score.top.into_iter().enumerate().map(|(at, token)| told(token, Some(at + 1))));
     tokens
 }
 

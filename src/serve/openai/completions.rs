@@ -1,34 +1,36 @@
 //! `POST /v1/completions`.
 
-use std::{collections::BTreeMap, mem, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Extension, Json,
     extract::State,
     response::{IntoResponse, Response, sse::Event},
 };
-use futures_util::{Stream, StreamExt, future::try_join_all, stream};
-use schemars::JsonSchema;
-use serde::Serialize;
+use futures_util::future::try_join_all;
 
 use super::{
-    chat::{self, Head},
+    chat_request::ResponseFormat,
+    chunks::{self, Chunks},
+    completion_choice::{Choice, Echo, Sample},
     completion_request::{CompletionFields, CompletionRequest, Prompt},
-    log_probabilities::told,
-    sampling::{Sampling, StreamOptions},
-    stop_reason::StopTold,
+    head::Head,
+    sampling::Sampling,
     usage::UsageTold,
 };
 use crate::{
-    Chat, ChatError, ChatEvent, ModelHandle, Reply, ReplyFormat, TokenScore, Usage,
+    Chat, ChatError, ChatEvent, ModelHandle, Reply, ReplyFormat,
     serve::{
         body::JsonBody,
-        error::{ApiError, Shape},
+        error::ApiError,
         guard::{Client, Held},
         service::Shared,
         sse,
     },
 };
+
+/// Fields of a chat, and their names in a request for a completion.
+const NAMES: [(&str, &str); 1] = [("messages", "prompt")];
 
 /// OpenAI's default for completions.
 const TOKENS_USUAL: usize = 16;
@@ -39,8 +41,8 @@ pub(in crate::serve) async fn complete(
     body: JsonBody<CompletionRequest>,
 ) -> Result<Response, ApiError> {
     let JsonBody { value: CompletionRequest { mut fields, sampling }, room } = body;
-    let (own, model) = shared.models.ready(fields.model.as_deref())?;
-    let head = Head::new("cmpl-", fields.model.take().filter(|name| !name.is_empty()).unwrap_or(own.to_string()));
+    let (name, model) = shared.models.ready(fields.model.as_deref())?;
+    let head = Head::new("cmpl-", "text_completion", name);
     let (is_streamed, options) = (sampling.stream.unwrap_or_default(), sampling.stream_options.unwrap_or_default());
     let prompts = Prompt::all(fields.prompt.take())?;
     let (count, limit) = (sampling.n.unwrap_or(1), model.requests().1);
@@ -53,25 +55,15 @@ pub(in crate::serve) async fn complete(
         return Err(ApiError::invalid("prompt", told).hint("send them in several requests"));
     }
     let held = client.hold(replies, room)?;
-    let samples = ask(&model, prompts, fields, &sampling).await?;
-    let echoes = samples.iter().map(|(echo, _)| echo.clone()).collect();
-    let telling = Telling::new(head, options, echoes, count.max(1), held);
-    let replies = samples.into_iter().map(|(_, reply)| reply);
+    let asked = ask(&model, prompts, fields, &sampling).await;
+    let (samples, replies): (_, Vec<_>) = asked.map_err(|error| error.renamed(&NAMES))?.into_iter().unzip();
+    let samples = Samples { of: samples, count: count.max(1) };
     match is_streamed {
-        true => Ok(streamed(telling, replies, shared.options.keep_alive)),
-        false => whole(telling, replies).await,
+        true => {
+            Ok(streamed(Chunks::new(head, options, replies.len(), held), samples, replies, shared.options.keep_alive))
+        }
+        false => whole(&head, samples, replies, held).await,
     }
-}
-
-/// What a choice begins with, before the reply.
-#[derive(Clone, Default)]
-struct Echo {
-    text: Option<String>,
-    /// The prompt's scores are told too.
-    has_scores: bool,
-    /// The reply was only asked for to score the prompt.
-    is_all: bool,
-    has_ids: bool,
 }
 
 /// Asks for all samples of all prompts, in the order of their choices.
@@ -80,7 +72,7 @@ async fn ask(
     prompts: Vec<Prompt>,
     fields: CompletionFields,
     sampling: &Sampling,
-) -> Result<Vec<(Echo, Reply)>, ApiError> {
+) -> Result<Vec<(Sample, Reply)>, ApiError> {
     if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::invalid("suffix", "`suffix` is not served").hint("give all of it as `prompt`"));
     }
@@ -89,7 +81,7 @@ async fn ask(
         return Err(ApiError::invalid("best_of", "`best_of` is not served").hint("ask for `n` and choose"));
     }
     let (is_echoed, limit) = (fields.echo.unwrap_or_default(), fields.max_tokens.unwrap_or(TOKENS_USUAL));
-    let format = fields.response_format.map(chat::format).transpose()?.flatten();
+    let format = fields.response_format.map(ResponseFormat::form).transpose()?.flatten();
     let mut asked = Vec::new();
     for prompt in prompts {
         let tokens = match &prompt {
@@ -115,245 +107,69 @@ async fn ask(
         chat = if echo.has_ids { chat.token_ids() } else { chat };
         chat = format.iter().cloned().fold(sampling.apply(chat)?, Chat::format);
         let replies = model.samples(chat, count).await?;
-        asked.extend(replies.into_iter().map(|reply| (echo.clone(), reply)));
+        asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), reply)));
     }
     Ok(asked)
 }
 
-/// `text_completion`, whole or a chunk.
-#[derive(Serialize, JsonSchema)]
-pub(in crate::serve) struct Completion<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<Choice>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Option<UsageTold>>,
+/// The replies to all prompts.
+struct Samples {
+    of: Vec<Sample>,
+    /// Of each prompt.
+    count: usize,
 }
 
-#[derive(Default, Serialize, JsonSchema)]
-struct Choice {
-    index: usize,
-    text: String,
-    logprobs: Option<LogProbabilities>,
-    finish_reason: Option<&'static str>,
-    stop_reason: Option<StopTold>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    prompt_token_ids: Option<Vec<u32>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    token_ids: Option<Vec<u32>>,
-}
-
-/// The columns of OpenAI's `logprobs` for completions.
-#[derive(Default, Serialize, JsonSchema)]
-struct LogProbabilities {
-    /// Where each token begins, in characters of the choice's text.
-    text_offset: Vec<usize>,
-    tokens: Vec<String>,
-    /// None for the first token of all, which follows nothing.
-    token_logprobs: Vec<Option<f32>>,
-    top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
-}
-
-impl LogProbabilities {
-    fn push(&mut self, score: Option<TokenScore>, offset: &mut usize) {
-        self.text_offset.push(*offset);
-        let Some(score) = score else {
-            self.tokens.push(String::new());
-            self.token_logprobs.push(None);
-            self.top_logprobs.push(None);
-            return;
-        };
-        *offset += score.token.text.chars().count();
-        let mut top: BTreeMap<_, _> =
-            score.top.into_iter().map(|token| (token.text, told(token.log_probability))).collect();
-        top.insert(score.token.text.clone(), told(score.token.log_probability));
-        self.token_logprobs.push(Some(told(score.token.log_probability)));
-        self.tokens.push(score.token.text);
-        self.top_logprobs.push(Some(top));
+impl Samples {
+    fn usage(&self) -> UsageTold {
+        let prompts = self.of.chunks(self.count);
+        prompts.map(|samples| UsageTold::of(samples.iter().map(|sample| sample.usage))).sum()
     }
 }
 
 struct Telling {
-    head: Head,
-    options: StreamOptions,
-    samples: Vec<Sample>,
-    /// Of each prompt.
-    count: usize,
-    open: usize,
-    held: Held,
+    chunks: Chunks,
+    samples: Samples,
 }
 
-#[derive(Default)]
-struct Sample {
-    echo: Echo,
-    scores: Option<LogProbabilities>,
-    /// Characters that scored tokens have covered.
-    offset: usize,
-    prompt_ids: Option<Vec<u32>>,
-    ids: Option<Vec<u32>>,
-    usage: Usage,
-}
-
-impl Sample {
-    /// Begins behind what is echoed.
-    fn new(echo: Echo) -> Self {
-        let offset = echo.text.as_ref().map_or(0, |text| text.chars().count());
-        Sample { echo, offset, ..Sample::default() }
-    }
-
-    /// What has come since the last choice, with this text.
-    fn choice(&mut self, index: usize, text: String) -> Choice {
-        let (prompt_token_ids, token_ids) = (self.prompt_ids.take(), self.ids.take());
-        let logprobs = self.scores.take();
-        Choice { index, text, logprobs, prompt_token_ids, token_ids, ..Choice::default() }
-    }
-
-    fn heard(&mut self, index: usize, event: ChatEvent) -> Option<Choice> {
-        match event {
-            ChatEvent::Prompt(scores) => {
-                let rest: usize = scores.iter().flatten().map(|score| score.token.text.chars().count()).sum();
-                // The first token follows nothing, so it has no score; its text is what the others leave of the echo.
-                let first = self.offset.saturating_sub(rest);
-                let told = self.scores.get_or_insert_default();
-                let mut offset = 0;
-                for (at, score) in scores.into_iter().enumerate() {
-                    told.push(score, &mut offset);
-                    offset = if at == 0 { first } else { offset };
-                }
-                if let (Some(text), Some(token)) = (&self.echo.text, told.tokens.first_mut()) {
-                    *token = text.chars().take(first).collect();
-                }
-                None
-            }
-            ChatEvent::PromptIds(ids) => {
-                self.prompt_ids = Some(ids.to_vec());
-                None
-            }
-            ChatEvent::Token(score) if !self.echo.is_all => {
-                self.scores.get_or_insert_default().push(Some(score), &mut self.offset);
-                None
-            }
-            ChatEvent::TokenId(id) if !self.echo.is_all => {
-                self.ids.get_or_insert_default().push(id);
-                None
-            }
-            ChatEvent::Text(text) if !self.echo.is_all => Some(self.choice(index, text)),
-            ChatEvent::Done { finish_reason, stop_reason, usage, .. } => {
-                self.usage = usage;
-                let reason = if self.echo.is_all { "length" } else { finish_reason.label() };
-                let choice = self.choice(index, String::new());
-                Some(Choice { finish_reason: Some(reason), stop_reason: stop_reason.map(StopTold::from), ..choice })
-            }
-            _ => None,
-        }
-    }
-}
-
-impl Telling {
-    fn new(head: Head, options: StreamOptions, echoes: Vec<Echo>, count: usize, held: Held) -> Self {
-        let samples: Vec<_> = echoes.into_iter().map(Sample::new).collect();
-        Telling { head, options, open: samples.len(), samples, count, held }
-    }
-
-    fn usage(&self) -> UsageTold {
-        let prompts = self.samples.chunks(self.count);
-        prompts.map(|samples| UsageTold::of(samples.iter().map(|sample| sample.usage))).sum()
-    }
-
-    fn event(&self, choices: Vec<Choice>, usage: Option<Option<UsageTold>>) -> Event {
-        sse::json(&self.completion(choices, usage))
-    }
-
-    fn completion(&self, choices: Vec<Choice>, usage: Option<Option<UsageTold>>) -> Completion<'_> {
-        let Head { id, created, model } = &self.head;
-        Completion { id, object: "text_completion", created: *created, model, choices, usage }
-    }
-
+impl chunks::Telling for Telling {
     fn told(&mut self, index: usize, event: ChatEvent) -> Vec<Event> {
         let is_end = matches!(event, ChatEvent::Done { .. });
-        let has_usage = self.options.include_usage.unwrap_or_default();
-        let choice = self.samples[index].heard(index, event);
-        let mut told: Vec<_> =
-            choice.map(|choice| self.event(vec![choice], has_usage.then_some(None))).into_iter().collect();
-        self.open -= usize::from(is_end);
-        if self.open == 0 {
-            if has_usage {
-                told.push(self.event(Vec::new(), Some(Some(self.usage()))));
-            }
-            told.push(sse::done());
-            self.held = Held::default();
+        let choice = self.samples.of[index].heard(index, event);
+        let mut told: Vec<_> = choice.map(|choice| sse::json(&self.chunks.chunk(choice))).into_iter().collect();
+        if is_end {
+            told.extend(self.chunks.end::<Choice>(|| self.samples.usage()));
         }
         told
     }
+
+    fn has_ended(&self) -> bool {
+        self.chunks.has_ended()
+    }
 }
 
-fn streamed(telling: Telling, replies: impl Iterator<Item = Reply>, keep_alive: Duration) -> Response {
-    let has_usage = telling.options.include_usage.unwrap_or_default();
-    let echoes: Vec<_> = telling.samples.iter().map(|sample| sample.echo.text.clone()).enumerate().collect();
-    let echoed = echoes.into_iter().filter_map(|(index, text)| {
-        Some(telling.event(vec![Choice { index, text: text?, ..Choice::default() }], has_usage.then_some(None)))
-    });
-    let echoed: Vec<Event> = echoed.collect();
-    let events = replies.enumerate().map(|(index, reply)| reply.map(move |event| (index, event)));
-    let told = tell(stream::select_all(events), telling);
-    sse::response(stream::iter(echoed).chain(told), keep_alive)
+fn streamed(chunks: Chunks, samples: Samples, replies: Vec<Reply>, keep_alive: Duration) -> Response {
+    let echoes = samples.of.iter().map(Sample::echoed).enumerate();
+    let echoes = echoes.filter_map(|(index, text)| Some(Choice::new(index, text?)));
+    let first = echoes.map(|choice| sse::json(&chunks.chunk(choice))).collect();
+    chunks::stream(first, replies, Telling { chunks, samples }, keep_alive)
 }
 
-fn tell(
-    events: impl Stream<Item = (usize, Result<ChatEvent, ChatError>)> + Send + Unpin,
-    telling: Telling,
-) -> impl Stream<Item = Event> + Send {
-    sse::told(events, telling, |telling, (index, event)| match event {
-        Ok(event) => {
-            let told = telling.told(index, event);
-            (told, telling.open == 0)
-        }
-        Err(error) => (vec![sse::json(&ApiError::from(error).body(Shape::OpenAi)), sse::done()], true),
-    })
-}
-
-async fn whole(mut telling: Telling, replies: impl Iterator<Item = Reply>) -> Result<Response, ApiError> {
-    let samples = mem::take(&mut telling.samples).into_iter().zip(replies).enumerate();
-    // All at once: a reply that nobody reads stops.
-    let ended = try_join_all(samples.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
+async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
+    let asked = samples.of.into_iter().zip(replies).enumerate();
+    // All at once: a reply that is not read stops.
+    let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
+    drop(held);
     let choices;
-    (telling.samples, choices) = ended.into_iter().unzip();
-    telling.held = Held::default();
-    let usage = telling.usage();
-    Ok(Json(telling.completion(choices, Some(Some(usage)))).into_response())
+    (samples.of, choices) = ended.into_iter().unzip();
+    Ok(Json(head.answer::<Choice>(choices, Some(Some(samples.usage())))).into_response())
 }
 
 async fn end(index: usize, mut sample: Sample, mut reply: Reply) -> Result<(Sample, Choice), ChatError> {
-    let mut choice = Choice { index, text: sample.echo.text.clone().unwrap_or_default(), ..Choice::default() };
+    let mut choice = Choice::new(index, sample.echoed().unwrap_or_default());
     while let Some(event) = reply.next().await {
         if let Some(more) = sample.heard(index, event?) {
             choice.add(more);
         }
     }
     Ok((sample, choice))
-}
-
-impl Choice {
-    fn add(&mut self, more: Choice) {
-        self.text += &more.text;
-        self.finish_reason = more.finish_reason.or(self.finish_reason);
-        self.stop_reason = more.stop_reason.or(self.stop_reason.take());
-        self.prompt_token_ids = self.prompt_token_ids.take().or(more.prompt_token_ids);
-        extend(&mut self.token_ids, more.token_ids);
-        if let Some(more) = more.logprobs {
-            let told = self.logprobs.get_or_insert_default();
-            told.text_offset.extend(more.text_offset);
-            told.tokens.extend(more.tokens);
-            told.token_logprobs.extend(more.token_logprobs);
-            told.top_logprobs.extend(more.top_logprobs);
-        }
-    }
-}
-
-fn extend(ids: &mut Option<Vec<u32>>, more: Option<Vec<u32>>) {
-    if let Some(more) = more {
-        ids.get_or_insert_default().extend(more);
-    }
 }

@@ -9,10 +9,13 @@ use axum::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::serve::{
-    error::ApiError,
-    models::{Entry, ModelState},
-    service::Shared,
+use crate::{
+    ModelFacts,
+    serve::{
+        error::ApiError,
+        models::{Entry, ModelState},
+        service::Shared,
+    },
 };
 
 /// How long a list waits for a model's facts.
@@ -21,9 +24,8 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub(in crate::serve) async fn all(State(shared): State<Arc<Shared>>) -> Json<Value> {
     let mut data = Vec::new();
     for entry in shared.models.all() {
-        for name in entry.names.iter() {
-            data.push(told(&entry, name).await);
-        }
+        let facts = facts(&entry).await;
+        data.extend(entry.names.iter().map(|name| told(&entry, name, facts.as_ref())));
     }
     Json(json!({"object": "list", "data": data}))
 }
@@ -33,18 +35,19 @@ pub(in crate::serve) async fn one(
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
     let entry = shared.models.find(Some(&name))?;
-    Ok(Json(told(&entry, &name).await))
+    Ok(Json(told(&entry, &name, facts(&entry).await.as_ref())))
+}
+
+/// None while the model is loaded or restarted.
+async fn facts(entry: &Entry) -> Option<ModelFacts> {
+    let ModelState::Ready(model) = &entry.state else { return None };
+    timeout(PATIENCE, model.facts()).await.ok()?.ok()
 }
 
 /// OpenAI's fields, vLLM's `root` and `max_model_len`, and how far the model is.
-async fn told(entry: &Entry, name: &str) -> Value {
-    let facts = match &entry.state {
-        // A model that is being restarted has them later.
-        ModelState::Ready(model) => timeout(PATIENCE, model.facts()).await.ok().and_then(Result::ok),
-        _ => None,
-    };
-    let tokens = facts.as_ref().map(|facts| facts.context_tokens);
-    let pictures = facts.as_ref().map(|facts| facts.pictures);
+fn told(entry: &Entry, name: &str, facts: Option<&ModelFacts>) -> Value {
+    let tokens = facts.map(|facts| facts.context_tokens);
+    let pictures = facts.map(|facts| facts.pictures);
     json!({
         "id": name, "object": "model", "created": entry.created, "owned_by": "bursar", "root": entry.names[0],
         "parent": null, "max_model_len": tokens, "state": entry.state.name(), "detail": entry.state.detail(),

@@ -7,8 +7,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    Chat, JsonWhitespace, OutputFormat,
-    serve::{error::ApiError, listed::Listed},
+    Chat, OutputFormat,
+    serve::{
+        error::ApiError,
+        form::{any_object, json_of},
+        listed::Listed,
+    },
 };
 
 /// Fields that both kinds of requests have.
@@ -91,16 +95,6 @@ fn schema_of(schema: &Value) -> Result<OutputFormat, ApiError> {
         schema => schema.clone(),
     };
     Ok(json_of(parsed))
-}
-
-/// JSON of this schema, with the spaces that models have learnt.
-pub(in crate::serve) fn json_of(schema: Value) -> OutputFormat {
-    OutputFormat::JsonSchema { schema, whitespace: JsonWhitespace::Spaced }
-}
-
-/// Any JSON object.
-pub(super) fn any_object() -> OutputFormat {
-    json_of(serde_json::json!({"type": "object"}))
 }
 
 impl Sampling {

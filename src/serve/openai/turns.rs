@@ -1,7 +1,5 @@
 //! Messages as turns of a conversation.
 
-use serde_json::{Value, json};
-
 use super::chat_request::{Part, Turn};
 use crate::{
     Content, Role,
@@ -10,6 +8,7 @@ use crate::{
         error::ApiError,
         media::{Link, Sizes},
         models::shortened,
+        tool,
     },
 };
 
@@ -42,24 +41,10 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
         return Err(error);
     }
     let ids = calls.iter().map(|call| call.id.clone()).collect();
-    pieces.extend(calls.into_iter().map(|call| {
-        let arguments = as_object(call.function.arguments);
-        let function = json!({"name": call.function.name, "arguments": arguments});
-        Piece::Said(Content::ToolCall(json!({"id": call.id, "type": "function", "function": function})))
-    }));
+    pieces.extend(
+        calls.into_iter().map(|call| Piece::Said(tool::call(call.id, &call.function.name, call.function.arguments))),
+    );
     Ok(Draft { calls: ids, result_of: message.tool_call_id, ..Draft::new(role, pieces) })
-}
-
-/// Templates want an object; OpenAI's clients send its text.
-fn as_object(arguments: Value) -> Value {
-    match arguments {
-        Value::String(text) => match serde_json::from_str(&text) {
-            Ok(Value::Object(object)) => Value::Object(object),
-            _ => Value::String(text),
-        },
-        Value::Null => json!({}),
-        object => object,
-    }
 }
 
 fn piece(part: Part, place: &str, sizes: Sizes) -> Result<Piece, ApiError> {
@@ -115,12 +100,5 @@ mod tests {
         let heard = Part { kind: "input_audio".to_owned(), ..Part::default() };
         let message = Turn { content: Some(Listed(vec![heard])), ..said("user", "a") };
         assert_eq!(error(message)["error"]["param"], "messages[0].content[0].type");
-    }
-
-    #[test]
-    fn arguments_are_an_object_where_they_are_one() {
-        assert_eq!(as_object(json!("{\"a\": 1}")), json!({"a": 1}));
-        assert_eq!(as_object(json!("{\"a\": ")), json!("{\"a\": "));
-        assert_eq!(as_object(Value::Null), json!({}));
     }
 }

@@ -52,7 +52,11 @@ async function ask(path, options = {}) {
     throw error.name === "AbortError" ? error : new Refused("The server cannot be reached.");
   });
   if (response.ok) return response;
-  if (response.status === 401) wantKey(Boolean(key));
+  if (response.status === 401) {
+    // A key may have been given while this was on its way without it.
+    if (key !== sessionStorage.getItem(KEY)) return ask(path, options);
+    wantKey(Boolean(key));
+  }
   throw await Refused.from(response);
 }
 
@@ -565,7 +569,7 @@ const SILENCE_MAX = 5000;
 /** Of the memory. */
 let connection = new AbortController();
 
-// A browser has six connections to a server: one that nobody looks at is closed, so that the chats of other tabs are answered.
+// A browser has six connections to a server: one that is not looked at is closed, so that the chats of other tabs are answered.
 document.addEventListener("visibilitychange", () => document.hidden && connection.abort());
 
 async function seen() {

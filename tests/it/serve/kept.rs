@@ -2,8 +2,9 @@
 
 use bursar::serve::ServeOptions;
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::client::{Answer, House, posted, until_requests};
+use super::client::{Answer, House, posted, rest, until_requests};
 use crate::stage::{small, story};
 
 async fn asked(house: &House, key: &str, fields: Value) -> Answer {
@@ -64,19 +65,47 @@ fn the_oldest_response_goes_when_there_are_too_many() {
     });
 }
 
+/// A response in the background that cannot end before its context does.
+fn long() -> Value {
+    let schema = json!({"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000});
+    let form = json!({"format": {"type": "json_schema", "name": "long", "schema": schema}});
+    json!({"background": true, "text": form, "max_output_tokens": 200})
+}
+
 #[test]
 fn a_cancelled_response_gives_its_place_back() {
     story(async {
         let house = House::usual().await;
-        // A list that cannot end before the context does.
-        let schema = json!({"type": "array", "items": {"enum": [1, 2]}, "minItems": 1000});
-        let form = json!({"format": {"type": "json_schema", "name": "long", "schema": schema}});
-        let long = json!({"background": true, "text": form, "max_output_tokens": 200});
-        let id = id_of(&asked(&house, "", long).await);
+        let id = id_of(&asked(&house, "", long()).await);
         let cancelled = sent(&house, "", &format!("POST /v1/responses/{id}/cancel")).await;
         assert_eq!(cancelled.json()["status"], "cancelled");
         until_requests(&house.stage.model, 0).await;
         assert_eq!(house.get(&format!("/v1/responses/{id}")).await.json()["status"], "cancelled");
+        house.end().await;
+    });
+}
+
+#[test]
+fn who_watches_a_response_hears_that_it_was_cancelled() {
+    story(async {
+        let house = House::usual().await;
+        let mut body = json!({"model": "demo", "input": "Hello!", "stream": true});
+        body.as_object_mut().expect("an object").extend(long().as_object().cloned().unwrap_or_default());
+        let mut stream = house.connect().await;
+        stream.write_all(&posted("/v1/responses", "", body.to_string().as_bytes())).await.expect("it listens");
+        let mut heard = String::new();
+        while !heard.contains("output_text.delta") {
+            let mut piece = vec![0; 1024];
+            let length = stream.read(&mut piece).await.expect("a stream");
+            assert!(length > 0, "{heard}");
+            heard += std::str::from_utf8(&piece[..length]).expect("text");
+        }
+        let id = heard.split("\"id\":\"").nth(1).and_then(|rest| rest.split('"').next()).expect("an id").to_owned();
+        assert_eq!(sent(&house, "", &format!("POST /v1/responses/{id}/cancel")).await.status, 200);
+        heard += &String::from_utf8(rest(stream).await).expect("text");
+        let kinds: Vec<_> = heard.lines().filter_map(|line| line.strip_prefix("event: ")).collect();
+        assert_eq!(kinds.last(), Some(&"response.cancelled"), "{heard}");
+        until_requests(&house.stage.model, 0).await;
         house.end().await;
     });
 }

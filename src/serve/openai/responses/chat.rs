@@ -2,20 +2,14 @@
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::{items, request::Fields, store::Said};
 use crate::{
-    Chat, ModelHandle, OutputFormat,
+    Chat, ModelHandle,
     serve::{
-        draft,
-        error::ApiError,
-        models::shortened,
-        openai::{
-            chat::tool_choice,
-            sampling::{any_object, json_of},
-        },
-        service::Shared,
+        draft, effort::with_effort, error::ApiError, form::form, models::shortened, openai::chat::tool_choice,
+        service::Shared, tool::function,
     },
 };
 
@@ -39,13 +33,13 @@ pub(super) async fn chat(
     chat = fields.max_output_tokens.into_iter().fold(chat, Chat::max_tokens);
     chat = fields.temperature.into_iter().fold(chat, Chat::temperature);
     chat = fields.top_p.into_iter().fold(chat, Chat::top_p);
-    if let Some(effort) = fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()) {
-        if effort == "none" {
-            chat = chat.template_variable("enable_thinking", false);
-        }
-        chat = chat.template_variable("reasoning_effort", effort);
-    }
-    let format = fields.text.as_ref().and_then(|text| text.format.as_ref()).map(format).transpose()?;
+    chat = with_effort(chat, fields.reasoning.as_ref().and_then(|reasoning| reasoning.effort.clone()));
+    let format = fields.text.as_ref().and_then(|text| text.format.as_ref());
+    let format = format.map(|format| {
+        let kind = format["type"].as_str().unwrap_or_default();
+        form(kind, format.get("schema").cloned(), "text.format", "text.format.schema")
+    });
+    let format = format.transpose()?;
     Ok(format.flatten().into_iter().fold(chat, Chat::format))
 }
 
@@ -61,30 +55,14 @@ fn tool(tool: &Value, index: usize) -> Result<Value, ApiError> {
         let told = format!("`{param}` is missing");
         return Err(ApiError::invalid(param, told));
     };
-    let mut function = json!({"name": name});
-    for field in ["description", "parameters"] {
-        if !tool[field].is_null() {
-            function[field] = tool[field].clone();
-        }
-    }
-    Ok(json!({"type": "function", "function": function}))
-}
-
-fn format(format: &Value) -> Result<Option<OutputFormat>, ApiError> {
-    match (format["type"].as_str().unwrap_or_default(), format.get("schema")) {
-        ("text", _) => Ok(None),
-        ("json_object", _) => Ok(Some(any_object())),
-        ("json_schema", Some(schema)) => Ok(Some(json_of(schema.clone()))),
-        ("json_schema", None) => Err(ApiError::invalid("text.format.schema", "`text.format.schema` is missing")),
-        (other, _) => {
-            let told = format!("`{}` is no form of a reply", shortened(other));
-            Err(ApiError::invalid("text.format.type", told).hint("text, json_object or json_schema"))
-        }
-    }
+    let field = |field: &str| tool.get(field).filter(|value| !value.is_null()).cloned();
+    Ok(function(name, field("description"), field("parameters")))
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::serve::error::Shape;
 

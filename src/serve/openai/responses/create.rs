@@ -25,7 +25,7 @@ pub(in crate::serve) async fn create(
     body: JsonBody<ResponsesRequest>,
 ) -> Result<Response, ApiError> {
     let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
-    let (own, model) = shared.models.ready(fields.model.as_deref())?;
+    let (name, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
     let mut said = before(&fields, &shared, &client)?;
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
@@ -33,8 +33,7 @@ pub(in crate::serve) async fn create(
     let held = client.hold(1, room)?;
     let chat = chat::chat(&fields, &said, &model, &shared).await?;
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
-    let name = fields.model.as_deref().filter(|name| !name.is_empty()).unwrap_or(&own);
-    let response = fields.response(&id::fresh("resp_"), id::now(), name);
+    let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
     let telling = Telling::new(response.clone());
     let run = |keeping| Run { shared: shared.clone(), telling, keeping, held };

@@ -1,9 +1,5 @@
 //! The items of a conversation, and the turns that they are.
 
-use schemars::JsonSchema;
-use serde::Deserialize;
-use serde_json::{Value, json};
-
 use crate::{
     Content, Role,
     serve::{
@@ -12,8 +8,11 @@ use crate::{
         listed::Listed,
         media::{Link, Sizes},
         models::shortened,
+        tool,
     },
 };
+use schemars::JsonSchema;
+use serde::Deserialize;
 
 /// An item: of which kind, and the fields of that kind.
 #[derive(Default, Deserialize, JsonSchema)]
@@ -88,10 +87,8 @@ fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
         }
         "function_call" => {
             let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
-            let arguments = arguments(item.arguments.as_deref().unwrap_or_default());
-            let function = json!({"name": name, "arguments": arguments});
-            let call = json!({"id": item.call_id, "type": "function", "function": function});
-            let draft = Draft::new(Role::Assistant, vec![Piece::Said(Content::ToolCall(call))]);
+            let call = tool::call(item.call_id.clone(), name, item.arguments.clone().into());
+            let draft = Draft::new(Role::Assistant, vec![Piece::Said(call)]);
             Ok(Draft { calls: vec![item.call_id.clone()], ..draft })
         }
         "function_call_output" => {
@@ -152,17 +149,10 @@ fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
     ApiError::invalid(field, told)
 }
 
-/// Templates want an object; clients send its text.
-fn arguments(text: &str) -> Value {
-    match serde_json::from_str(text) {
-        Ok(Value::Object(object)) => Value::Object(object),
-        _ if text.is_empty() => json!({}),
-        _ => text.into(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::serve::error::Shape;
 

@@ -92,8 +92,7 @@ impl Run {
         let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
         let answer = Json(kept.told()).into_response();
         let (sender, events) = mpsc::channel(AHEAD);
-        let run = tokio::spawn(self.watched(reply, is_streamed.then_some(sender)));
-        kept.runs(run.abort_handle());
+        tokio::spawn(self.watched(reply, kept.clone(), is_streamed.then_some(sender)));
         match is_streamed {
             false => answer,
             true => {
@@ -103,19 +102,33 @@ impl Run {
         }
     }
 
-    async fn watched(mut self, mut reply: Reply, mut watcher: Option<mpsc::Sender<Event>>) {
-        while let Some(heard) = reply.next().await {
-            let (told, is_last) = self.told(heard);
-            for told in &told {
-                if let Some(sender) = &watcher
-                    && sender.send(sse::typed(told)).await.is_err()
-                {
-                    watcher = None;
-                }
-            }
+    async fn watched(mut self, mut reply: Reply, kept: Arc<Kept>, mut watcher: Option<mpsc::Sender<Event>>) {
+        loop {
+            let (told, is_last) = tokio::select! {
+                biased;
+                () = kept.stopped() => (self.telling.cancel(), true),
+                heard = reply.next() => match heard {
+                    Some(heard) => self.told(heard),
+                    None => return,
+                },
+            };
             if is_last {
-                return;
+                // A cancelled reply gives back what it holds before a slow client is waited for.
+                drop((reply, std::mem::take(&mut self.held)));
+                return watch(&told, &mut watcher).await;
             }
+            watch(&told, &mut watcher).await;
+        }
+    }
+}
+
+/// Tells who watches, if somebody still does.
+async fn watch(told: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
+    for told in told {
+        if let Some(sender) = watcher
+            && sender.send(sse::typed(told)).await.is_err()
+        {
+            *watcher = None;
         }
     }
 }

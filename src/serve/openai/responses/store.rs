@@ -1,7 +1,8 @@
-//! Responses that are kept: in memory alone, so many and so many bytes at most, the oldest first out.
+//! Responses that are kept: in memory alone, so many and so many bytes at most. Who keeps most loses his oldest first.
 
 use std::{
-    collections::VecDeque,
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
@@ -10,7 +11,7 @@ use std::{
 
 use serde::Deserialize;
 use serde_json::Value;
-use tokio::task::AbortHandle;
+use tokio::sync::Notify;
 
 use super::items::Item;
 use crate::serve::{error::ApiError, id, models::shortened};
@@ -32,13 +33,12 @@ pub(in crate::serve) struct Kept {
     /// The conversation until the answer, the request's own items last.
     said: Vec<Arc<Said>>,
     state: Mutex<State>,
+    stopped: Notify,
 }
 
 struct State {
     told: Value,
     answer: Option<Arc<Said>>,
-    /// What makes the answer, while it runs in the background.
-    run: Option<AbortHandle>,
 }
 
 /// Items that several responses may share.
@@ -95,8 +95,8 @@ impl Responses {
     pub(super) fn keep(&self, owner: Option<usize>, said: Vec<Arc<Said>>, told: Value) -> Arc<Kept> {
         let id = told["id"].as_str().unwrap_or_default().to_owned();
         said.iter().for_each(|said| said.held.count());
-        let state = Mutex::new(State { told, answer: None, run: None });
-        let kept = Arc::new(Kept { id, owner, said, state });
+        let state = Mutex::new(State { told, answer: None });
+        let kept = Arc::new(Kept { id, owner, said, state, stopped: Notify::new() });
         self.lock().push_back(kept.clone());
         self.trim();
         kept
@@ -109,7 +109,7 @@ impl Responses {
         answer.held.count();
         let mut state = kept.state();
         if state.is_running() {
-            *state = State { told: told.clone(), answer: Some(answer), run: None };
+            *state = State { told: told.clone(), answer: Some(answer) };
         }
         drop(state);
         self.trim();
@@ -118,9 +118,16 @@ impl Responses {
     fn trim(&self) {
         let mut kept = self.lock();
         while kept.len() > self.count_max || self.bytes.load(Relaxed) > self.bytes_max {
-            // The newest stays: somebody is about to read it.
+            // The newest stays: its client is about to read it.
             let older = kept.len().saturating_sub(1);
-            let Some(oldest) = kept.iter().take(older).position(|kept| !kept.state().is_running()) else { return };
+            let ended = kept.iter().take(older).enumerate().filter(|(_, kept)| !kept.state().is_running());
+            let mut counts = BTreeMap::<_, (usize, usize)>::new();
+            for (at, kept) in ended {
+                counts.entry(kept.owner).or_insert((0, at)).0 += 1;
+            }
+            // No key pushes out what others keep while it keeps more than they.
+            let most = counts.into_values().max_by_key(|&(count, at)| (count, Reverse(at)));
+            let Some((_, oldest)) = most else { return };
             kept.remove(oldest);
         }
     }
@@ -159,13 +166,9 @@ impl Kept {
         self.state().told.clone()
     }
 
-    /// Names what makes its answer.
-    pub(super) fn runs(&self, run: AbortHandle) {
-        let mut state = self.state();
-        match state.is_running() {
-            true => state.run = Some(run),
-            false => run.abort(),
-        }
+    /// Waits until it is stopped before its end. One may wait.
+    pub(super) async fn stopped(&self) {
+        self.stopped.notified().await;
     }
 
     /// Ends what makes its answer, if it still runs.
@@ -174,9 +177,7 @@ impl Kept {
         if state.is_running() {
             state.told["status"] = status.into();
             state.told["completed_at"] = id::now().into();
-        }
-        if let Some(run) = state.run.take() {
-            run.abort();
+            self.stopped.notify_one();
         }
     }
 
@@ -218,6 +219,15 @@ mod tests {
         assert_eq!(ids(&store), ["c", "d"]);
         ended(&store, &asked(&store, None, "e", 200));
         assert_eq!(ids(&store), ["e"]);
+    }
+
+    #[test]
+    fn a_key_that_keeps_much_pushes_out_its_own() {
+        let store = Responses::new(3, 1000);
+        for (owner, id) in [(0, "a"), (1, "b"), (1, "c"), (1, "d"), (1, "e")] {
+            ended(&store, &asked(&store, Some(owner), id, 1));
+        }
+        assert_eq!(ids(&store), ["a", "d", "e"]);
     }
 
     #[test]

@@ -133,12 +133,12 @@ impl Telling {
         let Some(open) = self.open.take() else { return Vec::new() };
         let mut told = Vec::new();
         let done = format!("{}.done", open.name());
-        if open.has_parts() {
+        if let Kind::Call { name, .. } = &open.kind {
+            told.push(self.of_item(&open, &done, json!({"name": name, "arguments": open.text})));
+        } else {
             told.push(self.of_item(&open, &done, placed(&open, json!({"text": open.text}))));
             let part = json!({"part": open.part(&open.text), "content_index": 0});
             told.push(self.of_item(&open, "response.content_part.done", part));
-        } else {
-            told.push(self.of_item(&open, &done, json!({"arguments": open.text})));
         }
         let item = open.item(if is_whole { "completed" } else { "incomplete" }, true);
         told.push(self.event("response.output_item.done", json!({"output_index": self.output.len(), "item": item})));
@@ -168,6 +168,13 @@ impl Telling {
         let message = ApiError::from(error).body(Shape::OpenAi)["error"]["message"].take();
         self.response["error"] = json!({"code": "server_error", "message": message});
         told.push(self.last("failed"));
+        told
+    }
+
+    /// The client has cancelled it. OpenAI names no event for this; the name follows the others.
+    pub(super) fn cancel(&mut self) -> Vec<Value> {
+        let mut told = self.close(false);
+        told.push(self.last("cancelled"));
         told
     }
 
