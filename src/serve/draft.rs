@@ -93,11 +93,11 @@ fn order_results(drafts: &mut [Draft]) {
     while let Some(called) = rest.iter().position(|turn| !turn.calls.is_empty()) {
         let (before, results) = rest.split_at_mut(called + 1);
         let ids = before[called].calls.iter().enumerate().filter_map(|(at, id)| Some((id.as_deref()?, at)));
-        let places: HashMap<&str, usize> = ids.collect();
+        let order: HashMap<&str, usize> = ids.collect();
         let count = results.iter().take_while(|turn| turn.role == Role::Tool).count();
         // Stable: results of unknown calls stay in their order, after the others.
         results[..count].sort_by_cached_key(|result| {
-            result.result_of.as_deref().and_then(|of| places.get(of)).copied().unwrap_or(usize::MAX)
+            result.result_of.as_deref().and_then(|of| order.get(of)).copied().unwrap_or(usize::MAX)
         });
         rest = &mut results[count..];
     }

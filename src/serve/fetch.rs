@@ -33,7 +33,7 @@ pub(super) struct Fetcher {
     /// `host` or `host:port`, in small letters.
     hosts: Arc<[String]>,
     bytes_max: Bytes,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Fetcher {
@@ -49,7 +49,7 @@ impl Fetcher {
         let resolver = Addresses { inner: DefaultResolver::default(), may_be_private: options.private_url_hosts };
         let hosts = options.url_hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
         let agent = Agent::with_parts(config, DefaultConnector::default(), resolver);
-        Fetcher { agent, hosts, bytes_max: options.body_bytes, places: Arc::new(Semaphore::new(AT_ONCE)) }
+        Fetcher { agent, hosts, bytes_max: options.body_bytes, permits: Arc::new(Semaphore::new(AT_ONCE)) }
     }
 
     /// The bytes at a URL.
@@ -63,11 +63,11 @@ impl Fetcher {
         };
         check(url, &self.hosts).map_err(wrong)?;
         let full = || ApiError::busy("the server fetches as many pictures as it may").hint("ask again in a moment");
-        let place = timeout(TIME_MAX, self.places.clone().acquire_owned()).await.map_err(|_| full())?;
+        let permit = timeout(TIME_MAX, self.permits.clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
             // Also when the request that wanted it has ended.
-            let _place = place;
+            let _permit = permit;
             follow(&agent, &hosts, bytes_max, first)
         });
         let fetched = fetched.await;

@@ -22,7 +22,7 @@ pub enum KeyError {
     /// A key that no header can carry.
     #[error("key {line} is empty or has characters that a header cannot carry")]
     Unsendable {
-        /// Its place in the list, from 1.
+        /// Its line in the list, from 1.
         line: usize,
     },
 }
@@ -52,38 +52,38 @@ impl fmt::Debug for Guard {
 /// Who has asked, and how many replies it may still have.
 #[derive(Clone, Default)]
 pub(super) struct Client {
-    places: Option<Arc<Semaphore>>,
+    permits: Option<Arc<Semaphore>>,
     key: Option<usize>,
 }
 
-/// What a request holds while it is answered: its places and its room, with the pictures that the model still keeps.
+/// What a request holds while it is answered: its permits and its room, with the pictures that the model still keeps.
 #[derive(Default)]
 pub(super) struct Held {
-    _places: Option<OwnedSemaphorePermit>,
+    _permits: Option<OwnedSemaphorePermit>,
     _room: Option<OwnedSemaphorePermit>,
 }
 
 impl Client {
-    /// The place of its key in the list; none where there are no keys.
+    /// Which of the keys it sent; none where there are no keys.
     pub(super) fn key(&self) -> Option<usize> {
         self.key
     }
 
     /// Places for so many replies, kept with the room of the request until they are dropped.
     pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
-        let places = self.places(replies)?;
-        Ok(Held { _places: places, _room: Some(room) })
+        let permits = self.permits(replies)?;
+        Ok(Held { _permits: permits, _room: Some(room) })
     }
 
-    fn places(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
-        let Some(places) = &self.places else { return Ok(None) };
+    fn permits(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
+        let Some(permits) = &self.permits else { return Ok(None) };
         let full = |_| {
             ApiError::full("this key has as many replies at once as it may")
                 .code("streams_exhausted")
                 .hint("ask again when one has ended")
         };
         let replies = u32::try_from(replies).unwrap_or(u32::MAX);
-        places.clone().try_acquire_many_owned(replies).map(Some).map_err(full)
+        permits.clone().try_acquire_many_owned(replies).map(Some).map_err(full)
     }
 }
 
@@ -111,15 +111,15 @@ impl Guard {
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
         if self.keys.is_empty() {
             let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
-            let places = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
-            return Ok(Client { places, key: None });
+            let permits = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
+            return Ok(Client { permits, key: None });
         }
         let sent = sent_key(headers).ok_or_else(|| refused("this server wants an API key"))?;
         let hash = blake3::hash(sent);
         // Each is compared, so that the time does not tell which it was.
         let keys = self.keys.iter().enumerate();
         let found = keys.fold(None, |found, (index, key)| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
-            true => Some(Client { places: key.streams.clone(), key: Some(index) }),
+            true => Some(Client { permits: key.streams.clone(), key: Some(index) }),
             false => found,
         });
         found.ok_or_else(|| refused("the API key is not one of this server's"))
@@ -183,20 +183,20 @@ mod tests {
     fn a_key_has_so_many_replies_at_once_and_others_theirs() {
         let guard = Guard::new(&["one".to_owned(), "two".to_owned()], Some(1));
         let [one, two] = ["one", "two"].map(|key| guard.admit(&headers("x-api-key", key)).expect("a key"));
-        let place = one.places(1).expect("the first");
-        assert_eq!(one.places(1).map(drop).expect_err("full").status, 429);
-        assert!(two.places(1).is_ok());
-        drop(place);
-        assert!(one.places(1).is_ok());
+        let permit = one.permits(1).expect("the first");
+        assert_eq!(one.permits(1).map(drop).expect_err("full").status, 429);
+        assert!(two.permits(1).is_ok());
+        drop(permit);
+        assert!(one.permits(1).is_ok());
     }
 
     #[test]
     fn everybody_shares_the_places_where_there_are_no_keys() {
         let guard = Guard::new(&[], Some(1));
         let [one, two] = [(); 2].map(|()| guard.admit(&HeaderMap::new()).expect("everybody"));
-        let _place = one.places(1).expect("the first");
-        assert!(two.places(1).is_err());
-        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").places(1).is_ok());
+        let _permit = one.permits(1).expect("the first");
+        assert!(two.permits(1).is_err());
+        assert!(Guard::new(&[], None).admit(&HeaderMap::new()).expect("everybody").permits(1).is_ok());
     }
 
     #[test]

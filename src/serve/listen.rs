@@ -155,23 +155,23 @@ struct Accepting {
 impl Accepting {
     async fn run(mut self) {
         let limit = self.service.options().connections.clamp(1, Semaphore::MAX_PERMITS);
-        let places = Arc::new(Semaphore::new(limit));
+        let permits = Arc::new(Semaphore::new(limit));
         let mut connections = JoinSet::new();
         loop {
             let accepted = tokio::select! {
                 _ = self.stopped.wait_for(|stopped| *stopped) => break,
-                accepted = accept(&self.listener, &places) => accepted,
+                accepted = accept(&self.listener, &permits) => accepted,
                 // Ended ones are forgotten as they end.
                 Some(_) = connections.join_next() => continue,
             };
-            let (stream, place) = accepted;
-            connections.spawn(self.connection(stream, place));
+            let (stream, permit) = accepted;
+            connections.spawn(self.connection(stream, permit));
         }
         drop(self.listener);
         while connections.join_next().await.is_some() {}
     }
 
-    fn connection(&self, stream: TcpStream, place: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
+    fn connection(&self, stream: TcpStream, permit: OwnedSemaphorePermit) -> impl Future<Output = ()> + Send + use<> {
         let (service, stopped, acceptor) = (self.service.clone(), self.stopped.clone(), self.acceptor.clone());
         let router = self.router.clone();
         async move {
@@ -188,22 +188,22 @@ impl Accepting {
                     }
                 }
             }
-            drop(place);
+            drop(permit);
         }
     }
 }
 
-/// The next connection, as soon as there is a place for it.
-async fn accept(listener: &TcpListener, places: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
+/// The next connection, as soon as there is a permit for it.
+async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream, OwnedSemaphorePermit) {
     /// The system may have no descriptors left; connections that end give some back.
     const PAUSE: Duration = Duration::from_millis(50);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else {
+        let Ok(permit) = permits.clone().acquire_owned().await else {
             std::future::pending::<()>().await;
             continue;
         };
         match listener.accept().await {
-            Ok((stream, _)) => return (stream, place),
+            Ok((stream, _)) => return (stream, permit),
             Err(error) => {
                 tracing::warn!(%error, "a connection could not be taken");
                 sleep_until(Instant::now() + PAUSE).await;

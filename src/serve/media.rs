@@ -69,13 +69,13 @@ pub(super) struct Link {
 }
 
 enum What {
-    Picture(Place),
-    Film(Vec<Place>, f64),
+    Picture(Source),
+    Film(Vec<Source>, f64),
     /// A folder of frames.
-    Folder(Place, f64),
+    Folder(Source, f64),
 }
 
-enum Place {
+enum Source {
     /// Decoded already.
     Bytes(Arc<[u8]>),
     File(String),
@@ -88,8 +88,8 @@ impl Link {
     }
 
     pub(super) fn picture(param: String, url: &str) -> Result<Self, ApiError> {
-        let place = place(&param, url)?;
-        Ok(Link::new(param, What::Picture(place)))
+        let source = source(&param, url)?;
+        Ok(Link::new(param, What::Picture(source)))
     }
 
     /// A picture of these sizes, and of these `detail`s: `low` is coarser, `high` and `auto` are the model's own.
@@ -112,8 +112,8 @@ impl Link {
 
     /// A picture that is in the request, in base64.
     pub(super) fn base64(param: String, data: &str) -> Result<Self, ApiError> {
-        let place = decoded(&param, data)?;
-        Ok(Link::new(param, What::Picture(place)))
+        let source = decoded(&param, data)?;
+        Ok(Link::new(param, What::Picture(source)))
     }
 
     /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
@@ -127,15 +127,15 @@ impl Link {
             let what = What::Film(frames?, fps);
             return Ok(Link::new(param, what));
         }
-        match place(&param, url)? {
-            folder @ Place::File(_) => Ok(Link::new(param, What::Folder(folder, fps))),
-            Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
+        match source(&param, url)? {
+            folder @ Source::File(_) => Ok(Link::new(param, What::Folder(folder, fps))),
+            Source::Bytes(_) | Source::Url(_) => Err(no_film(&param)),
         }
     }
 
     pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
-        let places: Result<Vec<_>, _> = frames.iter().map(|frame| place(&param, frame)).collect();
-        let what = What::Film(places?, fps.unwrap_or(USUAL_FPS));
+        let sources: Result<Vec<_>, _> = frames.iter().map(|frame| source(&param, frame)).collect();
+        let what = What::Film(sources?, fps.unwrap_or(USUAL_FPS));
         Ok(Link::new(param, what))
     }
 }
@@ -146,7 +146,7 @@ fn no_film(param: &str) -> ApiError {
     )
 }
 
-fn place(param: &str, url: &str) -> Result<Place, ApiError> {
+fn source(param: &str, url: &str) -> Result<Source, ApiError> {
     let (scheme, rest) = url.split_once(':').unwrap_or(("", url));
     match scheme.to_ascii_lowercase().as_str() {
         "data" => {
@@ -156,8 +156,8 @@ fn place(param: &str, url: &str) -> Result<Place, ApiError> {
             }
             decoded(param, data)
         }
-        "file" => Ok(Place::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
-        "http" | "https" => Ok(Place::Url(url.to_owned())),
+        "file" => Ok(Source::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
+        "http" | "https" => Ok(Source::Url(url.to_owned())),
         _ => {
             let told = format!("`{}` is no URL that this server reads", shortened(url));
             Err(ApiError::invalid(param, told).hint("send a data URI: `data:image/png;base64,…`"))
@@ -169,14 +169,14 @@ fn broken(param: &str, told: &str) -> ApiError {
     ApiError::invalid(param, told).hint("send `data:image/png;base64,` and the file's bytes in base64")
 }
 
-fn decoded(param: &str, text: &str) -> Result<Place, ApiError> {
+fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
     let decode = || STANDARD.decode(text.trim_ascii());
     let bytes = if text.len() > LARGE { body::aside(decode) } else { decode() };
     let bytes = bytes.map_err(|error| broken(param, &format!("not base64: {error}")))?;
     if bytes.is_empty() {
         return Err(broken(param, "there is nothing in it"));
     }
-    Ok(Place::Bytes(bytes.into()))
+    Ok(Source::Bytes(bytes.into()))
 }
 
 /// Reads all links, a few at a time. Facts are wanted for those in low detail.
@@ -194,16 +194,16 @@ async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> R
     let Link { param, what, sizes, is_low } = link;
     let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
     match what {
-        What::Picture(place) => Ok(Seen::Picture(sizes.apply(picture(place, &param, reading).await?))),
-        What::Film(places, fps) => {
-            let mut frames = Vec::with_capacity(places.len());
-            for place in places {
-                frames.push(picture(place, &param, reading).await?);
+        What::Picture(source) => Ok(Seen::Picture(sizes.apply(picture(source, &param, reading).await?))),
+        What::Film(sources, fps) => {
+            let mut frames = Vec::with_capacity(sources.len());
+            for source in sources {
+                frames.push(picture(source, &param, reading).await?);
             }
             Ok(Seen::Film(Video::from_frames(frames, fps)))
         }
-        What::Folder(place, fps) => match place {
-            Place::File(name) => {
+        What::Folder(source, fps) => match source {
+            Source::File(name) => {
                 let files = reading.files(param.clone(), name).await?;
                 let mut frames = Vec::with_capacity(files.len());
                 for file in files {
@@ -211,20 +211,20 @@ async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> R
                 }
                 Ok(Seen::Film(Video::from_frames(frames, fps)))
             }
-            Place::Bytes(_) | Place::Url(_) => Err(no_film(&param)),
+            Source::Bytes(_) | Source::Url(_) => Err(no_film(&param)),
         },
     }
 }
 
-async fn picture(place: Place, param: &str, reading: &Reading<'_>) -> Result<Image, ApiError> {
-    match place {
-        Place::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
-        Place::File(name) => {
+async fn picture(source: Source, param: &str, reading: &Reading<'_>) -> Result<Image, ApiError> {
+    match source {
+        Source::Bytes(bytes) => Ok(Image::from_bytes(bytes)),
+        Source::File(name) => {
             let root = reading.shared.options.media_root.clone();
             let file = blocking(param.to_owned(), move |param| allowed_file(&name, param, root.as_deref())).await?;
             reading.open(file, param).await
         }
-        Place::Url(url) => {
+        Source::Url(url) => {
             let bytes = reading.shared.fetcher.fetch(&url, param).await?;
             reading.count(bytes.len() as u64, param)?;
             Ok(Image::from_bytes(bytes))

@@ -27,16 +27,16 @@ pub(super) fn drafts(request: &mut MessagesRequest) -> Result<Vec<Draft>, ApiErr
 }
 
 fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
-    let (place, blocks) = (format!("messages[{index}].content"), message.content.0);
+    let (param, blocks) = (format!("messages[{index}].content"), message.content.0);
     match message.role.as_str() {
-        "user" => user(blocks, &place, drafts),
+        "user" => user(blocks, &param, drafts),
         "assistant" => {
-            let draft = assistant(blocks, &place)?;
+            let draft = assistant(blocks, &param)?;
             Draft::join(drafts, draft);
             Ok(())
         }
         "system" => {
-            Draft::join(drafts, Draft::new(Role::System, pieces(blocks, &place)?));
+            Draft::join(drafts, Draft::new(Role::System, pieces(blocks, &param)?));
             Ok(())
         }
         other => {
@@ -47,13 +47,13 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), 
 }
 
 /// Results of tools, one a turn, then what the user says.
-fn user(blocks: Vec<Block>, place: &str, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
+fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<Draft>) -> Result<(), ApiError> {
     let mut said = Vec::new();
     for (at, block) in blocks.into_iter().enumerate() {
-        let place = format!("{place}[{at}]");
+        let param = format!("{param}[{at}]");
         match block.kind.as_str() {
-            "tool_result" => drafts.push(result(block, &place)?),
-            _ => said.push(piece(block, &place)?),
+            "tool_result" => drafts.push(result(block, &param)?),
+            _ => said.push(piece(block, &param)?),
         }
     }
     if !said.is_empty() {
@@ -62,9 +62,9 @@ fn user(blocks: Vec<Block>, place: &str, drafts: &mut Vec<Draft>) -> Result<(), 
     Ok(())
 }
 
-fn result(block: Block, place: &str) -> Result<Draft, ApiError> {
-    let of = block.tool_use_id.ok_or_else(|| lacks(place, "tool_result", "tool_use_id"))?;
-    let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{place}.content"))?;
+fn result(block: Block, param: &str) -> Result<Draft, ApiError> {
+    let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
+    let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
         // Templates know no failed results, so the model is told in words.
         shown.insert(0, Piece::text("Error: "));
@@ -72,74 +72,74 @@ fn result(block: Block, place: &str) -> Result<Draft, ApiError> {
     Ok(Draft::result(of, shown))
 }
 
-fn assistant(blocks: Vec<Block>, place: &str) -> Result<Draft, ApiError> {
+fn assistant(blocks: Vec<Block>, param: &str) -> Result<Draft, ApiError> {
     let mut draft = Draft::new(Role::Assistant, Vec::new());
     for (at, block) in blocks.into_iter().enumerate() {
-        let place = format!("{place}[{at}]");
+        let param = format!("{param}[{at}]");
         match block.kind.as_str() {
             "tool_use" => {
                 draft.calls.push(block.id.clone());
-                draft.pieces.push(Piece::Said(call(block, &place)?));
+                draft.pieces.push(Piece::Said(call(block, &param)?));
             }
             "thinking" => {
-                let thinking = block.thinking.ok_or_else(|| lacks(&place, "thinking", "thinking"))?;
+                let thinking = block.thinking.ok_or_else(|| lacks(&param, "thinking", "thinking"))?;
                 draft.pieces.push(Piece::Said(Content::Reasoning(thinking)));
             }
             // Only the model of Anthropic that wrote it could read it.
             "redacted_thinking" => {}
-            _ => draft.pieces.push(piece(block, &place)?),
+            _ => draft.pieces.push(piece(block, &param)?),
         }
     }
     Ok(draft)
 }
 
-fn call(block: Block, place: &str) -> Result<Content, ApiError> {
-    let name = block.name.ok_or_else(|| lacks(place, "tool_use", "name"))?;
+fn call(block: Block, param: &str) -> Result<Content, ApiError> {
+    let name = block.name.ok_or_else(|| lacks(param, "tool_use", "name"))?;
     let input = block.input.unwrap_or_else(|| json!({}));
     if !input.is_object() {
-        return Err(ApiError::invalid(format!("{place}.input"), format!("`{place}.input` is not an object")));
+        return Err(ApiError::invalid(format!("{param}.input"), format!("`{param}.input` is not an object")));
     }
     Ok(tool::call(block.id, &name, input))
 }
 
-fn pieces(blocks: Vec<Block>, place: &str) -> Result<Vec<Piece>, ApiError> {
-    blocks.into_iter().enumerate().map(|(at, block)| piece(block, &format!("{place}[{at}]"))).collect()
+fn pieces(blocks: Vec<Block>, param: &str) -> Result<Vec<Piece>, ApiError> {
+    blocks.into_iter().enumerate().map(|(at, block)| piece(block, &format!("{param}[{at}]"))).collect()
 }
 
 /// Text, or something shown.
-fn piece(block: Block, place: &str) -> Result<Piece, ApiError> {
+fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
     match (block.kind.as_str(), block.source) {
-        ("text", _) => block.text.map(Piece::text).ok_or_else(|| lacks(place, "text", "text")),
-        ("image", Some(source)) => picture(&source, place).map(Piece::Shown),
+        ("text", _) => block.text.map(Piece::text).ok_or_else(|| lacks(param, "text", "text")),
+        ("image", Some(source)) => picture(&source, param).map(Piece::Shown),
         ("document", Some(Source { kind, data: Some(text), .. })) if kind == "text" => Ok(Piece::text(text)),
         ("document", Some(source)) => {
             let told = format!("documents of source `{}` are not served", shortened(&source.kind));
-            Err(ApiError::invalid(format!("{place}.source"), told).hint("send the text, or pictures of the pages"))
+            Err(ApiError::invalid(format!("{param}.source"), told).hint("send the text, or pictures of the pages"))
         }
-        (kind @ ("image" | "document"), None) => Err(lacks(place, kind, "source")),
+        (kind @ ("image" | "document"), None) => Err(lacks(param, kind, "source")),
         (other, _) => {
-            let told = format!("`{place}.type`: a block of type `{}` is not served here", shortened(other));
+            let told = format!("`{param}.type`: a block of type `{}` is not served here", shortened(other));
             let hint = "types are text, image, document, tool_use, tool_result, thinking and redacted_thinking";
-            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
 }
 
-fn picture(source: &Source, place: &str) -> Result<Link, ApiError> {
+fn picture(source: &Source, param: &str) -> Result<Link, ApiError> {
     match (source.kind.as_str(), &source.data, &source.url) {
-        ("base64", Some(data), _) => Link::base64(format!("{place}.source.data"), data),
-        ("url", _, Some(url)) => Link::picture(format!("{place}.source.url"), url),
-        ("base64", None, _) => Err(lacks(&format!("{place}.source"), "base64", "data")),
-        ("url", _, None) => Err(lacks(&format!("{place}.source"), "url", "url")),
+        ("base64", Some(data), _) => Link::base64(format!("{param}.source.data"), data),
+        ("url", _, Some(url)) => Link::picture(format!("{param}.source.url"), url),
+        ("base64", None, _) => Err(lacks(&format!("{param}.source"), "base64", "data")),
+        ("url", _, None) => Err(lacks(&format!("{param}.source"), "url", "url")),
         (other, ..) => {
-            let told = format!("`{place}.source.type`: `{}` is no source that this server reads", shortened(other));
-            Err(ApiError::invalid(format!("{place}.source.type"), told).hint("send `base64` with its `data`"))
+            let told = format!("`{param}.source.type`: `{}` is no source that this server reads", shortened(other));
+            Err(ApiError::invalid(format!("{param}.source.type"), told).hint("send `base64` with its `data`"))
         }
     }
 }
 
-fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
-    let field = format!("{place}.{field}");
+fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
+    let field = format!("{param}.{field}");
     let told = format!("`{field}` is missing, which `{kind}` has");
     ApiError::invalid(field, told)
 }

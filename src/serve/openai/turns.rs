@@ -47,9 +47,9 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
     Ok(Draft { calls: ids, result_of: message.tool_call_id, ..Draft::new(role, pieces) })
 }
 
-fn piece(part: Part, place: &str, sizes: Sizes) -> Result<Piece, ApiError> {
+fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
     let lacks = |field: &str| {
-        ApiError::invalid(format!("{place}.{field}"), format!("a part of type `{}` has `{field}`", part.kind))
+        ApiError::invalid(format!("{param}.{field}"), format!("a part of type `{}` has `{field}`", part.kind))
     };
     match part.kind.as_str() {
         "text" | "input_text" | "output_text" => part.text.map(Piece::text).ok_or_else(|| lacks("text")),
@@ -60,25 +60,25 @@ fn piece(part: Part, place: &str, sizes: Sizes) -> Result<Piece, ApiError> {
         }
         "image_url" => {
             let image = part.image_url.ok_or_else(|| lacks("image_url"))?.0;
-            let link = Link::picture(format!("{place}.image_url.url"), &image.url)?;
+            let link = Link::picture(format!("{param}.image_url.url"), &image.url)?;
             Ok(Piece::Shown(link.sized(sizes, image.detail.as_deref())))
         }
         "video_url" => {
             let url = part.video_url.ok_or_else(|| lacks("video_url"))?.0.url;
-            Link::video(format!("{place}.video_url.url"), &url, part.fps).map(Piece::Shown)
+            Link::video(format!("{param}.video_url.url"), &url, part.fps).map(Piece::Shown)
         }
         "video" => {
             let frames = part.video.ok_or_else(|| lacks("video"))?.0;
-            Link::frames(format!("{place}.video"), &frames, part.fps).map(Piece::Shown)
+            Link::frames(format!("{param}.video"), &frames, part.fps).map(Piece::Shown)
         }
         "input_audio" | "audio_url" => {
-            let error = ApiError::invalid(format!("{place}.type"), "audio is not served");
+            let error = ApiError::invalid(format!("{param}.type"), "audio is not served");
             Err(error.hint("send text, pictures or video frames"))
         }
         other => {
             let told = format!("`{}` is no type of a part", shortened(other));
             let hint = "types are text, image_url, video_url and video";
-            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
 }

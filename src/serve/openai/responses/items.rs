@@ -60,8 +60,8 @@ pub(super) fn drafts<'a>(
 ) -> Result<Vec<Draft>, ApiError> {
     let mut drafts = Vec::new();
     drafts.extend(instructions.map(|text| Draft::new(Role::System, vec![Piece::text(text)])));
-    for (place, item) in items {
-        let draft = draft(item, &place)?;
+    for (param, item) in items {
+        let draft = draft(item, &param)?;
         match draft.role {
             Role::User => drafts.push(draft),
             _ => Draft::join(&mut drafts, draft),
@@ -70,13 +70,13 @@ pub(super) fn drafts<'a>(
     Ok(drafts)
 }
 
-fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
-    let lacks = |field: &str| lacks(place, item.kind.as_deref().unwrap_or("message"), field);
+fn draft(item: &Item, param: &str) -> Result<Draft, ApiError> {
+    let lacks = |field: &str| lacks(param, item.kind.as_deref().unwrap_or("message"), field);
     match item.kind.as_deref().unwrap_or("message") {
         "message" => {
-            let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, place)?;
+            let role = role(item.role.as_deref().ok_or_else(|| lacks("role"))?, param)?;
             let content = item.content.as_ref().ok_or_else(|| lacks("content"))?;
-            Ok(Draft::new(role, pieces(content, &format!("{place}.content"))?))
+            Ok(Draft::new(role, pieces(content, &format!("{param}.content"))?))
         }
         "reasoning" => {
             let told = item.content.iter().flat_map(|content| &content.0);
@@ -94,17 +94,17 @@ fn draft(item: &Item, place: &str) -> Result<Draft, ApiError> {
         "function_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
-            Ok(Draft::result(of, pieces(output, &format!("{place}.output"))?))
+            Ok(Draft::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
             let told = format!("an item of type `{}` is not served", shortened(other));
             let hint = "types are message, reasoning, function_call and function_call_output";
-            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
 }
 
-fn role(name: &str, place: &str) -> Result<Role, ApiError> {
+fn role(name: &str, param: &str) -> Result<Role, ApiError> {
     match name {
         "user" => Ok(Role::User),
         "assistant" => Ok(Role::Assistant),
@@ -112,39 +112,39 @@ fn role(name: &str, place: &str) -> Result<Role, ApiError> {
         other => {
             let told = format!("`{}` is no role", shortened(other));
             let hint = "roles are user, assistant, system and developer";
-            Err(ApiError::invalid(format!("{place}.role"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.role"), told).hint(hint))
         }
     }
 }
 
-fn pieces(parts: &Listed<Part>, place: &str) -> Result<Vec<Piece>, ApiError> {
-    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{place}[{at}]"))).collect()
+fn pieces(parts: &Listed<Part>, param: &str) -> Result<Vec<Piece>, ApiError> {
+    parts.0.iter().enumerate().map(|(at, part)| piece(part, &format!("{param}[{at}]"))).collect()
 }
 
-fn piece(part: &Part, place: &str) -> Result<Piece, ApiError> {
+fn piece(part: &Part, param: &str) -> Result<Piece, ApiError> {
     let text = |text: &Option<String>, field: &str| {
-        text.clone().map(Piece::text).ok_or_else(|| lacks(place, &part.kind, field))
+        text.clone().map(Piece::text).ok_or_else(|| lacks(param, &part.kind, field))
     };
     match part.kind.as_str() {
         "input_text" | "output_text" | "text" => text(&part.text, "text"),
         "refusal" => text(&part.refusal, "refusal"),
         "input_image" => {
             let url = part.image_url.as_ref().ok_or_else(|| {
-                lacks(place, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
+                lacks(param, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
             })?;
-            let link = Link::picture(format!("{place}.image_url"), url)?;
+            let link = Link::picture(format!("{param}.image_url"), url)?;
             Ok(Piece::Shown(link.sized(Sizes::default(), part.detail.as_deref())))
         }
         other => {
             let told = format!("a part of type `{}` is not served", shortened(other));
             let hint = "types are input_text, output_text, refusal and input_image";
-            Err(ApiError::invalid(format!("{place}.type"), told).hint(hint))
+            Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
 }
 
-fn lacks(place: &str, kind: &str, field: &str) -> ApiError {
-    let field = format!("{place}.{field}");
+fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
+    let field = format!("{param}.{field}");
     let told = format!("`{field}` is missing, which `{}` has", shortened(kind));
     ApiError::invalid(field, told)
 }
