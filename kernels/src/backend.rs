@@ -102,6 +102,12 @@ pub trait Backend {
         })?;
         self.silu_mul(gated)
     }
+    /// Chooses each row's experts, and sorts the choices by expert.
+    fn route(&self, call: route::Call<'_>) -> Result<(), KernelError>;
+    /// Multiplies rows by their experts' gate and up, and applies the gate.
+    fn gated_experts(&self, call: gated_experts::Call<'_>) -> Result<(), KernelError>;
+    /// Multiplies by the experts' down weights, and adds each row's weighted sum.
+    fn add_experts(&self, call: add_experts::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
     /// Rotates queries and keys, and writes keys and values into the cache's blocks.
@@ -139,6 +145,9 @@ macro_rules! each_operation {
             layer_norm: $crate::ops::layer_norm::Call<'_>,
             add_layer_norm: $crate::ops::add_layer_norm::Call<'_>,
             linear: $crate::ops::linear::Call<'_>,
+            route: $crate::ops::route::Call<'_>,
+            gated_experts: $crate::ops::gated_experts::Call<'_>,
+            add_experts: $crate::ops::add_experts::Call<'_>,
             rotary: $crate::ops::rotary::Call<'_>,
             rotary_kv_write: $crate::ops::rotary_kv_write::Call<'_>,
             attention_paged: $crate::ops::attention_paged::Call<'_>,

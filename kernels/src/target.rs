@@ -24,6 +24,17 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
     2 * (CPU_TILE_QUERIES + CPU_TILE_KEYS) * head_dim + CPU_TILE_QUERIES * CPU_TILE_KEYS + 2 * CPU_TILE_QUERIES
 }
 
+/// Rows of one expert that a thread multiplies at a time. Fixed, for the same reason.
+pub(crate) const CPU_EXPERT_ROWS: usize = 64;
+
+/// Elements of scratch that one thread needs for an expert's product: its rows side by side, their products with a panel
+/// of weights, and the panel if it must be widened.
+pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, weight: DType) -> usize {
+    let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
+    let widened = if matches!(weight, DType::F32) { 0 } else { panel * in_features };
+    CPU_EXPERT_ROWS * (in_features + panel) + widened
+}
+
 /// Words of scratch per logit that one thread needs to choose from a row: a weight, a candidate, a changed logit and a
 /// counter.
 pub(crate) const CPU_SAMPLE_ROOM: usize = 6;
@@ -104,6 +115,22 @@ impl Target {
                 DType::F32.bytes(panels * CPU_PANEL_ROWS.min(out_features) * in_features)
             }
             Target::Cuda(_) => CUDA_LINEAR_SCRATCH,
+        }
+    }
+
+    /// Whether there are kernels for mixtures of experts. A plan can be made either way.
+    pub fn has_experts(&self) -> bool {
+        matches!(self, Target::Cpu { .. })
+    }
+
+    /// Scratch for products with experts' weights of type `weight`, `[out_features, in_features]` each. The CPU needs
+    /// for each thread some rows of one expert, their products, and a panel of widened weight rows.
+    pub fn experts_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
+        match self {
+            Target::Cpu { threads } => {
+                DType::F32.bytes((*threads).max(1) * cpu_experts_share(out_features, in_features, weight))
+            }
+            Target::Cuda(_) => Bytes::ZERO,
         }
     }
 

@@ -109,6 +109,8 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
+        // There are no kernels for these yet.
+        Pass::Mixed(_) => false,
         _ => true,
     }
 }

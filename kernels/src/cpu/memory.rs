@@ -97,20 +97,27 @@ pub(super) fn assert_places(places: &[u32], rows: usize) {
 }
 
 /// The rows of an output, for threads that each write separate parts.
-pub(super) struct Output<'a> {
-    start: *mut f32,
+pub(super) struct Output<'a, E = f32> {
+    start: *mut E,
     rows: usize,
     columns: usize,
     pitch: usize,
-    memory: PhantomData<&'a [f32]>,
+    memory: PhantomData<&'a [E]>,
 }
 
-// SAFETY: each part is given to one thread (see `part`), and floats are Send.
-unsafe impl Sync for Output<'_> {}
+// SAFETY: each part is given to one thread (see `part`), and numbers are Send.
+unsafe impl<E: Element> Sync for Output<'_, E> {}
 
 impl<'a> Output<'a> {
-    /// Writes `tensor`, which the operation's front took for it or borrows exclusively.
+    /// Writes `tensor` of activations, which the operation's front took for it or borrows exclusively.
     pub(super) fn of(tensor: &'a Tensor<'_>) -> Self {
+        Output::of_type(tensor)
+    }
+}
+
+impl<'a, E: Element> Output<'a, E> {
+    /// As [`of`](Output::of), for elements of any type.
+    pub(super) fn of_type(tensor: &'a Tensor<'_>) -> Self {
         Output {
             start: start_of(tensor),
             rows: tensor.rows(),
@@ -125,7 +132,7 @@ impl<'a> Output<'a> {
     /// # Safety
     /// No other slice overlaps it while it is alive.
     #[allow(clippy::mut_from_ref, reason = "the caller keeps the parts apart")]
-    pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [f32] {
+    pub(super) unsafe fn part(&self, row: usize, column: usize, length: usize) -> &'a mut [E] {
         assert!(row < self.rows && column + length <= self.columns, "a part outside of the output");
         // SAFETY: the tensor's maker vouches for its rows, the part is inside one, and the caller keeps parts disjoint.
         unsafe { slice::from_raw_parts_mut(self.start.add(row * self.pitch + column), length) }

@@ -10,6 +10,7 @@ mod attention;
 mod attention_packed;
 mod attention_paged;
 mod embed;
+mod experts;
 mod fill_random;
 mod gather_rows;
 mod gelu;
@@ -22,6 +23,7 @@ mod residual;
 mod rms_norm;
 mod rotary;
 mod rotary_kv_write;
+mod route;
 mod sample;
 mod scatter_rows;
 mod silu_mul;
@@ -84,6 +86,9 @@ impl Backend for Cpu {
         layer_norm: ops::layer_norm::Call<'_> => layer_norm::layer_norm,
         add_layer_norm: ops::add_layer_norm::Call<'_> => add_layer_norm::add_layer_norm,
         linear: ops::linear::Call<'_> => linear::linear,
+        route: ops::route::Call<'_> => route::route,
+        gated_experts: ops::gated_experts::Call<'_> => experts::gated_experts,
+        add_experts: ops::add_experts::Call<'_> => experts::add_experts,
         rotary: ops::rotary::Call<'_> => rotary::rotary,
         rotary_kv_write: ops::rotary_kv_write::Call<'_> => rotary_kv_write::rotary_kv_write,
         attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,

@@ -251,6 +251,18 @@ impl Backend for Cuda {
         elementwise::embed(self, call)
     }
 
+    fn route(&self, _: ops::route::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "route" })
+    }
+
+    fn gated_experts(&self, _: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "gated_experts" })
+    }
+
+    fn add_experts(&self, _: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "add_experts" })
+    }
+
     fn rms_norm(&self, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
         elementwise::rms_norm(self, call)
     }

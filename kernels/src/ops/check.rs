@@ -98,6 +98,14 @@ pub(super) fn activation_or_f32(
     }
 }
 
+/// `found` must hold f32.
+pub(super) fn f32(op: &'static str, what: &'static str, found: &Tensor<'_>) -> Result<(), KernelError> {
+    match found.dtype() {
+        DType::F32 => Ok(()),
+        dtype => Err(KernelError::Type { op, what, expected: "f32", found: dtype }),
+    }
+}
+
 /// Heads of `head_dim` elements must be among the `sizes` that the target's kernels have; `None` is all sizes.
 pub(super) fn head_dim(
     op: &'static str,

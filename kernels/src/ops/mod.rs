@@ -2,6 +2,7 @@
 //!
 //! The `Call` structs handed to backends are `#[non_exhaustive]`, so only the fronts here, which check, can build one.
 
+pub mod add_experts;
 pub mod add_layer_norm;
 pub mod add_rms_norm;
 pub mod add_rows;
@@ -11,6 +12,7 @@ pub mod attention_paged;
 mod check;
 pub mod embed;
 pub mod fill_random;
+pub mod gated_experts;
 pub mod gated_linear;
 pub mod gather_rows;
 pub mod gelu;
@@ -22,6 +24,7 @@ pub mod position_grid;
 pub mod rms_norm;
 pub mod rotary;
 pub mod rotary_kv_write;
+pub mod route;
 pub mod sample;
 pub mod scatter_rows;
 pub mod silu_mul;

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
+mod mixed;
 mod paged;
 mod pass;
 mod pixels;
@@ -16,6 +17,8 @@ use half::{bf16, f16};
 
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use mixed::{Drawn, Mixed};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]

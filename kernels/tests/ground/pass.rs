@@ -13,7 +13,7 @@ use bursar_kernels::{
 
 use half::{bf16, f16};
 
-use super::{Batch, PagedData, Random, Turned, attend, narrowed, pixels::PixelData, rounded, widened};
+use super::{Batch, Mixed, PagedData, Random, Turned, attend, narrowed, pixels::PixelData, rounded, widened};
 
 /// Columns before and after a view, in the tensor it is a view of. Attention on a GPU needs rows aligned to 16 bytes.
 pub(super) fn margins(dtype: DType) -> (usize, usize) {
@@ -41,6 +41,7 @@ pub enum Pass {
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, axes: PairAxes },
+    Mixed(Mixed),
     Turned(Turned),
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
@@ -114,6 +115,7 @@ pub fn passes() -> Vec<Pass> {
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
         passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences });
     }
+    passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
     passes.extend(Turned::cases().into_iter().map(Pass::Turned));
     for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
         passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
@@ -242,6 +244,7 @@ impl Pass {
                 scope.rotary(&mut place, heads, &positions, &Rope { frequencies, axes })?;
                 floats(scope, &x)
             }
+            Pass::Mixed(mixed) => mixed.run(scope, &mut random),
             Pass::Turned(turned) => turned.run(scope, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 let data =
@@ -406,6 +409,7 @@ impl Pass {
                     }
                 })
             }
+            Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
             Pass::Turned(turned) => turned.expected(activation, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 PagedData::new(activation, heads, kv_heads, head_dim, &sequences, &mut random).expected()
@@ -557,7 +561,7 @@ impl Wide {
     }
 
     /// The whole tensor, with the operand's elements changed.
-    fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
+    pub(super) fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
         let (pitch, before) = (self.pitch(), self.before());
         let element = |(at, number): (usize, &f32)| {
             let (row, column) = (at / pitch, (at % pitch).wrapping_sub(before));

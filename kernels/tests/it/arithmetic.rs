@@ -15,6 +15,10 @@ fn tolerance(pass: &Pass) -> f64 {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } => 0.0,
         Pass::Linear { in_features, .. } => (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        // Sums of all experts of a row, of two products each.
+        Pass::Mixed(mixed) => {
+            4.0 * (mixed.top * (mixed.features + mixed.hidden)) as f64 * f64::from(f32::EPSILON) / 2.0
+        }
         Pass::GatedLinear { in_features, .. } => 4.0 * (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
         _ => 2e-6,
     }

@@ -114,6 +114,36 @@ fn neighbours_in_the_batch_change_a_rows_product_by_no_more_than_rounding() {
 }
 
 #[test]
+fn neighbours_in_the_batch_leave_a_rows_experts_as_they_are() {
+    let (experts, top, hidden) = (16, 4, 72);
+    let mut random = Random::new(8);
+    let (logits, x) = (random.floats(300 * experts), random.floats(300 * hidden));
+    let (gate_up, down) = (random.floats(experts * 2 * 40 * hidden), random.floats(experts * hidden * 40));
+    // What the last of so many rows gets: weights, and its sum.
+    let last = |rows: usize| -> (Vec<u32>, Vec<f32>) {
+        compute(2, |scope| {
+            let logits = scope.upload([rows, experts], &logits[(300 - rows) * experts..])?;
+            let x = scope.upload([rows, hidden], &x[(300 - rows) * hidden..])?;
+            let gate_up = ground::narrowed(scope, [experts * 80, hidden], DType::BF16, &gate_up)?;
+            let down = ground::narrowed(scope, [experts * hidden, 40], DType::BF16, &down)?;
+            let routing = scope.route(&logits, top, true)?;
+            let mut sum = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
+            let gated = scope.gated_experts(&x, &gate_up, &routing)?;
+            scope.add_experts(&gated, &down, &routing, &mut sum)?;
+            let weights: Vec<f32> = scope.download(&routing.weights)?;
+            let weights = weights[(rows - 1) * top..].iter().map(|weight| weight.to_bits()).collect();
+            Ok((weights, scope.download::<f32>(&sum)?[(rows - 1) * hidden..].to_vec()))
+        })
+    };
+    let alone = last(1);
+    for rows in [2, 5, 33, 300] {
+        let (weights, sum) = last(rows);
+        assert_eq!(weights, alone.0, "{rows} rows");
+        assert_close("a row among others", &sum, &widened(&alone.1), 1e-5);
+    }
+}
+
+#[test]
 fn a_row_that_is_no_number_spoils_no_other() {
     let (rows, hidden) = (9, 67);
     let mut x = Random::new(6).floats(rows * hidden);

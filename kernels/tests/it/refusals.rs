@@ -37,6 +37,16 @@ fn sample(
     scope.sample_into(logits, &words(asked)?, ONE_ROW, &mut words(chosen)?, &mut words(report)?)
 }
 
+/// Five rows routed to two of four experts each, then both halves of these.
+fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [usize; 2]) -> Result<(), KernelError> {
+    let logits = scope.empty_f32([5, 4])?;
+    let routing = scope.route(&logits, 2, true)?;
+    let (x, gate_up, down) = (scope.empty(x)?, scope.empty(gate_up)?, scope.empty(down)?);
+    let mut sum = scope.empty([5, 8])?;
+    let gated = scope.gated_experts(&x, &gate_up, &routing)?;
+    scope.add_experts(&gated, &down, &routing, &mut sum)
+}
+
 const SIZE: PatchSize = PatchSize { side: 2, frames: 2 };
 
 /// One picture of two by two patches.
@@ -170,6 +180,14 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
         text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
+        text(|scope| scope.route(&scope.empty_u32([5, 4])?, 2, true).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 513])?, 2, true).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 5, true).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 64])?, 33, true).map(drop)),
+        text(|scope| experts(scope, [4, 8], [32, 8], [16, 4])),
+        text(|scope| experts(scope, [5, 8], [33, 8], [16, 4])),
+        text(|scope| experts(scope, [5, 8], [32, 8], [36, 4])),
+        text(|scope| experts(scope, [5, 8], [32, 8], [32, 5])),
         text(|scope| scope.gelu(&mut scope.upload([12], &indices)?, Gelu::Erf)),
         text(|scope| scope.gather_rows(&scope.empty([5, 3])?, &scope.empty([2])?).map(drop)),
         text(|scope| {
@@ -233,6 +251,14 @@ attention_paged: block_tables is [3, 2], expected one row a sequence
 attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
 silu_mul: gate_up is [5, 3], expected an even number of columns
 gated_linear: weight is [3, 4], expected an even number of rows
+route: logits holds u32, expected f32
+route: logits is [5, 513], expected 1 to 512 experts
+route: logits is [5, 4], expected as many experts as a row takes, of 32 at most
+route: logits is [5, 64], expected as many experts as a row takes, of 32 at most
+gated_experts: x is [4, 8], expected as many rows as were routed
+gated_experts: weight is [33, 8], expected as many rows of gate and of up for each expert
+add_experts: weight is [36, 4], expected as many rows for each expert as the sum has columns
+add_experts: x is [10, 4], expected [10, 5]
 gelu: x holds u32, expected the target's activations
 gather_rows: rows holds f32, expected u32 indices
 scatter_rows: rows is [3], expected [2]

@@ -1,0 +1,60 @@
+//! Choosing experts, and sorting the choices by expert.
+
+use super::{
+    arithmetic::{exp, sum},
+    memory::{Output, Rows},
+    threads::Threads,
+};
+use crate::ops::route::Call;
+
+pub(super) fn route(threads: &Threads, call: Call<'_>) {
+    let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
+    let (logits, weights) = (Rows::<f32>::of(&call.logits), Output::of(&call.out.weights));
+    let by_row = call.out.places.reshape([rows, top]);
+    let chosen = Output::<u32>::of_type(&by_row);
+    threads.share(rows, rows * experts * top, |_, row| {
+        // SAFETY: each row is one item.
+        let (chosen, weights) = unsafe { (chosen.part(row, 0, top), weights.part(row, 0, top)) };
+        choose(logits.row(row), chosen, weights, call.renormalised);
+    });
+    let lists = [&call.out.choices, &call.out.places, &call.out.ends].map(|list| list.reshape([1, list.rows()]));
+    // SAFETY: the threads above are done, and the three do not overlap.
+    let [choices, places, ends] =
+        lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
+    sort(choices, places, ends);
+}
+
+/// The experts of one row, the likeliest first, and their weights.
+#[inline(always)]
+fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised: bool) {
+    let of = |expert: usize| if logits[expert].is_nan() { f32::NEG_INFINITY } else { logits[expert] };
+    for rank in 0..chosen.len() {
+        let left = (0..logits.len()).filter(|expert| !chosen[..rank].contains(&(*expert as u32)));
+        let best = left.reduce(|best, expert| if of(expert) > of(best) { expert } else { best });
+        chosen[rank] = best.expect("no row has more experts than there are") as u32;
+    }
+    let largest = logits[chosen[0] as usize];
+    weights.iter_mut().zip(&*chosen).for_each(|(weight, expert)| *weight = exp(logits[*expert as usize] - largest));
+    let total = match renormalised {
+        true => sum(weights),
+        false => logits.iter().map(|logit| exp(logit - largest)).sum(),
+    };
+    weights.iter_mut().for_each(|weight| *weight /= total);
+}
+
+/// Sorts the choices whose experts `places` has, and turns these into places.
+fn sort(choices: &mut [u32], places: &mut [u32], ends: &mut [u32]) {
+    ends.fill(0);
+    places.iter().for_each(|expert| ends[*expert as usize] += 1);
+    // First where each expert's places begin. Each choice moves that on, so that it is the end at last.
+    let mut begin = 0;
+    for end in &mut *ends {
+        (*end, begin) = (begin, begin + *end);
+    }
+    for (choice, place) in places.iter_mut().enumerate() {
+        let next = &mut ends[*place as usize];
+        *place = *next;
+        choices[*next as usize] = choice as u32;
+        *next += 1;
+    }
+}

@@ -1,0 +1,63 @@
+//! The second half of a mixture of gated MLPs: each expert's down weights, and the weighted sum of a row's experts,
+//! added to the residual stream.
+
+use super::{check, route::Routing};
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+/// Computes `sum[row] += Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row, in the
+/// order of their ranks, so that the same row has the same bits whatever stands beside it.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows * top, in_features]` activations, in the routing's order of places.
+    pub x: Tensor<'a>,
+    /// `[experts * out_features, in_features]`, floating point, contiguous.
+    pub weight: Tensor<'a>,
+    /// Which experts each row has.
+    pub routing: Routing<'a>,
+    /// `[rows * top, out_features]` activations: space for each expert's product. Undefined afterwards.
+    pub products: Tensor<'a>,
+    /// Scratch declared with [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
+    pub scratch: Tensor<'a>,
+    /// `[rows, out_features]` activations; a gap between rows is allowed.
+    pub sum: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Adds to `sum` `[rows, out_features]` what each row's experts make of `x` `[rows * top, in_features]`, as
+    /// [`gated_experts`](Scope::gated_experts) has returned it; `weight` `[experts * out_features, in_features]`.
+    ///
+    /// Space for all products is taken from the workspace even if the backend does not need it, because a plan does
+    /// not know what autotuning chose.
+    pub fn add_experts(
+        &self,
+        x: &Tensor<'_>,
+        weight: &Tensor<'_>,
+        routing: &Routing<'_>,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        const OP: &str = "add_experts";
+        self.check_product(OP, x, weight, None)?;
+        check::activation(OP, "sum", sum, self.target().activation())?;
+        check::writable(OP, "sum", sum);
+        let (choices, in_features, out_features) = (routing.rows() * routing.top, weight.columns(), sum.columns());
+        let is_shared = weight.rows() == routing.experts() * out_features;
+        check::holds(is_shared, OP, "weight", weight, "as many rows for each expert as the sum has columns")?;
+        check::holds(x.is_contiguous() && x.rows() == choices, OP, "x", x, "a row for each choice")?;
+        check::holds(sum.rows() == routing.rows(), OP, "sum", sum, "as many rows as were routed")?;
+        let inner = self.scope();
+        let products = inner.empty([choices, out_features])?;
+        let scratch = inner.take_scratch(self.target().experts_scratch(out_features, in_features, weight.dtype()))?;
+        let flops = 2 * choices * out_features * (in_features + 1);
+        let mut work = Work::over(flops as u64, &[x, sum, sum, &routing.choices, &routing.weights]);
+        work.bytes += routing.weight_bytes(weight);
+        self.count(work);
+        self.backend.add_experts(Call {
+            x: x.view(),
+            weight: weight.view(),
+            routing: routing.view(),
+            products: products.view(),
+            scratch: scratch.view(),
+            sum: sum.view(),
+        })
+    }
+}

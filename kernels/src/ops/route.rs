@@ -1,0 +1,102 @@
+//! Which experts compute which token: softmax over the router's logits, the largest `top` of them (Shazeer et al. 2017,
+//! arXiv 1701.06538), and all choices in the order of their experts, so that each expert's rows lie together.
+//!
+//! Everything is as large as the step's tokens times `top`, whatever is chosen, so a plan needs no guess.
+
+use bursar_budgets::Bytes;
+
+use super::check;
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+/// Most experts of a layer.
+pub const EXPERTS_MAX: usize = 512;
+
+/// Most experts of a token.
+pub const TOP_MAX: usize = 32;
+
+/// What the router has chosen. Choice `row * top + rank` is a row's expert of that rank, the likeliest first.
+///
+/// Choices stand sorted by expert, those of one expert by row.
+pub struct Routing<'s> {
+    /// Experts of a row.
+    pub top: usize,
+    /// `[rows, top]` f32: by how much the expert's result counts.
+    pub weights: Tensor<'s>,
+    /// `[rows * top]` u32: the choice at each place of the sorted order.
+    pub choices: Tensor<'s>,
+    /// `[rows * top]` u32: the place of each choice.
+    pub places: Tensor<'s>,
+    /// `[experts]` u32: where each expert's places end. They begin where those of the expert before end.
+    pub ends: Tensor<'s>,
+}
+
+impl Routing<'_> {
+    /// Rows that were routed.
+    pub fn rows(&self) -> usize {
+        self.weights.rows()
+    }
+
+    /// Experts that there are.
+    pub fn experts(&self) -> usize {
+        self.ends.rows()
+    }
+
+    pub(crate) fn view(&self) -> Routing<'_> {
+        Routing {
+            top: self.top,
+            weights: self.weights.view(),
+            choices: self.choices.view(),
+            places: self.places.view(),
+            ends: self.ends.view(),
+        }
+    }
+
+    /// The share of an expert-wise weight that a pass reads at most: no more experts than choices.
+    pub(super) fn weight_bytes(&self, weight: &Tensor<'_>) -> Bytes {
+        let experts = self.experts().max(1);
+        weight.bytes() / experts as u64 * experts.min(self.rows() * self.top) as u64
+    }
+}
+
+/// Chooses experts. Of equal logits the expert of the lower index comes first. A row whose logits are not numbers gets
+/// weights that are none, of any experts.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, experts]` f32; a gap between rows is allowed.
+    pub logits: Tensor<'a>,
+    /// Whether a row's weights add up to 1. If not, they are its shares of the softmax over all experts.
+    pub renormalised: bool,
+    /// What is chosen.
+    pub out: Routing<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32.
+    ///
+    /// # Errors
+    /// Shapes disagree, or there are more than [`EXPERTS_MAX`] experts or [`TOP_MAX`] of a row.
+    pub fn route(&self, logits: &Tensor<'_>, top: usize, renormalised: bool) -> Result<Routing<'_>, KernelError> {
+        const OP: &str = "route";
+        check::f32(OP, "logits", logits)?;
+        let (rows, experts) = (logits.rows(), logits.columns());
+        check::holds((1..=EXPERTS_MAX).contains(&experts), OP, "logits", logits, "1 to 512 experts")?;
+        check::holds(
+            (1..=experts.min(TOP_MAX)).contains(&top),
+            OP,
+            "logits",
+            logits,
+            "as many experts as a row takes, of 32 at most",
+        )?;
+        let out = Routing {
+            top,
+            weights: self.empty_f32([rows, top])?,
+            choices: self.empty_u32([rows * top])?,
+            places: self.empty_u32([rows * top])?,
+            ends: self.empty_u32([experts])?,
+        };
+        let flops = (rows * experts * (5 + top)) as u64;
+        self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends]));
+        self.backend.route(Call { logits: logits.view(), renormalised, out: out.view() })?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,158 @@
+//! Mixtures of experts: routed rows, and their expected sums, computed choice by choice in `f64`.
+
+use bursar_kernels::*;
+
+use super::{
+    Random, narrowed,
+    pass::{Wide, floats, inside, margins, wide},
+    rounded, widened,
+};
+
+/// A layer of experts and the rows that it computes.
+#[derive(Clone, Debug)]
+pub struct Mixed {
+    pub rows: usize,
+    pub experts: usize,
+    pub top: usize,
+    pub hidden: usize,
+    pub features: usize,
+    pub dtype: DType,
+    pub renormalised: bool,
+    pub drawn: Drawn,
+}
+
+/// What the router says.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Drawn {
+    /// Each row's own numbers.
+    Even,
+    /// The same few experts for all rows.
+    OneForAll,
+    /// Another expert for each row, as far as there are some.
+    OneEach,
+    /// Equal numbers, of which the first experts are chosen.
+    Ties,
+}
+
+impl Mixed {
+    pub fn cases() -> Vec<Mixed> {
+        let mut cases = Vec::new();
+        let draws = [Drawn::Even, Drawn::OneForAll, Drawn::OneEach, Drawn::Ties];
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for (at, (rows, experts, top, hidden, features)) in [
+                (1, 1, 1, 8, 8),
+                (1, 128, 8, 72, 40),
+                (3, 8, 2, 67, 31),
+                (70, 5, 3, 136, 72),
+                (131, 16, 4, 64, 136),
+                (9, 512, 32, 16, 8),
+                (0, 4, 2, 8, 8),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                for (turn, drawn) in draws.into_iter().enumerate() {
+                    let renormalised = (at + turn) % 2 == 0;
+                    cases.push(Mixed { rows, experts, top, hidden, features, dtype, renormalised, drawn });
+                }
+            }
+        }
+        cases
+    }
+
+    fn logits(&self, random: &mut Random) -> Vec<f32> {
+        let Mixed { rows, experts, top, .. } = *self;
+        let mut logits = random.floats(rows * experts);
+        for (at, logit) in logits.iter_mut().enumerate() {
+            let (row, expert) = (at / experts, at % experts);
+            match self.drawn {
+                Drawn::Even => *logit *= 5.0,
+                Drawn::OneForAll => *logit += if expert < top { 9.0 } else { 0.0 },
+                Drawn::OneEach => *logit += if expert == row * 7 % experts { 9.0 } else { 0.0 },
+                Drawn::Ties => *logit = 0.5,
+            }
+        }
+        logits
+    }
+
+    /// Returns the rows' weights, their choices' places and the ends, then the whole tensor that the sums are in.
+    pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
+        let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
+        // Rows of logits have gaps between them.
+        let apart: Vec<f32> =
+            self.logits(random).chunks(experts.max(1)).flat_map(|row| [row, &[9.0; 3]].concat()).collect();
+        let logits = scope.upload([rows, experts + 3], &apart)?;
+        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised)?;
+        let x = wide(scope, rows, hidden, random)?;
+        let numbers = random.floats(experts * 2 * features * hidden);
+        let gate_up = narrowed(scope, [experts * 2 * features, hidden], dtype, &numbers)?;
+        let numbers = random.floats(experts * hidden * features);
+        let down = narrowed(scope, [experts * hidden, features], dtype, &numbers)?;
+        let mut sum = wide(scope, rows, hidden, random)?;
+        let (before, _) = margins(sum.dtype());
+        let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
+        scope.add_experts(&gated, &down, &routing, &mut sum.column_range_mut(before..before + hidden))?;
+        let mut found = floats(scope, &routing.weights)?;
+        for list in [&routing.places, &routing.ends] {
+            found.extend(scope.download::<u32>(list)?.into_iter().map(|number| number as f32));
+        }
+        found.extend(floats(scope, &sum)?);
+        Ok(found)
+    }
+
+    pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
+        let Mixed { rows, experts, top, hidden, features, dtype, .. } = *self;
+        let logits = self.logits(random);
+        let chosen: Vec<Vec<(usize, f64)>> =
+            logits.chunks(experts).map(|row| chosen(&widened(row), top, self.renormalised)).collect();
+        let x = Wide::new(activation, rows, hidden, random);
+        let gate_up = rounded(dtype, &random.floats(experts * 2 * features * hidden));
+        let down = rounded(dtype, &random.floats(experts * hidden * features));
+        let product = |row: &[f64], weight: &[f64]| row.iter().zip(weight).map(|(a, b)| a * b).sum::<f64>();
+        let of_expert = |row: usize, expert: usize| -> Vec<f64> {
+            let row = x.row(row);
+            let weight =
+                |part: usize, feature: usize| &gate_up[((expert * 2 + part) * features + feature) * hidden..][..hidden];
+            let gated = |feature: usize| {
+                let [gate, up] = [0, 1].map(|part| product(&row, weight(part, feature)));
+                gate / (1.0 + (-gate).exp()) * up
+            };
+            let gated: Vec<f64> = (0..features).map(gated).collect();
+            let down = |out: usize| &down[(expert * hidden + out) * features..][..features];
+            (0..hidden).map(|out| product(&gated, down(out))).collect()
+        };
+        let sums: Vec<Vec<f64>> = (0..rows)
+            .map(|row| {
+                let mut sum = vec![0.0; hidden];
+                for (expert, weight) in &chosen[row] {
+                    let product = of_expert(row, *expert);
+                    sum.iter_mut().zip(product).for_each(|(sum, product)| *sum += weight * product);
+                }
+                sum
+            })
+            .collect();
+        let mut found: Vec<f64> = chosen.iter().flatten().map(|(_, weight)| *weight).collect();
+        // The place of a choice: how many go before it.
+        let experts_of: Vec<usize> = chosen.iter().flatten().map(|(expert, _)| *expert).collect();
+        let place = |choice: usize| {
+            let key = |at: usize| (experts_of[at], at);
+            (0..experts_of.len()).filter(|other| key(*other) < key(choice)).count() as f64
+        };
+        found.extend((0..experts_of.len()).map(place));
+        found.extend((0..experts).map(|expert| experts_of.iter().filter(|of| **of <= expert).count() as f64));
+        found.extend(Wide::new(activation, rows, hidden, random).changed(|row, out, held| held + sums[row][out]));
+        found
+    }
+}
+
+/// The experts of a row with their weights, the likeliest first, and of equal ones the first.
+fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
+    order.truncate(top);
+    let total: f64 = match renormalised {
+        true => order.iter().map(|expert| logits[*expert].exp()).sum(),
+        false => logits.iter().map(|logit| logit.exp()).sum(),
+    };
+    order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
+}
