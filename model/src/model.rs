@@ -19,7 +19,8 @@ use crate::{
     flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
-        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_parts, unpacked_parts,
+        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_parts, swapped_parts,
+        unpacked_parts,
     },
 };
 
@@ -55,6 +56,9 @@ impl Hint for LoadError {
                 "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
                  ignored, but here it is an error"
                     .to_owned()
+            }
+            LoadError::Weights(WeightError::Unserved { .. }) => {
+                "run it on the CPU, or take a model without experts".to_owned()
             }
             LoadError::Weights(WeightError::Untied { name, .. }) => {
                 format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
@@ -246,7 +250,10 @@ fn upload<B: Backend>(
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, room);
             }
-            return upload_tensor(backend, &found, copy, room);
+            return match copy.swapped {
+                true => upload_swapped(backend, &found, copy, room),
+                false => upload_tensor(backend, &found, copy, room),
+            };
         }
         WeightSource::Constant(numbers) => {
             made = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
@@ -304,6 +311,24 @@ fn upload_scaled<B: Backend>(
         let place = to;
         to = to.offset(copy.kept.bytes(part.len() / DType::F32.size()));
         upload_rounded(backend, part, DType::F32, (place, copy.kept), &mut room.rounded)
+    })
+}
+
+/// Copies a tensor of the checkpoint whose matrices have their axes swapped, one after the other.
+fn upload_swapped<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    room: &mut RoundingBuffer,
+) -> Result<(), LoadError> {
+    let (mut to, dtype) = (copy.to, dtype(found.dtype));
+    swapped_parts(found, &mut room.unpacked, |part| {
+        let place = to;
+        to = to.offset(copy.kept.bytes(part.len() / dtype.size()));
+        match dtype == copy.kept {
+            true => fill(backend, part, place),
+            false => upload_rounded(backend, part, dtype, (place, copy.kept), &mut room.rounded),
+        }
     })
 }
 

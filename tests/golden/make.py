@@ -42,7 +42,9 @@ from transformers import GotOcr2ImageProcessor, GotOcr2ImageProcessorPil, Intern
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
 from transformers import Qwen2VLImageProcessor, Qwen2VLImageProcessorPil
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
 from transformers.image_utils import load_image, load_image_as_tensor
 from transformers.models.got_ocr2.image_processing_got_ocr2 import get_optimal_tiled_canvas
 from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
@@ -575,6 +577,10 @@ def write_tiny_tokenizer(folder, real_config, template):
 # ------------------------------------------------------------------------------------------------- the tiny checkpoints
 
 
+def has_experts(config, layer):
+    return "num_experts" in config and layer not in config["mlp_only_layers"] and (layer + 1) % config["decoder_sparse_step"] == 0
+
+
 class Weights:
     """Seeded random tensors by name. Matrices lie on a grid of 15 values (exact in bf16 and f16, and four times smaller
     once git has compressed them); norms and biases use every bit of the stored type."""
@@ -625,10 +631,30 @@ class Weights:
                 for part in ("q", "k"):
                     self.vector(f"{at}.self_attn.{part}_norm.weight", head_dim, mean=1.4)
             self.vector(f"{at}.post_attention_layernorm.weight", hidden, mean=1.0)
+            if has_experts(config, layer):
+                # A gain that sets experts apart: near a tie f32 would choose others than f64.
+                self.matrix(f"{at}.mlp.gate.weight", config["num_experts"], hidden, gain=2.0)
+                for expert in range(config["num_experts"]):
+                    for part, *shape in (("gate", config["moe_intermediate_size"], hidden), ("up", config["moe_intermediate_size"], hidden),
+                                         ("down", hidden, config["moe_intermediate_size"])):  # fmt: skip
+                        self.matrix(f"{at}.mlp.experts.{expert}.{part}_proj.weight", *shape, gain=1.5)
+                continue
             project("mlp.gate", config["intermediate_size"], hidden, gain=1.5)
             project("mlp.up", config["intermediate_size"], hidden, gain=1.5)
             project("mlp.down", hidden, config["intermediate_size"], gain=1.5)
         self.vector("model.norm.weight", hidden, mean=1.0)
+
+    def fuse_experts(self):
+        """Experts as Qwen3-VL was released: all of a layer in one tensor, the axes of each matrix swapped."""
+        of = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+        parts = {}
+        for name in list(self.tensors):
+            if found := of.fullmatch(name):
+                parts.setdefault((found[1], found[3]), []).append(self.tensors.pop(name).T)
+        for layer in {layer for layer, _ in parts}:
+            gate, up, down = (torch.stack(parts[layer, part]) for part in ("gate", "up", "down"))
+            self.tensors[f"{layer}.gate_up_proj"] = torch.cat([gate, up], dim=2).contiguous()  # [experts, hidden, 2 * width]
+            self.tensors[f"{layer}.down_proj"] = down.contiguous()  # [experts, width, hidden]
 
     def layer_norm(self, name, size):
         self.vector(f"{name}.weight", size, mean=1.0)
@@ -842,10 +868,13 @@ def write_qwen2_5_vl_bare(folder, real_config, seed):
 QWEN3_VL = {  # name: seed, heads of the tower, elements of a head, its depth, where parts are taken, layers, is tied
     "qwen3_vl": (9, 2, 64, 4, [0, 2, 3], 4, True),  # as in 2B and 4B
     "qwen3_vl_72": (1, 2, 72, 3, [0, 1, 2], 3, False),  # as in 8B and 32B; a part is added behind the last layer too
+    "qwen3_vl_moe": (1, 1, 72, 2, [0, 1], 3, False),  # as in 30B-A3B
 }
+QWEN3_VL_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True,
+                    "decoder_sparse_step": 1, "mlp_only_layers": [], "model_type": "qwen3_vl_moe_text"}  # fmt: skip
 
 
-QWEN3_VL_72 = (["several_images", "two_turns"], ["video_even"])  # the cases of the second
+QWEN3_VL_FEW = (["several_images", "two_turns"], ["video_even"])  # the cases of all but the first
 
 
 def write_qwen3_vl(name, real_config):
@@ -860,14 +889,19 @@ def write_qwen3_vl(name, real_config):
         "num_attention_heads": 4, "num_hidden_layers": layers, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
         "rope_scaling": {"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"},
         "rope_theta": 5000000, "use_cache": True, "vocab_size": 384}  # fmt: skip
+    is_mixed = name == "qwen3_vl_moe"
+    kind, architecture = "qwen3_vl", "Qwen3VLForConditionalGeneration"
+    if is_mixed:
+        text_config |= QWEN3_VL_EXPERTS
+        kind, architecture = "qwen3_vl_moe", "Qwen3VLMoeForConditionalGeneration"
     vision_config = {
         "deepstack_visual_indexes": deepstack, "depth": depth, "hidden_act": "gelu_pytorch_tanh",
         "hidden_size": heads * head_dim, "in_channels": 3, "initializer_range": 0.02, "intermediate_size": 80,
-        "model_type": "qwen3_vl", "num_heads": heads, "num_position_embeddings": 144, "out_hidden_size": 64,
+        "model_type": kind, "num_heads": heads, "num_position_embeddings": 144, "out_hidden_size": 64,
         "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
     write_json(folder / "config.json", {
-        "architectures": ["Qwen3VLForConditionalGeneration"], "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
-        "model_type": "qwen3_vl", "text_config": text_config, "tie_word_embeddings": tied,
+        "architectures": [architecture], "image_token_id": tokenizer.token_to_id("<|image_pad|>"),
+        "model_type": kind, "text_config": text_config, "tie_word_embeddings": tied,
         "transformers_version": "4.57.0.dev0", "video_token_id": tokenizer.token_to_id("<|video_pad|>"),
         "vision_config": vision_config, "vision_end_token_id": tokenizer.token_to_id("<|vision_end|>"),
         "vision_start_token_id": tokenizer.token_to_id("<|vision_start|>")})  # fmt: skip
@@ -889,6 +923,8 @@ def write_qwen3_vl(name, real_config):
     if not tied:
         weights.matrix("lm_head.weight", 384, 64, gain=3.0)
     weights.quieten(output, ids["<|endoftext|>"])
+    if is_mixed:
+        weights.fuse_experts()
     new = lambda name: name if name == "lm_head.weight" else re.sub(  # noqa: E731
         r"^(model\.)?", lambda old: "model.language_model." if old[0] else "model.", name)  # fmt: skip
     write_shards(folder, {new(name): tensor for name, tensor in weights.tensors.items()}, 1)
@@ -1119,8 +1155,8 @@ LLAMA_3 = (
     "{%- if add_generation_prompt -%}{{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}{%- endif -%}\n"
 )
 LLAMA_TOKENS = ["<|begin_of_text|>", "<|end_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>"]
-FAMILIES = ["qwen3", "qwen3_yarn", "llama", "llama_biased", "mistral"]
-SEEDS = dict(zip(FAMILIES, (1, 1, 1, 12, 2)))
+FAMILIES = ["qwen3", "qwen3_yarn", "llama", "llama_biased", "mistral", "qwen3_moe", "qwen3_moe_sparse"]
+SEEDS = dict(zip(FAMILIES, (1, 1, 1, 12, 2, 2, 1)))
 
 
 def text_family(name):
@@ -1138,7 +1174,14 @@ def text_family(name):
     llama = small | heads(8, 2, 64) | {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "mlp_bias": False,
                                        "rope_theta": 500000.0, "rope_scaling": scaled, "tie_word_embeddings": True,
                                        "pretraining_tp": 1}  # fmt: skip
+    mixed = qwen3 | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8,
+                     "num_experts_per_tok": 3, "moe_intermediate_size": 20, "norm_topk_prob": True, "decoder_sparse_step": 1,
+                     "mlp_only_layers": [], "tie_word_embeddings": False}  # fmt: skip
     return {
+        "qwen3_moe": (Qwen3MoeForCausalLM, mixed, ""),
+        # Experts in every second layer but one, whose weights do not add up to 1.
+        "qwen3_moe_sparse": (Qwen3MoeForCausalLM, mixed | {
+            "num_hidden_layers": 6, "decoder_sparse_step": 2, "mlp_only_layers": [3], "norm_topk_prob": False}, ""),
         "qwen3": (Qwen3ForCausalLM, qwen3, ""),
         "qwen3_yarn": (Qwen3ForCausalLM, qwen3 | {"max_position_embeddings": 128, "rope_scaling": {
             "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}}, ""),
@@ -1282,6 +1325,8 @@ class Oracle:
         self.exact = self.exact.double()
         norms_in_f64(self.exact)
         self.tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        for model in (self.eager, self.exact):
+            model.set_experts_implementation("eager")  # one expert after the other; the grouped product knows no f64
         for model in (self.model, self.eager, self.exact):
             model.eval()
 
@@ -1506,7 +1551,7 @@ def without_outer_tokens(processor):
 @torch.no_grad()
 def record_videos(root, checkpoint="qwen2_5_vl", kind=Qwen2_5_VLForConditionalGeneration, names=None):
     folder, cases, films = root / checkpoint, root / checkpoint / "cases", root / "videos"
-    is_timed, is_written = kind is Qwen2_5_VLForConditionalGeneration, kind is Qwen3VLForConditionalGeneration
+    is_timed, is_written = kind is Qwen2_5_VLForConditionalGeneration, checkpoint in QWEN3_VL
     frames = {name: list(draw_video(*how)) for name, how in VIDEOS.items()}
     for name, pictures in frames.items():
         for index, frame in enumerate(pictures):
@@ -2106,6 +2151,7 @@ def make_config_defaults():
     write_json(HERE / "config_defaults.json", {
         "qwen2": fields(Qwen2Config()), "qwen3": fields(Qwen3Config()), "llama": fields(LlamaConfig()),
         "mistral": fields(MistralConfig()), "qwen2_5_vl": both(Qwen2_5_VLConfig()), "qwen2_vl": both(Qwen2VLConfig()), "qwen3_vl": both(Qwen3VLConfig()),
+        "qwen3_moe": fields(Qwen3MoeConfig()), "qwen3_vl_moe": both(Qwen3VLMoeConfig()),
         "internvl": {part: {key: value for key, value in config.to_dict().items() if key in [*NUMBERS, *INTERNVL_SETTINGS]}
                      for part, config in (("own", InternVLConfig()), ("text", InternVLConfig().text_config),
                                           ("vision", InternVLConfig().vision_config))}})
@@ -2116,7 +2162,8 @@ NUMBERS = [
     "max_position_embeddings", "rms_norm_eps", "rope_parameters", "tie_word_embeddings", "depth", "num_heads", "in_channels",
     "patch_size", "spatial_merge_size", "temporal_patch_size", "tokens_per_second", "window_size", "out_hidden_size",
     "fullatt_block_indexes", "head_dim", "num_position_embeddings", "deepstack_visual_indexes", "embed_dim",
-    "mlp_ratio",
+    "mlp_ratio", "num_experts", "num_local_experts", "num_experts_per_tok", "moe_intermediate_size", "norm_topk_prob",
+    "decoder_sparse_step", "mlp_only_layers",
 ]  # fmt: skip
 INTERNVL_SETTINGS = [
     "downsample_ratio", "image_seq_length", "image_token_id", "projector_hidden_act", "vision_feature_layer",
@@ -2147,9 +2194,10 @@ def make_qwen3_vl(real_config):
     for name in QWEN3_VL:
         print(name)
         write_qwen3_vl(name, real_config)
-        names = QWEN3_VL_72 if name == "qwen3_vl_72" else (None, None)
-        record_pictures(HERE, name, Qwen3VLForConditionalGeneration, names[0])
-        record_videos(HERE, name, Qwen3VLForConditionalGeneration, names[1])
+        names = (None, None) if name == "qwen3_vl" else QWEN3_VL_FEW
+        kind = Qwen3VLMoeForConditionalGeneration if name == "qwen3_vl_moe" else Qwen3VLForConditionalGeneration
+        record_pictures(HERE, name, kind, names[0])
+        record_videos(HERE, name, kind, names[1])
 
 
 def make_qwen2_vl(real_config):

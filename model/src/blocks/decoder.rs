@@ -7,6 +7,7 @@ use bursar_kernels::{
 
 use super::{
     gated_mlp::GatedMlp,
+    mixture::{Mixture, MixtureConfig},
     paged_attention::{HeadNorms, PagedAttention},
     rope_scaling::RopeScaling,
     step_inputs::StepInputs,
@@ -26,6 +27,8 @@ pub struct DecoderConfig {
     pub hidden: usize,
     /// Width of the MLP.
     pub intermediate: usize,
+    /// Experts in place of the MLP.
+    pub mixture: Option<MixtureConfig>,
     /// Number of layers.
     pub layers: usize,
     /// Number of query heads.
@@ -84,7 +87,12 @@ struct Layer {
     attention_norm: Tensor<'static>, // [hidden]
     attention: PagedAttention,
     mlp_norm: Tensor<'static>, // [hidden]
-    mlp: GatedMlp,
+    mlp: Mlp,
+}
+
+enum Mlp {
+    Gated(GatedMlp),
+    Mixture(Mixture),
 }
 
 /// Arguments that are the same for all layers of a step.
@@ -125,7 +133,7 @@ impl Decoder {
             true => map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?,
             false => map.tensor(&embedding_name, [config.vocabulary, config.hidden])?,
         };
-        let layer = |index| Layer::claim(&config, &name(&format!("layers.{index}")), map);
+        let layer = |index| Layer::claim(&config, index, &name(&format!("layers.{index}")), map);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = match config.tied_embeddings {
@@ -298,7 +306,7 @@ impl Decoder {
 }
 
 impl Layer {
-    fn claim(config: &DecoderConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(config: &DecoderConfig, index: usize, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, head_dim, biases) = (config.hidden, config.head_dim, config.biases);
         let (query_rows, kv_rows) = (config.heads * head_dim, config.kv_heads * head_dim);
@@ -324,12 +332,15 @@ impl Layer {
                 scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
-            mlp: GatedMlp::claim(
-                map,
-                ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                (hidden, config.intermediate),
-                biases.mlp,
-            )?,
+            mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
+                Some(mixture) => Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture)?),
+                None => Mlp::Gated(GatedMlp::claim(
+                    map,
+                    ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
+                    (hidden, config.intermediate),
+                    biases.mlp,
+                )?),
+            },
         })
     }
 
@@ -390,6 +401,9 @@ impl Layer {
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         let normed = scope.rms_norm(hidden, &self.mlp_norm, pass.config.norm_epsilon)?;
-        self.mlp.forward(&scope, &normed, hidden)
+        match &self.mlp {
+            Mlp::Gated(mlp) => mlp.forward(&scope, &normed, hidden),
+            Mlp::Mixture(mixture) => mixture.forward(&scope, &normed, hidden),
+        }
     }
 }

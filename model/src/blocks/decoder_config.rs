@@ -8,6 +8,7 @@ use thiserror::Error;
 use super::{
     config_keys,
     decoder::{Biases, DecoderConfig},
+    mixture::MixtureConfig,
     rope_config::RopeConfig,
 };
 
@@ -130,6 +131,7 @@ impl DecoderConfig {
         config_keys::refuse_unknown(place, given)?;
         let given = config_keys::over(&defaults.fields, given);
         let rope = RopeConfig::read(place, &given, defaults.rope_types, defaults.axes.keys())?;
+        let mixture = MixtureConfig::read(&given)?;
         let fields: Fields = serde_json::from_value(given.into())?;
         if fields.hidden_act != "silu" {
             let (field, value) = ("hidden_act".to_owned(), fields.hidden_act);
@@ -145,6 +147,7 @@ impl DecoderConfig {
             vocabulary: fields.vocab_size,
             hidden: fields.hidden_size,
             intermediate: fields.intermediate_size,
+            mixture,
             layers: fields.num_hidden_layers,
             heads,
             kv_heads,

@@ -76,6 +76,19 @@ pub struct DecoderShape {
     pub context_tokens: usize,
     /// Whether the embedding is the output projection too.
     pub is_tied: bool,
+    /// Experts in place of the MLP of each layer.
+    pub mixture: Option<MixtureShape>,
+}
+
+/// The sizes of a mixture of experts.
+#[derive(Clone, Copy)]
+pub struct MixtureShape {
+    /// Experts of a layer.
+    pub experts: usize,
+    /// Experts of a token.
+    pub top: usize,
+    /// Width of an expert.
+    pub intermediate: usize,
 }
 
 impl DecoderShape {
@@ -95,6 +108,7 @@ impl DecoderShape {
             norm_epsilon: 1e-6,
             context_tokens,
             is_tied: true,
+            mixture: None,
         }
     }
 
@@ -129,6 +143,14 @@ impl DecoderShape {
         });
         if let Some(head_dim) = self.head_dim {
             config["head_dim"] = head_dim.into();
+        }
+        if let Some(mixture) = self.mixture {
+            config["num_experts"] = mixture.experts.into();
+            config["num_experts_per_tok"] = mixture.top.into();
+            config["moe_intermediate_size"] = mixture.intermediate.into();
+            config["norm_topk_prob"] = true.into();
+            config["decoder_sparse_step"] = 1.into();
+            config["mlp_only_layers"] = json!([]);
         }
         config
     }

@@ -6,6 +6,7 @@ mod decoder_config;
 pub mod decoder_shape;
 pub mod gated_mlp;
 pub mod layer_norm;
+pub mod mixture;
 pub mod norm;
 pub mod paged_attention;
 pub mod rope_config;

@@ -47,6 +47,14 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         twin: String,
     },
+    /// The target cannot compute what the model consists of.
+    #[error("{what} are not computed on {target} yet")]
+    Unserved {
+        /// The part of the model.
+        what: &'static str,
+        /// The target's name.
+        target: &'static str,
+    },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
@@ -81,6 +89,8 @@ pub struct WeightCopy {
     pub source: WeightSource,
     /// The checkpoint's vector that rows are multiplied by.
     pub scale: Option<String>,
+    /// The file has each matrix of the tensor with its axes swapped.
+    pub swapped: bool,
 }
 
 /// The source of a copy.
@@ -215,6 +225,65 @@ impl<'c> WeightMap<'c> {
             self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
             self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
         ])
+    }
+
+    /// Claims the gated MLPs of `experts` experts: gate and up of each after the other, `[experts * 2 * intermediate,
+    /// hidden]`, and down, `[experts * hidden, intermediate]`.
+    ///
+    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
+    /// all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
+    /// released as `[experts, in, out]`, and transformers swaps them as long as the shape does not fit (5.17,
+    /// `conversion_mapping.py`).
+    ///
+    /// # Errors
+    /// [`WeightError::Unserved`] for memory of a target without kernels for it, and those of the tensors.
+    pub fn experts(
+        &mut self,
+        name: &str,
+        experts: usize,
+        (hidden, intermediate): (usize, usize),
+    ) -> Result<[Tensor<'static>; 2], WeightError> {
+        if self.base != NOWHERE && !self.target.has_experts() {
+            return Err(WeightError::Unserved { what: "mixtures of experts", target: self.target.name() });
+        }
+        let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
+        let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
+        if self.has(&fused[0].0) {
+            let [gate_up, down] = &fused;
+            return Ok([self.matrices(gate_up, experts)?, self.matrices(down, experts)?]);
+        }
+        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj.weight"), rows);
+        let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
+        let down = (0..experts).map(|expert| of(expert, "down", hidden));
+        let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
+        Ok([
+            self.stacked(&gate_up, [experts * 2 * intermediate, hidden].into(), Place::default())?,
+            self.stacked(&down, [experts * hidden, intermediate].into(), Place::default())?,
+        ])
+    }
+
+    /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other.
+    fn matrices(
+        &mut self,
+        (name, rows, columns): &(String, usize, usize),
+        count: usize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let found = self.checkpoint.tensor(name)?;
+        let expected = [count, *rows, *columns];
+        let is_swapped = *found.shape == [count, *columns, *rows];
+        if *found.shape != expected && !is_swapped {
+            let (name, expected, found) = (name.clone(), expected.to_vec(), found.shape.to_vec());
+            return Err(WeightError::Shape { name, expected, found });
+        }
+        self.align();
+        let kept = self.target.weight(dtype(found.dtype));
+        let source = WeightSource::Tensor(name.clone());
+        let to = self.place(kept.bytes(count * rows * columns), (*columns, 0), kept, source);
+        if let Some(copy) = self.copies.last_mut() {
+            copy.swapped = *found.shape != expected;
+        }
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        Ok(unsafe { Tensor::persistent(to, [count * rows, *columns], kept) })
     }
 
     fn padded_linear(
@@ -377,7 +446,7 @@ impl<'c> WeightMap<'c> {
 
     fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None });
+        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None, swapped: false });
         self.used += bytes;
         to
     }

@@ -8,6 +8,7 @@ mod linear;
 mod map;
 mod rounding;
 mod scaling;
+mod swapping;
 mod unpacking;
 
 pub use linear::Linear;
@@ -15,4 +16,5 @@ pub(crate) use map::dtype;
 pub use map::{WeightCopy, WeightError, WeightMap, WeightSource};
 pub(crate) use rounding::{room_for, rounded_parts};
 pub(crate) use scaling::scaled_parts;
+pub(crate) use swapping::swapped_parts;
 pub(crate) use unpacking::unpacked_parts;

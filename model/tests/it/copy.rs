@@ -22,6 +22,8 @@ pub const QWEN2: &str = "tests/golden/qwen2";
 pub const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 pub const QWEN2_VL: &str = "tests/golden/qwen2_vl";
 pub const QWEN3_VL: &str = "tests/golden/qwen3_vl";
+pub const QWEN3_MOE: &str = "tests/golden/qwen3_moe";
+pub const QWEN3_VL_MOE: &str = "tests/golden/qwen3_vl_moe";
 pub const INTERNVL: &str = "tests/golden/internvl";
 pub const INTERNVL_CHAT: &str = "tests/golden/internvl_chat";
 
@@ -97,8 +99,8 @@ impl Copy {
         })
     }
 
-    /// Changes a safetensors file.
-    fn rewrite(self, file: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Self {
+    /// Changes a safetensors file: its header, and its data.
+    pub fn rewrite(self, file: &str, change: impl FnOnce(&mut Value, &mut Vec<u8>)) -> Self {
         let path = self.0.join(file);
         let bytes = fs::read(&path).expect("a file");
         let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");

@@ -1,15 +1,18 @@
 //! Families without pictures against results of transformers: ids, logits, answers; whole, in chunks, batched with
-//! others. Qwen3 with plain frequencies and YaRN, Llama with Llama 3.1's and with linear ones and biases everywhere.
+//! others. Qwen3 with plain frequencies and YaRN, Llama with Llama 3.1's and with linear ones and biases everywhere, and
+//! mixtures of experts in all layers and in some.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 
-const FOLDERS: [&str; 6] = [
+const FOLDERS: [&str; 8] = [
     "tests/golden/qwen2",
     "tests/golden/qwen3",
     "tests/golden/qwen3_yarn",
     "tests/golden/llama",
     "tests/golden/llama_biased",
     "tests/golden/mistral",
+    "tests/golden/qwen3_moe",
+    "tests/golden/qwen3_moe_sparse",
 ];
 const CASES: [&str; 2] = ["short", "long"];
 

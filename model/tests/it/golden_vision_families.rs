@@ -17,7 +17,7 @@ use crate::bench::{
 };
 
 const FOLDER: &str = "tests/golden/qwen3_vl";
-const FOLDERS: [(&str, &[&str]); 5] = [
+const FOLDERS: [(&str, &[&str]); 6] = [
     (
         FOLDER,
         &[
@@ -35,6 +35,8 @@ const FOLDERS: [(&str, &[&str]); 5] = [
         ],
     ),
     ("tests/golden/qwen3_vl_72", &["several_images", "two_turns", "video_even"]),
+    // Its experts are released as one tensor a layer, with swapped axes.
+    ("tests/golden/qwen3_vl_moe", &["several_images", "two_turns", "video_even"]),
     (
         "tests/golden/qwen2_vl",
         &["several_images", "two_turns", "text_only", "video_odd_slow", "video_fraction", "two_videos"],

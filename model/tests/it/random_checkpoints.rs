@@ -24,7 +24,7 @@ fn open(shape: &str, seed: u64) -> Checkpoint {
 /// Bytes of the released weights (`total_size` in each `model.safetensors.index.json`, or twice the published number of
 /// parameters where a tied head is stored too; those after QwQ are the published counts as remembered, not read again),
 /// and layers, heads and elements of a head of the keys and values.
-const RELEASED: [(&str, u64, [usize; 3]); 36] = [
+const RELEASED: [(&str, u64, [usize; 3]); 39] = [
     ("qwen2.5-vl-3b", 7_509_245_952, [36, 2, 128]),
     ("qwen2.5-vl-7b", 16_584_333_312, [28, 4, 128]),
     ("qwen2.5-vl-32b", 66_905_436_672, [64, 8, 128]),
@@ -36,6 +36,7 @@ const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("qwen3-vl-4b", 2 * 4_437_815_808, [36, 8, 128]),
     ("qwen3-vl-8b", 17_534_247_392, [36, 8, 128]),
     ("qwen3-vl-32b", 2 * 33_357_390_064, [64, 8, 128]),
+    ("qwen3-vl-30b-a3b", 2 * 31_070_754_032, [48, 4, 128]),
     ("qwen2.5-0.5b", 988_065_536, [24, 2, 64]),
     ("qwen2.5-1.5b", 3_087_428_608, [28, 2, 128]),
     ("qwen2.5-3b", 6_171_877_376, [36, 2, 128]),
@@ -50,6 +51,8 @@ const RELEASED: [(&str, u64, [usize; 3]); 36] = [
     ("qwen3-8b", 16_381_470_720, [36, 8, 128]),
     ("qwen3-14b", 29_536_614_400, [40, 8, 128]),
     ("qwen3-32b", 65_524_246_528, [64, 8, 128]),
+    ("qwen3-30b-a3b", 61_064_245_248, [48, 4, 128]),
+    ("qwen3-235b-a22b", 470_187_269_120, [94, 4, 128]),
     ("llama-3-8b", 16_060_522_496, [32, 8, 128]),
     ("llama-3-70b", 141_107_412_992, [80, 8, 128]),
     ("llama-3.1-8b", 16_060_522_496, [32, 8, 128]),

@@ -1,7 +1,7 @@
 //! Rule 5: for every worst case the plan equals the measurement to the byte, and no pass inside the envelope takes more
 //! than the worst cases.
 
-use std::cell::Cell;
+use std::{cell::Cell, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{
@@ -10,14 +10,19 @@ use bursar_kernels::{
 };
 use bursar_model::{
     Depth, Envelope, Model,
+    checkpoint::{Checkpoint, CheckpointSource},
     flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
+    registry,
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
     worst_cases::{self, CacheCapacity, Footprint, Pass},
 };
 use proptest::prelude::*;
 
-use crate::bench::{self, Memory, Random, repository};
+use crate::{
+    bench::{self, Memory, Random, repository},
+    copy::Copy,
+};
 
 const QWEN2_5_VL: &str = "tests/golden/qwen2_5_vl";
 const QWEN2_VL: &str = "tests/golden/qwen2_vl";
@@ -27,6 +32,8 @@ const INTERNVL: [&str; 2] = ["tests/golden/internvl", "tests/golden/internvl_cha
 const QWEN2: &str = "tests/golden/qwen2";
 /// Head norms; biases of every projection.
 const QWEN3: &str = "tests/golden/qwen3";
+/// Experts in every layer.
+const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 
@@ -174,6 +181,26 @@ fn every_worst_case_of_qwen2_takes_what_its_plan_says() {
 #[test]
 fn every_worst_case_of_qwen3_takes_what_its_plan_says() {
     every_worst_case_takes_what_its_plan_says(QWEN3);
+}
+
+#[test]
+fn every_worst_case_of_mixtures_takes_what_its_plan_says() {
+    MIXTURES.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+}
+
+#[test]
+fn a_mixture_behind_dense_layers_is_proven_with_the_first_layer_that_has_one() {
+    let target = Target::Cpu { threads: 2 };
+    // Experts so wide that they take more than anything else in a layer.
+    let copy = Copy::of("tests/golden/qwen3_moe_sparse").set("config.json", &["moe_intermediate_size"], 2048.into());
+    let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
+    let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+    let model = Model::plan(&checkpoint, &target).expect("it can be planned");
+    let room = CacheCapacity { blocks: 11, cache_rows: 0 };
+    for worst_case in worst_cases::worst_cases(&model, &envelopes()[1], room) {
+        let proof = worst_cases::proof(&model, target, &worst_case.pass).expect("it can be planned");
+        assert_eq!(proof, Depth::First(2), "{}", worst_case.name);
+    }
 }
 
 #[test]

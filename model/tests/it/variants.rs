@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 
 use crate::bench::{Bench, Case, assert_recorded, encode};
 use crate::common::{golden_bytes, golden_json};
-use crate::copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL};
+use crate::copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE};
 
 /// As in `model/tests/it/golden_qwen2_5_vl.rs`.
 const REFERENCE_TOLERANCE: f32 = 1e-4;
@@ -30,10 +30,14 @@ fn config(checkpoint: &Checkpoint) -> FamilyConfig {
     FamilyConfig::of(checkpoint).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Asserts that `checkpoint` computes the recorded case of `folder`.
 fn assert_single_image(folder: &str, checkpoint: Checkpoint) {
+    assert_case(folder, "single_image", checkpoint);
+}
+
+/// Asserts that `checkpoint` computes the recorded case of `folder`.
+fn assert_case(folder: &str, name: &str, checkpoint: Checkpoint) {
     let bench = Bench::of(checkpoint, 2);
-    let case = Case::read(folder, &bench.checkpoint, "single_image");
+    let case = Case::read(folder, &bench.checkpoint, name);
     case.assert_prompt_and_positions(&bench.checkpoint);
     let rows = encode(&bench, &case);
     assert_recorded(&bench, &case, &rows, REFERENCE_TOLERANCE);
@@ -91,14 +95,17 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         let windowless = json!({ "model_type": model_type, "sliding_window": null }).to_string();
         config(&Copy::of(QWEN2).write(CONFIG, windowless).open())
     };
-    let texts = ["qwen3", "llama", "mistral"].map(|name| (text(name), &recorded[name]));
+    let texts = ["qwen3", "llama", "mistral", "qwen3_moe"].map(|name| (text(name), &recorded[name]));
     let vision = json!({ "out_hidden_size": recorded["qwen3_vl"]["text"]["hidden_size"] });
     let vl3 = config(&Copy::of(QWEN3_VL).write(CONFIG, bare("qwen3_vl", &vision)).open());
+    let vision = json!({ "out_hidden_size": recorded["qwen3_vl_moe"]["text"]["hidden_size"] });
+    let vl3_mixed = config(&Copy::of(QWEN3_VL).write(CONFIG, bare("qwen3_vl_moe", &vision)).open());
     let vision = json!({ "hidden_size": recorded["qwen2_vl"]["text"]["hidden_size"] });
     let vl2 = config(&Copy::of(QWEN2_VL).write(CONFIG, bare("qwen2_vl", &vision)).open());
     let text2 = &recorded["qwen2_vl"]["text"];
     let (text, text3) = (&recorded["qwen2_5_vl"]["text"], &recorded["qwen3_vl"]["text"]);
-    let all = [(&vl, text), (&vl2, text2), (&vl3, text3), (&qwen2, &recorded["qwen2"])];
+    let text3_mixed = &recorded["qwen3_vl_moe"]["text"];
+    let all = [(&vl, text), (&vl2, text2), (&vl3, text3), (&vl3_mixed, text3_mixed), (&qwen2, &recorded["qwen2"])];
     for (config, recorded) in all.into_iter().chain(texts.iter().map(|(config, recorded)| (config, *recorded))) {
         let decoder = config.decoder();
         let found = json!({
@@ -114,6 +121,20 @@ fn defaults_are_those_that_transformers_has_for_the_family() {
         assert_eq!(Some(decoder.norm_epsilon), recorded["rms_norm_eps"].as_f64().map(|number| number as f32));
         assert_eq!(Some(decoder.rope_theta), recorded["rope_parameters"]["rope_theta"].as_f64());
         assert!(!decoder.tied_embeddings);
+        // Old and new name of the same key; without it there are no experts.
+        let experts = recorded["num_local_experts"].as_u64();
+        assert_eq!(decoder.mixture.as_ref().map(|mixture| mixture.experts as u64), experts);
+        if let Some(mixture) = &decoder.mixture {
+            let found = json!({
+                "num_experts_per_tok": mixture.top,
+                "moe_intermediate_size": mixture.intermediate,
+                "decoder_sparse_step": mixture.step,
+                "mlp_only_layers": mixture.dense.clone().unwrap_or_default(),
+            });
+            found.as_object().expect("an object").iter().for_each(|(field, value)| assert_eq!(value, &recorded[field]));
+            // One of the two classes has no such key, and always does it.
+            assert_eq!(mixture.renormalised, recorded["norm_topk_prob"].as_bool().unwrap_or(true));
+        }
     }
     let FamilyConfig::Qwen2_5Vl(vl) = vl else { panic!("another family") };
     let (vision, recorded) = (&vl.vision, &recorded["qwen2_5_vl"]["vision"]);
@@ -264,6 +285,61 @@ fn tensors_named_as_transformers_4_52_names_them_give_the_recorded_answer() {
         copy = copy.rename(&format!("model-0000{number}-of-00002.safetensors"), name);
     }
     assert_single_image(QWEN2_5_VL, copy.set(index, &["weight_map"], renamed.into()).open());
+}
+
+/// The bytes of each matrix `[rows, columns]` of a tensor of bf16, with its axes swapped.
+fn swapped(matrices: &[u8], rows: usize, columns: usize) -> Vec<Vec<u8>> {
+    let swap = |matrix: &[u8]| {
+        let at = |row: usize, column: usize| &matrix[2 * (row * columns + column)..][..2];
+        (0..rows * columns).flat_map(|place| at(place % rows, place / rows).to_vec()).collect()
+    };
+    matrices.chunks(2 * rows * columns).map(swap).collect()
+}
+
+/// Replaces each tensor of experts by others: by name and shape, one after the other in what was its place.
+fn retold(copy: Copy, tell: impl Fn(&str, &[usize; 3], Vec<Vec<u8>>) -> Vec<(String, Vec<usize>, Vec<u8>)>) -> Copy {
+    copy.rewrite("model.safetensors", |header, data| {
+        let names: Vec<String> = header.as_object().expect("an object").keys().cloned().collect();
+        for name in names.iter().filter(|name| name.contains(".mlp.experts.")) {
+            let entry = header.as_object_mut().expect("an object").remove(name).expect("it is there");
+            let number = |value: &Value| value.as_u64().expect("a number") as usize;
+            let shape = [0, 1, 2].map(|axis| number(&entry["shape"][axis]));
+            let [mut start, end] = [0, 1].map(|side| number(&entry["data_offsets"][side]));
+            let matrices = swapped(&data[start..end], shape[1], shape[2]);
+            for (name, shape, bytes) in tell(name, &shape, matrices) {
+                data[start..start + bytes.len()].copy_from_slice(&bytes);
+                let place = [start, start + bytes.len()];
+                header[name] = json!({ "dtype": "BF16", "shape": shape, "data_offsets": place });
+                start += bytes.len();
+            }
+        }
+    })
+}
+
+#[test]
+fn experts_are_the_same_in_one_tensor_of_either_order_and_one_by_one() {
+    let case = "several_images";
+    let upright = retold(Copy::of(QWEN3_VL_MOE), |name, [experts, rows, columns], matrices| {
+        vec![(name.to_owned(), vec![*experts, *columns, *rows], matrices.concat())]
+    });
+    assert_case(QWEN3_VL_MOE, case, upright.open());
+    let one_by_one = retold(Copy::of(QWEN3_VL_MOE), |name, [_, rows, columns], matrices| {
+        let (prefix, part) = name.rsplit_once('.').expect("a name with a prefix");
+        let tell = |(expert, matrix): (usize, Vec<u8>)| -> Vec<(String, Vec<usize>, Vec<u8>)> {
+            let parts: &[&str] = if part == "down_proj" { &["down"] } else { &["gate", "up"] };
+            let bytes = matrix.chunks(matrix.len() / parts.len());
+            let named = parts.iter().zip(bytes).map(|(part, bytes)| {
+                let shape = vec![columns / parts.len(), *rows];
+                (format!("{prefix}.{expert}.{part}_proj.weight"), shape, bytes.to_vec())
+            });
+            named.collect()
+        };
+        matrices.into_iter().enumerate().flat_map(tell).collect()
+    });
+    assert_case(QWEN3_VL_MOE, case, one_by_one.open());
+    // What transformers 5.17 calls the number of experts when it saves a configuration.
+    let copy = Copy::of(QWEN3_VL_MOE).set(CONFIG, &["text_config", "num_experts"], Value::Null);
+    assert_case(QWEN3_VL_MOE, case, copy.set(CONFIG, &["text_config", "num_local_experts"], json!(8)).open());
 }
 
 #[test]

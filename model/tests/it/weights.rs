@@ -2,8 +2,8 @@
 
 use std::{fs, ops::ControlFlow, sync::Arc};
 
-use bursar_budgets::{Bytes, Class, Hint};
-use bursar_kernels::{Cpu, Target};
+use bursar_budgets::{Address, Bytes, Class, Hint};
+use bursar_kernels::{Cpu, CudaTarget, DType, Target};
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
@@ -11,13 +11,13 @@ use bursar_model::{
     error::CheckpointError,
     processor::CountedPixels,
     registry::{self, FamilyConfig},
-    weights::WeightError,
+    weights::{WeightError, WeightMap},
 };
 use serde_json::{Value, json};
 
 use crate::{
     bench::Memory,
-    copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN3_VL},
+    copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN3_MOE, QWEN3_VL, QWEN3_VL_MOE},
 };
 
 const FILE: &str = "model.safetensors";
@@ -140,9 +140,9 @@ fn an_unknown_architecture_is_told_what_is_known() {
     assert_eq!(
         error.to_string(),
         "no family serves the architecture [\"FalconForCausalLM\"]; known: Qwen2_5_VLForConditionalGeneration, \
-         Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, \
-         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, \
-         InternVLChatModel"
+         Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration, \
+         Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, \
+         InternVLForConditionalGeneration, InternVLChatModel"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();
@@ -247,6 +247,56 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
 }
 
 #[test]
+fn experts_that_contradict_the_configuration_are_named() {
+    let refused =
+        |field: &str, value: Value| Copy::of(QWEN3_MOE).set("config.json", &[field], value).error().to_string();
+    assert_eq!(refused("num_experts", json!(513)), "config.json: num_experts is 513, not from 1 to 512");
+    assert_eq!(refused("num_experts_per_tok", json!(9)), "config.json: num_experts_per_tok is 9, not from 1 to 8");
+    assert_eq!(refused("num_experts_per_tok", json!(0)), "config.json: num_experts_per_tok is 0, not from 1 to 8");
+    assert_eq!(
+        refused("decoder_sparse_step", json!(0)),
+        "config.json: decoder_sparse_step is 0, not from 1 to 1048576"
+    );
+    assert!(refused("num_experts", json!("many")).contains("invalid type: string \"many\", expected usize"));
+    let window = Copy::of(QWEN3_MOE).set("config.json", &["sliding_window"], json!(64));
+    let window = window.set("config.json", &["use_sliding_window"], json!(true)).error().to_string();
+    assert!(window.contains("use_sliding_window is 64, which changes what the model computes"), "{window}");
+    // By the file: an expert too many, one too few, a layer without any, and matrices of another size.
+    assert_eq!(
+        refused("num_experts", json!(9)),
+        "tensor model.layers.0.mlp.gate.weight has shape [8, 48], but config.json asks for [9, 48]"
+    );
+    assert_eq!(
+        refused("moe_intermediate_size", json!(21)),
+        "tensor model.layers.0.mlp.experts.0.gate_proj.weight has shape [20, 48], but config.json asks for [21, 48]"
+    );
+    let missing = Copy::of(QWEN3_MOE).retell(FILE, "model.layers.1.mlp.experts.7.down_proj.weight", "other", |_| {});
+    assert_eq!(missing.error().to_string(), "there is no tensor model.layers.1.mlp.experts.7.down_proj.weight");
+    let dense = refused("mlp_only_layers", json!([1]));
+    assert_eq!(dense, "there is no tensor model.layers.1.mlp.gate_proj.weight");
+    let fused = Copy::of(QWEN3_VL_MOE).set("config.json", &["text_config", "moe_intermediate_size"], json!(25));
+    assert_eq!(
+        fused.error().to_string(),
+        "tensor model.language_model.layers.0.mlp.experts.gate_up_proj has shape [8, 64, 48], but config.json asks for \
+         [8, 50, 64]"
+    );
+}
+
+#[test]
+fn a_gpu_has_no_kernels_for_experts_yet_and_says_so_before_anything_is_read() {
+    let checkpoint = Copy::of(QWEN3_MOE).open();
+    let hopper = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    Model::plan(&checkpoint, &hopper).expect("it can be planned nevertheless");
+    let claim = |target: Target| {
+        // SAFETY: nothing is copied to what the map claims.
+        let mut map = unsafe { WeightMap::at(&checkpoint, target, Address(1 << 20)) };
+        map.experts("model.layers.0.mlp.experts", 8, (48, 20)).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(claim(hopper), Err("mixtures of experts are not computed on cuda sm_90 yet".to_owned()));
+    assert_eq!(claim(Target::Cpu { threads: 1 }), Ok(()));
+}
+
+#[test]
 fn what_internvl_does_not_follow_is_refused_by_name() {
     let told = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
     let converted = |field: &[&str], value: Value| told(Copy::of(INTERNVL).set("config.json", field, value));
@@ -271,7 +321,7 @@ fn what_internvl_does_not_follow_is_refused_by_name() {
     );
     assert_eq!(converted(&["image_token_id"], json!(400)), "image_token_id is 400, but vocab_size is 400");
     let text = converted(&["text_config", "model_type"], json!("internlm3"));
-    assert_eq!(text, "text_config.model_type is internlm3, supported: qwen2 and qwen3");
+    assert_eq!(text, "text_config.model_type is internlm3, supported: qwen2, qwen3 and qwen3_moe");
     assert_eq!(released(&["ps_version"], json!("v1")), "ps_version is \"v1\", supported: v2");
     assert_eq!(released(&["ps_version"], Value::Null), "ps_version is \"v1\", supported: v2");
     assert!(released(&["use_llm_lora"], json!(16)).starts_with("use_llm_lora is 16, supported: 0"));

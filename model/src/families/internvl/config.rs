@@ -234,7 +234,7 @@ fn decoder(checkpoint: &Checkpoint, layout: Layout, read: ReadText) -> Result<De
         Err(ConfigError::Unsupported {
             field: format!("{key}.model_type"),
             value: model_type,
-            supported: "qwen2 and qwen3",
+            supported: "qwen2, qwen3 and qwen3_moe",
         })
     })?;
     let said = |part: &Map<String, Value>| part.get("tie_word_embeddings").map(bool::deserialize).transpose();

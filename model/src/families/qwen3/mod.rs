@@ -1,5 +1,5 @@
-//! Qwen3 without experts, text only (arXiv 2505.09388): Qwen2.5's decoder with norms of query and key heads instead of
-//! biases.
+//! Qwen3, text only (arXiv 2505.09388): Qwen2.5's decoder with norms of query and key heads instead of biases, and in
+//! some sizes a mixture of experts instead of each MLP.
 
 mod shape;
 
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 pub use super::row::TextModel as Model;
 use super::row::{ReadText, Settings};
 use crate::{
-    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, decoder::DecoderConfig},
+    blocks::{AxesRule, ConfigError, DecoderDefaults, LayerKind, config_keys, decoder::DecoderConfig},
     checkpoint::{Checkpoint, GgufArchitecture},
 };
 use shape::Shape;
@@ -18,7 +18,7 @@ use shape::Shape;
 pub struct Config(DecoderConfig);
 
 impl Settings for Config {
-    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3ForCausalLM", "qwen3")];
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3ForCausalLM", DENSE), (MIXED_CLASS, MIXED)];
 
     const GGUF: &'static [GgufArchitecture] =
         &[GgufArchitecture { name: "qwen3", class: "Qwen3ForCausalLM", has_paired_rows: false }];
@@ -28,7 +28,9 @@ impl Settings for Config {
     const SHAPES: &'static [Shape] = &shape::SHAPES;
 
     fn read(checkpoint: &Checkpoint, _: ReadText) -> Result<Self, ConfigError> {
-        Ok(Config(DecoderConfig::read("", &checkpoint.config, &defaults())?))
+        let is_mixed =
+            checkpoint.model_type() == Some(MIXED) || checkpoint.architectures().any(|name| name == MIXED_CLASS);
+        read("", &checkpoint.config, is_mixed).map(Config)
     }
 
     fn read_text(
@@ -36,12 +38,50 @@ impl Settings for Config {
         place: &str,
         fields: &Map<String, Value>,
     ) -> Option<Result<DecoderConfig, ConfigError>> {
-        (model_type == "qwen3").then(|| DecoderConfig::read(place, fields, &defaults()))
+        [DENSE, MIXED].contains(&model_type).then(|| read(place, fields, model_type == MIXED))
     }
 
     fn decoder(&self) -> &DecoderConfig {
         &self.0
     }
+}
+
+/// The `model_type` without experts, and with them.
+const DENSE: &str = "qwen3";
+const MIXED: &str = "qwen3_moe";
+const MIXED_CLASS: &str = "Qwen3MoeForCausalLM";
+
+fn read(place: &str, fields: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
+    match is_mixed {
+        true => {
+            config_keys::refuse_window(place, fields)?;
+            DecoderConfig::read(place, fields, &mixed_defaults())
+        }
+        false => DecoderConfig::read(place, fields, &defaults()),
+    }
+}
+
+/// The defaults of `Qwen3MoeConfig` (transformers 5.17, `configuration_qwen3_moe.py`).
+fn mixed_defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "hidden_act": "silu",
+        "max_position_embeddings": 32_768,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": false,
+        "mlp_only_layers": null,
+    });
+    DecoderDefaults { fields, ..defaults() }
 }
 
 /// The defaults of `Qwen3Config` (transformers 5.17, `configuration_qwen3.py`).

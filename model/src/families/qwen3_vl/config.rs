@@ -116,7 +116,9 @@ impl Config {
     /// Reads `config.json`, and checks the checkpoint's processors against it.
     pub fn read(checkpoint: &Checkpoint) -> Result<Self, ConfigError> {
         let config = &checkpoint.config;
-        let decoder = decoder(config)?;
+        let is_mixed =
+            checkpoint.model_type() == Some(MIXED) || checkpoint.architectures().any(|name| name == MIXED_CLASS);
+        let decoder = decoder(config, is_mixed)?;
         let vision = VisionConfig::read(config_keys::part(config, "vision_config")?.unwrap_or(&Map::new()))?;
         vision.check(&decoder)?;
         let (images, videos) = (checkpoint.image_processor.as_ref(), Config::video_processor(checkpoint));
@@ -127,11 +129,16 @@ impl Config {
 }
 
 /// Reads `text_config`. `tie_word_embeddings` may be there, at the top level, or in both if they agree.
-fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
+fn decoder(config: &Map<String, Value>, is_mixed: bool) -> Result<DecoderConfig, ConfigError> {
     config_keys::refuse_unknown("", config)?;
     let none = Map::new();
     let text = config_keys::part(config, "text_config")?.unwrap_or(&none);
-    let mut decoder = DecoderConfig::read("text_config.", text, &defaults())?;
+    let of_class = if is_mixed { mixed_defaults() } else { defaults() };
+    let mut decoder = DecoderConfig::read("text_config.", text, &of_class)?;
+    if let Some(mixture) = &mut decoder.mixture {
+        // Whatever the file says (`modeling_qwen3_vl_moe.py`).
+        mixture.renormalised = true;
+    }
     let said =
         |place: &Map<String, Value>| place.get("tie_word_embeddings").map_or(Ok(None), Option::<bool>::deserialize);
     let (outer, inner) = (said(config)?, said(text)?);
@@ -143,6 +150,33 @@ fn decoder(config: &Map<String, Value>) -> Result<DecoderConfig, ConfigError> {
     }
     decoder.tied_embeddings = outer.or(inner) == Some(true);
     Ok(decoder)
+}
+
+/// The class of models with experts, and its `model_type`.
+pub(super) const MIXED_CLASS: &str = "Qwen3VLMoeForConditionalGeneration";
+pub(super) const MIXED: &str = "qwen3_vl_moe";
+
+/// The defaults of `Qwen3VLMoeTextConfig` (transformers 5.17, `configuration_qwen3_vl_moe.py`).
+fn mixed_defaults() -> DecoderDefaults {
+    let fields = json!({
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "silu",
+        "max_position_embeddings": 128_000,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500_000.0,
+        "decoder_sparse_step": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts": 60,
+        "num_experts_per_tok": 4,
+        "norm_topk_prob": true,
+        "mlp_only_layers": null,
+    });
+    DecoderDefaults { fields, ..defaults() }
 }
 
 /// The defaults of `Qwen3VLTextConfig` (transformers 5.17, `configuration_qwen3_vl.py`; the sections are from

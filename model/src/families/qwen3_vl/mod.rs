@@ -1,4 +1,4 @@
-//! Qwen3-VL without experts (arXiv 2511.21631): a vision tower of full attention with a learned grid of positions,
+//! Qwen3-VL (arXiv 2511.21631), with or without experts: a vision tower of full attention with a learned grid of positions,
 //! before a Qwen3 decoder with interleaved multimodal rotary positions. What the tower computed on the way is added
 //! behind the decoder's first layers (DeepStack, arXiv 2406.04334).
 
@@ -29,7 +29,8 @@ use crate::{
 };
 
 impl Settings for Config {
-    const ARCHITECTURES: &'static [(&'static str, &'static str)] = &[("Qwen3VLForConditionalGeneration", "qwen3_vl")];
+    const ARCHITECTURES: &'static [(&'static str, &'static str)] =
+        &[("Qwen3VLForConditionalGeneration", "qwen3_vl"), (config::MIXED_CLASS, config::MIXED)];
 
     /// Every kind of work. The encoder sees a video as pictures, so videos add none.
     const WORKLOADS: &'static [Workload] = Workload::ALL;
@@ -67,7 +68,8 @@ impl Settings for Config {
     }
 
     fn released_processors(config: &Value) -> Option<Files> {
-        (config["model_type"] == Self::ARCHITECTURES[0].1).then(|| shape::processors(config))
+        let is_ours = Self::ARCHITECTURES.iter().any(|(_, kind)| config["model_type"] == *kind);
+        is_ours.then(|| shape::processors(config))
     }
 }
 

@@ -5,7 +5,8 @@
 
 use serde_json::{Value, json};
 
-use crate::blocks::decoder_shape::DecoderShape;
+use super::config::{MIXED, MIXED_CLASS};
+use crate::blocks::decoder_shape::{DecoderShape, MixtureShape};
 use crate::families::{Files, ReleasedShape};
 
 /// The sizes of a model, without its weights.
@@ -36,25 +37,41 @@ const fn released(name: &'static str, sizes: [usize; 5], is_tied: bool, vision: 
     Shape { name, decoder, rope_sections: [24, 20, 20], vision }
 }
 
+/// Each layer has 128 experts of this width, and a token 8 of them.
+const fn mixed(name: &'static str, sizes: [usize; 5], intermediate: usize) -> Shape {
+    let shape = released(name, sizes, false, LARGE_TOWER);
+    let mixture = MixtureShape { experts: 128, top: 8, intermediate };
+    Shape { decoder: DecoderShape { mixture: Some(mixture), ..shape.decoder }, ..shape }
+}
+
 /// Each shape: hidden width, MLP width, layers, query heads, key and value heads; whether its head is tied; its tower.
-pub const SHAPES: [Shape; 5] = [
+pub const SHAPES: [Shape; 8] = [
     released("qwen3-vl-2b", [2048, 6144, 28, 16, 8], true, SMALL_TOWER),
     released("qwen3-vl-4b", [2560, 9728, 36, 32, 8], true, SMALL_TOWER),
     released("qwen3-vl-8b", [4096, 12_288, 36, 32, 8], false, LARGE_TOWER),
     released("qwen3-vl-32b", [5120, 25_600, 64, 64, 8], false, LARGE_TOWER),
-    // Not a released model: small enough for a test on any machine.
+    mixed("qwen3-vl-30b-a3b", [2048, 6144, 48, 32, 4], 768),
+    mixed("qwen3-vl-235b-a22b", [4096, 12_288, 94, 64, 4], 1536),
+    tiny("qwen3-vl-tiny", None),
+    tiny("qwen3-vl-moe-tiny", Some(MixtureShape { experts: 8, top: 3, intermediate: 72 })),
+];
+
+/// Not a released model: small enough for a test on any machine.
+const fn tiny(name: &'static str, mixture: Option<MixtureShape>) -> Shape {
     Shape {
-        name: "qwen3-vl-tiny",
+        name,
         decoder: DecoderShape {
             words: 1000,
             vocabulary: 1024,
             head_dim: Some(32),
+            is_tied: mixture.is_none(),
+            mixture,
             ..DecoderShape::small([128, 320, 3, 4, 2], 4096)
         },
         rope_sections: [6, 5, 5],
         vision: VisionShape { depth: 3, hidden: 64, intermediate: 176, heads: 2, grid: 8, parts: [0, 1, 2] },
-    },
-];
+    }
+}
 
 impl ReleasedShape for Shape {
     fn name(&self) -> &'static str {
@@ -74,12 +91,16 @@ impl Shape {
     fn config(&self) -> Value {
         let Shape { decoder, vision, .. } = self;
         let mut text = decoder.config();
-        text["model_type"] = "qwen3_vl_text".into();
+        let (class, kind) = match decoder.mixture {
+            Some(_) => (MIXED_CLASS, MIXED),
+            None => ("Qwen3VLForConditionalGeneration", "qwen3_vl"),
+        };
+        text["model_type"] = format!("{kind}_text").into();
         text["rope_scaling"] =
             json!({ "rope_type": "default", "mrope_interleaved": true, "mrope_section": self.rope_sections });
         json!({
-            "architectures": ["Qwen3VLForConditionalGeneration"],
-            "model_type": "qwen3_vl",
+            "architectures": [class],
+            "model_type": kind,
             "image_token_id": decoder.id("<|image_pad|>"),
             "video_token_id": decoder.id("<|video_pad|>"),
             "tie_word_embeddings": decoder.is_tied,

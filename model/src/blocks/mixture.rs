@@ -1,0 +1,101 @@
+//! A mixture of gated MLPs: for each token a router chooses some of many experts, and their results are added up by its
+//! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
+
+use bursar_kernels::{
+    Backend, KernelError, Scope, Tensor,
+    ops::route::{EXPERTS_MAX, TOP_MAX},
+};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::decoder_config::{ConfigError, WIDTH_MAX};
+use crate::weights::{WeightError, WeightMap};
+
+/// The experts of a decoder, and which of its layers have them.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct MixtureConfig {
+    /// Experts of a layer.
+    #[serde(rename = "num_experts")]
+    pub experts: usize,
+    /// Experts of a token.
+    #[serde(rename = "num_experts_per_tok")]
+    pub top: usize,
+    /// Width of an expert.
+    #[serde(rename = "moe_intermediate_size")]
+    pub intermediate: usize,
+    /// Whether the weights of a token's experts add up to 1.
+    #[serde(rename = "norm_topk_prob")]
+    pub renormalised: bool,
+    /// Every so many layers one has experts, the last of them.
+    #[serde(rename = "decoder_sparse_step")]
+    pub step: usize,
+    /// Layers that have none nevertheless.
+    #[serde(rename = "mlp_only_layers")]
+    pub dense: Option<Vec<usize>>,
+}
+
+impl MixtureConfig {
+    /// Reads the keys of a mixture, if `fields` has them: `num_experts` may be called `num_local_experts`, as
+    /// transformers 5.17 knows it too.
+    pub(super) fn read(fields: &Map<String, Value>) -> Result<Option<Self>, ConfigError> {
+        let Some(experts) = fields.get("num_local_experts").or_else(|| fields.get("num_experts")) else {
+            return Ok(None);
+        };
+        let mut fields = fields.clone();
+        fields.insert("num_experts".to_owned(), experts.clone());
+        let mixture: MixtureConfig = serde_json::from_value(fields.into())?;
+        ConfigError::check_size("num_experts", mixture.experts, EXPERTS_MAX)?;
+        ConfigError::check_size("num_experts_per_tok", mixture.top, mixture.experts.min(TOP_MAX))?;
+        ConfigError::check_size("moe_intermediate_size", mixture.intermediate, WIDTH_MAX)?;
+        ConfigError::check_size("decoder_sparse_step", mixture.step, WIDTH_MAX)?;
+        Ok(Some(mixture))
+    }
+
+    /// Whether this layer has experts.
+    pub fn is_in(&self, layer: usize) -> bool {
+        !self.dense.iter().flatten().any(|dense| *dense == layer) && (layer + 1).is_multiple_of(self.step)
+    }
+}
+
+/// The router and the experts of a layer.
+pub struct Mixture {
+    router: Tensor<'static>,  // [experts, hidden]
+    gate_up: Tensor<'static>, // [experts * 2 * intermediate, hidden]
+    down: Tensor<'static>,    // [experts * hidden, intermediate]
+    top: usize,
+    renormalised: bool,
+}
+
+impl Mixture {
+    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) below `name.experts`.
+    ///
+    /// # Errors
+    /// As [`WeightMap::experts`].
+    pub fn claim(
+        map: &mut WeightMap<'_>,
+        name: &str,
+        hidden: usize,
+        config: &MixtureConfig,
+    ) -> Result<Self, WeightError> {
+        let &MixtureConfig { experts, top, renormalised, .. } = config;
+        let router = map.tensor(&format!("{name}.gate.weight"), [experts, hidden])?;
+        let [gate_up, down] = map.experts(&format!("{name}.experts"), experts, (hidden, config.intermediate))?;
+        Ok(Mixture { router, gate_up, down, top, renormalised })
+    }
+
+    /// Adds the mixture of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
+    pub fn forward<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        normed: &Tensor<'_>,
+        hidden: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        let scope = scope.scope();
+        // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
+        let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
+        scope.linear_into(normed, &self.router, None, &mut logits)?;
+        let routing = scope.route(&logits, self.top, self.renormalised)?;
+        let gated = scope.gated_experts(normed, &self.gate_up, &routing)?; // [rows * top, intermediate]
+        scope.add_experts(&gated, &self.down, &routing, hidden)
+    }
+}
