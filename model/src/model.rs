@@ -147,6 +147,11 @@ impl Model {
         self.parameters
     }
 
+    /// How often each expert was chosen; see [`Decoder::expert_loads`](crate::blocks::decoder::Decoder::expert_loads).
+    pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
+        self.family.decoder().expert_loads()
+    }
+
     /// Layers, heads and element type of the keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         self.config.decoder().kv_shape(target)

@@ -314,11 +314,11 @@ families! {
     Qwen2_5Vl: qwen2_5_vl;
     /// Qwen2-VL: pictures, videos and text.
     Qwen2Vl: qwen2_vl;
-    /// Qwen3-VL without experts: pictures, videos and text.
+    /// Qwen3-VL: pictures, videos and text.
     Qwen3Vl: qwen3_vl;
     /// Qwen2 and Qwen2.5: text only.
     Qwen2: qwen2;
-    /// Qwen3 without experts: text only.
+    /// Qwen3: text only.
     Qwen3: qwen3;
     /// Llama and what has its architecture: text only.
     Llama: llama;

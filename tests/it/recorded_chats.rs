@@ -107,6 +107,7 @@ fn pictures_and_videos_of_qwen3_vl_are_answered_as_recorded() {
         &["several_images", "two_turns", "text_only", "video_and_picture", "two_videos"],
     );
     recorded_chats_are_answered("qwen3_vl_72", &["several_images", "video_even"]);
+    recorded_chats_are_answered("qwen3_vl_moe", &["several_images", "video_even"]);
 }
 
 #[test]

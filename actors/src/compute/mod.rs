@@ -3,6 +3,7 @@
 //! This module knows no actor and sends no message: a lane is asked by a job and answers through a closure. It holds
 //! all `unsafe` code of this crate, where leased memory becomes tensors.
 
+mod expert_loads;
 pub mod graph;
 pub mod lane;
 pub mod memory;

@@ -102,6 +102,7 @@ table! {
     ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Bytes of embeddings in the cache.";
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
     PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence was preempted after its pictures, and had to wait for them again.";
+    EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "How many times as often as the average expert the busiest one was chosen, in the layer where that is most and over the last second of steps; 0 before that, and for models without experts.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by how they ended.";
     PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "Duration of the last attempt that got ready, with loading.";

@@ -294,11 +294,14 @@ impl SchedulerState {
     }
 
     /// Splits the lane's answer: ids for the core, the rest for callers.
-    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph }: Stepped) -> Input {
+    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> Input {
         let model = &self.arguments.model;
         match is_by_graph {
             true => metric::GRAPH_REPLAYS_TOTAL.add(model, 1),
             false => metric::EAGER_STEPS_TOTAL.add(model, 1),
+        }
+        if let Some(imbalance) = imbalance {
+            metric::EXPERT_IMBALANCE.set(model, imbalance);
         }
         let UnderWay { rows, scored, launched } =
             self.under_way.pop_front().expect("the lane answers what it was given, in order");

@@ -22,6 +22,13 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
     let [choices, places, ends] =
         lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
     sort(choices, places, ends);
+    let loads = call.loads.reshape([1, experts]);
+    // SAFETY: the front has checked that nobody else has it.
+    let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
+    let begins = [0].iter().chain(&*ends);
+    for ((load, end), begin) in loads.iter_mut().zip(&*ends).zip(begins) {
+        *load = load.wrapping_add(end - begin);
+    }
 }
 
 /// The experts of one row, the likeliest first, and their weights.

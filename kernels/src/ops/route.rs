@@ -68,14 +68,23 @@ pub struct Call<'a> {
     pub renormalised: bool,
     /// What is chosen.
     pub out: Routing<'a>,
+    /// `[experts]` u32: each expert's choices are added to it, and it wraps.
+    pub loads: Tensor<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32.
+    /// Chooses `top` experts for each row of `logits` `[rows, experts]` f32, and counts the choices in `loads` `[experts]`
+    /// u32, which wraps.
     ///
     /// # Errors
     /// Shapes disagree, or there are more than [`EXPERTS_MAX`] experts or [`TOP_MAX`] of a row.
-    pub fn route(&self, logits: &Tensor<'_>, top: usize, renormalised: bool) -> Result<Routing<'_>, KernelError> {
+    pub fn route(
+        &self,
+        logits: &Tensor<'_>,
+        top: usize,
+        renormalised: bool,
+        loads: &Tensor<'_>,
+    ) -> Result<Routing<'_>, KernelError> {
         const OP: &str = "route";
         check::f32(OP, "logits", logits)?;
         let (rows, experts) = (logits.rows(), logits.columns());
@@ -87,6 +96,9 @@ impl<B: Backend> Scope<'_, B> {
             logits,
             "as many experts as a row takes, of 32 at most",
         )?;
+        check::index_list(OP, "loads", loads)?;
+        check::shape(OP, "loads", loads, [experts])?;
+        check::writable(OP, "loads", loads);
         let out = Routing {
             top,
             weights: self.empty_f32([rows, top])?,
@@ -95,8 +107,8 @@ impl<B: Backend> Scope<'_, B> {
             ends: self.empty_u32([experts])?,
         };
         let flops = (rows * experts * (5 + top)) as u64;
-        self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends]));
-        self.backend.route(Call { logits: logits.view(), renormalised, out: out.view() })?;
+        self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends, loads, loads]));
+        self.backend.route(Call { logits: logits.view(), renormalised, out: out.view(), loads: loads.view() })?;
         Ok(out)
     }
 }

@@ -75,14 +75,17 @@ impl Mixed {
         logits
     }
 
-    /// Returns the rows' weights, their choices' places and the ends, then the whole tensor that the sums are in.
+    /// Returns the rows' weights, their choices' places, the ends and the loads, then the whole tensor that the sums are
+    /// in.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
         let apart: Vec<f32> =
             self.logits(random).chunks(experts.max(1)).flat_map(|row| [row, &[9.0; 3]].concat()).collect();
         let logits = scope.upload([rows, experts + 3], &apart)?;
-        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised)?;
+        // One that wraps.
+        let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
+        let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?;
         let x = wide(scope, rows, hidden, random)?;
         let numbers = random.floats(experts * 2 * features * hidden);
         let gate_up = narrowed(scope, [experts * 2 * features, hidden], dtype, &numbers)?;
@@ -93,7 +96,7 @@ impl Mixed {
         let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
         scope.add_experts(&gated, &down, &routing, &mut sum.column_range_mut(before..before + hidden))?;
         let mut found = floats(scope, &routing.weights)?;
-        for list in [&routing.places, &routing.ends] {
+        for list in [&routing.places, &routing.ends, &loads] {
             found.extend(scope.download::<u32>(list)?.into_iter().map(|number| number as f32));
         }
         found.extend(floats(scope, &sum)?);
@@ -139,7 +142,10 @@ impl Mixed {
             (0..experts_of.len()).filter(|other| key(*other) < key(choice)).count() as f64
         };
         found.extend((0..experts_of.len()).map(place));
-        found.extend((0..experts).map(|expert| experts_of.iter().filter(|of| **of <= expert).count() as f64));
+        let count = |is: &dyn Fn(usize) -> bool| experts_of.iter().filter(|of| is(**of)).count();
+        found.extend((0..experts).map(|expert| count(&|of| of <= expert) as f64));
+        let load = |expert: usize| u32::MAX.wrapping_add(count(&|of| of == expert) as u32) as f32;
+        found.extend((0..experts).map(load).map(f64::from));
         found.extend(Wide::new(activation, rows, hidden, random).changed(|row, out, held| held + sums[row][out]));
         found
     }

@@ -40,7 +40,8 @@ fn sample(
 /// Five rows routed to two of four experts each, then both halves of these.
 fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [usize; 2]) -> Result<(), KernelError> {
     let logits = scope.empty_f32([5, 4])?;
-    let routing = scope.route(&logits, 2, true)?;
+    let loads = scope.empty_u32([4])?;
+    let routing = scope.route(&logits, 2, true, &loads)?;
     let (x, gate_up, down) = (scope.empty(x)?, scope.empty(gate_up)?, scope.empty(down)?);
     let mut sum = scope.empty([5, 8])?;
     let gated = scope.gated_experts(&x, &gate_up, &routing)?;
@@ -180,10 +181,11 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
         }),
         text(|scope| scope.silu_mul(&scope.empty([5, 3])?).map(drop)),
         text(|scope| scope.gated_linear(&scope.empty([5, 4])?, &scope.empty([3, 4])?, None).map(drop)),
-        text(|scope| scope.route(&scope.empty_u32([5, 4])?, 2, true).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 513])?, 2, true).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 5, true).map(drop)),
-        text(|scope| scope.route(&scope.empty_f32([5, 64])?, 33, true).map(drop)),
+        text(|scope| scope.route(&scope.empty_u32([5, 4])?, 2, true, &scope.empty_u32([4])?).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([5])?).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 513])?, 2, true, &scope.empty_u32([513])?).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 4])?, 5, true, &scope.empty_u32([4])?).map(drop)),
+        text(|scope| scope.route(&scope.empty_f32([5, 64])?, 33, true, &scope.empty_u32([64])?).map(drop)),
         text(|scope| experts(scope, [4, 8], [32, 8], [16, 4])),
         text(|scope| experts(scope, [5, 8], [33, 8], [16, 4])),
         text(|scope| experts(scope, [5, 8], [32, 8], [36, 4])),
@@ -252,6 +254,7 @@ attention_packed: qkv is [5, 32], expected queries, keys and values of as many w
 silu_mul: gate_up is [5, 3], expected an even number of columns
 gated_linear: weight is [3, 4], expected an even number of rows
 route: logits holds u32, expected f32
+route: loads is [5], expected [4]
 route: logits is [5, 513], expected 1 to 512 experts
 route: logits is [5, 4], expected as many experts as a row takes, of 32 at most
 route: logits is [5, 64], expected as many experts as a row takes, of 32 at most

@@ -67,6 +67,17 @@ pub struct Biases {
 }
 
 impl DecoderConfig {
+    /// Claims what counts the choices of experts: all of it, and the part of each layer that has experts.
+    fn loads(
+        &self,
+        map: &mut WeightMap<'_>,
+    ) -> (Option<Tensor<'static>>, impl Iterator<Item = Tensor<'static>> + use<>) {
+        let layers = |mixture: &MixtureConfig| (0..self.layers).filter(|layer| mixture.is_in(*layer)).count();
+        let claimed = self.mixture.as_ref().map(|mixture| map.counters(layers(mixture), mixture.experts));
+        let (all, of_layers) = claimed.unzip();
+        (all, of_layers.into_iter().flatten())
+    }
+
     /// Layers, heads and element type of the keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
         KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: target.activation() }
@@ -78,6 +89,7 @@ pub struct Decoder {
     config: DecoderConfig,
     embedding: Tensor<'static>, // [vocabulary, hidden], padded if it is the head too
     layers: Vec<Layer>,
+    loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
     projection: Option<Tensor<'static>>, // [padded vocabulary, hidden], if not the embedding
     rope: Rope<'static>,
@@ -133,7 +145,8 @@ impl Decoder {
             true => map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?,
             false => map.tensor(&embedding_name, [config.vocabulary, config.hidden])?,
         };
-        let layer = |index| Layer::claim(&config, index, &name(&format!("layers.{index}")), map);
+        let (loads, mut of_layers) = config.loads(map);
+        let layer = |index| Layer::claim(&config, index, &name(&format!("layers.{index}")), map, &mut of_layers);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = match config.tied_embeddings {
@@ -146,12 +159,18 @@ impl Decoder {
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
-        Ok(Decoder { config, embedding, layers, norm, projection, rope })
+        Ok(Decoder { config, embedding, layers, loads, norm, projection, rope })
     }
 
     /// Its sizes and settings.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.
+    /// None without experts. Rows that fill up a captured step count too.
+    pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
+        self.loads.as_ref()
     }
 
     /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target.
@@ -306,7 +325,13 @@ impl Decoder {
 }
 
 impl Layer {
-    fn claim(config: &DecoderConfig, index: usize, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+    fn claim(
+        config: &DecoderConfig,
+        index: usize,
+        prefix: &str,
+        map: &mut WeightMap<'_>,
+        loads: &mut impl Iterator<Item = Tensor<'static>>,
+    ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, head_dim, biases) = (config.hidden, config.head_dim, config.biases);
         let (query_rows, kv_rows) = (config.heads * head_dim, config.kv_heads * head_dim);
@@ -333,7 +358,10 @@ impl Layer {
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
             mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
-                Some(mixture) => Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture)?),
+                Some(mixture) => {
+                    let loads = loads.next().expect("each layer with experts has a list");
+                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, loads)?)
+                }
                 None => Mlp::Gated(GatedMlp::claim(
                     map,
                     ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),

@@ -64,10 +64,12 @@ pub struct Mixture {
     down: Tensor<'static>,    // [experts * hidden, intermediate]
     top: usize,
     renormalised: bool,
+    loads: Tensor<'static>, // [experts] u32
 }
 
 impl Mixture {
-    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) below `name.experts`.
+    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) below `name.experts`. Choices are
+    /// counted in `loads` `[experts]`.
     ///
     /// # Errors
     /// As [`WeightMap::experts`].
@@ -76,11 +78,12 @@ impl Mixture {
         name: &str,
         hidden: usize,
         config: &MixtureConfig,
+        loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
         let &MixtureConfig { experts, top, renormalised, .. } = config;
         let router = map.tensor(&format!("{name}.gate.weight"), [experts, hidden])?;
         let [gate_up, down] = map.experts(&format!("{name}.experts"), experts, (hidden, config.intermediate))?;
-        Ok(Mixture { router, gate_up, down, top, renormalised })
+        Ok(Mixture { router, gate_up, down, top, renormalised, loads })
     }
 
     /// Adds the mixture of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
@@ -94,7 +97,7 @@ impl Mixture {
         // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
         let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
         scope.linear_into(normed, &self.router, None, &mut logits)?;
-        let routing = scope.route(&logits, self.top, self.renormalised)?;
+        let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?;
         let gated = scope.gated_experts(normed, &self.gate_up, &routing)?; // [rows * top, intermediate]
         scope.add_experts(&gated, &self.down, &routing, hidden)
     }

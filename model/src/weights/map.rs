@@ -314,6 +314,18 @@ impl<'c> WeightMap<'c> {
         unsafe { Tensor::persistent(to, [numbers.len()], DType::F32) }
     }
 
+    /// Claims `rows` lists of `columns` counters, u32 and 0 at first, side by side: all of them as `[rows, columns]`, and
+    /// each to count in.
+    pub fn counters(&mut self, rows: usize, columns: usize) -> (Tensor<'static>, Vec<Tensor<'static>>) {
+        self.align();
+        let line = DType::U32.bytes(columns);
+        let to = self.place(line * rows as u64, (columns, 0), DType::U32, WeightSource::Zeros);
+        // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
+        let tensor = |to, shape: [usize; 2]| unsafe { Tensor::persistent(to, shape, DType::U32) };
+        let each = |row: usize| tensor(to.offset(line * row as u64), [1, columns]).into_shape([columns]);
+        (tensor(to, [rows, columns]), (0..rows).map(each).collect())
+    }
+
     /// Whether the checkpoint has a tensor with this name, to choose among several spellings. Always false for a random
     /// checkpoint.
     pub fn has(&self, name: &str) -> bool {

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use bursar::{
-    Device, DeviceError, FaultInjection, MIB,
+    Device, DeviceError, FaultInjection, MIB, ModelSource,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         metric::{Kind, Row, TABLE},
@@ -12,7 +12,7 @@ use bursar::{
 };
 
 use super::*;
-use crate::stage::{Stage, ask, device, listen};
+use crate::stage::{Stage, ask, device, device_of, listen, runtime_on};
 
 /// Runs a story and all its actors on one thread with its own recorder, since other stories record at the same time.
 fn heard(story: impl AsyncFnOnce(&Ears)) -> Ears {
@@ -131,6 +131,24 @@ fn request_metrics_match_what_callers_saw() {
     });
 }
 
+#[test]
+fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
+    heard(async |ears| {
+        let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_moe");
+        let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
+        let imbalance = || ears.most("bursar_expert_imbalance{model=qwen3_moe}");
+        eventually("a second of steps was looked at", async || {
+            ask(&model, Chat::new().user("Hello!").max_tokens(20).ignore_end()).await.expect("it answers");
+            imbalance().is_some_and(|most| most > 0.0)
+        })
+        .await;
+        // Three of eight are chosen: the busiest is chosen by all tokens at most.
+        assert!(imbalance().is_some_and(|most| most > 1.0 && most <= 8.0 / 3.0), "{:?}", imbalance());
+        runtime.shutdown().await;
+    });
+}
+
 async fn ask_of(model: ModelHandle, chat: Chat) {
     assert!(!answer(&model, chat).await.is_empty());
 }
@@ -139,7 +157,7 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with the reason.
-const NOT_MET: [(&str, &str); 14] = [
+const NOT_MET: [(&str, &str); 15] = [
     ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
     ("process_cpu_seconds_total", "likewise"),
     ("process_resident_memory_bytes", "likewise"),
@@ -153,6 +171,7 @@ const NOT_MET: [(&str, &str); 14] = [
     ("bursar_plan_error_bytes", "the plan is exact"),
     ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
+    ("bursar_expert_imbalance", "the demo has no experts: a story below has a model with some"),
     ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
 ];
 

@@ -117,7 +117,7 @@ impl<B: Backend> ModelRunner<B> {
             }
             Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
-        Ok(Launched { choosing, scores: None, is_by_graph: captured.is_some() })
+        Ok(Launched { choosing, scores: None, is_by_graph: captured.is_some(), loads: None })
     }
 
     fn upload_inputs(&self, layout: &StepLayout, batch: &StepBatch) -> Result<(), KernelError> {

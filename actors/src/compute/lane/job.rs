@@ -112,6 +112,8 @@ pub struct Stepped {
     pub scores: Vec<Option<LogProbabilities>>,
     /// Whether a captured graph ran it.
     pub is_by_graph: bool,
+    /// How unevenly tokens were shared out among experts lately, if the lane has looked.
+    pub imbalance: Option<f64>,
 }
 
 /// A step of the decoder.

@@ -1,6 +1,11 @@
 //! What a lane runs jobs on: a backend, a workspace, the model and the caches.
 
-use std::{cell::Cell, mem, sync::Arc};
+use std::{
+    cell::{Cell, RefCell},
+    mem,
+    sync::Arc,
+    time::Instant,
+};
 
 use bursar_budgets::{DeviceError, Segment, Workspace};
 use bursar_kernels::{Backend, FaultyBackend, KernelError, Scope, Tensor, WorkCounter, sampling::SampleBatch};
@@ -17,7 +22,13 @@ use super::{
     job::{Job, LaneError, StepJob},
     pending::{Launched, Pending},
 };
-use crate::{compute::memory::EngineMemory, supervise::InjectedFault};
+use crate::{
+    compute::{
+        expert_loads::{ExpertLoads, Look},
+        memory::EngineMemory,
+    },
+    supervise::InjectedFault,
+};
 
 /// What a lane runs jobs on. It belongs to the lane's thread.
 pub struct ModelRunner<B> {
@@ -31,6 +42,8 @@ pub struct ModelRunner<B> {
     pub(super) question: Cell<Vec<u32>>,
     /// Whether the next job is refused memory.
     refuses: Cell<bool>,
+    /// None for a model without experts.
+    pub(super) loads: Option<RefCell<ExpertLoads>>,
 }
 
 impl<B: Backend> ModelRunner<B> {
@@ -39,7 +52,8 @@ impl<B: Backend> ModelRunner<B> {
         let workspace = Workspace::over(workspace);
         let (question, refuses) = (Cell::default(), Cell::default());
         let backend = FaultyBackend::over(backend);
-        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses }
+        let loads = model.expert_loads().map(|loads| ExpertLoads::new(loads.columns(), Instant::now()).into());
+        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses, loads }
     }
 
     /// Launches all of a job without waiting for the device; later jobs run after it. Only a job that needs
@@ -47,7 +61,10 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn begin(&self, job: Job) -> Pending {
         match job {
             Job::Step(job) => {
-                let launched = self.unless_refused(|| self.step(&job));
+                let launched = self.unless_refused(|| {
+                    let launched = self.step(&job)?;
+                    Ok(Launched { loads: self.look_at_experts()?, ..launched })
+                });
                 Pending::Step(job, launched)
             }
             Job::Encode(job) => {
@@ -139,7 +156,16 @@ impl<B: Backend> ModelRunner<B> {
             }
             Ok((choices.download(scope, &buffers, rows)?, scores))
         })?;
-        Ok(Launched { choosing, scores, is_by_graph: false })
+        Ok(Launched { choosing, scores, is_by_graph: false, loads: None })
+    }
+
+    /// Starts the download of how often each expert was chosen, if it is time to look.
+    fn look_at_experts(&self) -> Result<Option<Look>, LaneError> {
+        let (Some(loads), Some(counters)) = (&self.loads, self.model.expert_loads()) else { return Ok(None) };
+        if !loads.borrow_mut().is_due(Instant::now()) {
+            return Ok(None);
+        }
+        self.pass(|scope, _| Ok(Some(scope.download_later(counters)?)))
     }
 
     /// Writes the parameters of a launch that chooses from `rows` rows to the sampling buffers.

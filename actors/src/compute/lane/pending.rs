@@ -10,6 +10,7 @@ use super::{
     choosing::Choosing,
     job::{Answer, CaptureJob, EncodeJob, LaneError, StepJob, Stepped, StressJob},
 };
+use crate::compute::expert_loads::Look;
 
 /// A job and what it has launched. What the job holds stays until the device is past it.
 pub(super) enum Pending {
@@ -27,6 +28,8 @@ pub(super) struct Launched {
     /// None if nothing is scored.
     pub(super) scores: Option<Scored>,
     pub(super) is_by_graph: bool,
+    /// How often each expert was chosen, if it was time to look.
+    pub(super) loads: Option<Look>,
 }
 
 impl Pending {
@@ -50,7 +53,7 @@ impl Pending {
     pub(super) fn finish<B: Backend>(self, runner: &ModelRunner<B>) -> Box<dyn FnOnce()> {
         match self {
             Pending::Step(job, launched) => {
-                let outcome = runner.past(launched.and_then(|launched| launched.finish(&job)));
+                let outcome = runner.past(launched.and_then(|launched| launched.finish(&job, runner)));
                 tell(&job.spans, &outcome, "its step has run");
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
@@ -93,13 +96,17 @@ fn tell<T>(spans: &[Span], outcome: &Result<T, LaneError>, done: &'static str) {
 
 impl Launched {
     fn has_come(&self) -> bool {
-        self.choosing.has_come() && self.scores.as_ref().is_none_or(Scored::has_come)
+        self.choosing.has_come()
+            && self.scores.as_ref().is_none_or(Scored::has_come)
+            && self.loads.as_ref().is_none_or(Look::has_come)
     }
 
-    fn finish(self, job: &StepJob) -> Result<Stepped, LaneError> {
-        let Launched { choosing, scores, is_by_graph } = self;
+    fn finish<B: Backend>(self, job: &StepJob, runner: &ModelRunner<B>) -> Result<Stepped, LaneError> {
+        let Launched { choosing, scores, is_by_graph, loads } = self;
         let chosen = choosing.finish(&job.choices)?;
         let scores = scores.map(|scores| scores.finish(&job.scores)).transpose()?.unwrap_or_default();
-        Ok(Stepped { chosen, scores, is_by_graph })
+        let counts = loads.map(Look::wait).transpose()?;
+        let imbalance = runner.loads.as_ref().zip(counts).and_then(|(loads, now)| loads.borrow_mut().imbalance(now));
+        Ok(Stepped { chosen, scores, is_by_graph, imbalance })
     }
 }

@@ -121,7 +121,7 @@ impl Bed {
 fn end(step: Box<StepJob>) {
     let chosen = (0..step.choices.len()).map(|_| Ok(Token { id: 9, position: 0, log_probabilities: None })).collect();
     let StepJob { answer, pins, .. } = *step;
-    answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false }));
+    answer.give(Ok(Stepped { chosen, scores: Vec::new(), is_by_graph: false, imbalance: None }));
     drop(pins);
 }
 
