@@ -18,13 +18,15 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 12] = [
+const RECORDED: [Recorded; 15] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
     text("tests/golden/llama"),
     text("tests/golden/llama_biased"),
     text("tests/golden/mistral"),
+    text("tests/golden/qwen3_moe"),
+    text("tests/golden/qwen3_moe_sparse"),
     Recorded {
         folder: "tests/golden/qwen2_5_vl",
         cases: &[
@@ -57,6 +59,7 @@ const RECORDED: [Recorded; 12] = [
             "two_videos",
         ],
     },
+    Recorded { folder: "tests/golden/qwen3_vl_moe", cases: &["several_images", "two_turns", "video_even"] },
     Recorded { folder: "tests/golden/qwen3_vl_72", cases: &["several_images", "two_turns", "video_even"] },
     Recorded {
         folder: "tests/golden/qwen2_vl",
