@@ -17,6 +17,7 @@
 // the narrow one.
 
 #include "contract.cuh"
+#include "expert_list.cuh"
 #include "expert_tiles.cuh"
 #include "hopper_copy.cuh"
 #include "kernel_order.cuh"
@@ -28,13 +29,11 @@ using contract::experts_few::STAGES_MAX;
 using contract::experts_few::STEP_COLUMNS;
 using contract::experts_few::THREADS;
 using contract::experts_few::TILE_ROWS;
-constexpr uint32_t EXPERTS_MAX = contract::experts_few::EXPERTS_MAX;
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t CHUNKS = STEP_COLUMNS / CHUNK_COLUMNS;
 constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;
 constexpr uint32_t CHUNK_BYTES = TILE_ROWS * ROW_BYTES;
 constexpr uint32_t STAGE_BYTES = CHUNKS * CHUNK_BYTES;
-constexpr uint32_t MULTIPLIERS_MEET = 1;
 static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "a warpgroup multiplies, a warp copies");
 static_assert(STAGE_BYTES == contract::experts_few::STAGE_BYTES, "the launch counts so many");
 
@@ -52,64 +51,6 @@ struct Arguments {
     uint32_t experts;
     uint32_t stages;
 };
-
-// The experts' tiles of places: how many there are before each expert.
-struct Tiles {
-    uint32_t before[EXPERTS_MAX + 1];
-
-    // The expert of a tile: the last before which there are no more than so many.
-    __device__ __forceinline__ uint32_t expert_of(uint32_t tile, uint32_t experts) const {
-        uint32_t low = 0, high = experts;
-        while (high - low > 1) {
-            const uint32_t middle = (low + high) / 2;
-            if (before[middle] <= tile) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
-    }
-};
-
-// The multipliers fill in the list, each four neighbouring experts.
-template <uint32_t PLACES>
-__device__ __forceinline__ void count_tiles(Tiles& tiles, uint32_t (&of_warp)[4], const uint32_t* ends, uint32_t experts) {
-    constexpr uint32_t OF_THREAD = EXPERTS_MAX / WARPGROUP;
-    const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    uint32_t own[OF_THREAD], sum = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < OF_THREAD; ++i) {
-        const uint32_t expert = threadIdx.x * OF_THREAD + i;
-        own[i] = 0;
-        if (expert < experts) {
-            own[i] = (ends[expert] - (expert == 0 ? 0 : ends[expert - 1]) + PLACES - 1) / PLACES;
-        }
-        sum += own[i];
-    }
-    uint32_t until = sum;
-#pragma unroll
-    for (uint32_t distance = 1; distance < 32; distance *= 2) {
-        const uint32_t more = __shfl_up_sync(0xffffffffu, until, distance);
-        until += lane >= distance ? more : 0;
-    }
-    if (lane == 31) {
-        of_warp[warp] = until;
-    }
-    part_sync(MULTIPLIERS_MEET, WARPGROUP);
-    uint32_t before = until - sum;
-    for (uint32_t other = 0; other < warp; ++other) {
-        before += of_warp[other];
-    }
-#pragma unroll
-    for (uint32_t i = 0; i < OF_THREAD; ++i) {
-        tiles.before[threadIdx.x * OF_THREAD + i] = before;
-        before += own[i];
-    }
-    if (threadIdx.x == WARPGROUP - 1) {
-        tiles.before[EXPERTS_MAX] = before;
-    }
-}
 
 // A tile's rows of x, all columns: chunks of 64 columns, one after the other, as the copy engine would leave them.
 template <typename Element, uint32_t PLACES, bool GATED>
@@ -149,7 +90,6 @@ template <typename Element, uint32_t PLACES, bool GATED>
 __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Element>& arguments) {
     extern __shared__ __align__(1024) uint8_t dynamic[];
     __shared__ Tiles tiles;
-    __shared__ uint32_t of_warp[4];
     __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
     let_next_kernel_start();
     const uint32_t full_at = static_cast<uint32_t>(__cvta_generic_to_shared(full));
@@ -166,7 +106,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Ele
     wait_for_previous_kernel();
     const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < WARPGROUP / 32) {
-        count_tiles<PLACES>(tiles, of_warp, arguments.ends, arguments.experts);
+        tiles.count<PLACES>(arguments.ends, arguments.experts);
     }
     __syncthreads();
     constexpr uint32_t FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
@@ -212,14 +152,12 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Ele
         if (item / across != held) {
             held = item / across;
             const uint32_t expert = tiles.expert_of(held, arguments.experts);
-            const uint32_t begin = expert == 0 ? 0 : arguments.ends[expert - 1];
-            const uint32_t place = begin + (held - tiles.before[expert]) * PLACES;
-            tile = {expert, place, min(arguments.ends[expert], place + PLACES)};
+            tile = tiles.tile<PLACES>(held, expert, arguments.ends);
             // The last products of the rows that were there have ended in all warps.
-            part_sync(MULTIPLIERS_MEET, WARPGROUP);
+            part_sync(WARPGROUP_MEETS, WARPGROUP);
             bring_rows<Element, PLACES, GATED>(arguments, tile, shared, steps);
             publish_writes();
-            part_sync(MULTIPLIERS_MEET, WARPGROUP);
+            part_sync(WARPGROUP_MEETS, WARPGROUP);
         }
         float c[PLACES / 8][4] = {};
         for (uint32_t step = 0; step < steps; ++step) {

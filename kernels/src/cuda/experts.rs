@@ -4,9 +4,9 @@ use bursar_budgets::{Bytes, DeviceError};
 
 use super::{
     Cuda,
-    contract::{PLACES, experts as numbers, experts_few as few, route as routing},
+    contract::{PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
     launch::{Arguments, Extent, arguments, count},
-    tensor_map::{Layout, Swizzle, TensorMap},
+    tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
     DType, KernelError, Tensor,
@@ -118,11 +118,16 @@ impl Product<'_> {
             // SAFETY: as above.
             return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
         }
+        if let (Some(hopper), Some((weight, extent))) = (&kernels.hopper, self.many(cuda)?) {
+            let kernel = if self.is_gated { hopper.gated_experts_many } else { hopper.experts_many };
+            // SAFETY: as above.
+            return unsafe { cuda.launch(kernel, extent, arguments![weight].followed_by(operands)) };
+        }
         let (kernel, tile) = match self.is_gated {
             true => (kernels.gated_experts, numbers::TILE_ROWS / 2),
             false => (kernels.experts, numbers::TILE_ROWS),
         };
-        let (choices, experts) = (self.routing.rows() * self.routing.top, self.routing.experts());
+        let (choices, experts) = (self.choices(), self.routing.experts());
         // As many tiles of places as there can be: each expert that is chosen may have one that is not full.
         let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
         let extent =
@@ -130,6 +135,42 @@ impl Product<'_> {
         let operands = arguments![self.weight.address()].followed_by(operands);
         // SAFETY: as above.
         unsafe { cuda.launch(kernel, extent, operands) }
+    }
+}
+
+impl Product<'_> {
+    fn choices(&self) -> usize {
+        self.routing.rows() * self.routing.top
+    }
+
+    /// Choices of an expert that is chosen, on average.
+    fn of_expert(&self) -> usize {
+        self.choices().div_ceil(self.routing.experts().min(self.choices()).max(1))
+    }
+
+    /// Whether operands start and go on where the copy engine and 16-byte accesses want it.
+    fn is_aligned(&self) -> bool {
+        let starts = [self.weight.address().0 as usize, self.x.address().0 as usize];
+        let rows = [2 * self.weight.columns(), 2 * self.x.pitch(), 2 * self.features];
+        starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
+    }
+
+    /// The weight and the extent of Hopper's kernel for many rows, if it serves the product.
+    fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
+        if self.choices() == 0 || !self.is_aligned() {
+            return Ok(None);
+        }
+        let (columns, rows) = (self.weight.columns(), self.weight.rows());
+        let of = Rows { rows, columns, pitch: columns };
+        let cube = [many::TILE_WEIGHTS / 2, many::STEP_COLUMNS];
+        let weight = TensorMap::of_rows(self.weight.address().0, cuda.kernels.target.activation, of, cube)?;
+        let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
+        let places =
+            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.experts().min(self.choices());
+        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.processors / many::CLUSTER);
+        let extent =
+            Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
+        Ok(Some((weight, extent)))
     }
 }
 
@@ -158,17 +199,12 @@ const STAGES_OF_ALL: usize = 5;
 impl Few {
     /// None if the kernel does not serve the product.
     fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
-        let &Product { x, weight, routing, features, is_gated } = product;
+        let &Product { weight, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.experts());
-        let choices = routing.rows() * routing.top;
-        let starts = [weight.address().0 as usize, x.address().0 as usize, 2 * in_features, 2 * x.pitch()];
-        let is_served = cuda.entry_points().hopper.is_some()
-            && choices > 0
-            && starts.iter().all(|start| start.is_multiple_of(16))
-            && (!is_gated || features.is_multiple_of(8));
+        let choices = product.choices();
+        let is_served = cuda.entry_points().hopper.is_some() && choices > 0 && product.is_aligned();
         // The least that holds an expert's places, on average.
-        let wanted = choices.div_ceil(experts.min(choices).max(1));
-        let size = PLACES_FOR.iter().position(|most| wanted <= *most);
+        let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
         let x_bytes = PLACES[size] * in_features.next_multiple_of(few::STEP_COLUMNS) * 2;
         let room = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;

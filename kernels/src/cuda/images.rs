@@ -34,6 +34,7 @@ macro_rules! images {
             machine_code!("attention_prefill_hopper"),
             machine_code!("attention_paged_combine"),
             machine_code!("experts_few"),
+            machine_code!("experts_many"),
             machine_code!("linear_few"),
             machine_code!("linear_gated_hopper"),
             machine_code!("gate_up_middle"),

@@ -47,6 +47,8 @@ impl Mixed {
                 (131, 16, 4, 64, 136),
                 (9, 512, 32, 16, 8),
                 (0, 4, 2, 8, 8),
+                // Hundreds of rows an expert.
+                (300, 3, 2, 136, 200),
             ]
             .into_iter()
             .enumerate()

@@ -25,6 +25,7 @@ const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
 const EXPERTS: Source = waiting("experts");
 const EXPERTS_FEW: Source = waiting("experts_few");
+const EXPERTS_MANY: Source = waiting("experts_many");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const LINEAR_FEW: Source = waiting("linear_few");
@@ -95,6 +96,8 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     /// By [`PLACES`](super::PLACES), as the next.
     pub experts_few: [F; 3],
     pub gated_experts_few: [F; 3],
+    pub experts_many: F,
+    pub gated_experts_many: F,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
     pub linear_few: ByFewRows<F>,
@@ -171,6 +174,8 @@ impl<F> HopperEntryPoints<F> {
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             experts_few: all.by_places(EXPERTS_FEW, "experts_few")?,
             gated_experts_few: all.by_places(EXPERTS_FEW, "gated_experts_few")?,
+            experts_many: all.typed(EXPERTS_MANY, "experts_many")?,
+            gated_experts_many: all.typed(EXPERTS_MANY, "gated_experts_many")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
