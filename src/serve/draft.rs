@@ -73,7 +73,7 @@ pub(super) async fn chat(mut drafts: Vec<Draft>, model: &ModelHandle, shared: &S
         });
         said.push((draft.role, pieces.collect::<Vec<_>>()));
     }
-    let facts = match links.iter().any(Link::is_low) {
+    let facts = match links.iter().any(Link::wants_facts) {
         true => Some(model.facts().await?),
         false => None,
     };

@@ -23,6 +23,8 @@ mod draft;
 mod effort;
 mod error;
 mod fetch;
+mod ffmpeg;
+mod film;
 mod form;
 mod guard;
 mod health;

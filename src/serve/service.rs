@@ -32,6 +32,7 @@ use super::{
     body::Bodies,
     error::{ApiError, Shape},
     fetch::Fetcher,
+    film::FilmReader,
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
@@ -61,6 +62,7 @@ pub(super) struct Shared {
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
     pub(super) fetcher: Fetcher,
+    pub(super) films: FilmReader,
     pub(super) responses: Responses,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
@@ -89,20 +91,21 @@ impl Service {
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
-        let (models, fetcher, is_ending) = (Models::default(), Fetcher::new(&options), AtomicBool::new(false));
+        let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
         let shared = Shared {
             runtime: runtime.clone(),
-            models,
+            models: Models::default(),
             options,
             bodies,
             fetcher,
+            films,
             responses,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
             last_told: memory::LastTold::default(),
             neighbour: Arc::default(),
-            is_ending,
+            is_ending: AtomicBool::new(false),
         };
         Service { shared: Arc::new(shared) }
     }

@@ -1,6 +1,6 @@
 //! The options of `bursar serve`: its own, and those of `vllm serve`.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 
 use bursar::{
     Bytes,
@@ -69,9 +69,12 @@ pub struct Options {
     /// These hosts may have private addresses, such as those of a company's own network.
     #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
     allow_private_url_hosts: bool,
-    /// The folder that `file:` URLs of pictures may name files of.
+    /// The folder that `file:` URLs of pictures and films may name files of.
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
+    /// The program that decodes films in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it is on the PATH.
+    #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
+    ffmpeg: Option<PathBuf>,
 
     /// Taken for command lines of vLLM: statistics are at /metrics.
     #[arg(long, hide = true)]
@@ -156,6 +159,7 @@ impl Options {
             url_hosts: self.allow_url_host.clone(),
             private_url_hosts: self.allow_private_url_hosts,
             media_root: self.media_root.clone(),
+            ffmpeg: self.ffmpeg()?,
             origins: self.allow_origin.clone(),
             ..usual
         };
@@ -166,6 +170,24 @@ impl Options {
             options = options.with_keys(&self.api_key.join("\n"))?;
         }
         Ok(options)
+    }
+
+    /// The program that decodes films, as a whole path: it is run without an environment.
+    fn ffmpeg(&self) -> Result<Option<PathBuf>, Failure> {
+        let Some(named) = &self.ffmpeg else {
+            let path = env::var_os("PATH").unwrap_or_default();
+            return Ok(env::split_paths(&path).map(|folder| folder.join("ffmpeg")).find(|program| program.is_file()));
+        };
+        if named.as_os_str() == "none" {
+            return Ok(None);
+        }
+        match named.canonicalize() {
+            Ok(program) if program.is_file() => Ok(Some(program)),
+            _ => Err(Failure {
+                error: format!("--ffmpeg {}: there is no such file", named.display()),
+                hint: "name the program itself, such as /usr/bin/ffmpeg".to_owned(),
+            }),
+        }
     }
 
     /// Says which flags of vLLM have nothing to set here.

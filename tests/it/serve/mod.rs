@@ -3,6 +3,7 @@
 mod answers;
 mod client;
 mod endings;
+mod films;
 mod hostile;
 mod kept;
 mod limits;
