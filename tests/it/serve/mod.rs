@@ -7,3 +7,4 @@ mod films;
 mod hostile;
 mod kept;
 mod limits;
+mod tls;
