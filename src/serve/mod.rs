@@ -17,6 +17,7 @@
 //! # }
 //! ```
 
+mod access;
 mod anthropic;
 mod body;
 mod draft;

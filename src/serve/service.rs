@@ -28,6 +28,7 @@ use tower_http::{
 use tracing::Instrument;
 
 use super::{
+    access::{Access, Used},
     anthropic,
     body::Bodies,
     error::{ApiError, Shape},
@@ -210,7 +211,8 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     }
     match shared.guard.admit(request.headers()) {
         Ok(client) => {
-            request.extensions_mut().insert(client);
+            let used = request.extensions_mut().remove::<Used>().unwrap_or_default();
+            request.extensions_mut().insert(client.telling(used));
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -247,15 +249,14 @@ fn shape_of(request: &Request) -> Shape {
 }
 
 /// Gives each request a name, for its answer, logs and spans.
-async fn named(request: Request, next: Next) -> Response {
+async fn named(mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
     let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
     let span = tracing::info_span!("http", request_id = %name);
-    let response = next.run(request).instrument(span.clone()).await;
-    let mut response = shaped(response, shape);
-    span.in_scope(
-        || tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"),
-    );
+    let access = Access::begin(span.clone(), method, path);
+    request.extensions_mut().insert(access.used());
+    let response = next.run(request).instrument(span).await;
+    let mut response = access.answered(shaped(response, shape));
     if let Ok(value) = HeaderValue::from_str(&name) {
         if shape == Shape::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());

@@ -10,7 +10,11 @@ use bursar::{
 use clap::Args;
 
 use super::text_of;
-use crate::{failure::Failure, knobs::KnobOptions, logging};
+use crate::{
+    failure::Failure,
+    knobs::KnobOptions,
+    logging::{self, Requests},
+};
 
 /// Options of `bursar serve`.
 #[derive(Args)]
@@ -128,6 +132,14 @@ impl Options {
 
     pub fn knobs(&self) -> &KnobOptions {
         &self.knobs
+    }
+
+    /// What is logged of requests. Knobs that cannot be read are told of later.
+    pub fn requests(&self) -> Requests {
+        match self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
+            true => Requests::Nothing,
+            false => Requests::Answered,
+        }
     }
 
     /// The address as it is listened on.

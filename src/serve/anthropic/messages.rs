@@ -45,8 +45,7 @@ pub(in crate::serve) async fn create(
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
     let reply = model.chat(chat).await?;
-    let whole = answer::whole(&head, reply).await?;
-    drop(held);
+    let whole = answer::whole(&head, reply, held).await?;
     Ok(Json(whole).into_response())
 }
 

@@ -7,4 +7,5 @@ mod films;
 mod hostile;
 mod kept;
 mod limits;
+mod lines;
 mod tls;
