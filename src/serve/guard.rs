@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{access::Used, error::ApiError, openai::usage::UsageTold};
+use super::{access::Used, body::Room, error::ApiError, openai::usage::UsageTold};
 use crate::Hint;
 
 /// A list of keys that cannot be used.
@@ -61,11 +61,16 @@ pub(super) struct Client {
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
-    _room: Option<OwnedSemaphorePermit>,
+    room: Room,
     used: Used,
 }
 
 impl Held {
+    /// Its room, which grows by what is read for it.
+    pub(super) fn room(&mut self) -> &mut Room {
+        &mut self.room
+    }
+
     /// All replies have ended, and have used this.
     pub(super) fn used(&self, usage: UsageTold) {
         self.used.tell(usage);
@@ -86,7 +91,7 @@ impl Client {
     /// Places for so many replies, kept with the room of the request until they are dropped.
     pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
         let permits = self.permits(replies)?;
-        Ok(Held { _permits: permits, _room: Some(room), used: self.used.clone() })
+        Ok(Held { _permits: permits, room: Some(room), used: self.used.clone() })
     }
 
     fn permits(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {

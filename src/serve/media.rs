@@ -4,7 +4,7 @@ use std::{
     fs::File,
     path::{Component, Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -15,7 +15,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    body::{self, LARGE},
+    body::{self, LARGE, Room},
     error::ApiError,
     film::Film,
     models::shortened,
@@ -176,14 +176,21 @@ fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
 }
 
 /// Reads all links, a few at a time. Facts are wanted for films, and for pictures in low detail.
-pub(super) async fn read(links: Vec<Link>, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
+/// What is read takes room among the bodies that are held: a small request may name much.
+pub(super) async fn read(
+    links: Vec<Link>,
+    facts: Option<&ModelFacts>,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Vec<Seen>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
         let told = format!("the request shows {count} pictures and frames, at most {PICTURES_MAX} are read");
         return Err(ApiError::invalid(link.param.clone(), told));
     }
     let bytes = shared.options.body_bytes;
-    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share: FilmShare::of(&links, facts, bytes) };
+    let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(room));
+    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, room: taken };
     stream::iter(links).map(|link| see(link, facts, reading)).buffered(AT_ONCE).try_collect().await
 }
 
@@ -261,6 +268,7 @@ struct Reading<'s> {
     /// Bytes that may still be read.
     left: AtomicU64,
     share: FilmShare,
+    room: Mutex<&'s mut Room>,
 }
 
 /// What a name below the media root leads to.
@@ -274,10 +282,17 @@ impl Reading<'_> {
     fn count(&self, bytes: u64, param: &str) -> Result<(), ApiError> {
         let taken = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
         let limit = self.shared.options.body_bytes;
-        taken.map(drop).map_err(|_| {
+        taken.map_err(|_| {
             let told = format!("the pictures of this request have more than {limit} together");
             ApiError::invalid(param, told).hint("show fewer or smaller ones")
-        })
+        })?;
+        let more = self.shared.bodies.room(bytes)?;
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut **room {
+            Some(room) => room.merge(more),
+            none => *none = Some(more),
+        }
+        Ok(())
     }
 
     async fn open(&self, file: PathBuf, param: &str) -> Result<Image, ApiError> {

@@ -261,6 +261,32 @@ async fn refused(house: &House, url: &str, words: &str) {
 }
 
 #[test]
+fn frames_of_films_count_among_the_bytes_that_are_held() {
+    story(async {
+        let root = Root::new("held");
+        let mut bytes = Vec::new();
+        let mut encoder = GifEncoder::new(&mut bytes);
+        for grey in [0, 200] {
+            let picture = RgbaImage::from_pixel(84, 84, Rgba([grey, grey, grey, 255]));
+            let delay = Delay::from_numer_denom_ms(2000, 1);
+            encoder.encode_frame(Frame::from_parts(picture, 0, 0, delay)).expect("a frame");
+        }
+        drop(encoder);
+        root.write("a.gif", &bytes);
+        let media_root = Some(root.0.clone());
+        let serve = ServeOptions { media_root, bodies_bytes: Bytes::kib(100), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        for _ in 0..3 {
+            // Four frames of 21 KiB, and then eight.
+            assert_eq!(heard(&house, &film("file:a.gif", 1.0)).await.1, 2 * 9);
+            let full = house.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
+            assert_eq!(full.status, 503, "{}", full.body);
+        }
+        house.end().await;
+    });
+}
+
+#[test]
 fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
     story(async {
         let root = Root::new("without");
