@@ -70,21 +70,15 @@ pub enum Requests {
 }
 
 impl Requests {
-    /// Targets of which only warnings are logged.
-    fn hushed(self, level: Level) -> &'static [&'static str] {
+    /// Targets of which only warnings are logged, and up to which level that holds.
+    fn hushed(self) -> (&'static [&'static str], Level) {
         match self {
-            Requests::Steps => &[],
-            #[cfg(feature = "serve")]
+            Requests::Steps => (&[], Level::TRACE),
             // The server's line says the same.
-            Requests::Answered => {
-                if level <= Level::INFO {
-                    &REQUESTS[1..]
-                } else {
-                    &[]
-                }
-            }
             #[cfg(feature = "serve")]
-            Requests::Nothing => &REQUESTS,
+            Requests::Answered => (&REQUESTS[1..], Level::INFO),
+            #[cfg(feature = "serve")]
+            Requests::Nothing => (&REQUESTS, Level::TRACE),
         }
     }
 }
@@ -100,7 +94,8 @@ fn begin(form: Form, level: Level, requests: Requests) {
     // Libraries log under their own targets, and may log a lot.
     let mut ours =
         Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
-    for target in requests.hushed(level) {
+    let (hushed, up_to) = requests.hushed();
+    for target in hushed.iter().filter(|_| level <= up_to) {
         ours = ours.with_target(*target, level.min(Level::WARN));
     }
     let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
