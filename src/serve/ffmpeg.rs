@@ -1,5 +1,6 @@
-//! Frames of a film, decoded by the program `ffmpeg` in a process of its own. It is given one open file, a demuxer, and
-//! decoders of films alone: no network, no other file, no playlist. Whoever drops the future ends the process.
+//! Frames of a film, decoded by the program `ffmpeg` in a process of its own: a film that breaks a decoder costs that film
+//! alone. It is given one open file, a demuxer, and decoders of films: no network, no other file, no playlist. Dropping the
+//! future ends the process.
 
 use std::{
     fs::File,
@@ -19,10 +20,10 @@ use crate::{FrameSampling, Image, Video};
 const INPUT: &str = "file:/dev/fd/0";
 /// Decoders that it may use.
 const DECODERS: &str = "h264,hevc,av1,libdav1d,vp8,vp9,libvpx,libvpx-vp9,mpeg4,mpeg1video,mpeg2video,h263,mjpeg,prores,ffv1,rawvideo,png,theora,qtrle";
-/// Pixels of a decoded frame before it is shrunk: 8K and more.
-const PIXELS_MAX: &str = "64000000";
+/// Pixels of a decoded frame before it is shrunk: nearly twice those of 4K. A decoder may hold seventeen of them.
+const PIXELS_MAX: &str = "16000000";
 /// The largest single piece of memory that it may take, in bytes.
-const PIECE_BYTES: &str = "402653184";
+const PIECE_BYTES: &str = "134217728";
 /// Distance between frames, in seconds, from which each is looked for alone: a film has a frame to begin from about
 /// every 10 seconds, and what lies between wanted frames is not decoded.
 const SPARSE_SECONDS: f64 = 5.0;
@@ -161,7 +162,7 @@ fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command 
     let Input { program, demuxer, seconds_max, .. } = input;
     let mut command = Command::new(program);
     command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);
-    command.args(["-timelimit", &seconds_max.to_string()]);
+    command.args(["-timelimit", &seconds_max.to_string(), "-filter_threads", "1"]);
     command.args(["-protocol_whitelist", "file", "-format_whitelist", demuxer, "-codec_whitelist", DECODERS]);
     command.args(["-max_pixels", PIXELS_MAX, "-threads", "2", "-an", "-sn", "-dn"]);
     if demuxer == "mov" {
