@@ -210,3 +210,24 @@ fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
     assert!(answer.contains(line["id"].as_str().expect("its id")), "{line}");
     assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
 }
+
+#[test]
+fn a_program_that_is_not_there_is_told_before_anything_is_loaded() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args([
+        "serve",
+        "--device",
+        "host",
+        "--port",
+        "0",
+        "--profile-cache",
+        "none",
+        "--ffmpeg",
+        "/no/such/ffmpeg",
+    ]);
+    let output = command.stdin(Stdio::null()).output().expect("it ends");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: name the program"), "{told}");
+    assert!(output.stdout.is_empty(), "it never listened");
+}
