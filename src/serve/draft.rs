@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::{
+    body::Room,
     error::ApiError,
     media::{self, Link, Seen},
     service::Shared,
@@ -59,7 +60,12 @@ impl Draft {
 }
 
 /// The conversation, once all that it shows has been read.
-pub(super) async fn chat(mut drafts: Vec<Draft>, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
+pub(super) async fn chat(
+    mut drafts: Vec<Draft>,
+    model: &ModelHandle,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Chat, ApiError> {
     order_results(&mut drafts);
     let mut links = Vec::new();
     let mut said = Vec::new();
@@ -73,11 +79,11 @@ pub(super) async fn chat(mut drafts: Vec<Draft>, model: &ModelHandle, shared: &S
         });
         said.push((draft.role, pieces.collect::<Vec<_>>()));
     }
-    let facts = match links.iter().any(Link::is_low) {
+    let facts = match links.iter().any(Link::wants_facts) {
         true => Some(model.facts().await?),
         false => None,
     };
-    let mut seen = media::read(links, facts.as_ref(), shared).await?.into_iter().map(|seen| match seen {
+    let mut seen = media::read(links, facts.as_ref(), shared, room).await?.into_iter().map(|seen| match seen {
         Seen::Picture(picture) => Content::Image(picture),
         Seen::Film(film) => Content::Video(film),
     });

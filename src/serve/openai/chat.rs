@@ -16,7 +16,13 @@ use super::{
 use crate::{
     Chat, ModelHandle, ToolChoice,
     serve::{
-        body::JsonBody, draft, effort::with_effort, error::ApiError, guard::Client, models::shortened, service::Shared,
+        body::{JsonBody, Room},
+        draft,
+        effort::with_effort,
+        error::ApiError,
+        guard::Client,
+        models::shortened,
+        service::Shared,
     },
 };
 
@@ -35,8 +41,8 @@ pub(in crate::serve) async fn complete(
             ApiError::invalid("prompt_logprobs", "`prompt_logprobs` is not streamed").hint("leave out `stream`")
         );
     }
-    let held = client.hold(samples, room)?;
-    let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
+    let mut held = client.hold(samples, room)?;
+    let chat = sampling.apply(chat(fields, &model, &shared, held.room()).await?)?;
     let replies = model.samples(chat, samples).await?;
     match is_streamed {
         true => {
@@ -49,12 +55,17 @@ pub(in crate::serve) async fn complete(
 }
 
 /// The chat that these fields ask for.
-pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
+pub(in crate::serve) async fn chat(
+    fields: ChatFields,
+    model: &ModelHandle,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared).await?;
+    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {

@@ -19,7 +19,8 @@ fn full() -> Value {
     hello(json!({
         "messages": [
             {"role": "system", "content": "s"},
-            {"role": "user", "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}]},
+            {"role": "user", "content": [{"type": "text", "text": "t"}, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}},
+                {"type": "video_url", "video_url": {"url": "data:image/gif;base64,R0lGODlhAQABAAAALAAAAAABAAEAAAICRAEAOw=="}, "fps": 2}]},
             {"role": "assistant", "reasoning_content": "r", "content": "c", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "k"},
         ],

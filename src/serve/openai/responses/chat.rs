@@ -8,8 +8,8 @@ use super::{items, request::Fields, store::Said};
 use crate::{
     Chat, ModelHandle,
     serve::{
-        draft, effort::with_effort, error::ApiError, form::form, models::shortened, openai::chat::tool_choice,
-        service::Shared, tool::function,
+        body::Room, draft, effort::with_effort, error::ApiError, form::form, models::shortened,
+        openai::chat::tool_choice, service::Shared, tool::function,
     },
 };
 
@@ -19,12 +19,13 @@ pub(super) async fn chat(
     said: &[Arc<Said>],
     model: &ModelHandle,
     shared: &Shared,
+    room: &mut Room,
 ) -> Result<Chat, ApiError> {
     let (now, before) = said.split_last().map_or((None, said), |(now, before)| (Some(now), before));
     let before = before.iter().flat_map(|said| &said.items).map(|item| ("previous_response_id".to_owned(), item));
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
-    let mut chat = draft::chat(drafts, model, shared).await?;
+    let mut chat = draft::chat(drafts, model, shared, room).await?;
     let tools = fields.tools.iter().flatten().enumerate().map(|(index, told)| tool(told, index));
     chat = chat.tools(tools.collect::<Result<Vec<_>, _>>()?);
     let choice = fields.tool_choice.as_ref().map(tool_choice).transpose()?;

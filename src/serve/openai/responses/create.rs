@@ -30,8 +30,8 @@ pub(in crate::serve) async fn create(
     let mut said = before(&fields, &shared, &client)?;
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
-    let held = client.hold(1, room)?;
-    let chat = chat::chat(&fields, &said, &model, &shared).await?;
+    let mut held = client.hold(1, room)?;
+    let chat = chat::chat(&fields, &said, &model, &shared, held.room()).await?;
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
