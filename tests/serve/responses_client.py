@@ -129,7 +129,10 @@ def a_schema_is_followed():
 
 def what_is_wrong_or_not_served_is_named():
     refused(openai.NotFoundError, None, lambda: asked("a", model="none"))
-    refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "web_search"}]))
+    refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "local_shell"}]))
+    search = [{"type": "web_search"}]
+    assert asked("a", tools=search).tools[0].type == "web_search", "it is merely offered"
+    refused(openai.BadRequestError, "tool_choice", lambda: asked("a", tools=search, tool_choice="required"))
     refused(openai.BadRequestError, "input[0].content[0].type",
             lambda: asked([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]))
     refused(openai.BadRequestError, "max_output_tokens", lambda: asked("a", max_output_tokens=0))

@@ -6,3 +6,4 @@ mod endings;
 mod hostile;
 mod kept;
 mod limits;
+mod tools;
