@@ -197,6 +197,12 @@ fn several_prompts_are_summed_up_and_echoes_have_offsets() {
             let at = usize::try_from(offset.as_u64().expect("a number")).expect("small");
             assert!(text[at..].starts_with(piece), "{echo}");
         }
+        let scored = ask(json!({"prompt": "Hello there", "max_tokens": 0, "echo": true, "logprobs": 0})).await;
+        assert_eq!(
+            (&scored["choices"][0]["text"], &scored["usage"]["completion_tokens"]),
+            (&json!("Hello there"), &json!(0))
+        );
+        assert_eq!(scored["usage"]["total_tokens"], scored["usage"]["prompt_tokens"]);
         let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 1000], "max_tokens": 1})).await;
         assert_eq!((many.status, many.error()["param"].as_str()), (400, Some("prompt")));
         house.end().await;
@@ -228,9 +234,11 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
         let mut asked = 0;
         for (path, methods) in document["paths"].as_object().expect("paths") {
             let is_kept = path.contains("{id}");
+            let named = methods["parameters"].as_array().map_or(0, Vec::len);
+            assert_eq!(named, path.matches('{').count(), "{path}");
             let path = path.replace("{name}", "demo").replace("{id}", "resp_none");
             for method in methods.as_object().expect("methods").keys() {
-                if path == "/v1/budget/events" {
+                if method == "parameters" || path == "/v1/budget/events" {
                     continue; // It does not end.
                 }
                 let answer = match method.as_str() {
