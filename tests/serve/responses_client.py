@@ -140,6 +140,12 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.BadRequestError, "store", lambda: asked("a", background=True, store=False))
     refused(openai.BadRequestError, "conversation", lambda: asked("a", conversation="conv_1"))
     refused(openai.BadRequestError, "truncation", lambda: asked("a", truncation="auto"))
+    try:
+        client.responses.input_items.list(asked("a").id)
+    except openai.NotFoundError as error:
+        assert error.code == "not_served", error.body
+    else:
+        raise AssertionError("its items were listed")
 
 
 tell(
