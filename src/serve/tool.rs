@@ -33,7 +33,7 @@ impl LeftOut {
     pub(super) fn check(&self, choice: &ToolChoice, functions: &[Value]) -> Result<(), ApiError> {
         let is_shown = |name: &str| functions.iter().any(|function| function["function"]["name"] == name);
         let forced = match choice {
-            ToolChoice::Named(name) => self.0.iter().find(|left| *left == name && !is_shown(name)),
+            ToolChoice::Named(name) => Some(name).filter(|name| self.0.contains(name) && !is_shown(name)),
             ToolChoice::Required => self.0.first().filter(|_| functions.is_empty()),
             ToolChoice::Auto | ToolChoice::None => None,
         };

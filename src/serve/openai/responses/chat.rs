@@ -11,7 +11,7 @@ use crate::{
 /// With what was said before, and what is said now.
 pub(super) async fn chat(
     fields: &Fields,
-    tools: &Tools,
+    tools: &mut Tools,
     said: &[Arc<Said>],
     model: &ModelHandle,
     shared: &Shared,
@@ -21,8 +21,8 @@ pub(super) async fn chat(
     let now = now.iter().flat_map(|said| &said.items).enumerate().map(|(at, item)| (format!("input[{at}]"), item));
     let drafts = items::drafts(fields.instructions.as_deref(), before.chain(now))?;
     let mut chat = draft::chat(drafts, model, shared).await?;
-    chat = chat.tools(tools.functions.clone());
     let choice = fields.tool_choice.as_ref().map(|choice| tools.choice(choice)).transpose()?;
+    chat = chat.tools(std::mem::take(&mut tools.functions));
     chat = choice.into_iter().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
     chat = fields.max_output_tokens.into_iter().fold(chat, Chat::max_tokens);

@@ -28,12 +28,12 @@ pub(in crate::serve) async fn create(
     let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
-    let tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
+    let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
     let mut said = before(&fields, &shared, &client)?;
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
     let held = client.hold(1, room)?;
-    let chat = chat::chat(&fields, &tools, &said, &model, &shared).await?;
+    let chat = chat::chat(&fields, &mut tools, &said, &model, &shared).await?;
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();

@@ -23,7 +23,7 @@ const INPUT: &str = "input";
 #[derive(Default)]
 pub(super) struct Tools {
     pub(super) functions: Vec<Value>,
-    /// By the names that the model sees, where a call is told in another way than a function's of that name.
+    /// By the names that the model sees.
     told: HashMap<String, Callee>,
     left_out: LeftOut,
 }
@@ -35,6 +35,12 @@ pub(super) struct Callee {
     pub(super) name: String,
     pub(super) is_custom: bool,
     has_grammar: bool,
+}
+
+impl Callee {
+    fn is_plain(&self) -> bool {
+        self.namespace.is_none() && !self.is_custom
+    }
 }
 
 impl Tools {
@@ -52,12 +58,12 @@ impl Tools {
         let field = |field: &str| tool.get(field).filter(|value| !value.is_null()).cloned();
         match kind {
             "function" => {
-                let shown = self.callee(namespace, name()?, false, false);
+                let shown = self.shown(namespace, name()?, None, param)?;
                 self.functions.push(function(&shown, field("description"), field("parameters")));
             }
             "custom" => {
                 let grammar = grammar(tool);
-                let shown = self.callee(namespace, name()?, true, grammar.is_some());
+                let shown = self.shown(namespace, name()?, Some(grammar.is_some()), param)?;
                 let told = [tool["description"].as_str().map(str::to_owned), grammar];
                 let told: Vec<String> = told.into_iter().flatten().collect();
                 let described = (!told.is_empty()).then(|| told.join("\n\n").into());
@@ -85,15 +91,25 @@ impl Tools {
         Ok(())
     }
 
-    /// The name that the model sees.
-    fn callee(&mut self, namespace: Option<&str>, name: &str, is_custom: bool, has_grammar: bool) -> String {
+    /// The name that the model sees of a function, or of a custom tool with or without a grammar.
+    fn shown(
+        &mut self,
+        namespace: Option<&str>,
+        name: &str,
+        custom: Option<bool>,
+        param: &str,
+    ) -> Result<String, ApiError> {
         let shown = shown_name(namespace, name);
-        if namespace.is_some() || is_custom {
-            let callee =
-                Callee { namespace: namespace.map(str::to_owned), name: name.to_owned(), is_custom, has_grammar };
-            self.told.insert(shown.clone(), callee);
+        let is_plain = namespace.is_none() && custom.is_none();
+        // Two plain functions of one name are told alike, so they do no harm.
+        if self.told.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
+            let told = format!("the model would see two tools as `{}`", shortened(&shown));
+            return Err(ApiError::invalid(format!("{param}.name"), told).hint("give one of them another name"));
         }
-        shown
+        let (namespace, name) = (namespace.map(str::to_owned), name.to_owned());
+        let (is_custom, has_grammar) = (custom.is_some(), custom.unwrap_or_default());
+        self.told.insert(shown.clone(), Callee { namespace, name, is_custom, has_grammar });
+        Ok(shown)
     }
 
     /// How a call by this name is told.
@@ -219,6 +235,23 @@ mod tests {
             let told = read(&json!([tool])).map(drop).expect_err("it is not served");
             assert_eq!(told["param"], param, "{tool}");
         }
+    }
+
+    #[test]
+    fn two_tools_that_the_model_could_not_tell_apart_are_refused() {
+        let wait = json!({"type": "function", "name": "wait"});
+        let within = json!({"type": "namespace", "name": "agents", "tools": [wait]});
+        let joined = json!({"type": "function", "name": "agents__wait"});
+        let custom = json!({"type": "custom", "name": "wait"});
+        for (tools, param) in [
+            (json!([within, joined]), "tools[1].name"),
+            (json!([joined, within]), "tools[1].tools[0].name"),
+            (json!([within, within]), "tools[1].tools[0].name"),
+            (json!([wait, custom]), "tools[1].name"),
+        ] {
+            assert_eq!(read(&tools).map(drop).expect_err("they are alike")["param"], param, "{tools}");
+        }
+        assert!(read(&json!([wait, wait, within])).is_ok());
     }
 
     #[test]
