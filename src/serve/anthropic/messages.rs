@@ -27,6 +27,7 @@ use crate::{
         id,
         models::shortened,
         service::Shared,
+        tool::LeftOut,
     },
 };
 
@@ -103,11 +104,14 @@ async fn chat(
 /// With the tools, and whether they are called.
 fn offered(chat: Chat, request: &mut MessagesRequest) -> Result<Chat, ApiError> {
     let tools = request.tools.take().unwrap_or_default().into_iter().enumerate();
-    let tools: Vec<Value> = tools.map(|(index, tool)| turns::offered(tool, index)).collect::<Result<_, _>>()?;
-    let chat = chat.tools(tools);
-    let Some(choice) = request.tool_choice.take() else { return Ok(chat) };
+    let mut left_out = LeftOut::default();
+    let tools = tools.filter_map(|(index, tool)| turns::offered(tool, index, &mut left_out).transpose());
+    let tools: Vec<Value> = tools.collect::<Result<_, _>>()?;
+    let Some(choice) = request.tool_choice.take() else { return Ok(chat.tools(tools)) };
     let is_alone = choice.disable_parallel_tool_use.unwrap_or_default();
-    let chat = chat.tool_choice(tool_choice(choice)?);
+    let choice = tool_choice(choice)?;
+    left_out.check(&choice, &tools)?;
+    let chat = chat.tools(tools).tool_choice(choice);
     Ok(if is_alone { chat.parallel_tool_calls(false) } else { chat })
 }
 

@@ -75,7 +75,9 @@ pub(in crate::serve) async fn chat(
         chat = chat.prompt_log_probabilities(top);
     }
     let choice = fields.tool_choice.as_ref().map(tool_choice).transpose()?;
-    chat = chat.tools(fields.tools.unwrap_or_default());
+    let tools = fields.tools.unwrap_or_default();
+    tools.iter().enumerate().try_for_each(|(index, tool)| check_tool(tool, index))?;
+    chat = chat.tools(tools);
     chat = choice.into_iter().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
     // Where tools are forced, a plain text format says nothing more.
@@ -102,6 +104,28 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
     }
 }
 
+/// Refuses what is no function with a name: the model could not call it, and its client could not tell why.
+fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
+    let kind = tool.get("type").filter(|kind| !kind.is_null());
+    if let Some(kind) = kind.filter(|kind| *kind != "function") {
+        let told = format!("`tools[{index}].type`: {} is not served", shortened(&kind.to_string()));
+        return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("offer functions"));
+    }
+    // Bare functions, without OpenAI's frame, are what some templates were written for.
+    let (function, place) = match tool.get("function") {
+        Some(function) => (function, "function.name"),
+        None => (tool, "name"),
+    };
+    match function["name"].as_str() {
+        Some(name) if !name.is_empty() => Ok(()),
+        _ => {
+            let param = format!("tools[{index}].{place}");
+            let told = format!("`{param}` is missing");
+            Err(ApiError::invalid(param, told))
+        }
+    }
+}
+
 /// A choice of tools: a word, or a tool by its name.
 pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
@@ -114,6 +138,31 @@ pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
             let told = format!("`{}` is no choice of tools", shortened(&choice.to_string()));
             let hint = "`auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
             Err(ApiError::invalid("tool_choice", told).hint(hint))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::serve::error::Shape;
+
+    #[test]
+    fn a_tool_that_cannot_be_called_is_refused_by_its_place() {
+        let param =
+            |tool: Value| check_tool(&tool, 2).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
+        assert_eq!(param(json!({"type": "function", "function": {"name": "f"}})), Ok(()));
+        assert_eq!(param(json!({"type": null, "name": "bare"})), Ok(()));
+        for (tool, place) in [
+            (json!({"type": "custom", "custom": {"name": "f"}}), "tools[2].type"),
+            (json!({"type": "function", "function": {"description": "d"}}), "tools[2].function.name"),
+            (json!({"type": "function", "function": {"name": ""}}), "tools[2].function.name"),
+            (json!({"type": "function"}), "tools[2].name"),
+            (json!("f"), "tools[2].name"),
+        ] {
+            assert_eq!(param(tool.clone()), Err(json!(place)), "{tool}");
         }
     }
 }

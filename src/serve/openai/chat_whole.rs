@@ -48,8 +48,8 @@ struct Message {
     /// Null where the model only calls tools.
     content: Option<String>,
     refusal: Option<()>,
-    /// Two names of the same: clients of DeepSeek and SGLang read the first, those of vLLM the second.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Two names of the same: clients of DeepSeek and SGLang read the first, also where it is null, those of vLLM the
+    /// second.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,

@@ -9,3 +9,4 @@ mod kept;
 mod limits;
 mod lines;
 mod tls;
+mod tools;
