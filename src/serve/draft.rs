@@ -136,4 +136,17 @@ mod tests {
         let results: Vec<_> = drafts.iter().filter_map(|draft| draft.result_of.as_deref()).collect();
         assert_eq!(results, ["a", "b", "c", "d", "a"]);
     }
+
+    #[test]
+    fn a_hundred_thousand_calls_and_results_are_matched_in_a_moment() {
+        let ids = || (0..100_000).map(|id: u32| id.to_string());
+        let calls = ids().map(Some).collect();
+        let mut drafts = vec![Draft { calls, ..Draft::new(Role::Assistant, Vec::new()) }];
+        drafts.extend(ids().rev().map(|id| Draft::result(id, Vec::new())));
+        let begun = std::time::Instant::now();
+        order_results(&mut drafts);
+        // Each with each would be minutes.
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(drafts[1..].iter().filter_map(|draft| draft.result_of.clone()).eq(ids()));
+    }
 }
