@@ -19,6 +19,7 @@ use std::{error::Error, time::Duration};
 
 use bursar::{LoadOptions, ModelSource, Runtime, RuntimeConfig};
 use clap::Parser;
+use tokio::time::{Instant, sleep_until};
 
 use client::{Client, Http, InProcess};
 use load::{Load, Summary};
@@ -120,9 +121,9 @@ async fn ask_in_process(options: &Options, loads: &[Load]) -> Result<(), Failure
 async fn idle(server: &Process, count: usize) -> Result<(), Failure> {
     let before = server.watch()?;
     let waiting = client::idle(server.address(), count).await?;
-    tokio::time::sleep(Duration::from_secs(5)).await;
+    sleep_until(Instant::now() + Duration::from_secs(5)).await;
     let first = server.watch()?;
-    tokio::time::sleep(Duration::from_secs(10)).await;
+    sleep_until(Instant::now() + Duration::from_secs(10)).await;
     let last = server.watch()?;
     let more = (last.resident - before.resident) as f64 / f64::from(1 << 20);
     let share = (last.cpu - first.cpu).as_secs_f64() / 10.0;

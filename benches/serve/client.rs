@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
-    time::sleep,
+    time::sleep_until,
 };
 
 use crate::{Failure, Options};
@@ -83,7 +83,7 @@ impl Client {
             if self.ask(&request).await.is_ok() {
                 return Ok(());
             }
-            sleep(Duration::from_millis(100)).await;
+            sleep_until(tokio::time::Instant::now() + Duration::from_millis(100)).await;
         }
         Err("the model does not answer".into())
     }
