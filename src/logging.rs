@@ -25,9 +25,9 @@ use tracing_subscriber::{
 #[derive(Args)]
 pub struct LogOptions {
     /// Logs leases, restarts and requests to standard error, with the command's own messages: as lines of text, or
-    /// everything as JSON objects, one per line.
-    #[arg(long, value_enum, default_value_t = Form::Off, env = "BURSAR_LOG", global = true)]
-    log: Form,
+    /// everything as JSON objects, one per line. `serve` logs text by default, the others nothing.
+    #[arg(long, value_enum, env = "BURSAR_LOG", global = true)]
+    log: Option<Form>,
     /// The least level that is logged. debug follows each request from actor to actor.
     #[arg(long, value_name = "LEVEL", default_value = "info", env = "BURSAR_LOG_LEVEL", global = true)]
     log_level: Level,
@@ -86,7 +86,8 @@ impl Requests {
 impl LogOptions {
     /// Installs the log subscriber.
     pub fn begin(&self, requests: Requests) {
-        begin(self.log, self.log_level, requests);
+        let usual = if requests == Requests::Steps { Form::Off } else { Form::Text };
+        begin(self.log.unwrap_or(usual), self.log_level, requests);
     }
 }
 
