@@ -106,6 +106,7 @@ pub use bursar_model::{
         CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
     },
     flow::{ImageLimits, LayoutError},
+    processor::FrameSampling,
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},
     text::{ContinueError, ReasoningFormat, ReplyFormat, Role, ToolFormat},

@@ -25,9 +25,9 @@ use tracing_subscriber::{
 #[derive(Args)]
 pub struct LogOptions {
     /// Logs leases, restarts and requests to standard error, with the command's own messages: as lines of text, or
-    /// everything as JSON objects, one per line.
-    #[arg(long, value_enum, default_value_t = Form::Off, env = "BURSAR_LOG", global = true)]
-    log: Form,
+    /// everything as JSON objects, one per line. `serve` logs text by default, the others nothing.
+    #[arg(long, value_enum, env = "BURSAR_LOG", global = true)]
+    log: Option<Form>,
     /// The least level that is logged. debug follows each request from actor to actor.
     #[arg(long, value_name = "LEVEL", default_value = "info", env = "BURSAR_LOG_LEVEL", global = true)]
     log_level: Level,
@@ -46,26 +46,78 @@ enum Form {
 /// The target of the command's own messages, which pass at every level.
 const SAID: &str = "bursar::said";
 
-impl LogOptions {
-    /// Installs the log subscriber.
-    pub fn begin(&self) {
-        begin(self.log, self.log_level);
+/// Where the lines of leases and restarts come from, whose spans report their duration when they close.
+const LASTING: &str = "bursar_actors::event";
+/// Where the lines of requests come from, and of what actors do for them.
+#[cfg(feature = "serve")]
+const REQUESTS: [&str; 4] =
+    [SERVED, "bursar_actors::chat::driver", "bursar_actors::scheduler::actor", "bursar_actors::compute::lane::pending"];
+/// Where the one line of each request comes from that a server has answered.
+#[cfg(feature = "serve")]
+const SERVED: &str = "bursar::serve::access";
+
+/// What is logged of requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requests {
+    /// Each step, and how long it took in all.
+    Steps,
+    /// One line when it is answered; each step at a finer level.
+    #[cfg(feature = "serve")]
+    Answered,
+    /// Only what goes wrong.
+    #[cfg(feature = "serve")]
+    Nothing,
+}
+
+impl Requests {
+    /// Targets of which only warnings are logged, and up to which level that holds.
+    fn hushed(self) -> (&'static [&'static str], Level) {
+        match self {
+            Requests::Steps => (&[], Level::TRACE),
+            // The server's line says the same.
+            #[cfg(feature = "serve")]
+            Requests::Answered => (&REQUESTS[1..], Level::INFO),
+            #[cfg(feature = "serve")]
+            Requests::Nothing => (&REQUESTS, Level::TRACE),
+        }
     }
 }
 
-fn begin(form: Form, level: Level) {
+impl LogOptions {
+    /// Installs the log subscriber.
+    pub fn begin(&self, requests: Requests) {
+        let usual = if requests == Requests::Steps { Form::Off } else { Form::Text };
+        begin(self.log.unwrap_or(usual), self.log_level, requests);
+    }
+}
+
+fn begin(form: Form, level: Level, requests: Requests) {
     // Libraries log under their own targets, and may log a lot.
-    let ours =
+    let mut ours =
         Targets::new().with_default(LevelFilter::WARN).with_target("bursar", level).with_target(SAID, Level::INFO);
-    // A closing span reports its duration.
+    let (hushed, up_to) = requests.hushed();
+    for target in hushed.iter().filter(|_| level <= up_to) {
+        ours = ours.with_target(*target, level.min(Level::WARN));
+    }
     let colours = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|set| set.is_empty());
-    let lines = fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(FmtSpan::CLOSE);
+    let lines = |told| fmt::layer().with_writer(io::stderr).with_ansi(colours).with_span_events(told);
+    let closing = match requests {
+        Requests::Steps => FmtSpan::CLOSE,
+        #[cfg(feature = "serve")]
+        _ => FmtSpan::NONE,
+    };
+    let lasting = Targets::new().with_target(LASTING, level);
+    let others = ours.with_target(LASTING, LevelFilter::OFF);
     let registry = tracing_subscriber::registry();
     match form {
         Form::Off => {}
-        Form::Text => registry.with(lines.with_filter(ours.with_target(SAID, LevelFilter::OFF))).init(),
+        Form::Text => {
+            let others = lines(closing).with_filter(others.with_target(SAID, LevelFilter::OFF));
+            registry.with(vec![lines(FmtSpan::CLOSE).with_filter(lasting), others]).init();
+        }
         Form::Json => {
-            registry.with(lines.json().flatten_event(true).with_filter(ours)).init();
+            let lines = |told| lines(told).json().flatten_event(true);
+            registry.with(vec![lines(FmtSpan::CLOSE).with_filter(lasting), lines(closing).with_filter(others)]).init();
             panic::set_hook(Box::new(tell_of_panic));
         }
     }
@@ -108,7 +160,7 @@ pub fn refuse(error: &clap::Error) -> ! {
     if !error.use_stderr() || !asks_for_json() {
         error.exit();
     }
-    begin(Form::Json, Level::INFO);
+    begin(Form::Json, Level::INFO, Requests::Steps);
     let told = error.render().to_string();
     let told = told.trim_start_matches("error: ").trim_end();
     fail(told, "see --help");

@@ -30,7 +30,7 @@ use std::{process::ExitCode, time::Instant};
 
 use clap::{Parser, Subcommand};
 use device::DeviceOptions;
-use logging::LogOptions;
+use logging::{LogOptions, Requests};
 
 /// Serves vision-language models and leases every byte of device memory.
 ///
@@ -67,11 +67,22 @@ enum Command {
     Top(top::Options),
 }
 
+impl Command {
+    /// What is logged of requests.
+    fn requests(&self) -> Requests {
+        match self {
+            #[cfg(feature = "serve")]
+            Command::Serve(options) => options.requests(),
+            _ => Requests::Steps,
+        }
+    }
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let main = Instant::now();
     let cli = Cli::try_parse().unwrap_or_else(|error| logging::refuse(&error));
-    cli.log.begin();
+    cli.log.begin(cli.command.as_ref().map_or(Requests::Steps, Command::requests));
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,

@@ -34,12 +34,20 @@ impl Bodies {
         )))
     }
 
+    /// Room for so many bytes that a request made the server read.
+    pub(super) fn room(&self, bytes: u64) -> Result<OwnedSemaphorePermit, ApiError> {
+        self.take(kib(bytes))
+    }
+
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         self.0.clone().try_acquire_many_owned(kib).map_err(|_| {
             ApiError::busy("the server holds as many bytes of requests as it may").hint("ask again in a moment")
         })
     }
 }
+
+/// The place of a request among what is held, if it has one: its body, and what it has made the server read.
+pub(super) type Room = Option<OwnedSemaphorePermit>;
 
 /// A body as JSON. It keeps its place among the bodies that are held until it is dropped.
 pub(super) struct JsonBody<T> {

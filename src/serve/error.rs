@@ -120,6 +120,12 @@ impl ApiError {
         }
     }
 
+    /// What kind of error it is and the field at fault, for logs: its message may repeat the request.
+    pub(super) fn fault(&self) -> (String, Option<String>) {
+        let Told { kind, code, param, .. } = &*self.told;
+        (code.unwrap_or(kind).to_owned(), param.clone())
+    }
+
     /// As Anthropic names statuses (docs.anthropic.com, "Errors").
     fn anthropic_kind(&self) -> &'static str {
         match self.status.as_u16() {

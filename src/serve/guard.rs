@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::error::ApiError;
+use super::{access::Used, body::Room, error::ApiError, openai::usage::UsageTold};
 use crate::Hint;
 
 /// A list of keys that cannot be used.
@@ -54,16 +54,35 @@ impl fmt::Debug for Guard {
 pub(super) struct Client {
     permits: Option<Arc<Semaphore>>,
     key: Option<usize>,
+    used: Used,
 }
 
 /// What a request holds while it is answered: its permits and its room, with the pictures that the model still keeps.
 #[derive(Default)]
 pub(super) struct Held {
     _permits: Option<OwnedSemaphorePermit>,
-    _room: Option<OwnedSemaphorePermit>,
+    room: Room,
+    used: Used,
+}
+
+impl Held {
+    /// Its room, which grows by what is read for it.
+    pub(super) fn room(&mut self) -> &mut Room {
+        &mut self.room
+    }
+
+    /// All replies have ended, and have used this.
+    pub(super) fn used(&self, usage: UsageTold) {
+        self.used.tell(usage);
+    }
 }
 
 impl Client {
+    /// The same, whose tokens are told there.
+    pub(super) fn telling(self, used: Used) -> Self {
+        Client { used, ..self }
+    }
+
     /// Which of the keys it sent; none where there are no keys.
     pub(super) fn key(&self) -> Option<usize> {
         self.key
@@ -72,7 +91,7 @@ impl Client {
     /// Places for so many replies, kept with the room of the request until they are dropped.
     pub(super) fn hold(&self, replies: usize, room: OwnedSemaphorePermit) -> Result<Held, ApiError> {
         let permits = self.permits(replies)?;
-        Ok(Held { _permits: permits, _room: Some(room) })
+        Ok(Held { _permits: permits, room: Some(room), used: self.used.clone() })
     }
 
     fn permits(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
@@ -112,14 +131,14 @@ impl Guard {
         if self.keys.is_empty() {
             let limit = |streams: usize| Arc::new(Semaphore::new(streams.min(Semaphore::MAX_PERMITS)));
             let permits = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
-            return Ok(Client { permits, key: None });
+            return Ok(Client { permits, ..Client::default() });
         }
         let sent = sent_key(headers).ok_or_else(|| refused("this server wants an API key"))?;
         let hash = blake3::hash(sent);
         // Each is compared, so that the time does not tell which it was.
         let keys = self.keys.iter().enumerate();
         let found = keys.fold(None, |found, (index, key)| match bool::from(key.hash.ct_eq(hash.as_bytes())) {
-            true => Some(Client { permits: key.streams.clone(), key: Some(index) }),
+            true => Some(Client { permits: key.streams.clone(), key: Some(index), ..Client::default() }),
             false => found,
         });
         found.ok_or_else(|| refused("the API key is not one of this server's"))

@@ -14,7 +14,10 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use rustls_pki_types::{
+    CertificateDer, PrivateKeyDer,
+    pem::{self, PemObject},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -132,14 +135,26 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {
     let certificates = CertificateDer::pem_file_iter(&files.certificates)
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| wrong(&files.certificates, error.to_string()))?;
-    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| wrong(&files.key, error.to_string()))?;
+    if certificates.is_empty() {
+        return Err(wrong(&files.certificates, "there is no certificate in it".to_owned()));
+    }
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| match error {
+        pem::Error::NoItemsFound => wrong(&files.key, "there is no private key in it".to_owned()),
+        error => wrong(&files.key, error.to_string()),
+    })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| wrong(&files.certificates, error.to_string()))?
         .with_no_client_auth()
         .with_single_cert(certificates, key)
-        .map_err(|error| wrong(&files.certificates, error.to_string()))?;
+        .map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => wrong(
+                &files.key,
+                format!("it is not the key of the first certificate in {}", files.certificates.display()),
+            ),
+            error => wrong(&files.certificates, error.to_string()),
+        })?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 

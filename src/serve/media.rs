@@ -1,9 +1,10 @@
-//! Pictures and videos that requests name: data in the request, files of a folder, URLs of hosts that the server allows.
+//! Pictures and videos that requests name: data in the request, files below a folder, URLs of hosts that the server allows.
 
 use std::{
+    fs::File,
     path::{Component, Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -14,12 +15,13 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 
 use super::{
-    body::{self, LARGE},
+    body::{self, LARGE, Room},
     error::ApiError,
+    film::Film,
     models::shortened,
     service::Shared,
 };
-use crate::{Hint, Image, ImageLimits, ModelFacts, Video};
+use crate::{Bytes, FrameSampling, Hint, Image, ImageLimits, ModelFacts, Video};
 
 /// Pictures and frames of one request: more than any model takes.
 const PICTURES_MAX: usize = 1024;
@@ -29,12 +31,14 @@ const AT_ONCE: usize = 4;
 const USUAL_FPS: f64 = 2.0;
 
 /// What a request wants of its pictures' sizes, beside the model's own settings.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 pub(super) struct Sizes {
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
     #[serde(alias = "max_num", alias = "max_patches")]
     max_dynamic_patch: Option<u32>,
+    /// Frames each second of videos that do not say.
+    pub(super) fps: Option<f64>,
 }
 
 impl Sizes {
@@ -70,9 +74,9 @@ pub(super) struct Link {
 
 enum What {
     Picture(Source),
-    Film(Vec<Source>, f64),
-    /// A folder of frames.
-    Folder(Source, f64),
+    Frames(Vec<Source>, f64),
+    /// A film, or a folder of frames.
+    Film(Source, f64),
 }
 
 enum Source {
@@ -100,14 +104,14 @@ impl Link {
     /// How many pictures it names, as far as that is known before they are read.
     fn pictures(&self) -> usize {
         match &self.what {
-            What::Picture(_) | What::Folder(..) => 1,
-            What::Film(frames, _) => frames.len(),
+            What::Picture(_) | What::Film(..) => 1,
+            What::Frames(frames, _) => frames.len(),
         }
     }
 
     /// Whether it takes facts of the model to read it.
-    pub(super) fn is_low(&self) -> bool {
-        self.is_low
+    pub(super) fn wants_facts(&self) -> bool {
+        self.is_low || matches!(self.what, What::Film(..))
     }
 
     /// A picture that is in the request, in base64.
@@ -116,7 +120,7 @@ impl Link {
         Ok(Link::new(param, What::Picture(source)))
     }
 
-    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, or a folder of frames.
+    /// A video: vLLM's `data:video/jpeg;base64,FRAME,FRAME…`, a film, or a folder of frames.
     pub(super) fn video(param: String, url: &str, fps: Option<f64>) -> Result<Self, ApiError> {
         let fps = fps.unwrap_or(USUAL_FPS);
         if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
@@ -124,26 +128,18 @@ impl Link {
                 return Err(ApiError::invalid(param, format!("the video has more than {PICTURES_MAX} frames")));
             }
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
-            let what = What::Film(frames?, fps);
+            let what = What::Frames(frames?, fps);
             return Ok(Link::new(param, what));
         }
-        match source(&param, url)? {
-            folder @ Source::File(_) => Ok(Link::new(param, What::Folder(folder, fps))),
-            Source::Bytes(_) | Source::Url(_) => Err(no_film(&param)),
-        }
+        let source = source(&param, url)?;
+        Ok(Link::new(param, What::Film(source, fps)))
     }
 
     pub(super) fn frames(param: String, frames: &[String], fps: Option<f64>) -> Result<Self, ApiError> {
         let sources: Result<Vec<_>, _> = frames.iter().map(|frame| source(&param, frame)).collect();
-        let what = What::Film(sources?, fps.unwrap_or(USUAL_FPS));
+        let what = What::Frames(sources?, fps.unwrap_or(USUAL_FPS));
         Ok(Link::new(param, what))
     }
-}
-
-fn no_film(param: &str) -> ApiError {
-    ApiError::invalid(param, "films in a container, such as MP4, are not decoded by this server").hint(
-        "send frames: `data:video/jpeg;base64,FRAME,FRAME…`, or `file:` and a folder of pictures in the media root",
-    )
 }
 
 fn source(param: &str, url: &str) -> Result<Source, ApiError> {
@@ -179,15 +175,44 @@ fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
     Ok(Source::Bytes(bytes.into()))
 }
 
-/// Reads all links, a few at a time. Facts are wanted for those in low detail.
-pub(super) async fn read(links: Vec<Link>, facts: Option<&ModelFacts>, shared: &Shared) -> Result<Vec<Seen>, ApiError> {
+/// Reads all links, a few at a time. Facts are wanted for films, and for pictures in low detail.
+/// What is read takes room among the bodies that are held: a small request may name much.
+pub(super) async fn read(
+    links: Vec<Link>,
+    facts: Option<&ModelFacts>,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Vec<Seen>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
         let told = format!("the request shows {count} pictures and frames, at most {PICTURES_MAX} are read");
         return Err(ApiError::invalid(link.param.clone(), told));
     }
-    let reading = &Reading { shared, left: AtomicU64::new(shared.options.body_bytes.0) };
+    let bytes = shared.options.body_bytes;
+    let (share, taken) = (FilmShare::of(&links, facts, bytes), Mutex::new(room));
+    let reading = &Reading { shared, left: AtomicU64::new(bytes.0), share, room: taken };
     stream::iter(links).map(|link| see(link, facts, reading)).buffered(AT_ONCE).try_collect().await
+}
+
+/// What each film of a request may have.
+#[derive(Clone, Copy)]
+struct FilmShare {
+    frames_max: usize,
+    bytes_max: Bytes,
+}
+
+impl FilmShare {
+    /// The films share evenly the frames that the model takes and that are not in the request, and half of its bytes.
+    fn of(links: &[Link], facts: Option<&ModelFacts>, bytes: Bytes) -> Self {
+        let films = links.iter().filter(|link| matches!(link.what, What::Film(..))).count().max(1);
+        let given = links.iter().map(|link| match &link.what {
+            What::Frames(frames, _) => frames.len(),
+            What::Picture(_) | What::Film(..) => 0,
+        });
+        let most = facts.map_or(0, |facts| facts.video_frames).min(PICTURES_MAX);
+        let frames_max = most.saturating_sub(given.sum()) / films;
+        FilmShare { frames_max, bytes_max: Bytes(bytes.0 / 2 / films as u64) }
+    }
 }
 
 async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> Result<Seen, ApiError> {
@@ -195,23 +220,28 @@ async fn see(link: Link, facts: Option<&ModelFacts>, reading: &Reading<'_>) -> R
     let sizes = facts.filter(|_| is_low).map_or(sizes, |facts| sizes.low(facts));
     match what {
         What::Picture(source) => Ok(Seen::Picture(sizes.apply(picture(source, &param, reading).await?))),
-        What::Film(sources, fps) => {
+        What::Frames(sources, fps) => {
             let mut frames = Vec::with_capacity(sources.len());
             for source in sources {
                 frames.push(picture(source, &param, reading).await?);
             }
             Ok(Seen::Film(Video::from_frames(frames, fps)))
         }
-        What::Folder(source, fps) => match source {
-            Source::File(name) => {
-                let files = reading.files(param.clone(), name).await?;
+        What::Film(Source::Bytes(bytes), fps) => reading.film(Film::Bytes(bytes), fps, &param).await,
+        What::Film(Source::Url(url), fps) => {
+            let bytes = reading.shared.fetcher.fetch(&url, &param).await?;
+            reading.count(bytes.len() as u64, &param)?;
+            reading.film(Film::Bytes(bytes.into()), fps, &param).await
+        }
+        What::Film(Source::File(name), fps) => match reading.look(param.clone(), name).await? {
+            Found::Film(file) => reading.film(Film::File(file), fps, &param).await,
+            Found::Frames(files) => {
                 let mut frames = Vec::with_capacity(files.len());
                 for file in files {
                     frames.push(reading.open(file, &param).await?);
                 }
                 Ok(Seen::Film(Video::from_frames(frames, fps)))
             }
-            Source::Bytes(_) | Source::Url(_) => Err(no_film(&param)),
         },
     }
 }
@@ -237,16 +267,32 @@ struct Reading<'s> {
     shared: &'s Shared,
     /// Bytes that may still be read.
     left: AtomicU64,
+    share: FilmShare,
+    room: Mutex<&'s mut Room>,
+}
+
+/// What a name below the media root leads to.
+enum Found {
+    Film(File),
+    /// The pictures in a folder, by name.
+    Frames(Vec<PathBuf>),
 }
 
 impl Reading<'_> {
     fn count(&self, bytes: u64, param: &str) -> Result<(), ApiError> {
         let taken = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
         let limit = self.shared.options.body_bytes;
-        taken.map(drop).map_err(|_| {
+        taken.map_err(|_| {
             let told = format!("the pictures of this request have more than {limit} together");
             ApiError::invalid(param, told).hint("show fewer or smaller ones")
-        })
+        })?;
+        let more = self.shared.bodies.room(bytes)?;
+        let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut **room {
+            Some(room) => room.merge(more),
+            none => *none = Some(more),
+        }
+        Ok(())
     }
 
     async fn open(&self, file: PathBuf, param: &str) -> Result<Image, ApiError> {
@@ -262,11 +308,29 @@ impl Reading<'_> {
         Ok(picture)
     }
 
-    /// The pictures in a folder, by name.
-    async fn files(&self, param: String, name: String) -> Result<Vec<PathBuf>, ApiError> {
+    /// The film or the folder of this name.
+    async fn look(&self, param: String, name: String) -> Result<Found, ApiError> {
         let root = self.shared.options.media_root.clone();
-        blocking(param, move |param| files_of(&allowed_file(&name, param, root.as_deref())?, param, root.as_deref()))
-            .await
+        let look = move |param: &str| {
+            let found = allowed_file(&name, param, root.as_deref())?;
+            match found.is_dir() {
+                true => files_of(&found, param, root.as_deref()).map(Found::Frames),
+                false => film_of(&found, param).map(Found::Film),
+            }
+        };
+        blocking(param, look).await
+    }
+
+    async fn film(&self, film: Film, fps: f64, param: &str) -> Result<Seen, ApiError> {
+        let FilmShare { frames_max, bytes_max } = self.share;
+        if frames_max == 0 {
+            let error = ApiError::invalid(param, "the model takes no videos, or no more frames in this request");
+            return Err(error.hint("ask a model that takes videos, or show fewer of them"));
+        }
+        let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };
+        let video = self.shared.films.read(film, sampling, param).await?;
+        self.count(video.bytes().0, param)?;
+        Ok(Seen::Film(video))
     }
 }
 
@@ -299,6 +363,15 @@ fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf,
     // After links are followed, too.
     let file = root.join(below).canonicalize().map_err(|_| outside())?;
     if file.starts_with(&root) { Ok(file) } else { Err(outside()) }
+}
+
+/// The file, if it is one: a pipe would hold its reader up.
+fn film_of(file: &Path, param: &str) -> Result<File, ApiError> {
+    let failed = |told: String| ApiError::invalid(param, told).hint("name a film, or a folder of pictures");
+    match file.is_file() {
+        true => File::open(file).map_err(|error| failed(format!("the film cannot be read: {error}"))),
+        false => Err(failed("there is no file of that name".to_owned())),
+    }
 }
 
 /// The files in a folder, by name, each of them below the media root after links are followed.

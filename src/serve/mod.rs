@@ -17,12 +17,15 @@
 //! # }
 //! ```
 
+mod access;
 mod anthropic;
 mod body;
 mod draft;
 mod effort;
 mod error;
 mod fetch;
+mod ffmpeg;
+mod film;
 mod form;
 mod guard;
 mod health;

@@ -44,7 +44,8 @@ fn made() -> Value {
     pages.post("/v1/messages/count_tokens", "The tokens of such a message", message, count, None);
     let (asked, told) = (pages.schema::<Fields>(), json!({"type": "object"}));
     pages.post("/v1/responses", "OpenAI's responses, whole or streamed, and kept", asked, told.clone(), Some(told));
-    let (asked, told) = (pages.schema::<TokenizeFields>(), pages.schema::<Tokenized>());
+    let text = json!({"allOf": [pages.schema::<TokenizeFields>(), {"required": ["prompt"]}]});
+    let (asked, told) = (json!({"anyOf": [text, pages.schema::<ChatFields>()]}), pages.schema::<Tokenized>());
     pages.post("/tokenize", "The tokens of a text or chat", asked, told, None);
     let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
     pages.post("/detokenize", "The text of tokens", asked, told, None);
@@ -61,6 +62,7 @@ fn made() -> Value {
         ("/v1/models/{name}", "One model"),
         ("/v1/responses/{id}", "A kept response"),
         ("/v1/budget", "Every byte of the device, by class and model"),
+        ("/v1/budget/neighbour", "What the neighbour of a drill has"),
         ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
         ("/health", "200 while all models take requests"),
         ("/health/ready", "The same"),
@@ -116,6 +118,13 @@ impl Pages {
     fn add(&mut self, path: &str, method: &str, operation: Value) {
         let methods = self.paths.entry(path).or_insert_with(|| json!({}));
         methods[method] = operation;
+        let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
+        let named =
+            names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));
+        let named: Vec<Value> = named.collect();
+        if !named.is_empty() {
+            methods["parameters"] = named.into();
+        }
     }
 }
 

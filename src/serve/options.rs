@@ -40,6 +40,11 @@ pub struct ServeOptions {
     pub private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures and videos may name files of. None by default.
     pub media_root: Option<PathBuf>,
+    /// The program `ffmpeg`, which decodes films in MP4, MOV, WebM and MKV. Without it they are refused; animated GIF and
+    /// WebP need none. None by default.
+    pub ffmpeg: Option<PathBuf>,
+    /// How long decoding a film may take.
+    pub film_time: Duration,
     /// Origins of web pages that may ask, such as `https://example.org`, or `*` for all.
     pub origins: Vec<String>,
 }
@@ -73,6 +78,8 @@ impl Default for ServeOptions {
             url_hosts: Vec::new(),
             private_url_hosts: false,
             media_root: None,
+            ffmpeg: None,
+            film_time: Duration::from_secs(30),
             origins: Vec::new(),
         }
     }

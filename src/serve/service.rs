@@ -28,10 +28,12 @@ use tower_http::{
 use tracing::Instrument;
 
 use super::{
+    access::{Access, Used},
     anthropic,
     body::Bodies,
     error::{ApiError, Shape},
     fetch::Fetcher,
+    film::FilmReader,
     guard::Guard,
     health, id, memory,
     models::{ModelState, Models, shortened},
@@ -61,6 +63,7 @@ pub(super) struct Shared {
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
     pub(super) fetcher: Fetcher,
+    pub(super) films: FilmReader,
     pub(super) responses: Responses,
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
@@ -89,20 +92,21 @@ impl Service {
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
-        let (models, fetcher, is_ending) = (Models::default(), Fetcher::new(&options), AtomicBool::new(false));
+        let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
         let shared = Shared {
             runtime: runtime.clone(),
-            models,
+            models: Models::default(),
             options,
             bodies,
             fetcher,
+            films,
             responses,
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
             last_told: memory::LastTold::default(),
             neighbour: Arc::default(),
-            is_ending,
+            is_ending: AtomicBool::new(false),
         };
         Service { shared: Arc::new(shared) }
     }
@@ -157,6 +161,11 @@ impl Service {
             .route("/v1/responses", post(openai::responses::create::create))
             .route("/v1/responses/{id}", get(openai::responses::kept::read).delete(openai::responses::kept::delete))
             .route("/v1/responses/{id}/cancel", post(openai::responses::kept::cancel))
+            .route("/v1/responses/{id}/input_items", any(unserved))
+            .route("/v1/responses/compact", any(unserved))
+            .route("/v1/responses/input_tokens", any(unserved))
+            .route("/v1/conversations", any(unserved))
+            .route("/v1/conversations/{*rest}", any(unserved))
             .route("/v1/models", get(openai::list::all))
             .route("/v1/models/{*name}", get(openai::list::one))
             .route("/tokenize", post(tokens::tokenize))
@@ -207,7 +216,8 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
     }
     match shared.guard.admit(request.headers()) {
         Ok(client) => {
-            request.extensions_mut().insert(client);
+            let used = request.extensions_mut().remove::<Used>().unwrap_or_default();
+            request.extensions_mut().insert(client.telling(used));
             next.run(request).await
         }
         Err(error) => error.into_response(),
@@ -244,15 +254,14 @@ fn shape_of(request: &Request) -> Shape {
 }
 
 /// Gives each request a name, for its answer, logs and spans.
-async fn named(request: Request, next: Next) -> Response {
+async fn named(mut request: Request, next: Next) -> Response {
     let name = name_of(request.headers()).unwrap_or_else(|| id::fresh("req_"));
     let (method, path, shape) = (request.method().clone(), request.uri().path().to_owned(), shape_of(&request));
     let span = tracing::info_span!("http", request_id = %name);
-    let response = next.run(request).instrument(span.clone()).await;
-    let mut response = shaped(response, shape);
-    span.in_scope(
-        || tracing::debug!(%method, path = %shortened(&path), status = response.status().as_u16(), "answered"),
-    );
+    let access = Access::begin(span.clone(), method, path);
+    request.extensions_mut().insert(access.used());
+    let response = next.run(request).instrument(span).await;
+    let mut response = access.answered(shaped(response, shape));
     if let Ok(value) = HeaderValue::from_str(&name) {
         if shape == Shape::Anthropic {
             response.headers_mut().insert(ANTHROPIC_REQUEST_ID, value.clone());

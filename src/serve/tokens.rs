@@ -51,7 +51,9 @@ pub(super) async fn tokenize(
     let (_, model) = shared.models.ready(fields.model.as_deref())?;
     let tokens = match (fields.prompt, chat) {
         (Some(text), _) => model.tokenize(text, fields.add_special_tokens.unwrap_or(true)).await?,
-        (None, Some(chat)) => model.prompt_of(chat::chat(chat, &model, &shared).await?).await?.token_ids,
+        (None, Some(chat)) => {
+            model.prompt_of(chat::chat(chat, &model, &shared, &mut Some(body.room)).await?).await?.token_ids
+        }
         (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("or send `messages`")),
     };
     let token_strs = match fields.return_token_strs.unwrap_or_default() {

@@ -2,7 +2,8 @@
 
 use serde_json::{Map, Value, json};
 
-use crate::Content;
+use super::{error::ApiError, models::shortened};
+use crate::{Content, ToolChoice};
 
 /// A function that the model may call.
 pub(super) fn function(name: &str, description: Option<Value>, parameters: Option<Value>) -> Value {
@@ -16,6 +17,31 @@ pub(super) fn function(name: &str, description: Option<Value>, parameters: Optio
 pub(super) fn call(id: Option<String>, name: &str, arguments: Value) -> Content {
     let function = json!({"name": name, "arguments": as_object(arguments)});
     Content::ToolCall(json!({"id": id, "type": "function", "function": function}))
+}
+
+/// Tools that only their makers' servers run. Where they are merely offered, as coding agents offer them to every server,
+/// the model does not see them, and so never calls them.
+#[derive(Default)]
+pub(super) struct LeftOut(Vec<String>);
+
+impl LeftOut {
+    pub(super) fn add(&mut self, name: &str) {
+        self.0.push(name.to_owned());
+    }
+
+    /// Refuses a choice that makes the model call one of them, when it sees only these `functions`.
+    pub(super) fn check(&self, choice: &ToolChoice, functions: &[Value]) -> Result<(), ApiError> {
+        let is_shown = |name: &str| functions.iter().any(|function| function["function"]["name"] == name);
+        let forced = match choice {
+            ToolChoice::Named(name) => Some(name).filter(|name| self.0.contains(name) && !is_shown(name)),
+            ToolChoice::Required => self.0.first().filter(|_| functions.is_empty()),
+            ToolChoice::Auto | ToolChoice::None => None,
+        };
+        let Some(name) = forced else { return Ok(()) };
+        let told =
+            format!("`tool_choice` forces a call of `{}`, but this server calls no tools itself", shortened(name));
+        Err(ApiError::invalid("tool_choice", told).hint("force a function that the client calls"))
+    }
 }
 
 /// Templates want an object; clients send its text.

@@ -1,6 +1,6 @@
 //! The options of `bursar serve`: its own, and those of `vllm serve`.
 
-use std::{net::IpAddr, path::PathBuf, time::Duration};
+use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 
 use bursar::{
     Bytes,
@@ -10,7 +10,11 @@ use bursar::{
 use clap::Args;
 
 use super::text_of;
-use crate::{failure::Failure, knobs::KnobOptions, logging};
+use crate::{
+    failure::Failure,
+    knobs::KnobOptions,
+    logging::{self, Requests},
+};
 
 /// Options of `bursar serve`.
 #[derive(Args)]
@@ -69,9 +73,12 @@ pub struct Options {
     /// These hosts may have private addresses, such as those of a company's own network.
     #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
     allow_private_url_hosts: bool,
-    /// The folder that `file:` URLs of pictures may name files of.
+    /// The folder that `file:` URLs of pictures and films may name files of.
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
+    /// The program that decodes films in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it is on the PATH.
+    #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
+    ffmpeg: Option<PathBuf>,
 
     /// Taken for command lines of vLLM: statistics are at /metrics.
     #[arg(long, hide = true)]
@@ -127,6 +134,14 @@ impl Options {
         &self.knobs
     }
 
+    /// What is logged of requests. Knobs that cannot be read are told of later.
+    pub fn requests(&self) -> Requests {
+        match self.knobs.knobs().is_ok_and(|knobs| knobs.disable_log_requests == Some(true)) {
+            true => Requests::Nothing,
+            false => Requests::Answered,
+        }
+    }
+
     /// The address as it is listened on.
     pub fn address(&self) -> String {
         let Some(host) = self.host.clone().or_else(|| self.port.map(|_| "127.0.0.1".to_owned())) else {
@@ -156,6 +171,7 @@ impl Options {
             url_hosts: self.allow_url_host.clone(),
             private_url_hosts: self.allow_private_url_hosts,
             media_root: self.media_root.clone(),
+            ffmpeg: self.ffmpeg()?,
             origins: self.allow_origin.clone(),
             ..usual
         };
@@ -166,6 +182,24 @@ impl Options {
             options = options.with_keys(&self.api_key.join("\n"))?;
         }
         Ok(options)
+    }
+
+    /// The program that decodes films, as a whole path: it is run without an environment.
+    fn ffmpeg(&self) -> Result<Option<PathBuf>, Failure> {
+        let Some(named) = &self.ffmpeg else {
+            let path = env::var_os("PATH").unwrap_or_default();
+            return Ok(env::split_paths(&path).map(|folder| folder.join("ffmpeg")).find(|program| program.is_file()));
+        };
+        if named.as_os_str() == "none" {
+            return Ok(None);
+        }
+        match named.canonicalize() {
+            Ok(program) if program.is_file() => Ok(Some(program)),
+            _ => Err(Failure {
+                error: format!("--ffmpeg {}: there is no such file", named.display()),
+                hint: "name the program itself, such as /usr/bin/ffmpeg".to_owned(),
+            }),
+        }
     }
 
     /// Says which flags of vLLM have nothing to set here.

@@ -102,7 +102,10 @@ def what_is_wrong_is_named():
     web = {"type": "web_search_20250305", "name": "web_search"}
     refused(anthropic.NotFoundError, "does not exist",
             lambda: client.messages.create(model="none", max_tokens=1, messages=shown()))
-    refused(anthropic.BadRequestError, "web_search_20250305", lambda: asked(shown(), tools=[web]))
+    assert asked(shown(), tools=[web]).content, "it is merely offered"
+    refused(anthropic.BadRequestError, "web_search", lambda: asked(shown(), tools=[web], tool_choice={"type": "any"}))
+    bash = {"type": "bash_20250124", "name": "bash"}
+    refused(anthropic.BadRequestError, "bash_20250124", lambda: asked(shown(), tools=[bash]))
     refused(anthropic.BadRequestError, "messages[0].content", lambda: asked([{"role": "user", "content": 1}]))
     refused(anthropic.BadRequestError, "max_tokens", lambda: client.post(
         "/v1/messages", body={"model": "demo", "messages": []}, cast_to=object))

@@ -91,6 +91,21 @@ def a_forced_call_and_its_result():
     assert json.loads(streamed.output[-1].arguments)["hour"] in (1, 2, 3), streamed
 
 
+def custom_tools_and_namespaces_are_parsed():
+    patch = {"type": "custom", "name": "patch", "description": "Edits a file"}
+    agents = {"type": "namespace", "name": "agents", "description": "Others", "tools": [CLOCK]}
+    with client.responses.stream(model="demo", input="Hello!", tools=[patch, agents], max_output_tokens=120,
+                                 tool_choice={"type": "custom", "name": "patch"}) as stream:
+        events = list(stream)
+    # The demo model writes until it is cut, so the last event is `response.incomplete`.
+    call = events[-1].response.output[-1]
+    done = [event for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert (call.type, call.name) == ("custom_tool_call", "patch") and call.input == done[0].input, call
+    named = asked("What time is it?", tools=[patch, agents],
+                  tool_choice={"type": "function", "namespace": "agents", "name": "clock"}).output[-1]
+    assert (named.type, named.namespace, named.name) == ("function_call", "agents", "clock"), named
+
+
 def the_background_goes_on_alone_and_can_be_cancelled():
     response = asked(shown(), background=True)
     assert response.status in ("in_progress", "queued"), response
@@ -129,7 +144,10 @@ def a_schema_is_followed():
 
 def what_is_wrong_or_not_served_is_named():
     refused(openai.NotFoundError, None, lambda: asked("a", model="none"))
-    refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "web_search"}]))
+    refused(openai.BadRequestError, "tools[0].type", lambda: asked("a", tools=[{"type": "local_shell"}]))
+    search = [{"type": "web_search"}]
+    assert asked("a", tools=search).tools[0].type == "web_search", "it is merely offered"
+    refused(openai.BadRequestError, "tool_choice", lambda: asked("a", tools=search, tool_choice="required"))
     refused(openai.BadRequestError, "input[0].content[0].type",
             lambda: asked([{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]))
     refused(openai.BadRequestError, "max_output_tokens", lambda: asked("a", max_output_tokens=0))
@@ -137,6 +155,12 @@ def what_is_wrong_or_not_served_is_named():
     refused(openai.BadRequestError, "store", lambda: asked("a", background=True, store=False))
     refused(openai.BadRequestError, "conversation", lambda: asked("a", conversation="conv_1"))
     refused(openai.BadRequestError, "truncation", lambda: asked("a", truncation="auto"))
+    try:
+        client.responses.input_items.list(asked("a").id)
+    except openai.NotFoundError as error:
+        assert error.code == "not_served", error.body
+    else:
+        raise AssertionError("its items were listed")
 
 
 tell(
@@ -144,6 +168,7 @@ tell(
     a_stream_tells_the_same,
     a_conversation_goes_on_by_its_id,
     a_forced_call_and_its_result,
+    custom_tools_and_namespaces_are_parsed,
     the_background_goes_on_alone_and_can_be_cancelled,
     a_limit_makes_it_incomplete,
     a_schema_is_followed,

@@ -4,8 +4,9 @@ use std::{fmt, path::Path, sync::Arc};
 
 use bursar_budgets::Bytes;
 use bursar_model::{
-    error::ImageError,
+    error::{ImageError, VideoError},
     flow::{self, ImageBytes, ImageLimits, PictureLimits, Visual},
+    processor::FrameSampling,
     text::{Message, Part, ReplyFormat, Role},
 };
 
@@ -86,8 +87,8 @@ impl Image {
     }
 }
 
-/// A video for a chat, given as frames: encoded pictures of one size, in the order in which they are shown. The caller
-/// decodes the film and picks the frames.
+/// A video for a chat, given as frames: pictures of one size, in the order in which they are shown. Of an animated GIF or
+/// WebP they are picked here; of any other film the caller decodes and picks them.
 ///
 /// ```
 /// use bursar_actors::chat::{Chat, Image, Video};
@@ -105,6 +106,20 @@ impl Video {
     pub fn from_frames(frames: impl IntoIterator<Item = Image>, frames_per_second: f64) -> Self {
         let frames: Vec<ImageBytes> = frames.into_iter().map(|frame| frame.0).collect();
         Video(flow::Video::new(frames, frames_per_second))
+    }
+
+    /// Decodes an animated GIF or WebP at even distances. Nothing is decoded before the file's blocks have told how
+    /// much that is.
+    ///
+    /// # Errors
+    /// The file is neither, is damaged, or exceeds `limits` or what is decoded of an animation in all.
+    pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
+        flow::Video::from_animation(encoded, sampling, limits).map(Video)
+    }
+
+    /// The bytes of its frames as they are kept: encoded, or pixels.
+    pub fn bytes(&self) -> Bytes {
+        self.0.frames().iter().map(|frame| Bytes::of_slice(frame.bytes())).sum()
     }
 }
 

@@ -146,7 +146,7 @@ impl Knobs {
             ),
             (
                 self.disable_log_requests == Some(true),
-                "disable_log_requests changes nothing: no log has a request's text",
+                "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
             ),
         ];
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()

@@ -272,7 +272,7 @@ knobs! {
     dtype: Precision, Kind::Type, [LightLlm data_type];
     /// The model's name in tables and metrics, instead of its checkpoint's.
     model_name: String, Kind::Name, [Vllm served_model_name];
-    /// Accepted, but changes nothing: logs never contain the text of requests.
+    /// `bursar serve` logs no line of a request, unless it goes wrong. Elsewhere it changes nothing. No log has the text of requests.
     disable_log_requests: bool, Kind::Switch, [];
     /// Runs the worst cases through all layers, before the cache is sized and again at its final size. Without it, a GPU runs eight layers before and all of them after; a host runs as many layers as reach the planned peak, once.
     full_stress: bool, Kind::Switch, [];

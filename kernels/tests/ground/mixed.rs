@@ -3,9 +3,9 @@
 use bursar_kernels::*;
 
 use super::{
-    Random, narrowed,
-    pass::{Wide, floats, inside, margins, wide},
-    rounded, widened,
+    Random, narrowed, rounded,
+    wide::{Wide, floats, inside, margins, wide},
+    widened,
 };
 
 /// A layer of experts and the rows that it computes.

@@ -8,6 +8,7 @@ mod paged;
 mod pass;
 mod pixels;
 mod turned;
+mod wide;
 
 use std::sync::Arc;
 

@@ -11,8 +11,9 @@ use bursar_kernels::{
 
 use super::{
     Random, attend, narrowed,
-    pass::{Wide, floats, inside, margins, starts},
+    pass::starts,
     rounded,
+    wide::{Wide, floats, inside, margins},
 };
 
 /// Pairs of a row and a token that it sees.

@@ -9,9 +9,8 @@ use bursar_kernels::{
 };
 
 use super::{
-    Random, narrowed,
-    pass::{Wide, floats, margins, wide},
-    rounded,
+    Random, narrowed, rounded,
+    wide::{Wide, floats, margins, wide},
 };
 
 const BLOCKS: usize = 3;

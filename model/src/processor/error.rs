@@ -18,6 +18,19 @@ pub enum VideoError {
     /// It has no frame.
     #[error("the video has no frames")]
     NoFrames,
+    /// What should be an animation is another kind of file.
+    #[error("it is neither an animated GIF nor an animated WebP")]
+    NoAnimation,
+    /// So much would have to be decoded of an animation, up to the last frame that is wanted; nothing was decoded.
+    #[error("its first {frames} frames have {pixels} pixels together, the limit is {limit}")]
+    TooManyPixels {
+        /// Frames up to the last one that is wanted.
+        frames: usize,
+        /// Their pixels together.
+        pixels: u64,
+        /// Their limit.
+        limit: u64,
+    },
     /// This model's videos have a step of time at least.
     #[error("it has {frames} frames, fewer than the {least} of a step")]
     TooFewFrames {
@@ -88,6 +101,8 @@ impl Hint for VideoError {
                     .into()
             }
             VideoError::NoFrames => "give the video at least one frame".into(),
+            VideoError::NoAnimation => "send GIF or WebP, or decode the film and hand over its frames".into(),
+            VideoError::TooManyPixels { .. } => "send a smaller or shorter animation".into(),
             VideoError::TooFewFrames { .. } => "show a single frame as a picture".into(),
             VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),
             VideoError::TooManyFrames { limit, .. } => {

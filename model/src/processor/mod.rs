@@ -4,10 +4,13 @@
 //! Work is spread over the rayon pool of the calling thread. To use another pool, call from within
 //! `rayon::ThreadPool::install`.
 
+mod animation;
+mod animation_blocks;
 pub mod config;
 pub mod decode;
 mod decode_jpeg;
 pub(crate) mod error;
+mod frame_sampling;
 mod gif_frame;
 pub mod header;
 pub mod image_processor;
@@ -20,6 +23,7 @@ pub mod video_processor;
 pub mod visual_plan;
 
 pub use config::{CountedPixels, ImageProcessorConfig, Resample};
+pub use frame_sampling::FrameSampling;
 pub use header::{DecodeCost, ImageFormat, ImageHeader};
 pub use image_processor::{ImageProcessor, PicturePlan, ProcessedPicture};
 pub use smart_resize::{PixelBounds, Size, VideoLength, smart_resize, smart_resize_video};

@@ -4,6 +4,7 @@
 #[path = "../bench/mod.rs"]
 mod bench;
 
+mod animations;
 mod cache_files;
 mod candle_oracle;
 mod captured_steps;

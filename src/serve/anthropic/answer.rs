@@ -3,7 +3,10 @@
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::{ChatError, ChatEvent, FinishReason, Reply, StopReason, ToolCall, Usage};
+use crate::{
+    ChatError, ChatEvent, FinishReason, Reply, StopReason, ToolCall, Usage,
+    serve::{guard::Held, openai::usage::UsageTold as Counts},
+};
 
 /// Clients keep thinking only if it is signed; nothing here reads a signature.
 pub(super) const SIGNATURE: &str = "bursar";
@@ -104,9 +107,10 @@ impl Head {
 }
 
 /// Waits for the end of a reply. Dropping it, as when the client leaves, cancels it.
-pub(super) async fn whole(head: &Head, mut reply: Reply) -> Result<Value, ChatError> {
+pub(super) async fn whole(head: &Head, mut reply: Reply, held: Held) -> Result<Value, ChatError> {
     while let Some(event) = reply.next().await {
         if let ChatEvent::Done { text, reasoning, tool_calls, finish_reason, stop_reason, usage, .. } = event? {
+            held.used(Counts::of([usage]));
             let content = blocks(head, text, reasoning, tool_calls);
             let stopped = head.stopped(finish_reason, stop_reason, &usage);
             // Of our own types, whose maps have strings as keys.

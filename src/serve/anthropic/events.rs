@@ -11,6 +11,7 @@ use crate::{
     serve::{
         error::{ApiError, Shape},
         guard::Held,
+        openai::usage::UsageTold as Counts,
         sse,
     },
 };
@@ -18,7 +19,7 @@ use crate::{
 /// Tells a reply until `message_stop`, or an `error`. The reply has [token ids](crate::Chat::token_ids), which come
 /// first: `message_start` counts the prompt by them.
 pub(super) fn stream(head: Head, reply: Reply, held: Held, keep_alive: Duration) -> Response {
-    let telling = Telling { head, blocks: 0, open: None, _held: held };
+    let telling = Telling { head, blocks: 0, open: None, held };
     let events = sse::told(reply, telling, |telling, heard| {
         let is_last = matches!(heard, Ok(ChatEvent::Done { .. }) | Err(_));
         (telling.told(heard).iter().map(sse::typed).collect(), is_last)
@@ -31,7 +32,7 @@ struct Telling {
     /// Blocks that were begun.
     blocks: usize,
     open: Option<Open>,
-    _held: Held,
+    held: Held,
 }
 
 /// The kind of the block that is being told.
@@ -67,6 +68,7 @@ impl Telling {
             }
             Ok(ChatEvent::ToolCall(ToolCallEvent::End { .. })) => self.close(),
             Ok(ChatEvent::Done { finish_reason, stop_reason, usage, .. }) => {
+                self.held.used(Counts::of([usage]));
                 let mut told = self.close();
                 let (reason, sequence) = self.head.stopped(finish_reason, stop_reason, &usage);
                 let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
@@ -121,7 +123,7 @@ mod tests {
 
     fn telling() -> Telling {
         let head = Head { id: "msg_1".to_owned(), model: "demo".to_owned(), omits_thinking: false, tokens_max: 8 };
-        Telling { head, blocks: 0, open: None, _held: Held::default() }
+        Telling { head, blocks: 0, open: None, held: Held::default() }
     }
 
     /// The types of the events, with the index of their block.

@@ -18,8 +18,16 @@ use super::{
 use crate::{
     Chat, ModelHandle, Role, ToolChoice,
     serve::{
-        body::JsonBody, draft, effort::with_effort, error::ApiError, form::form, guard::Client, id, models::shortened,
+        body::{JsonBody, Room},
+        draft,
+        effort::with_effort,
+        error::ApiError,
+        form::form,
+        guard::Client,
+        id,
+        models::shortened,
         service::Shared,
+        tool::LeftOut,
     },
 };
 
@@ -38,15 +46,14 @@ pub(in crate::serve) async fn create(
         tokens_max,
     };
     let is_streamed = request.stream.unwrap_or_default();
-    let held = client.hold(1, room)?;
-    let chat = chat(request, &model, &shared).await?.max_tokens(tokens_max);
+    let mut held = client.hold(1, room)?;
+    let chat = chat(request, &model, &shared, held.room()).await?.max_tokens(tokens_max);
     if is_streamed {
         let reply = model.chat(chat.token_ids()).await?;
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));
     }
     let reply = model.chat(chat).await?;
-    let whole = answer::whole(&head, reply).await?;
-    drop(held);
+    let whole = answer::whole(&head, reply, held).await?;
     Ok(Json(whole).into_response())
 }
 
@@ -56,12 +63,17 @@ pub(in crate::serve) async fn count_tokens(
     body: JsonBody<MessagesRequest>,
 ) -> Result<Json<Value>, ApiError> {
     let (_, model) = shared.models.ready(body.value.model.as_deref())?;
-    let prompt = model.prompt_of(chat(body.value, &model, &shared).await?).await?;
+    let prompt = model.prompt_of(chat(body.value, &model, &shared, &mut Some(body.room)).await?).await?;
     Ok(Json(json!({"input_tokens": prompt.token_ids.len()})))
 }
 
 /// The chat that this request asks for, without its limit of tokens.
-async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
+async fn chat(
+    mut request: MessagesRequest,
+    model: &ModelHandle,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Chat, ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
         let error = ApiError::invalid("mcp_servers", "`mcp_servers`: this server calls no tools itself");
         return Err(error.hint("offer the tools as `tools`, and call them in the client"));
@@ -69,7 +81,7 @@ async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
     let continues = drafts.last().is_some_and(|last| last.role == Role::Assistant && last.calls.is_empty());
-    let mut chat = draft::chat(drafts, model, shared).await?;
+    let mut chat = draft::chat(drafts, model, shared, room).await?;
     if continues {
         chat = chat.continue_final_message();
     }
@@ -92,11 +104,14 @@ async fn chat(mut request: MessagesRequest, model: &ModelHandle, shared: &Shared
 /// With the tools, and whether they are called.
 fn offered(chat: Chat, request: &mut MessagesRequest) -> Result<Chat, ApiError> {
     let tools = request.tools.take().unwrap_or_default().into_iter().enumerate();
-    let tools: Vec<Value> = tools.map(|(index, tool)| turns::offered(tool, index)).collect::<Result<_, _>>()?;
-    let chat = chat.tools(tools);
-    let Some(choice) = request.tool_choice.take() else { return Ok(chat) };
+    let mut left_out = LeftOut::default();
+    let tools = tools.filter_map(|(index, tool)| turns::offered(tool, index, &mut left_out).transpose());
+    let tools: Vec<Value> = tools.collect::<Result<_, _>>()?;
+    let Some(choice) = request.tool_choice.take() else { return Ok(chat.tools(tools)) };
     let is_alone = choice.disable_parallel_tool_use.unwrap_or_default();
-    let chat = chat.tool_choice(tool_choice(choice)?);
+    let choice = tool_choice(choice)?;
+    left_out.check(&choice, &tools)?;
+    let chat = chat.tools(tools).tool_choice(choice);
     Ok(if is_alone { chat.parallel_tool_calls(false) } else { chat })
 }
 

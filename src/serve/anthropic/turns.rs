@@ -10,7 +10,7 @@ use crate::{
         error::ApiError,
         media::Link,
         models::shortened,
-        tool,
+        tool::{self, LeftOut},
     },
 };
 
@@ -144,24 +144,32 @@ fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     ApiError::invalid(field, told)
 }
 
-/// A tool as chat templates take it.
-pub(super) fn offered(offered: Tool, index: usize) -> Result<Value, ApiError> {
+/// Tools of Anthropic's own that clients run, by the beginnings of their dated types: only its models know what they take.
+const OF_CLIENTS: [&str; 4] = ["bash_", "text_editor_", "computer_", "memory_"];
+
+/// A tool as chat templates take it, none if only Anthropic's servers run it.
+pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Result<Option<Value>, ApiError> {
     let own = offered.kind.filter(|kind| kind != "custom");
     if let Some(own) = own {
-        let told = format!("`tools[{index}].type`: the tool `{}` is Anthropic's own and not served", shortened(&own));
-        return Err(
-            ApiError::invalid(format!("tools[{index}].type"), told).hint("describe a tool with its `input_schema`")
-        );
+        if OF_CLIENTS.iter().any(|beginning| own.starts_with(beginning)) {
+            let told =
+                format!("`tools[{index}].type`: only Anthropic's models have learnt the tool `{}`", shortened(&own));
+            let hint = "describe a tool with its `input_schema`";
+            return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint(hint));
+        }
+        left_out.add(offered.name.as_deref().unwrap_or(&own));
+        return Ok(None);
     }
     let missing = |field: &str| lacks(&format!("tools[{index}]"), "a tool", field);
     let name = offered.name.ok_or_else(|| missing("name"))?;
     let parameters = offered.input_schema.ok_or_else(|| missing("input_schema"))?;
-    Ok(tool::function(&name, offered.description.map(Value::from), Some(parameters)))
+    Ok(Some(tool::function(&name, offered.description.map(Value::from), Some(parameters))))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ToolChoice;
     use crate::serve::{body::FromJson, error::Shape};
 
     fn told(body: &Value) -> Result<Vec<Draft>, Value> {
@@ -238,13 +246,22 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_of_anthropics_own_is_refused_and_others_get_openais_form() {
-        let read = |value: Value| offered(serde_json::from_value(value).expect("a tool"), 3);
-        let own = read(json!({"type": "web_search_20250305", "name": "web_search"})).expect_err("it is not ours");
-        assert!(own.body(Shape::Anthropic).to_string().contains("web_search_20250305"));
+    fn a_tool_of_anthropics_servers_is_left_out_and_others_get_openais_form() {
+        let mut left_out = LeftOut::default();
+        let mut read = |value: Value| offered(serde_json::from_value(value).expect("a tool"), 3, &mut left_out);
+        let own = read(json!({"type": "bash_20250124", "name": "bash"})).expect_err("no model of ours knows it");
+        assert!(own.body(Shape::Anthropic).to_string().contains("bash_20250124"));
+        let hosted = read(json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8}));
+        assert_eq!(hosted.map_err(|_| ()), Ok(None));
         let custom =
             read(json!({"name": "f", "description": "d", "input_schema": {"type": "object"}, "type": "custom"}));
         let function = json!({"name": "f", "description": "d", "parameters": {"type": "object"}});
-        assert_eq!(custom.map_err(|_| ()), Ok(json!({"type": "function", "function": function})));
+        let shown = json!({"type": "function", "function": function});
+        assert_eq!(custom.map_err(|_| ()), Ok(Some(shown.clone())));
+        let forced = |choice| left_out.check(&choice, std::slice::from_ref(&shown)).is_err();
+        assert!(forced(ToolChoice::Named("web_search".to_owned())));
+        assert!(!forced(ToolChoice::Required), "there is another tool to call");
+        assert!(left_out.check(&ToolChoice::Required, &[]).is_err());
+        assert!(!forced(ToolChoice::Auto));
     }
 }

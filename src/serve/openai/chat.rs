@@ -16,7 +16,13 @@ use super::{
 use crate::{
     Chat, ModelHandle, ToolChoice,
     serve::{
-        body::JsonBody, draft, effort::with_effort, error::ApiError, guard::Client, models::shortened, service::Shared,
+        body::{JsonBody, Room},
+        draft,
+        effort::with_effort,
+        error::ApiError,
+        guard::Client,
+        models::shortened,
+        service::Shared,
     },
 };
 
@@ -35,8 +41,8 @@ pub(in crate::serve) async fn complete(
             ApiError::invalid("prompt_logprobs", "`prompt_logprobs` is not streamed").hint("leave out `stream`")
         );
     }
-    let held = client.hold(samples, room)?;
-    let chat = sampling.apply(chat(fields, &model, &shared).await?)?;
+    let mut held = client.hold(samples, room)?;
+    let chat = sampling.apply(chat(fields, &model, &shared, held.room()).await?)?;
     let replies = model.samples(chat, samples).await?;
     match is_streamed {
         true => {
@@ -49,12 +55,17 @@ pub(in crate::serve) async fn complete(
 }
 
 /// The chat that these fields ask for.
-pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shared: &Shared) -> Result<Chat, ApiError> {
+pub(in crate::serve) async fn chat(
+    fields: ChatFields,
+    model: &ModelHandle,
+    shared: &Shared,
+    room: &mut Room,
+) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
         return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
-    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared).await?;
+    let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
     chat = fields.max_completion_tokens.or(fields.max_tokens).into_iter().fold(chat, Chat::max_tokens);
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {
@@ -64,7 +75,9 @@ pub(in crate::serve) async fn chat(fields: ChatFields, model: &ModelHandle, shar
         chat = chat.prompt_log_probabilities(top);
     }
     let choice = fields.tool_choice.as_ref().map(tool_choice).transpose()?;
-    chat = chat.tools(fields.tools.unwrap_or_default());
+    let tools = fields.tools.unwrap_or_default();
+    tools.iter().enumerate().try_for_each(|(index, tool)| check_tool(tool, index))?;
+    chat = chat.tools(tools);
     chat = choice.into_iter().fold(chat, Chat::tool_choice);
     chat = fields.parallel_tool_calls.into_iter().fold(chat, Chat::parallel_tool_calls);
     // Where tools are forced, a plain text format says nothing more.
@@ -91,6 +104,28 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
     }
 }
 
+/// Refuses what is no function with a name: the model could not call it, and its client could not tell why.
+fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
+    let kind = tool.get("type").filter(|kind| !kind.is_null());
+    if let Some(kind) = kind.filter(|kind| *kind != "function") {
+        let told = format!("`tools[{index}].type`: {} is not served", shortened(&kind.to_string()));
+        return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("offer functions"));
+    }
+    // Bare functions, without OpenAI's frame, are what some templates were written for.
+    let (function, place) = match tool.get("function") {
+        Some(function) => (function, "function.name"),
+        None => (tool, "name"),
+    };
+    match function["name"].as_str() {
+        Some(name) if !name.is_empty() => Ok(()),
+        _ => {
+            let param = format!("tools[{index}].{place}");
+            let told = format!("`{param}` is missing");
+            Err(ApiError::invalid(param, told))
+        }
+    }
+}
+
 /// A choice of tools: a word, or a tool by its name.
 pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
     let name = choice.pointer("/function/name").or_else(|| choice.get("name")).and_then(Value::as_str);
@@ -103,6 +138,31 @@ pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
             let told = format!("`{}` is no choice of tools", shortened(&choice.to_string()));
             let hint = "`auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
             Err(ApiError::invalid("tool_choice", told).hint(hint))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::serve::error::Shape;
+
+    #[test]
+    fn a_tool_that_cannot_be_called_is_refused_by_its_place() {
+        let param =
+            |tool: Value| check_tool(&tool, 2).map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone());
+        assert_eq!(param(json!({"type": "function", "function": {"name": "f"}})), Ok(()));
+        assert_eq!(param(json!({"type": null, "name": "bare"})), Ok(()));
+        for (tool, place) in [
+            (json!({"type": "custom", "custom": {"name": "f"}}), "tools[2].type"),
+            (json!({"type": "function", "function": {"description": "d"}}), "tools[2].function.name"),
+            (json!({"type": "function", "function": {"name": ""}}), "tools[2].function.name"),
+            (json!({"type": "function"}), "tools[2].name"),
+            (json!("f"), "tools[2].name"),
+        ] {
+            assert_eq!(param(tool.clone()), Err(json!(place)), "{tool}");
         }
     }
 }

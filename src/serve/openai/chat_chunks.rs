@@ -35,7 +35,7 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Null where there is none: examples of DeepSeek's and SGLang's read it without asking whether it is there.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,

@@ -74,7 +74,7 @@ pub(in crate::serve) struct Part {
     pub(super) video_url: Option<Wrapped<Link>>,
     /// Frames, as Qwen's own examples send a video.
     pub(super) video: Option<Listed<String>>,
-    /// Of those frames, each second.
+    /// Frames each second: of those frames, or to be picked from a film.
     pub(super) fps: Option<f64>,
 }
 

@@ -48,8 +48,8 @@ struct Message {
     /// Null where the model only calls tools.
     content: Option<String>,
     refusal: Option<()>,
-    /// Two names of the same: clients of DeepSeek and SGLang read the first, those of vLLM the second.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Two names of the same: clients of DeepSeek and SGLang read the first, also where it is null, those of vLLM the
+    /// second.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
@@ -92,8 +92,9 @@ pub(super) struct PromptTokenTold {
 /// Waits for all samples. Dropping it, as when the client leaves, cancels them.
 pub(super) async fn answer(head: Head, replies: Vec<Reply>, held: Held) -> Result<Response, ApiError> {
     let ended = try_join_all(replies.into_iter().map(end)).await?;
-    drop(held);
     let usage = UsageTold::of(ended.iter().map(|ended| ended.usage));
+    held.used(usage);
+    drop(held);
     let (mut prompt, mut prompt_token_ids) = (None, None);
     let choices = ended.into_iter().enumerate().map(|(index, ended)| {
         prompt = prompt.take().or(ended.prompt);

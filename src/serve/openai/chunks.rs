@@ -26,12 +26,12 @@ pub(super) struct Chunks {
     has_usage: bool,
     /// Replies that have not ended.
     open: usize,
-    _held: Held,
+    held: Held,
 }
 
 impl Chunks {
     pub(super) fn new(head: Head, options: StreamOptions, replies: usize, held: Held) -> Self {
-        Chunks { head, has_usage: options.include_usage.unwrap_or_default(), open: replies, _held: held }
+        Chunks { head, has_usage: options.include_usage.unwrap_or_default(), open: replies, held }
     }
 
     pub(super) fn chunk<C>(&self, choice: C) -> Answer<'_, C> {
@@ -45,7 +45,9 @@ impl Chunks {
         if self.open > 0 {
             return Vec::new();
         }
-        let usage = self.has_usage.then(|| sse::json(&self.head.answer(Vec::<C>::new(), Some(Some(usage())))));
+        let usage = usage();
+        self.held.used(usage);
+        let usage = self.has_usage.then(|| sse::json(&self.head.answer(Vec::<C>::new(), Some(Some(usage)))));
         usage.into_iter().chain([sse::done()]).collect()
     }
 

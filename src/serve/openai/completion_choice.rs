@@ -148,9 +148,14 @@ impl Sample {
             ChatEvent::Text(text) if !self.echo.is_all => Some(self.choice(index, text)),
             ChatEvent::Done { finish_reason, stop_reason, usage, .. } => {
                 self.usage = usage;
-                let reason = if self.echo.is_all { "length" } else { finish_reason.label() };
                 let choice = self.choice(index, String::new());
-                Some(Choice { finish_reason: Some(reason), stop_reason: stop_reason.map(StopTold::from), ..choice })
+                if self.echo.is_all {
+                    // The one token that the model had to write for the scores is not told, so it is not counted.
+                    self.usage.completion_tokens = 0;
+                    return Some(Choice { finish_reason: Some("length"), ..choice });
+                }
+                let stop_reason = stop_reason.map(StopTold::from);
+                Some(Choice { finish_reason: Some(finish_reason.label()), stop_reason, ..choice })
             }
             _ => None,
         }

@@ -158,10 +158,12 @@ async fn whole(head: &Head, mut samples: Samples, replies: Vec<Reply>, held: Hel
     let asked = samples.of.into_iter().zip(replies).enumerate();
     // All at once: a reply that is not read stops.
     let ended = try_join_all(asked.map(|(index, (sample, reply))| end(index, sample, reply))).await?;
-    drop(held);
     let choices;
     (samples.of, choices) = ended.into_iter().unzip();
-    Ok(Json(head.answer::<Choice>(choices, Some(Some(samples.usage())))).into_response())
+    let usage = samples.usage();
+    held.used(usage);
+    drop(held);
+    Ok(Json(head.answer::<Choice>(choices, Some(Some(usage)))).into_response())
 }
 
 async fn end(index: usize, mut sample: Sample, mut reply: Reply) -> Result<(Sample, Choice), ChatError> {

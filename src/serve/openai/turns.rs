@@ -65,15 +65,15 @@ fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
         }
         "video_url" => {
             let url = part.video_url.ok_or_else(|| lacks("video_url"))?.0.url;
-            Link::video(format!("{param}.video_url.url"), &url, part.fps).map(Piece::Shown)
+            Link::video(format!("{param}.video_url.url"), &url, part.fps.or(sizes.fps)).map(Piece::Shown)
         }
         "video" => {
             let frames = part.video.ok_or_else(|| lacks("video"))?.0;
-            Link::frames(format!("{param}.video"), &frames, part.fps).map(Piece::Shown)
+            Link::frames(format!("{param}.video"), &frames, part.fps.or(sizes.fps)).map(Piece::Shown)
         }
         "input_audio" | "audio_url" => {
             let error = ApiError::invalid(format!("{param}.type"), "audio is not served");
-            Err(error.hint("send text, pictures or video frames"))
+            Err(error.hint("send text, pictures or videos"))
         }
         other => {
             let told = format!("`{}` is no type of a part", shortened(other));

@@ -30,6 +30,11 @@ struct CompletionTokens {
 }
 
 impl UsageTold {
+    /// Tokens of the prompts, those of them that were computed before, and of the replies.
+    pub(in crate::serve) fn counts(&self) -> [usize; 3] {
+        [self.prompt_tokens, self.prompt_tokens_details.cached_tokens, self.completion_tokens]
+    }
+
     /// Of the samples of one prompt, which is counted once.
     pub(in crate::serve) fn of(samples: impl IntoIterator<Item = Usage>) -> Self {
         let mut told = UsageTold::default();

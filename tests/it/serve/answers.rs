@@ -155,7 +155,9 @@ fn a_request_keeps_its_name_and_metrics_budget_and_versions_are_there() {
         let missing = house.get("/v1/nothing").await;
         assert_eq!((missing.status, missing.error()["type"].as_str()), (404, Some("not_found_error")));
         assert_eq!(house.get("/v1/chat/completions").await.status, 405);
-        assert_eq!(house.post("/v1/embeddings", &json!({})).await.error()["code"], "not_served");
+        for path in ["/v1/embeddings", "/v1/conversations", "/v1/conversations/a/items", "/v1/responses/input_tokens"] {
+            assert_eq!(house.post(path, &json!({})).await.error()["code"], "not_served", "{path}");
+        }
         house.end().await;
     });
 }
@@ -197,6 +199,12 @@ fn several_prompts_are_summed_up_and_echoes_have_offsets() {
             let at = usize::try_from(offset.as_u64().expect("a number")).expect("small");
             assert!(text[at..].starts_with(piece), "{echo}");
         }
+        let scored = ask(json!({"prompt": "Hello there", "max_tokens": 0, "echo": true, "logprobs": 0})).await;
+        assert_eq!(
+            (&scored["choices"][0]["text"], &scored["usage"]["completion_tokens"]),
+            (&json!("Hello there"), &json!(0))
+        );
+        assert_eq!(scored["usage"]["total_tokens"], scored["usage"]["prompt_tokens"]);
         let many = house.post("/v1/completions", &json!({"prompt": vec!["a"; 1000], "max_tokens": 1})).await;
         assert_eq!((many.status, many.error()["param"].as_str()), (400, Some("prompt")));
         house.end().await;
@@ -228,9 +236,11 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
         let mut asked = 0;
         for (path, methods) in document["paths"].as_object().expect("paths") {
             let is_kept = path.contains("{id}");
+            let named = methods["parameters"].as_array().map_or(0, Vec::len);
+            assert_eq!(named, path.matches('{').count(), "{path}");
             let path = path.replace("{name}", "demo").replace("{id}", "resp_none");
             for method in methods.as_object().expect("methods").keys() {
-                if path == "/v1/budget/events" {
+                if method == "parameters" || path == "/v1/budget/events" {
                     continue; // It does not end.
                 }
                 let answer = match method.as_str() {

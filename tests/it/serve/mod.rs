@@ -3,6 +3,10 @@
 mod answers;
 mod client;
 mod endings;
+mod films;
 mod hostile;
 mod kept;
 mod limits;
+mod lines;
+mod tls;
+mod tools;

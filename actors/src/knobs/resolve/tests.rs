@@ -108,7 +108,7 @@ fn a_setting_without_effect_is_reported_with_the_reason() {
     let notes = |json: Value| read(json).expect("it is understood").notes();
     assert_eq!(notes(json!({ "swap_space": 0, "disable_log_requests": false })), Vec::<&str>::new());
     let [swap, log] = notes(json!({ "swap_space": 8, "disable_log_requests": true })).try_into().expect("two of them");
-    assert!(swap.contains("computed again") && log.contains("no log"), "{swap}; {log}");
+    assert!(swap.contains("computed again") && log.contains("bursar serve"), "{swap}; {log}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::{
     run::{Keeping, Run},
     store::Said,
     telling::Telling,
+    tools::Tools,
 };
 use crate::serve::{
     body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared,
@@ -27,15 +28,16 @@ pub(in crate::serve) async fn create(
     let JsonBody { value: ResponsesRequest { mut fields, bytes }, room } = body;
     let (name, model) = shared.models.ready(fields.model.as_deref())?;
     fields.check()?;
+    let mut tools = Tools::read(fields.tools.as_deref().unwrap_or_default())?;
     let mut said = before(&fields, &shared, &client)?;
     let Listed(items) = fields.input.take().ok_or_else(|| ApiError::invalid("input", "`input` is missing"))?;
     said.push(shared.responses.said(items, bytes));
-    let held = client.hold(1, room)?;
-    let chat = chat::chat(&fields, &said, &model, &shared).await?;
+    let mut held = client.hold(1, room)?;
+    let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();
-    let telling = Telling::new(response.clone());
+    let telling = Telling::new(response.clone(), tools);
     let run = |keeping| Run { shared: shared.clone(), telling, keeping, held };
     if fields.is_in_background() {
         if !shared.responses.has_room() {

@@ -1,5 +1,6 @@
 //! The items of a conversation, and the turns that they are.
 
+use super::tools::{as_arguments, shown_name};
 use crate::{
     Content, Role,
     serve::{
@@ -26,6 +27,10 @@ pub(in crate::serve) struct Item {
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
+    /// Of a call: the namespace of its function.
+    namespace: Option<String>,
+    /// Of a call of a custom tool.
+    input: Option<String>,
     output: Option<Listed<Part>>,
 }
 
@@ -85,20 +90,24 @@ fn draft(item: &Item, param: &str) -> Result<Draft, ApiError> {
             let said = Some(told).filter(|told| !told.is_empty()).map(|told| Piece::Said(Content::Reasoning(told)));
             Ok(Draft::new(Role::Assistant, said.into_iter().collect()))
         }
-        "function_call" => {
+        kind @ ("function_call" | "custom_tool_call") => {
             let name = item.name.as_ref().ok_or_else(|| lacks("name"))?;
-            let call = tool::call(item.call_id.clone(), name, item.arguments.clone().into());
+            let arguments = match kind {
+                "function_call" => item.arguments.clone().into(),
+                _ => as_arguments(item.input.as_ref().ok_or_else(|| lacks("input"))?),
+            };
+            let call = tool::call(item.call_id.clone(), &shown_name(item.namespace.as_deref(), name), arguments);
             let draft = Draft::new(Role::Assistant, vec![Piece::Said(call)]);
             Ok(Draft { calls: vec![item.call_id.clone()], ..draft })
         }
-        "function_call_output" => {
+        "function_call_output" | "custom_tool_call_output" => {
             let of = item.call_id.clone().ok_or_else(|| lacks("call_id"))?;
             let output = item.output.as_ref().ok_or_else(|| lacks("output"))?;
             Ok(Draft::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
             let told = format!("an item of type `{}` is not served", shortened(other));
-            let hint = "types are message, reasoning, function_call and function_call_output";
+            let hint = "types are message, reasoning, function_call, custom_tool_call, and the outputs of calls";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
@@ -172,14 +181,19 @@ mod tests {
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I ask", "annotations": []}]},
             {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"x\": 1}"},
             {"type": "function_call_output", "call_id": "a", "output": "two"},
+            {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "*** x"},
+            {"type": "custom_tool_call_output", "call_id": "b", "output": "done"},
         ]);
         let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("it is right");
         let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
         // Instructions: two texts and the space between them.
         let wanted = [(Role::System, 3), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
-        assert_eq!(turns, wanted);
+        let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
+        assert_eq!(turns, [&wanted[..], &calls].concat());
         assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
         assert_eq!(drafts[3].result_of.as_deref(), Some("a"));
+        let Piece::Said(Content::ToolCall(call)) = &drafts[4].pieces[0] else { panic!("it is a call") };
+        assert_eq!(call["function"], json!({"name": "patch", "arguments": {"input": "*** x"}}));
     }
 
     #[test]
@@ -189,6 +203,7 @@ mod tests {
             (json!({"content": "a"}), "input[0].role"),
             (json!({"role": "tool", "content": "a"}), "input[0].role"),
             (json!({"type": "function_call_output", "output": "a"}), "input[0].call_id"),
+            (json!({"type": "custom_tool_call", "name": "a"}), "input[0].input"),
             (json!({"role": "user", "content": [{"type": "input_file"}]}), "input[0].content[0].type"),
             (
                 json!({"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}),

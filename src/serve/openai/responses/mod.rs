@@ -8,3 +8,4 @@ pub(in crate::serve) mod request;
 mod run;
 pub(in crate::serve) mod store;
 mod telling;
+mod tools;

@@ -9,6 +9,7 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use serde_json::Value;
 use tokio::sync::mpsc;
+use tracing::{Instrument, Span};
 
 use super::{
     store::{Kept, Said},
@@ -16,7 +17,7 @@ use super::{
 };
 use crate::{
     Reply,
-    serve::{error::ApiError, guard::Held, service::Shared, sse},
+    serve::{access, error::ApiError, guard::Held, openai::usage::UsageTold, service::Shared, sse},
 };
 
 /// Events that a background response may be ahead of the client who watches it.
@@ -43,6 +44,9 @@ pub(super) enum Keeping {
 
 impl Run {
     fn told(&mut self, heard: Result<crate::ChatEvent, crate::ChatError>) -> (Vec<Value>, bool) {
+        if let Ok(crate::ChatEvent::Done { usage, .. }) = &heard {
+            self.held.used(UsageTold::of([*usage]));
+        }
         let (told, is_last) = self.telling.told(heard);
         if is_last {
             // Before the client hears the end, so that it can go on from it at once.
@@ -92,7 +96,8 @@ impl Run {
         let greetings: Vec<Event> = self.telling.begin().iter().map(sse::typed).collect();
         let answer = Json(kept.told()).into_response();
         let (sender, events) = mpsc::channel(AHEAD);
-        tokio::spawn(self.watched(reply, kept.clone(), is_streamed.then_some(sender)));
+        let watched = self.watched(reply, kept.clone(), is_streamed.then_some(sender));
+        tokio::spawn(watched.instrument(Span::current()));
         match is_streamed {
             false => answer,
             true => {
@@ -113,6 +118,7 @@ impl Run {
                 },
             };
             if is_last {
+                access::ended(&self.telling.response);
                 // A cancelled reply gives back what it holds before a slow client is waited for.
                 drop((reply, std::mem::take(&mut self.held)));
                 return watch(&told, &mut watcher).await;

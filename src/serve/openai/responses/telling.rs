@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 
+use super::tools::{Callee, Tools, as_input};
 use crate::{
     ChatError, ChatEvent, FinishReason, ToolCallEvent, Usage,
     serve::{
@@ -14,6 +15,7 @@ pub(super) struct Telling {
     /// The response as OpenAI shows it. Its output is filled at the end.
     pub(super) response: Value,
     output: Vec<Value>,
+    tools: Tools,
     open: Option<Open>,
     events: u64,
 }
@@ -29,7 +31,7 @@ struct Open {
 enum Kind {
     Message,
     Reasoning,
-    Call { call_id: String, name: String },
+    Call { call_id: String, of: Callee },
 }
 
 impl Open {
@@ -43,10 +45,18 @@ impl Open {
             Kind::Reasoning => json!({
                 "id": id, "type": "reasoning", "status": status, "summary": [], "content": content,
             }),
-            Kind::Call { call_id, name } => json!({
-                "id": id, "type": "function_call", "status": status, "call_id": call_id, "name": name,
-                "arguments": self.text,
-            }),
+            Kind::Call { call_id, of } => {
+                let kind = if of.is_custom { "custom_tool_call" } else { "function_call" };
+                let mut call = json!({"id": id, "type": kind, "status": status, "call_id": call_id, "name": of.name});
+                match of.is_custom {
+                    true => call["input"] = self.input().into(),
+                    false => call["arguments"] = self.text.as_str().into(),
+                }
+                if let Some(namespace) = &of.namespace {
+                    call["namespace"] = namespace.as_str().into();
+                }
+                call
+            }
         }
     }
 
@@ -57,23 +67,33 @@ impl Open {
         }
     }
 
+    /// Of a custom tool, whose input the model writes as an argument.
+    fn input(&self) -> String {
+        as_input(&self.text)
+    }
+
+    fn is_custom(&self) -> bool {
+        matches!(&self.kind, Kind::Call { of, .. } if of.is_custom)
+    }
+
     fn has_parts(&self) -> bool {
         !matches!(self.kind, Kind::Call { .. })
     }
 
     /// The beginning of the names of its events.
     fn name(&self) -> &'static str {
-        match self.kind {
+        match &self.kind {
             Kind::Message => "response.output_text",
             Kind::Reasoning => "response.reasoning_text",
+            Kind::Call { of, .. } if of.is_custom => "response.custom_tool_call_input",
             Kind::Call { .. } => "response.function_call_arguments",
         }
     }
 }
 
 impl Telling {
-    pub(super) fn new(response: Value) -> Self {
-        Telling { response, output: Vec::new(), open: None, events: 0 }
+    pub(super) fn new(response: Value, tools: Tools) -> Self {
+        Telling { response, output: Vec::new(), tools, open: None, events: 0 }
     }
 
     /// The first events.
@@ -87,7 +107,9 @@ impl Telling {
             Ok(ChatEvent::Text(text)) => self.piece("msg_", Kind::Message, &text),
             Ok(ChatEvent::Reasoning(text)) => self.piece("rs_", Kind::Reasoning, &text),
             Ok(ChatEvent::ToolCall(ToolCallEvent::Begin { id, name, .. })) => {
-                self.open("fc_", Kind::Call { call_id: id, name })
+                let of = self.tools.of(name);
+                let prefix = if of.is_custom { "ctc_" } else { "fc_" };
+                self.open(prefix, Kind::Call { call_id: id, of })
             }
             Ok(ChatEvent::ToolCall(ToolCallEvent::Arguments { json, .. })) => self.delta(&json),
             Ok(ChatEvent::ToolCall(ToolCallEvent::End { is_whole, .. })) => self.close(is_whole),
@@ -124,6 +146,11 @@ impl Telling {
     fn delta(&mut self, text: &str) -> Vec<Value> {
         let Some(mut open) = self.open.take() else { return Vec::new() };
         open.text += text;
+        if open.is_custom() {
+            // Its input is told whole, once it can be read out of its argument.
+            self.open = Some(open);
+            return Vec::new();
+        }
         let told = self.of_item(&open, &format!("{}.delta", open.name()), placed(&open, json!({"delta": text})));
         self.open = Some(open);
         vec![told]
@@ -133,8 +160,12 @@ impl Telling {
         let Some(open) = self.open.take() else { return Vec::new() };
         let mut told = Vec::new();
         let done = format!("{}.done", open.name());
-        if let Kind::Call { name, .. } = &open.kind {
-            told.push(self.of_item(&open, &done, json!({"name": name, "arguments": open.text})));
+        if open.is_custom() {
+            let input = open.input();
+            told.push(self.of_item(&open, &format!("{}.delta", open.name()), json!({"delta": input})));
+            told.push(self.of_item(&open, &done, json!({"input": input})));
+        } else if let Kind::Call { of, .. } = &open.kind {
+            told.push(self.of_item(&open, &done, json!({"name": of.name, "arguments": open.text})));
         } else {
             told.push(self.of_item(&open, &done, placed(&open, json!({"text": open.text}))));
             let part = json!({"part": open.part(&open.text), "content_index": 0});
@@ -225,7 +256,7 @@ mod tests {
 
     #[test]
     fn each_item_is_added_told_and_done_in_order() {
-        let mut telling = Telling::new(json!({"id": "resp_1"}));
+        let mut telling = Telling::new(json!({"id": "resp_1"}), Tools::default());
         let mut events = telling.begin();
         events.extend(told(
             &mut telling,
@@ -273,8 +304,39 @@ mod tests {
     }
 
     #[test]
+    fn calls_of_custom_tools_and_namespaces_are_told_as_their_clients_know_them() {
+        let tools = [
+            json!({"type": "custom", "name": "patch"}),
+            json!({"type": "namespace", "name": "agents", "tools": [{"type": "function", "name": "wait"}]}),
+        ];
+        let tools = Tools::read(&tools).map_err(|_| ()).expect("tools");
+        let mut telling = Telling::new(json!({}), tools);
+        let call = |index: usize, name: &str, json: &str| {
+            let begin = ToolCallEvent::Begin { index, id: index.to_string(), name: name.to_owned() };
+            let arguments = ToolCallEvent::Arguments { index, json: json.to_owned() };
+            [begin, arguments, ToolCallEvent::End { index, is_whole: true }].map(ChatEvent::ToolCall)
+        };
+        let heard = [call(0, "patch", r#"{"input": "a\nb"}"#), call(1, "agents__wait", "{}")].concat();
+        let events = told(&mut telling, heard);
+        let input = |event: &Value| event["type"].as_str().unwrap_or_default().contains("custom_tool_call_input");
+        let inputs: Vec<_> = events.iter().filter(|event| input(event)).collect();
+        assert_eq!(inputs.len(), 2, "{events:?}");
+        assert_eq!((&inputs[0]["delta"], &inputs[1]["input"]), (&json!("a\nb"), &json!("a\nb")));
+        let items: Vec<_> = events.iter().filter(|event| event["type"] == "response.output_item.done").collect();
+        let (patch, wait) = (&items[0]["item"], &items[1]["item"]);
+        assert_eq!(
+            (&patch["type"], &patch["name"], &patch["input"]),
+            (&json!("custom_tool_call"), &json!("patch"), &json!("a\nb"))
+        );
+        assert_eq!(
+            (&wait["namespace"], &wait["name"], &wait["arguments"]),
+            (&json!("agents"), &json!("wait"), &json!("{}"))
+        );
+    }
+
+    #[test]
     fn a_cut_reply_is_incomplete_and_a_broken_one_has_failed() {
-        let mut cut = Telling::new(json!({}));
+        let mut cut = Telling::new(json!({}), Tools::default());
         let events = told(
             &mut cut,
             vec![ChatEvent::Text("ye".to_owned()), ChatEvent::done("ye", FinishReason::Length, Usage::default())],
@@ -282,7 +344,7 @@ mod tests {
         assert_eq!(events.last().expect("an end")["type"], "response.incomplete");
         assert_eq!(cut.response["incomplete_details"]["reason"], "max_output_tokens");
         assert_eq!(cut.response["output"][0]["status"], "incomplete");
-        let mut broken = Telling::new(json!({}));
+        let mut broken = Telling::new(json!({}), Tools::default());
         let (events, is_last) = broken.told(Err(ChatError::Stopped { reason: "it died".into() }));
         assert!(is_last);
         assert_eq!(events[0]["response"]["error"]["code"], "server_error");

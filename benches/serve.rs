@@ -1,0 +1,133 @@
+//! What HTTP costs: the same requests to a model in this process, and through `bursar serve` in another.
+//!
+//! ```sh
+//! cargo bench --bench serve                              # the demo, on this machine's cores
+//! cargo bench --bench serve -- --help
+//! ```
+//!
+//! Each way has a process of its own, started anew and one after the other: a child that loads the model and asks it, and a
+//! server that this process asks. Their processor time is read from `/proc`, so it is Linux's.
+
+#[path = "serve/client.rs"]
+mod client;
+#[path = "serve/load.rs"]
+mod load;
+#[path = "serve/process.rs"]
+mod process;
+
+use std::{error::Error, time::Duration};
+
+use bursar::{LoadOptions, ModelSource, Runtime, RuntimeConfig};
+use clap::Parser;
+use tokio::time::{Instant, sleep_until};
+
+use client::{Client, Http, InProcess};
+use load::{Load, Summary};
+use process::{Process, Watched};
+
+/// Asks a model in process and through HTTP, and compares.
+#[derive(Clone, Debug, Parser)]
+pub struct Options {
+    /// The model: a folder, or `demo`.
+    #[arg(long, default_value = "demo")]
+    model: String,
+    /// The program that serves; by default the one that cargo has built.
+    #[arg(long, default_value = env!("CARGO_BIN_EXE_bursar"))]
+    server: String,
+    /// Streams at once, each asking again when it is answered; a run for each number.
+    #[arg(long, value_delimiter = ',', default_value = "1,8")]
+    streams: Vec<usize>,
+    /// How long each run asks.
+    #[arg(long, default_value_t = 10.0)]
+    seconds: f64,
+    /// Words of a prompt.
+    #[arg(long, default_value_t = 64)]
+    words: usize,
+    /// Tokens of a reply.
+    #[arg(long, default_value_t = 128)]
+    tokens: usize,
+    /// Arrivals instead, as `{"runs": [{"name", "requests": [{"t", "kind", "prompt", "out", "file"}]}]}`.
+    #[arg(long)]
+    trace: Option<String>,
+    /// The folder of the trace's pictures.
+    #[arg(long, default_value = ".")]
+    pictures: String,
+    /// Clients that open the budget's events and wait.
+    #[arg(long, default_value_t = 0)]
+    idle: usize,
+    /// This process is the child that asks in process.
+    #[arg(long, hide = true)]
+    is_child: bool,
+    /// cargo says so.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+#[tokio::main]
+async fn main() -> Result<(), Failure> {
+    let options = Options::parse();
+    let loads = Load::all(&options)?;
+    if options.is_child {
+        return ask_in_process(&options, &loads).await;
+    }
+    println!("{}", Summary::HEAD);
+    let child = Process::itself()?;
+    for load in &loads {
+        print(load, "in process", &child.summary().await?);
+    }
+    child.end().await;
+    let server = Process::serving(&options).await?;
+    let client = Client::Http(Http::new(server.address(), &options));
+    client.warm_up(&options).await?;
+    for load in &loads {
+        let before = server.watch()?;
+        let mut summary = load.run(&client).await;
+        summary.cpu = server.watch()?.cpu - before.cpu;
+        print(load, "http", &summary);
+    }
+    if options.idle > 0 {
+        idle(&server, options.idle).await?;
+    }
+    server.end().await;
+    Ok(())
+}
+
+fn print(load: &Load, way: &str, summary: &Summary) {
+    println!("{}", summary.line(&load.name(), way));
+}
+
+/// The child: one line of JSON for each load.
+async fn ask_in_process(options: &Options, loads: &[Load]) -> Result<(), Failure> {
+    let runtime = Runtime::start(RuntimeConfig::default()).await?;
+    let (source, load_options) = match options.model.as_str() {
+        "demo" => (ModelSource::demo(), LoadOptions::small()),
+        folder => (ModelSource::folder(folder), LoadOptions::default()),
+    };
+    let client = Client::InProcess(InProcess::new(runtime.load_with(source, load_options, |_| {}).await?, options));
+    client.warm_up(options).await?;
+    for load in loads {
+        let before = Watched::of("self")?;
+        let mut summary = load.run(&client).await;
+        summary.cpu = Watched::of("self")?.cpu - before.cpu;
+        println!("{}", serde_json::to_string(&summary)?);
+    }
+    runtime.shutdown().await;
+    Ok(())
+}
+
+/// What clients take who wait for events.
+async fn idle(server: &Process, count: usize) -> Result<(), Failure> {
+    let before = server.watch()?;
+    let waiting = client::idle(server.address(), count).await?;
+    sleep_until(Instant::now() + Duration::from_secs(5)).await;
+    let first = server.watch()?;
+    sleep_until(Instant::now() + Duration::from_secs(10)).await;
+    let last = server.watch()?;
+    let more = (last.resident - before.resident) as f64 / f64::from(1 << 20);
+    let share = (last.cpu - first.cpu).as_secs_f64() / 10.0;
+    println!("{count} clients watch the budget: {more:.0} MiB, {share:.2} of a core");
+    drop(waiting);
+    Ok(())
+}

@@ -1,0 +1,117 @@
+//! Animated GIF and WebP as videos. Which frames are wanted is known from the file's blocks, and only then is anything
+//! decoded: each frame up to the last wanted one, since a frame shows what the ones before have left.
+
+use std::io::Cursor;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use bursar_budgets::Bytes;
+use image::codecs::{gif::GifDecoder, webp::WebPDecoder};
+use image::imageops::thumbnail;
+use image::{AnimationDecoder, DynamicImage, Frame, Frames, ImageDecoder, Limits};
+
+use super::animation_blocks::Animation;
+use super::error::VideoError;
+use super::frame_sampling::FrameSampling;
+use super::header::ImageFormat;
+use crate::flow::{FileName, ImageBytes, ImageError, ImageLimits, Video};
+
+/// Pixels that are decoded of one animation: 8 frames of the largest picture, or 1,200 of 800 x 533.
+const PIXELS_MAX: u64 = 512_000_000;
+/// Bytes that decoding holds of each pixel of the screen: what was drawn before, the frame, both together, and the result.
+const PIXEL_BYTES: u64 = 4 + 4 + 4 + 3;
+
+impl Video {
+    /// Reads an animated GIF or WebP, its frames shown as long as the file says. Transparent pixels keep their colour;
+    /// where nothing was drawn, it is black. A still one is a video of one frame.
+    ///
+    /// `limits` hold for its bytes, the pixels of a frame, and the memory that decoding takes.
+    ///
+    /// # Errors
+    /// [`VideoError::NoAnimation`], [`VideoError::FrameRate`], [`VideoError::TooManyPixels`], or [`VideoError::Frame`]
+    /// with what is wrong with the first frame that cannot be decoded.
+    pub fn from_animation(encoded: &[u8], sampling: &FrameSampling, limits: &ImageLimits) -> Result<Self, VideoError> {
+        let of_frame = |frame| move |source: ImageError| VideoError::Frame { frame, file: FileName::default(), source };
+        limits.check_bytes(Bytes::of_slice(encoded)).map_err(of_frame(0))?;
+        let format = ImageFormat::guess(encoded).ok_or(VideoError::NoAnimation)?;
+        if !matches!(format, ImageFormat::Gif | ImageFormat::WebP) {
+            return Err(VideoError::NoAnimation);
+        }
+        // Also the limits of one picture, by the first frame.
+        let header = ImageBytes::new(encoded).probe(limits).map_err(of_frame(0))?;
+        let still = || Video::new(vec![ImageBytes::new(encoded)], sampling.frames_per_second);
+        if format == ImageFormat::WebP && encoded.get(12..16) != Some(b"VP8X") {
+            return Ok(still());
+        }
+        let damaged = |stage| ImageError::Damaged { format: format.name(), stage };
+        let animation =
+            Animation::read(encoded, format).ok_or_else(|| of_frame(0)(damaged("looking for its frames")))?;
+        if animation.shown_ms.is_empty() {
+            return Ok(still());
+        }
+        let bytes = Bytes(header.pixels().saturating_mul(PIXEL_BYTES));
+        if bytes > limits.decode_bytes_max {
+            let bytes_max = limits.decode_bytes_max;
+            return Err(of_frame(0)(ImageError::TooMuchDecodeMemory { bytes, bytes_max }));
+        }
+        let (frames, rate) = sampling.frames(animation.seconds())?;
+        let wanted: Vec<usize> = (0..frames).map(|frame| animation.shown_at(frame as f64 / rate)).collect();
+        let decoded = 1 + wanted.last().copied().unwrap_or(0);
+        let pixels = header.pixels().saturating_mul(decoded as u64);
+        if pixels > PIXELS_MAX {
+            return Err(VideoError::TooManyPixels { frames: decoded, pixels, limit: PIXELS_MAX });
+        }
+        let kept = Keeping { sampling, wanted: &wanted, kept: Vec::with_capacity(frames) };
+        // A decoder that panics on a hostile file takes nothing else down.
+        let kept = catch_unwind(AssertUnwindSafe(|| kept.all(open(encoded, format, limits)?, decoded)));
+        let kept = kept.unwrap_or(Err(0)).map_err(|frame| of_frame(frame)(damaged("decoding the pixels")))?;
+        Ok(Video::new(kept, rate))
+    }
+}
+
+/// Its frames as they are shown, each decoded when it is asked for.
+fn open<'a>(encoded: &'a [u8], format: ImageFormat, limits: &ImageLimits) -> Result<Frames<'a>, usize> {
+    let reader = Cursor::new(encoded);
+    match format {
+        ImageFormat::Gif => {
+            let mut decoder = GifDecoder::new(reader).map_err(|_| 0_usize)?;
+            let mut own = Limits::no_limits();
+            own.max_alloc = Some(limits.decode_bytes_max.0);
+            decoder.set_limits(own).map_err(|_| 0_usize)?;
+            Ok(decoder.into_frames())
+        }
+        _ => Ok(WebPDecoder::new(reader).map_err(|_| 0_usize)?.into_frames()),
+    }
+}
+
+/// Wanted frames, at the size at which they are kept.
+struct Keeping<'a> {
+    sampling: &'a FrameSampling,
+    /// In order; a frame may be shown at several of the times.
+    wanted: &'a [usize],
+    kept: Vec<ImageBytes>,
+}
+
+impl Keeping<'_> {
+    /// All of them, or the first frame that cannot be decoded.
+    fn all(mut self, frames: Frames<'_>, decoded: usize) -> Result<Vec<ImageBytes>, usize> {
+        let mut count = 0;
+        for (index, frame) in frames.take(decoded).enumerate() {
+            let frame = frame.map_err(|_| index)?;
+            let times = self.wanted.iter().filter(|wanted| **wanted == index).count();
+            if times > 0 {
+                let kept = self.keep(frame).ok_or(index)?;
+                self.kept.extend(std::iter::repeat_n(kept, times));
+            }
+            count = index + 1;
+        }
+        if count < decoded { Err(count) } else { Ok(self.kept) }
+    }
+
+    fn keep(&self, frame: Frame) -> Option<ImageBytes> {
+        let picture = DynamicImage::ImageRgba8(frame.into_buffer()).into_rgb8();
+        let (width, height) = self.sampling.fit(picture.width(), picture.height(), self.wanted.len());
+        let picture =
+            if (width, height) == picture.dimensions() { picture } else { thumbnail(&picture, width, height) };
+        ImageBytes::from_rgb(width, height, picture.into_raw()).ok()
+    }
+}

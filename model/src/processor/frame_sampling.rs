@@ -1,0 +1,86 @@
+//! Which frames of a film a video has.
+
+use bursar_budgets::Bytes;
+
+use super::error::VideoError;
+
+/// How frames are picked from a film: at even distances, so that one rate tells the model when each is shown.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FrameSampling {
+    /// Frames per second that are wanted.
+    pub frames_per_second: f64,
+    /// The most frames. A film that has more at that rate is sampled at a lower one, over all of its length.
+    pub frames_max: usize,
+    /// The most bytes of all frames as pixels, three bytes each. Frames are shrunk to that.
+    pub bytes_max: Bytes,
+}
+
+impl FrameSampling {
+    /// How many frames a film of so many seconds has, and their rate: frame `n` is the one shown at `n / rate` seconds.
+    ///
+    /// # Errors
+    /// [`VideoError::FrameRate`] if the wanted rate is not above 0 and finite; [`VideoError::NoFrames`] if none is allowed.
+    pub fn frames(&self, seconds: f64) -> Result<(usize, f64), VideoError> {
+        let FrameSampling { frames_per_second, frames_max, .. } = *self;
+        if !(frames_per_second.is_finite() && frames_per_second > 0.0) {
+            return Err(VideoError::FrameRate { frames_per_second });
+        }
+        if frames_max == 0 {
+            return Err(VideoError::NoFrames);
+        }
+        // Lengths are rounded in files; a frame at the very end of the film would be shown for no time.
+        const ROUNDING: f64 = 1e-3;
+        let wanted = (seconds.max(0.0) * frames_per_second - ROUNDING).ceil().max(1.0);
+        if wanted <= frames_max as f64 {
+            return Ok((wanted as usize, frames_per_second));
+        }
+        Ok((frames_max, frames_max as f64 / seconds))
+    }
+
+    /// The most pixels of each of so many frames.
+    pub fn pixels(&self, frames: usize) -> u64 {
+        (self.bytes_max.0 / 3 / frames.max(1) as u64).max(1)
+    }
+
+    /// The size at which each of so many frames is kept.
+    pub(super) fn fit(&self, width: u32, height: u32, frames: usize) -> (u32, u32) {
+        let pixels = u64::from(width) * u64::from(height);
+        let scale = (self.pixels(frames) as f64 / pixels as f64).sqrt().min(1.0);
+        let side = |side: u32| ((f64::from(side) * scale) as u32).max(1);
+        (side(width), side(height))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TWO: FrameSampling = FrameSampling { frames_per_second: 2.0, frames_max: 8, bytes_max: Bytes(1200) };
+
+    #[test]
+    fn a_short_film_has_its_rate_and_a_long_one_as_many_frames_as_are_allowed() {
+        assert_eq!(TWO.frames(3.0), Ok((6, 2.0)));
+        assert_eq!(TWO.frames(3.1), Ok((7, 2.0)));
+        assert_eq!(TWO.frames(4.0), Ok((8, 2.0)));
+        assert_eq!(TWO.frames(0.0), Ok((1, 2.0)), "a still one");
+        let (frames, rate) = TWO.frames(7200.0).expect("it is long");
+        assert_eq!((frames, frames as f64 / rate), (8, 7200.0));
+        assert_eq!(FrameSampling { frames_per_second: 1e300, ..TWO }.frames(4.0), Ok((8, 2.0)));
+    }
+
+    #[test]
+    fn a_rate_that_is_none_is_refused() {
+        for frames_per_second in [0.0, -1.0, f64::INFINITY] {
+            let refused = FrameSampling { frames_per_second, ..TWO }.frames(1.0);
+            assert_eq!(refused, Err(VideoError::FrameRate { frames_per_second }));
+        }
+        assert_eq!(FrameSampling { frames_max: 0, ..TWO }.frames(1.0), Err(VideoError::NoFrames));
+    }
+
+    #[test]
+    fn a_large_frame_shrinks_within_its_pixels_and_keeps_its_shape() {
+        let fit = |width, height| TWO.fit(width, height, 4);
+        assert_eq!((fit(10, 10), fit(40, 10), fit(1, 9)), ((10, 10), (20, 5), (1, 9)));
+        assert_eq!(fit(100_000, 1), (3162, 1), "a side is never empty");
+    }
+}

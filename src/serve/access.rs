@@ -1,0 +1,134 @@
+//! The line that the log has of each request once its answer has gone out, or its client has left. It says what came of the
+//! request and never what stands in it.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll},
+};
+
+use axum::{
+    body::{Body, Bytes},
+    http::{Method, StatusCode},
+    response::Response,
+};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use serde_json::Value;
+use tokio::time::Instant;
+use tracing::Span;
+
+use super::{error::ApiError, models::shortened, openai::usage::UsageTold};
+
+/// The tokens of a request, once all of its replies have ended.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Used(Arc<OnceLock<UsageTold>>);
+
+impl Used {
+    pub(super) fn tell(&self, usage: UsageTold) {
+        // A request ends once; what is told after that is its end again.
+        self.0.get_or_init(|| usage);
+    }
+}
+
+/// A request that is being answered. Its line is written when this is dropped.
+pub(super) struct Access {
+    span: Span,
+    method: Method,
+    path: String,
+    began: Instant,
+    used: Used,
+    /// None until it is answered.
+    status: Option<StatusCode>,
+    /// What kind of error it was, and in which field.
+    fault: Option<(String, Option<String>)>,
+    /// Whether all of the answer was taken.
+    is_whole: bool,
+}
+
+impl Access {
+    pub(super) fn begin(span: Span, method: Method, path: String) -> Self {
+        let (used, began) = (Used::default(), Instant::now());
+        Access { span, method, path, began, used, status: None, fault: None, is_whole: false }
+    }
+
+    pub(super) fn used(&self) -> Used {
+        self.used.clone()
+    }
+
+    /// The answer, which has its line written when it has gone out.
+    pub(super) fn answered(mut self, response: Response) -> Response {
+        self.status = Some(response.status());
+        self.fault = response.extensions().get::<ApiError>().map(ApiError::fault);
+        // Nothing is sent of the body.
+        self.is_whole = self.method == Method::HEAD;
+        response.map(|body| Body::new(Told { body, access: self }))
+    }
+
+    /// Programs that watch a server ask these all the time.
+    fn is_probe(&self) -> bool {
+        matches!(self.path.as_str(), "/health" | "/health/live" | "/health/ready" | "/ping" | "/metrics")
+    }
+}
+
+impl Drop for Access {
+    fn drop(&mut self) {
+        let _within = self.span.enter();
+        let (method, path) = (&self.method, shortened(&self.path));
+        let milliseconds = u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let status = self.status.map(|status| status.as_u16());
+        let (kind, param) = self.fault.clone().unzip();
+        let param = param.flatten();
+        let tokens = self.used.0.get().map(UsageTold::counts);
+        let (prompt, cached, completion) = (tokens.map(|of| of[0]), tokens.map(|of| of[1]), tokens.map(|of| of[2]));
+        macro_rules! line {
+            ($level:ident, $said:literal) => {
+                tracing::$level!(
+                    %method, %path, status, milliseconds, prompt_tokens = prompt, cached_tokens = cached,
+                    completion_tokens = completion, error = kind, param, $said
+                )
+            };
+        }
+        match (self.is_probe(), self.is_whole) {
+            (true, _) => line!(debug, "answered"),
+            (false, true) => line!(info, "answered"),
+            (false, false) => line!(info, "the client left"),
+        }
+    }
+}
+
+/// A response that was made in the background has ended, after its request was answered.
+pub(super) fn ended(response: &Value) {
+    let tokens = |name: &str| response["usage"][name].as_u64();
+    let (prompt_tokens, completion_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
+    let (id, status) = (response["id"].as_str(), response["status"].as_str());
+    tracing::info!(id, status, prompt_tokens, completion_tokens, "a response in the background ended");
+}
+
+/// A body that is told of.
+struct Told {
+    body: Body,
+    access: Access,
+}
+
+impl HttpBody for Told {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(context);
+        // A body of known length is not asked for more after its last piece.
+        self.access.is_whole |= matches!(polled, Poll::Ready(None)) || self.body.is_end_stream();
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

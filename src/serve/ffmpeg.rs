@@ -1,0 +1,332 @@
+//! Frames of a film, decoded by the program `ffmpeg` in a process of its own: a film that breaks a decoder costs that film
+//! alone. It is given one open file, a demuxer, and decoders of films: no network, no other file, no playlist. Dropping the
+//! future ends the process.
+
+use std::{
+    fs::File,
+    path::Path,
+    process::{ExitStatus, Stdio},
+};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+use tokio::{
+    io::{AsyncBufRead, AsyncBufReadExt, AsyncRead, AsyncReadExt, BufReader},
+    process::{Child, Command},
+};
+
+use crate::{FrameSampling, Image, Video};
+
+/// Its standard input, as a path: a file there can be sought in, and each process has a place of its own in it.
+const INPUT: &str = "file:/dev/fd/0";
+/// Decoders that it may use.
+const DECODERS: &str = "h264,hevc,av1,libdav1d,vp8,vp9,libvpx,libvpx-vp9,mpeg4,mpeg1video,mpeg2video,h263,mjpeg,prores,ffv1,rawvideo,png,theora,qtrle";
+/// Pixels of a decoded frame before it is shrunk: nearly twice those of 4K. A decoder may hold seventeen of them.
+const PIXELS_MAX: &str = "16000000";
+/// The largest single piece of memory that it may take, in bytes.
+const PIECE_BYTES: &str = "134217728";
+/// Distance between frames, in seconds, from which each is looked for alone: a film has a frame to begin from about
+/// every 10 seconds, and what lies between wanted frames is not decoded.
+const SPARSE_SECONDS: f64 = 5.0;
+/// Frames that are looked for at once.
+const AT_ONCE: usize = 2;
+/// What is kept of its messages.
+const TOLD_BYTES: usize = 16 << 10;
+/// What an error shows of them.
+const REASON_CHARS: usize = 200;
+
+/// A film in a container, for one of its demuxers.
+#[derive(Clone, Copy)]
+pub(super) struct Input<'a> {
+    pub(super) program: &'a Path,
+    pub(super) film: &'a File,
+    pub(super) demuxer: &'static str,
+    /// Of processor seconds, after which it ends itself.
+    pub(super) seconds_max: u64,
+}
+
+/// Why there are no frames.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// The program does not run.
+    Program(std::io::Error),
+    /// The film is none, with its words.
+    Film(String),
+}
+
+impl From<std::io::Error> for Fault {
+    fn from(error: std::io::Error) -> Self {
+        Fault::Program(error)
+    }
+}
+
+/// The video of a film, whose frames are at even distances.
+pub(super) async fn video(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
+    let refused = |error: crate::VideoError| Fault::Film(error.to_string());
+    let Some(seconds) = seconds(input).await? else {
+        return unmeasured(input, sampling).await;
+    };
+    let (count, rate) = sampling.frames(seconds).map_err(refused)?;
+    let pixels = sampling.pixels(count);
+    let frames = match rate < 1.0 / SPARSE_SECONDS && count > 1 {
+        true => sought(input, count, rate, pixels).await?,
+        false => {
+            let mut frames = Vec::with_capacity(count);
+            run(input, None, &filter(Some(rate), pixels), Some(count), |frame| frames.push(frame)).await?;
+            frames
+        }
+    };
+    Ok(Video::from_frames(frames, rate))
+}
+
+/// How long the film lasts, if its container says.
+async fn seconds(input: Input<'_>) -> Result<Option<f64>, Fault> {
+    let mut command = command(input, "info", None);
+    let mut child = command.stdout(Stdio::null()).spawn()?;
+    let told = told(&mut child).await?;
+    child.wait().await?;
+    // Without an output it fails by intent, after it has said what it found.
+    match told.contains("\n  Duration: ") {
+        true => Ok(duration(&told)),
+        false => Err(Fault::Film(reason(&told))),
+    }
+}
+
+/// The line `  Duration: 00:01:02.50, …`.
+fn duration(told: &str) -> Option<f64> {
+    let line = told.lines().find_map(|line| line.strip_prefix("  Duration: "))?;
+    let mut parts = line.split(',').next()?.trim().split(':');
+    let mut part = || parts.next()?.parse::<f64>().ok().filter(|part| part.is_finite() && *part >= 0.0);
+    Some(part()? * 3600.0 + part()? * 60.0 + part()?)
+}
+
+/// Looks for each frame alone, and decodes only from the nearest frame before that can be begun from.
+async fn sought(input: Input<'_>, count: usize, rate: f64, pixels: u64) -> Result<Vec<Image>, Fault> {
+    let filter = &filter(None, pixels);
+    let frame = |number: usize| async move {
+        let mut found = None;
+        let begun = run(input, Some(number as f64 / rate), filter, Some(1), |frame| found = Some(frame)).await;
+        match (begun, number) {
+            (Err(fault), 0) => Err(fault),
+            // A film may end before it says.
+            _ => Ok(found),
+        }
+    };
+    let found: Vec<Option<Image>> = stream::iter(0..count).map(frame).buffered(AT_ONCE).try_collect().await?;
+    Ok(found.into_iter().map_while(|frame| frame).collect())
+}
+
+/// A film that does not say how long it is, as browsers record them: when there are too many frames every second one goes.
+async fn unmeasured(input: Input<'_>, sampling: &FrameSampling) -> Result<Video, Fault> {
+    let (_, rate) = sampling.frames(0.0).map_err(|error| Fault::Film(error.to_string()))?;
+    let mut thinned = Thinned { kept: Vec::new(), most: sampling.frames_max, stride: 1, seen: 0 };
+    let filter = filter(Some(rate), sampling.pixels(sampling.frames_max));
+    run(input, None, &filter, None, |frame| thinned.take(frame)).await?;
+    Ok(Video::from_frames(thinned.kept, rate / thinned.stride as f64))
+}
+
+/// At most so many things out of any number, at even distances.
+struct Thinned<T> {
+    kept: Vec<T>,
+    most: usize,
+    stride: u64,
+    seen: u64,
+}
+
+impl<T> Thinned<T> {
+    fn take(&mut self, thing: T) {
+        if self.seen.is_multiple_of(self.stride) {
+            self.kept.push(thing);
+        }
+        self.seen += 1;
+        if self.kept.len() > self.most {
+            let mut index = 0;
+            self.kept.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.stride *= 2;
+        }
+    }
+}
+
+/// What is done to decoded frames: picked by time, and shrunk to so many pixels.
+fn filter(rate: Option<f64>, pixels: u64) -> String {
+    let scale = format!("min(1,sqrt({pixels}/(iw*ih)))");
+    let side = |side: &str| format!("'max(1,trunc({side}*{scale}))'");
+    let scaled = format!("scale=w={}:h={}", side("iw"), side("ih"));
+    // Rounded up, the frame of a moment is the last one that had begun.
+    rate.map_or(scaled.clone(), |rate| format!("fps=fps={rate:.9}:round=up,{scaled}"))
+}
+
+fn command(input: Input<'_>, level: &str, from_seconds: Option<f64>) -> Command {
+    let Input { program, demuxer, seconds_max, .. } = input;
+    let mut command = Command::new(program);
+    command.args(["-hide_banner", "-nostdin", "-loglevel", level, "-max_alloc", PIECE_BYTES]);
+    command.args(["-timelimit", &seconds_max.to_string(), "-filter_threads", "1"]);
+    command.args(["-protocol_whitelist", "file", "-format_whitelist", demuxer, "-codec_whitelist", DECODERS]);
+    command.args(["-max_pixels", PIXELS_MAX, "-threads", "2", "-an", "-sn", "-dn"]);
+    if demuxer == "mov" {
+        // A QuickTime film may say that its frames are in another file.
+        command.args(["-enable_drefs", "0"]);
+    }
+    if let Some(seconds) = from_seconds {
+        command.args(["-ss", &format!("{seconds:.3}")]);
+    }
+    command.args(["-f", demuxer, "-i", INPUT]);
+    command.env_clear().current_dir("/").stderr(Stdio::piped()).kill_on_drop(true);
+    // Ctrl-C is the server's, which ends what it started.
+    command.process_group(0);
+    // A copy for the process; a file that cannot be copied is told as one that cannot be run.
+    match input.film.try_clone() {
+        Ok(film) => command.stdin(film),
+        Err(_) => command.stdin(Stdio::null()),
+    };
+    command
+}
+
+/// Hands each frame over as it comes.
+///
+/// # Errors
+/// Without a single frame, with its words.
+async fn run(
+    input: Input<'_>,
+    from_seconds: Option<f64>,
+    filter: &str,
+    count: Option<usize>,
+    mut hand: impl FnMut(Image),
+) -> Result<ExitStatus, Fault> {
+    let mut command = command(input, "error", from_seconds);
+    // The first stream of pictures that is no cover of an album.
+    command.args(["-map", "0:V:0", "-vf", filter]);
+    count.map(|count| command.args(["-frames:v", &count.to_string()]));
+    command.args(["-c:v", "ppm", "-f", "image2pipe", "pipe:1"]);
+    let mut child = command.stdout(Stdio::piped()).spawn()?;
+    let mut frames = BufReader::new(child.stdout.take().ok_or_else(no_pipe)?);
+    let mut handed = 0;
+    let taking = async {
+        while count.is_none_or(|count| handed < count) {
+            let Some(frame) = ppm(&mut frames).await? else { break };
+            handed += 1;
+            hand(frame);
+        }
+        Ok(())
+    };
+    let ((), told) = tokio::try_join!(taking, told(&mut child))?;
+    let status = child.wait().await?;
+    match handed {
+        0 => Err(Fault::Film(reason(&told))),
+        _ => Ok(status),
+    }
+}
+
+fn no_pipe() -> std::io::Error {
+    std::io::ErrorKind::BrokenPipe.into()
+}
+
+/// The next picture of a stream of PPM, which has its size in words before its bytes.
+async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, Fault> {
+    let broken = || Fault::Film("its frames are cut off".to_owned());
+    let Some(kind) = line(frames).await? else { return Ok(None) };
+    let size = line(frames).await?.ok_or_else(broken)?;
+    let levels = line(frames).await?.ok_or_else(broken)?;
+    let size = size.split_once(' ').and_then(|(width, height)| Some((width.parse().ok()?, height.parse().ok()?)));
+    let (width, height): (u16, u16) = size.filter(|_| kind == "P6" && levels == "255").ok_or_else(broken)?;
+    let (width, height) = (u32::from(width), u32::from(height));
+    let bytes = u64::from(width) * u64::from(height) * 3;
+    let mut pixels = Vec::new();
+    // Memory is taken as bytes come, whatever the size says.
+    frames.take(bytes).read_to_end(&mut pixels).await?;
+    Image::from_rgb(width, height, pixels).map(Some).map_err(|_| broken())
+}
+
+/// A short line without its end, or none after the last.
+async fn line(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<String>, Fault> {
+    const BYTES_MAX: u64 = 32;
+    let mut line = Vec::new();
+    frames.take(BYTES_MAX).read_until(b'\n', &mut line).await?;
+    let line = String::from_utf8_lossy(&line).trim_end().to_owned();
+    Ok(Some(line).filter(|line| !line.is_empty()))
+}
+
+/// The beginning of what it says until it closes its standard error.
+async fn told(child: &mut Child) -> Result<String, Fault> {
+    let mut stream = child.stderr.take().ok_or_else(no_pipe)?;
+    let mut kept = Vec::new();
+    read_some(&mut stream, &mut kept).await?;
+    Ok(String::from_utf8_lossy(&kept).into_owned())
+}
+
+async fn read_some(stream: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>) -> Result<(), std::io::Error> {
+    let mut piece = [0; 4096];
+    loop {
+        let bytes = stream.read(&mut piece).await?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let room = TOLD_BYTES.saturating_sub(kept.len());
+        kept.extend_from_slice(&piece[..bytes.min(room)]);
+    }
+}
+
+/// The first thing it says of what is wrong, without addresses.
+fn reason(told: &str) -> String {
+    let mut line = told.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
+    while let Some((_, said)) = line.split_once("] ").filter(|(place, _)| place.starts_with('[')) {
+        line = said;
+    }
+    line.replace(INPUT, "the film").chars().take(REASON_CHARS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_films_length_is_read_from_its_own_line() {
+        let told = |line: &str| format!("Input #0, mov, from 'file':\n  Metadata:\n    title: Duration: 9\n{line}\n");
+        assert_eq!(duration(&told("  Duration: 01:02:03.50, start: 0.0, bitrate: 32 kb/s")), Some(3723.5));
+        for none in ["  Duration: N/A, start: 0.0", "  Duration: ", "  Duration: -1:00:00", "  Duration: 1", ""] {
+            assert_eq!(duration(&told(none)), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn too_many_frames_are_thinned_at_even_distances() {
+        let thinned = |count: u64, most| {
+            let mut thinned = Thinned { kept: Vec::new(), most, stride: 1, seen: 0 };
+            (0..count).for_each(|number| thinned.take(number));
+            (thinned.kept, thinned.stride)
+        };
+        assert_eq!(thinned(3, 4), (vec![0, 1, 2], 1));
+        assert_eq!(thinned(9, 4), (vec![0, 4, 8], 4));
+        assert_eq!(thinned(1000, 1), (vec![0], 1024));
+    }
+
+    #[test]
+    fn a_reason_is_short_and_names_no_place() {
+        assert_eq!(reason("\n[mov @ 0x55] [in @ 0x6] moov atom not found\nmore"), "moov atom not found");
+        assert_eq!(reason("file:/dev/fd/0: Invalid data"), "the film: Invalid data");
+        assert_eq!(reason(&"x".repeat(5000)).len(), REASON_CHARS);
+    }
+
+    #[tokio::test]
+    async fn frames_are_read_by_their_own_sizes_and_cut_ones_are_refused() {
+        let mut two = &b"P6\n2 1\n255\nabcdefP6\n1 1\n255\nxyz"[..];
+        let mut sizes = Vec::new();
+        while let Some(frame) = ppm(&mut two).await.expect("a frame") {
+            sizes.push(frame.size(&crate::ImageLimits::default()).expect("pixels"));
+        }
+        assert_eq!(sizes, [(2, 1), (1, 1)]);
+        for cut in [
+            "P6\n2 1\n255\nabc",
+            "P6\n2 1\n",
+            "P5\n2 1\n255\nabcdef",
+            "P6\n2\n255\n",
+            "P6\n0 1\n255\n",
+            "P6\n70000 1\n255\n",
+        ] {
+            assert!(ppm(&mut cut.as_bytes()).await.is_err(), "{cut}");
+        }
+        assert!(ppm(&mut &b"P6\n60000 60000\n255\nabc"[..]).await.is_err(), "and takes no memory for it");
+    }
+}

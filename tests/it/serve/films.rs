@@ -1,0 +1,422 @@
+//! Films that requests name: decoded as their frames would be, and refused where they mean harm. Those in containers want
+//! the real `ffmpeg`, of `BURSAR_FFMPEG` or on the PATH, and say so where they skip.
+
+use std::{
+    env, fs,
+    io::{Cursor, Write},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use base64::{Engine, engine::general_purpose::STANDARD};
+use bursar::{Bytes, serve::ServeOptions};
+use image::{Delay, Frame, ImageFormat, Rgb, RgbImage, Rgba, RgbaImage, codecs::gif::GifEncoder};
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt;
+
+use super::client::{House, hello, posted};
+use crate::stage::{eventually, small, story};
+
+/// A folder for one story, gone after it.
+struct Root(PathBuf);
+
+impl Root {
+    fn new(name: &str) -> Root {
+        let root = env::temp_dir().join(format!("bursar-films-{name}-{}", std::process::id()));
+        fs::create_dir_all(&root).expect("a folder");
+        Root(root)
+    }
+
+    fn write(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let file = self.0.join(name);
+        fs::write(&file, bytes).expect("a file");
+        file
+    }
+
+    /// A script that stands for ffmpeg. Another process writes it, so that no child of this one holds it open.
+    fn script(&self, text: &str) -> PathBuf {
+        let script = self.0.join("ffmpeg");
+        let copy = format!("cat > '{0}' && chmod +x '{0}'", script.display());
+        fed(Command::new("/bin/sh").args(["-c", &copy]), format!("#!/bin/sh\n{text}\n").as_bytes());
+        script
+    }
+}
+
+impl Drop for Root {
+    fn drop(&mut self) {
+        drop(fs::remove_dir_all(&self.0));
+    }
+}
+
+/// Runs a program on this input.
+fn fed(command: &mut Command, input: &[u8]) {
+    let mut child = command.stdin(Stdio::piped()).spawn().expect("it runs");
+    child.stdin.take().expect("a pipe").write_all(input).expect("it reads");
+    assert!(child.wait().expect("it ends").success(), "{command:?}");
+}
+
+/// The real ffmpeg.
+fn ffmpeg() -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let on_path = env::split_paths(&path).map(|folder| folder.join("ffmpeg")).find(|program| program.is_file());
+    let found = env::var_os("BURSAR_FFMPEG").map(PathBuf::from).or(on_path);
+    if found.is_none() {
+        println!("skipped: no ffmpeg on the PATH (or name one by BURSAR_FFMPEG)");
+    }
+    found
+}
+
+/// Has ffmpeg make a film.
+fn make(program: &Path, arguments: &[&str], input: &[u8], film: &Path) {
+    let mut command = Command::new(program);
+    command.args(["-hide_banner", "-loglevel", "error", "-y"]).args(arguments).arg(film);
+    fed(&mut command, input);
+}
+
+async fn house(root: &Root, ffmpeg: Option<PathBuf>, film_time: Duration) -> House {
+    let serve = ServeOptions { media_root: Some(root.0.clone()), ffmpeg, film_time, ..ServeOptions::default() };
+    House::with(small(), serve).await
+}
+
+const USUAL: Duration = Duration::from_secs(30);
+
+/// A question about a video.
+fn about(part: Value) -> Value {
+    hello(json!({"messages": [{"role": "user", "content": [part, {"type": "text", "text": "What happens?"}]}],
+        "max_tokens": 1, "logprobs": true, "top_logprobs": 3}))
+}
+
+fn film(url: &str, fps: f64) -> Value {
+    about(json!({"type": "video_url", "video_url": {"url": url}, "fps": fps}))
+}
+
+/// How likely the model finds what it could say first: another time or frame would be other numbers.
+async fn heard(house: &House, asked: &Value) -> (Value, Value) {
+    let answer = house.post("/v1/chat/completions", asked).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let answer = answer.json();
+    (answer["choices"][0]["logprobs"].clone(), answer["usage"]["prompt_tokens_details"]["image_tokens"].clone())
+}
+
+/// A square that moves.
+fn frame(number: u32) -> Vec<u8> {
+    let picture = RgbImage::from_fn(84, 84, |x, y| match (4 + number * 2..28 + number * 2).contains(&x) && y > 20 {
+        true => Rgb([220, (number * 8) as u8, 20]),
+        false => Rgb([10, 10, 30]),
+    });
+    let mut bytes = Cursor::new(Vec::new());
+    picture.write_to(&mut bytes, ImageFormat::Png).expect("PNG holds it");
+    bytes.into_inner()
+}
+
+fn data(kind: &str, bytes: &[u8]) -> String {
+    format!("data:{kind};base64,{}", STANDARD.encode(bytes))
+}
+
+#[test]
+fn a_film_is_seen_as_its_frames_at_even_times() {
+    let Some(program) = ffmpeg() else { return };
+    story(async {
+        let root = Root::new("even");
+        let frames: Vec<Vec<u8>> = (0..20).map(frame).collect();
+        let lossless = ["-f", "image2pipe", "-framerate", "10", "-c:v", "png", "-i", "pipe:0"];
+        let codecs = [("a.mov", &["-c:v", "png"][..]), ("a.mkv", &["-c:v", "ffv1", "-pix_fmt", "bgr0"][..])];
+        for (name, codec) in codecs {
+            make(&program, &[&lossless[..], codec].concat(), &frames.concat(), &root.0.join(name));
+        }
+        // Written to a pipe, so that it does not say how long it is.
+        let unmeasured = root.0.join("pipe.mkv");
+        let piped = format!(
+            "'{}' -loglevel error {} -c:v ffv1 -pix_fmt bgr0 -f matroska - | cat > '{}'",
+            program.display(),
+            lossless.join(" "),
+            unmeasured.display()
+        );
+        fed(Command::new("/bin/sh").args(["-c", &piped]), &frames.concat());
+        let house = house(&root, Some(program), USUAL).await;
+        let before = house.stage.snapshot().await;
+        for (fps, picked, rate) in [(2.0, vec![0, 5, 10, 15], 2.0), (10.0, vec![0, 2, 5, 7, 10, 12, 15, 17], 4.0)] {
+            let shown: Vec<String> = picked.iter().map(|&number: &usize| data("image/png", &frames[number])).collect();
+            let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": rate}))).await;
+            let bytes = fs::read(root.0.join("a.mov")).expect("it is there");
+            for url in ["file:a.mov".to_owned(), "file:a.mkv".to_owned(), data("video/mp4", &bytes)] {
+                assert_eq!(heard(&house, &film(&url, fps)).await, expected, "{} at {fps}", &url[..10]);
+            }
+        }
+        // At ten a second there are twenty frames. Every second goes, twice.
+        let shown: Vec<String> = (0..5).map(|number| data("image/png", &frames[4 * number])).collect();
+        let expected = heard(&house, &about(json!({"type": "video", "video": shown, "fps": 2.5}))).await;
+        assert_eq!(heard(&house, &film("file:pipe.mkv", 10.0)).await, expected);
+        house.stage.settled(&before).await;
+        house.end().await;
+    });
+}
+
+#[test]
+fn films_of_usual_codecs_are_seen_with_sound_and_any_order_of_parts() {
+    let Some(program) = ffmpeg() else { return };
+    story(async {
+        let root = Root::new("codecs");
+        let picture = ["-f", "lavfi", "-i", "testsrc=duration=2.8:size=320x240:rate=10"];
+        let sound = ["-f", "lavfi", "-i", "sine=duration=2"];
+        for (name, codec) in [
+            ("end.mp4", &["-c:v", "mpeg4", "-c:a", "aac"][..]),
+            ("begin.mp4", &["-c:v", "mpeg4", "-c:a", "aac", "-movflags", "+faststart"]),
+            ("parts.mp4", &["-c:v", "mpeg4", "-c:a", "aac", "-movflags", "frag_keyframe+empty_moov"]),
+            ("clip.mov", &["-c:v", "mjpeg", "-c:a", "pcm_s16le"]),
+            ("clip.mkv", &["-c:v", "ffv1", "-c:a", "pcm_s16le"]),
+        ] {
+            make(&program, &[&picture[..], &sound, codec].concat(), b"", &root.0.join(name));
+        }
+        // Builds of ffmpeg differ in these.
+        for (encoder, name) in [("libx264", "x264.mp4"), ("libvpx-vp9", "vp9.webm")] {
+            let has = Command::new(&program).args(["-hide_banner", "-encoders"]).output().expect("it runs");
+            match String::from_utf8_lossy(&has.stdout).contains(encoder) {
+                true => make(
+                    &program,
+                    &[&picture[..], &["-pix_fmt", "yuv420p", "-c:v", encoder]].concat(),
+                    b"",
+                    &root.0.join(name),
+                ),
+                false => println!("skipped: this ffmpeg has no {encoder}"),
+            }
+        }
+        let house = house(&root, Some(program), USUAL).await;
+        let mut tokens = Vec::new();
+        for entry in fs::read_dir(&root.0).expect("a folder") {
+            let name = entry.expect("a file").file_name().into_string().expect("a name of ours");
+            tokens.push(heard(&house, &film(&format!("file:{name}"), 2.0)).await.1);
+        }
+        assert!(tokens.len() >= 5 && tokens.iter().all(|each| *each == tokens[0]), "{tokens:?}");
+        house.end().await;
+    });
+}
+
+#[test]
+fn of_a_film_of_hours_only_few_frames_are_decoded() {
+    let Some(program) = ffmpeg() else { return };
+    story(async {
+        let root = Root::new("hours");
+        // A level a minute: which frame was picked shows.
+        let picture = "color=black:size=84x84:rate=1:duration=7200,geq=lum='16+T/60':cb=128:cr=128,format=yuv420p";
+        let long = root.0.join("long.mkv");
+        make(&program, &["-f", "lavfi", "-i", picture, "-c:v", "ffv1", "-g", "60"], b"", &long);
+        let frames: Vec<String> = (0..8)
+            .map(|number| {
+                let mut command = Command::new(&program);
+                let at = (number * 900).to_string();
+                command.args(["-loglevel", "error", "-ss", &at, "-i"]).arg(&long);
+                command.args(["-frames:v", "1", "-f", "image2pipe", "-c:v", "png", "-pix_fmt", "rgb24", "-"]);
+                data("image/png", &command.output().expect("it runs").stdout)
+            })
+            .collect();
+        let house = house(&root, Some(program), USUAL).await;
+        let expected = heard(&house, &about(json!({"type": "video", "video": frames, "fps": 8.0 / 7200.0}))).await;
+        let started = Instant::now();
+        assert_eq!(heard(&house, &film("file:long.mkv", 2.0)).await, expected);
+        assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+        house.end().await;
+    });
+}
+
+#[test]
+fn animations_need_no_program() {
+    story(async {
+        let root = Root::new("animations");
+        let mut bytes = Vec::new();
+        let mut encoder = GifEncoder::new(&mut bytes);
+        for number in 0..12_u8 {
+            let grey = number * 20;
+            let picture = RgbaImage::from_pixel(84, 84, Rgba([grey, grey, grey, 255]));
+            let delay = Delay::from_numer_denom_ms(250, 1);
+            encoder.encode_frame(Frame::from_parts(picture, 0, 0, delay)).expect("a frame");
+        }
+        drop(encoder);
+        root.write("a.gif", &bytes);
+        let house = house(&root, None, USUAL).await;
+        let whole = heard(&house, &film("file:a.gif", 2.0)).await;
+        assert_eq!(whole.1, 3 * 9, "six frames are three steps");
+        assert_eq!(heard(&house, &film(&data("image/gif", &bytes), 2.0)).await, whole);
+        let by_kwargs = json!({"mm_processor_kwargs": {"fps": 2.0}});
+        let mut asked = about(json!({"type": "video_url", "video_url": {"url": "file:a.gif"}}));
+        asked.as_object_mut().expect("an object").extend(by_kwargs.as_object().cloned().unwrap_or_default());
+        assert_eq!(heard(&house, &asked).await, whole);
+        // Two films share the frames that the model takes.
+        let part = json!({"type": "video_url", "video_url": {"url": "file:a.gif"}, "fps": 4});
+        let both = json!({"messages": [{"role": "user", "content": [part, part]}], "max_tokens": 1});
+        let both = house.chat(both).await;
+        assert_eq!((both.status, &both.json()["usage"]["prompt_tokens_details"]["image_tokens"]), (200, &json!(4 * 4)));
+        house.end().await;
+    });
+}
+
+/// What is refused, with a status that says so and words that help.
+async fn refused(house: &House, url: &str, words: &str) {
+    let answer = house.post("/v1/chat/completions", &film(url, 2.0)).await;
+    assert_eq!(answer.status, 400, "{url}: {}", answer.body);
+    let error = answer.error();
+    assert_eq!(error["param"], "messages[0].content[0].video_url.url", "{error}");
+    assert!(error["message"].as_str().is_some_and(|told| told.contains(words)), "{url}: {words} is not in {error}");
+}
+
+#[test]
+fn frames_of_films_count_among_the_bytes_that_are_held() {
+    story(async {
+        let root = Root::new("held");
+        let mut bytes = Vec::new();
+        let mut encoder = GifEncoder::new(&mut bytes);
+        for grey in [0, 200] {
+            let picture = RgbaImage::from_pixel(84, 84, Rgba([grey, grey, grey, 255]));
+            let delay = Delay::from_numer_denom_ms(2000, 1);
+            encoder.encode_frame(Frame::from_parts(picture, 0, 0, delay)).expect("a frame");
+        }
+        drop(encoder);
+        root.write("a.gif", &bytes);
+        let media_root = Some(root.0.clone());
+        let serve = ServeOptions { media_root, bodies_bytes: Bytes::kib(100), ..ServeOptions::default() };
+        let house = House::with(small(), serve).await;
+        for _ in 0..3 {
+            // Four frames of 21 KiB, and then eight.
+            assert_eq!(heard(&house, &film("file:a.gif", 1.0)).await.1, 2 * 9);
+            let full = house.post("/v1/chat/completions", &film("file:a.gif", 2.0)).await;
+            assert_eq!(full.status, 503, "{}", full.body);
+        }
+        house.end().await;
+    });
+}
+
+#[test]
+fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
+    story(async {
+        let root = Root::new("without");
+        root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
+        root.write("list.mp4", b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n");
+        root.write("short.gif", b"GIF89a");
+        let house = house(&root, None, USUAL).await;
+        refused(&house, "file:a.mp4", "install ffmpeg").await;
+        refused(&house, "file:list.mp4", "no film that this server reads").await;
+        refused(&house, "file:short.gif", "the animation").await;
+        refused(&house, &data("video/mp4", b"\0\0\0\x18ftypisom"), "install ffmpeg").await;
+        let mut bomb = b"GIF89a\x20\x4e\x20\x4e\0\0\0".to_vec();
+        bomb.extend(b",\0\0\0\0\x20\x4e\x20\x4e\0\x02\x02\x44\x01\0;");
+        refused(&house, &data("image/gif", &bomb), "400000000 pixels").await;
+        let gone = self::house(&root, Some(root.0.join("none")), USUAL).await;
+        refused(&gone, "file:a.mp4", "does not run").await;
+        gone.end().await;
+        house.end().await;
+    });
+}
+
+#[test]
+fn films_that_mean_harm_are_refused_and_reach_nothing() {
+    let Some(program) = ffmpeg() else { return };
+    story(async {
+        let root = Root::new("harm");
+        let outside = Root::new("outside");
+        let picture = ["-f", "lavfi", "-i", "testsrc=duration=3:size=320x240:rate=10"];
+        make(&program, &[&picture[..], &["-c:v", "mpeg4"]].concat(), b"", &root.0.join("whole.mp4"));
+        make(&program, &[&picture[..], &["-c:v", "mjpeg"]].concat(), b"", &root.0.join("large.mov"));
+        make(&program, &["-f", "lavfi", "-i", "sine=duration=1", "-c:a", "aac"], b"", &root.0.join("sound.mp4"));
+        let whole = fs::read(root.0.join("whole.mp4")).expect("it is there");
+        root.write("cut.mp4", &whole[..whole.len() / 2]);
+        let secret = outside.write("secret.mp4", &whole);
+        std::os::unix::fs::symlink(&secret, root.0.join("link.mp4")).expect("a link");
+        // Each frame's own header says 20,000 x 20,000.
+        let mut large = fs::read(root.0.join("large.mov")).expect("it is there");
+        for at in 0..large.len() - 9 {
+            if large[at..].starts_with(&[0xff, 0xc0, 0, 17, 8]) {
+                large[at + 5..at + 9].copy_from_slice(&[0x4e, 0x20, 0x4e, 0x20]);
+            }
+        }
+        root.write("large.mov", &large);
+        let hidden = format!("ffconcat version 1.0\nfile {}\n", secret.display());
+        root.write("list.mp4", format!("#EXTM3U\n#EXTINF:1,\n{}\n", secret.display()).as_bytes());
+        root.write("concat.mp4", hidden.as_bytes());
+        root.write("head.mp4", &[b"\0\0\0\x18ftypisom", hidden.as_bytes()].concat());
+        root.write("head.mkv", &[b"\x1a\x45\xdf\xa3", hidden.as_bytes()].concat());
+        let pipe = root.0.join("pipe.mp4");
+        assert!(Command::new("mkfifo").arg(&pipe).status().expect("it runs").success());
+        let house = house(&root, Some(program), USUAL).await;
+        let before = house.stage.snapshot().await;
+        for (url, words) in [
+            ("file:cut.mp4", "moov atom not found"),
+            ("file:large.mov", "cannot be decoded: Picture size 20000x20000"),
+            ("file:sound.mp4", "cannot be decoded"),
+            ("file:link.mp4", "not in the server's media root"),
+            ("file:../outside/secret.mp4", "not in the server's media root"),
+            ("file:list.mp4", "no film that this server reads"),
+            ("file:concat.mp4", "no film that this server reads"),
+            ("file:head.mp4", "cannot be decoded"),
+            ("file:head.mkv", "cannot be decoded"),
+            ("file:pipe.mp4", "no file of that name"),
+            ("file:none.mp4", "not in the server's media root"),
+            ("https://example.org/a.mp4", "not of a host"),
+        ] {
+            refused(&house, url, words).await;
+        }
+        for fps in [0.0, -1.0, 1e-300] {
+            let answer = house.post("/v1/chat/completions", &film("file:whole.mp4", fps)).await;
+            assert_eq!(answer.status, 400, "{fps}: {}", answer.body);
+        }
+        assert_eq!(house.post("/v1/chat/completions", &film("file:whole.mp4", 1e300)).await.status, 200);
+        house.stage.settled(&before).await;
+        house.end().await;
+    });
+}
+
+#[test]
+fn an_ffmpeg_that_hangs_is_ended_by_time_and_when_its_client_leaves() {
+    story(async {
+        let root = Root::new("hangs");
+        root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
+        let told = root.0.join("pid");
+        let script =
+            root.script(&format!("echo $$ > '{0}.new'; mv '{0}.new' '{0}'; exec /bin/sleep 600", told.display()));
+        let running = async || {
+            let mut pid = None;
+            eventually("it runs", async || {
+                pid = fs::read_to_string(&told).ok();
+                pid.is_some()
+            })
+            .await;
+            fs::remove_file(&told).expect("it is ours");
+            PathBuf::from("/proc").join(pid.expect("it runs").trim())
+        };
+        let gone = async |process: PathBuf| eventually("it has ended", async || !process.exists()).await;
+        let short = house(&root, Some(script.clone()), Duration::from_secs(1)).await;
+        refused(&short, "file:a.mp4", "takes longer than 1 s").await;
+        gone(running().await).await;
+        short.end().await;
+        let patient = house(&root, Some(script), Duration::from_secs(600)).await;
+        let mut client = patient.connect().await;
+        let asked = posted("/v1/chat/completions", "", film("file:a.mp4", 2.0).to_string().as_bytes());
+        client.write_all(&asked).await.expect("it reads");
+        let process = running().await;
+        assert!(process.exists());
+        drop(client);
+        gone(process).await;
+        patient.end().await;
+    });
+}
+
+#[test]
+fn an_ffmpeg_that_never_stops_talking_is_bounded() {
+    story(async {
+        let root = Root::new("talks");
+        root.write("a.mp4", b"\0\0\0\x18ftypisom\0\0\0\0isom");
+        // Endless frames, said to be of three seconds, and endless messages.
+        let length = "printf 'Input\\n  Duration: 00:00:03.00, start\\n' >&2";
+        let frames = "while :; do printf 'P6\\n2 2\\n255\\nabcdefghijkl'; echo noise >&2; done";
+        let script = root.script(&format!("case \"$*\" in *image2pipe*) {frames};; *) {length};; esac"));
+        let house = house(&root, Some(script), Duration::from_secs(2)).await;
+        refused(&house, "file:a.mp4", "takes longer than 2 s").await;
+        house.end().await;
+        let large =
+            root.script(&format!("case \"$*\" in *image2pipe*) printf 'P6\\n9 9\\n255\\nabc';; *) {length};; esac"));
+        let house = self::house(&root, Some(large), USUAL).await;
+        refused(&house, "file:a.mp4", "cut off").await;
+        assert_eq!(house.service.options().body_bytes, Bytes::mib(64));
+        house.end().await;
+    });
+}

@@ -1,0 +1,233 @@
+//! What `bursar serve` logs of requests: one line each, under the id that its answer has, and nothing of what was said.
+
+use std::{
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpStream,
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, sync_channel},
+    time::Duration,
+};
+
+use serde_json::{Value, json};
+
+use super::client::{hello, posted};
+
+/// A server that logs JSON, as a process. It is killed when this is dropped.
+struct Program {
+    process: Child,
+    address: String,
+    lines: Receiver<Value>,
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        drop(self.process.kill());
+        drop(self.process.wait());
+    }
+}
+
+const SECRET: &str = "quetzalcoatl";
+
+impl Program {
+    fn start(flags: &[&str]) -> Program {
+        let small = ["--context-tokens", "256", "--sequences", "2", "--step-tokens", "64", "--launch-patches", "64"];
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(["serve", "--device", "host", "--port", "0", "--profile-cache", "none", "--log", "json"]);
+        command.args(small).args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().expect("it runs");
+        let (told, lines) = sync_channel(10_000);
+        let stderr = BufReader::new(process.stderr.take().expect("a pipe"));
+        std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                let line = serde_json::from_str(&line).unwrap_or_else(|_| panic!("no JSON: {line}"));
+                drop(told.send(line));
+            }
+        });
+        let mut said = String::new();
+        BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("it listens");
+        let address = said.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
+        let program = Program { process, address, lines };
+        program.until(|line| line["message"].as_str() == Some("ready: demo"));
+        program
+    }
+
+    /// The lines up to one.
+    fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
+        let mut heard: Vec<Value> = Vec::new();
+        while !heard.last().is_some_and(&is_last) {
+            let line = self.lines.recv_timeout(Duration::from_secs(60));
+            heard.push(line.unwrap_or_else(|_| panic!("it does not come: {heard:#?}")));
+        }
+        heard
+    }
+
+    /// The answer to a request, head and body.
+    fn say(&self, said: &[u8]) -> String {
+        let mut stream = TcpStream::connect(&self.address).expect("it listens");
+        stream.write_all(said).expect("it reads");
+        let mut heard = String::new();
+        stream.read_to_string(&mut heard).expect("it closes");
+        heard
+    }
+
+    fn post(&self, path: &str, headers: &str, body: &Value) -> String {
+        self.say(&posted(path, headers, body.to_string().as_bytes()))
+    }
+
+    fn get(&self, path: &str, headers: &str) -> String {
+        self.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").as_bytes())
+    }
+
+    /// All lines so far: this request's own is the last.
+    fn all(&self) -> Vec<Value> {
+        self.get("/v1/nothing-more", "x-request-id: the-last\r\n");
+        let mut lines = self.until(|line| id(line) == Some("the-last"));
+        lines.pop();
+        lines
+    }
+}
+
+/// The id of the request that a line is of.
+fn id(line: &Value) -> Option<&str> {
+    let spans = line["spans"].as_array().into_iter().flatten().chain([&line["span"]]);
+    spans.filter(|span| span["name"] == "http").find_map(|span| span["request_id"].as_str())
+}
+
+/// The id that an answer has.
+fn answered_id(answer: &str) -> String {
+    let head = answer.split("\r\n\r\n").next().unwrap_or_default();
+    let id = head.lines().find_map(|line| line.strip_prefix("x-request-id: "));
+    id.unwrap_or_else(|| panic!("no id: {answer}")).to_owned()
+}
+
+fn chat(fields: Value) -> Value {
+    let mut fields = fields;
+    fields["messages"] = json!([{"role": "user", "content": format!("Hello, {SECRET}!")}]);
+    fields["max_tokens"] = json!(3);
+    hello(fields)
+}
+
+#[test]
+fn each_request_has_one_line_at_info_under_its_answers_id() {
+    let program = Program::start(&[]);
+    let whole = program.post("/v1/chat/completions", "", &chat(json!({})));
+    let streamed =
+        program.post("/v1/chat/completions", "x-request-id: mine-1\r\n", &chat(json!({"stream": true, "n": 2})));
+    let text = program.post("/v1/completions", "", &json!({"prompt": SECRET, "max_tokens": 3}));
+    let message = json!({"max_tokens": 3, "messages": [{"role": "user", "content": SECRET}]});
+    let message = program.post("/v1/messages", "", &message);
+    let response = program.post("/v1/responses", "", &json!({"input": SECRET, "max_output_tokens": 3, "stream": true}));
+    let wrong = program.post("/v1/chat/completions", "", &json!({"messages": [{"role": SECRET, "content": SECRET}]}));
+    let missing = program.get("/v1/nothing", "");
+    for probe in ["/health", "/health/live", "/metrics"] {
+        program.get(probe, "");
+    }
+    let lines = program.all();
+    let of = |answer: &str| {
+        let id = answered_id(answer);
+        let of: Vec<_> = lines.iter().filter(|line| self::id(line) == Some(&id)).collect();
+        let [line] = of[..] else { panic!("one line of {id}: {of:#?}") };
+        assert_eq!((line["level"].as_str(), line["message"].as_str()), (Some("INFO"), Some("answered")), "{line}");
+        assert!(line["milliseconds"].is_u64(), "{line}");
+        line.clone()
+    };
+    for (answer, path, tokens) in [
+        (&whole, "/v1/chat/completions", 3),
+        (&streamed, "/v1/chat/completions", 6),
+        (&text, "/v1/completions", 3),
+        (&message, "/v1/messages", 3),
+        (&response, "/v1/responses", 3),
+    ] {
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let line = of(answer);
+        assert_eq!((line["method"].as_str(), line["path"].as_str()), (Some("POST"), Some(path)));
+        assert_eq!((line["status"].as_u64(), line["completion_tokens"].as_u64()), (Some(200), Some(tokens)), "{line}");
+        assert!(line["prompt_tokens"].as_u64() > Some(0) && line["cached_tokens"].is_u64(), "{line}");
+    }
+    assert_eq!(answered_id(&streamed), "mine-1");
+    let line = of(&wrong);
+    assert_eq!((line["status"].as_u64(), line["param"].as_str()), (Some(400), Some("messages[0].role")), "{line}");
+    assert_eq!(of(&missing)["error"], "not_found_error");
+    let of_requests = lines.iter().filter(|line| id(line).is_some()).count();
+    assert_eq!(of_requests, 7, "and no line of a probe: {lines:#?}");
+    assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
+}
+
+#[test]
+fn at_debug_what_actors_do_for_a_request_stands_under_its_id() {
+    let program = Program::start(&["--log-level", "debug"]);
+    let answer = program.post("/v1/chat/completions", "", &chat(json!({"stream": true})));
+    program.get("/health", "x-request-id: probe\r\n");
+    let lines = program.all();
+    let ours: Vec<_> = lines.iter().filter(|line| id(line) == Some(&answered_id(&answer))).collect();
+    for (module, said) in [
+        ("bursar_actors::scheduler::actor", "waits for blocks"),
+        ("bursar_actors::scheduler::actor", "begins"),
+        ("bursar_actors::compute::lane::pending", "its step has run"),
+        ("bursar_actors::chat::driver", "ended"),
+        ("bursar::serve::access", "answered"),
+    ] {
+        let is_it = |line: &&&Value| line["target"] == module && line["message"] == said;
+        assert_eq!(ours.iter().filter(is_it).count(), 1, "{module}: {said} in {ours:#?}");
+    }
+    assert!(lines.iter().any(|line| id(line) == Some("probe")), "{lines:#?}");
+    assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
+}
+
+#[test]
+fn with_requests_disabled_only_what_goes_wrong_is_logged() {
+    let program = Program::start(&["--disable-log-requests", "--log-level", "debug"]);
+    assert!(program.post("/v1/chat/completions", "", &chat(json!({}))).starts_with("HTTP/1.1 200"));
+    let long = json!({"messages": [{"role": "user", "content": format!("{SECRET} ").repeat(300)}]});
+    let refused = program.post("/v1/chat/completions", "", &long);
+    assert!(refused.starts_with("HTTP/1.1 400"), "{refused}");
+    let lines = program.until(|line| line["message"] == "refused");
+    let of_requests: Vec<_> = lines.iter().filter(|line| id(line).is_some()).collect();
+    let [line] = of_requests[..] else { panic!("the refusal alone: {of_requests:#?}") };
+    assert_eq!((line["level"].as_str(), id(line)), (Some("WARN"), Some(answered_id(&refused).as_str())), "{line}");
+    assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
+}
+
+#[test]
+fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
+    let program = Program::start(&[]);
+    let mut leaving = TcpStream::connect(&program.address).expect("it listens");
+    let endless = hello(json!({"stream": true, "ignore_eos": true, "max_tokens": 200}));
+    let asked = posted("/v1/chat/completions", "x-request-id: leaves\r\n", endless.to_string().as_bytes());
+    leaving.write_all(&asked).expect("it reads");
+    leaving.read_exact(&mut [0; 600]).expect("it streams");
+    drop(leaving);
+    let lines = program.until(|line| id(line) == Some("leaves"));
+    let line = lines.last().expect("it came");
+    assert_eq!((line["message"].as_str(), line["status"].as_u64()), (Some("the client left"), Some(200)), "{line}");
+    let asked = json!({"input": SECRET, "max_output_tokens": 3, "background": true});
+    let answer = program.post("/v1/responses", "x-request-id: later\r\n", &asked);
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let is_end = |line: &Value| line["message"] == "a response in the background ended";
+    let lines = program.until(is_end);
+    let line = lines.last().expect("it came");
+    assert_eq!((id(line), line["completion_tokens"].as_u64()), (Some("later"), Some(3)), "{line}");
+    assert!(answer.contains(line["id"].as_str().expect("its id")), "{line}");
+    assert!(!format!("{lines:?}").contains(SECRET), "{lines:#?}");
+}
+
+#[test]
+fn a_program_that_is_not_there_is_told_before_anything_is_loaded() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args([
+        "serve",
+        "--device",
+        "host",
+        "--port",
+        "0",
+        "--profile-cache",
+        "none",
+        "--ffmpeg",
+        "/no/such/ffmpeg",
+    ]);
+    let output = command.stdin(Stdio::null()).output().expect("it ends");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: name the program"), "{told}");
+    assert!(output.stdout.is_empty(), "it never listened");
+}

@@ -1,0 +1,160 @@
+//! The server behind TLS: what clients with and without it see, and files that are wrong.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use bursar::{
+    Hint,
+    serve::{ListenError, ServeOptions, Server, Service, TlsFiles},
+};
+use rustls_pki_types::{CertificateDer, ServerName, pem::PemObject};
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::{
+    TlsConnector,
+    client::TlsStream,
+    rustls::{ClientConfig, RootCertStore, crypto::ring},
+};
+
+use super::client::{House, hello, posted, rest};
+use crate::stage::{Stage, small, story};
+
+fn file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/it/serve/tls").join(name)
+}
+
+fn files(certificates: &str, key: &str) -> TlsFiles {
+    TlsFiles { certificates: file(certificates), key: file(key) }
+}
+
+async fn house(options: ServeOptions) -> House {
+    let stage = Stage::set(small()).await;
+    let service = Service::new(&stage.runtime, options);
+    service.add(["demo"], stage.model.clone());
+    let files = files("server.pem", "server.key");
+    let server = Server::start(service.clone(), "127.0.0.1:0", Some(&files)).await.expect("its files are right");
+    House { stage, service, server }
+}
+
+/// A client that trusts the tests' root alone.
+async fn greet(house: &House) -> io::Result<TlsStream<TcpStream>> {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(file("root.pem")).expect("a certificate")).expect("a root");
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let config = config.with_safe_default_protocol_versions().expect("versions of ours");
+    let config = config.with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from("localhost").expect("a name");
+    TlsConnector::from(Arc::new(config)).connect(name, house.connect().await).await
+}
+
+/// What comes until these bytes end it.
+async fn until(stream: &mut TlsStream<TcpStream>, end: &str) -> String {
+    let mut heard = Vec::new();
+    let reading = async {
+        while !heard.ends_with(end.as_bytes()) {
+            heard.push(stream.read_u8().await.expect("more comes"));
+        }
+    };
+    timeout(Duration::from_secs(20), reading).await.expect("the server hangs");
+    String::from_utf8(heard).expect("text")
+}
+
+#[test]
+fn a_reply_streams_over_tls_and_its_connection_is_kept() {
+    story(async {
+        let house = house(ServeOptions::default()).await;
+        assert_eq!(house.server.scheme(), "https");
+        let mut client = greet(&house).await.expect("it is trusted");
+        let body = hello(json!({"stream": true})).to_string();
+        let asked = posted("/v1/chat/completions", "", body.as_bytes());
+        let asked = String::from_utf8(asked).expect("text").replace("connection: close\r\n", "");
+        for _ in 0..2 {
+            client.write_all(asked.as_bytes()).await.expect("it reads");
+            let heard = until(&mut client, "\r\n0\r\n\r\n").await;
+            assert!(heard.starts_with("HTTP/1.1 200") && heard.contains("data: [DONE]"), "{heard}");
+            assert!(heard.matches("\"content\":").count() > 3, "piece by piece: {heard}");
+        }
+        client
+            .write_all(b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("it reads");
+        let mut heard = String::new();
+        client.read_to_string(&mut heard).await.expect("it says goodbye as TLS does");
+        assert!(heard.starts_with("HTTP/1.1 200"), "{heard}");
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_client_without_tls_is_closed_and_others_are_served() {
+    story(async {
+        let house = house(ServeOptions::default()).await;
+        let heard = house.get("/health").await;
+        assert_eq!(heard.status, 0, "no HTTP: {heard:?}");
+        for noise in [&b"\x16\x03\x01\xff\xff"[..], &[0; 4096], &[0xff; 100_000]] {
+            let mut stream = house.connect().await;
+            drop(stream.write_all(noise).await);
+            drop(stream.shutdown().await);
+            rest(stream).await;
+        }
+        let mut client = greet(&house).await.expect("it is trusted");
+        client
+            .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("it reads");
+        assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_greeting_that_does_not_end_gives_its_place_to_the_next() {
+    story(async {
+        let short = ServeOptions { connections: 1, head_time: Duration::from_millis(300), ..ServeOptions::default() };
+        let house = house(short).await;
+        let silent = house.connect().await;
+        let mut slow = house.connect().await;
+        // The head of a greeting of 512 bytes, and no more.
+        slow.write_all(&[0x16, 3, 1, 2, 0, 1, 0, 1, 0xfc, 3, 3]).await.expect("it is buffered");
+        let mut client = greet(&house).await.expect("there is a place after both");
+        client
+            .write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            .await
+            .expect("it reads");
+        assert!(until(&mut client, "}").await.starts_with("HTTP/1.1 200"));
+        assert_eq!((rest(silent).await.len(), rest(slow).await.len()), (0, 0));
+        house.end().await;
+    });
+}
+
+#[test]
+fn wrong_files_are_named_before_anything_listens() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        for (certificates, key, at_fault, why) in [
+            ("none.pem", "server.key", "none.pem", "No such file"),
+            ("server.pem", "none.key", "none.key", "No such file"),
+            ("make.py", "server.key", "make.py", "no certificate"),
+            ("server.key", "server.key", "server.key", "no certificate"),
+            ("server.pem", "server.pem", "server.pem", "no private key"),
+            ("server.pem", "other.key", "other.key", "not the key"),
+        ] {
+            let service = Service::new(&stage.runtime, ServeOptions::default());
+            let error =
+                Server::start(service, "127.0.0.1:0", Some(&files(certificates, key))).await.expect_err("wrong");
+            let ListenError::Tls { file, reason } = &error else { panic!("{error:?}") };
+            assert!(file.ends_with(at_fault) && reason.contains(why), "{certificates}, {key}: {error}");
+            assert!(error.to_string().contains(at_fault) && error.hint().contains("PEM"), "{error}: {}", error.hint());
+            assert!(!error.to_string().contains("BEGIN"), "{error}");
+        }
+        stage.runtime.shutdown().await;
+    });
+}
