@@ -101,11 +101,12 @@ fn print(load: &Load, way: &str, summary: &Summary) {
 /// The child: one line of JSON for each load.
 async fn ask_in_process(options: &Options, loads: &[Load]) -> Result<(), Failure> {
     let runtime = Runtime::start(RuntimeConfig::default()).await?;
-    let (source, load_options) = match options.model.as_str() {
-        "demo" => (ModelSource::demo(), LoadOptions::small()),
-        folder => (ModelSource::folder(folder), LoadOptions::default()),
+    let source = match options.model.as_str() {
+        "demo" => ModelSource::demo(),
+        folder => ModelSource::folder(folder),
     };
-    let client = Client::InProcess(InProcess::new(runtime.load_with(source, load_options, |_| {}).await?, options));
+    let model = runtime.load_with(source, LoadOptions::default(), |_| {}).await?;
+    let client = Client::InProcess(InProcess::new(model, options));
     client.warm_up(options).await?;
     for load in loads {
         let before = Watched::of("self")?;

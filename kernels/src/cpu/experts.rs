@@ -17,7 +17,7 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     let (x, out, features) = (Rows::<f32>::of(&call.x), Output::of(&call.out), call.out.columns());
     let (choices, top) = (indices(&call.routing.choices), call.routing.top);
     let of_row = |place: usize| x.row(choices[place] as usize / top);
-    // A panel has as many rows of gate as of up, so that whoever has the products can apply the gate.
+    // A panel has as many rows of gate as of up, so that one thread has both products of a feature.
     let panels = Panels { weight: &call.weight, scratch: &call.scratch, out_features: 2 * features, parts: 2 };
     panels.multiply(threads, &call.routing, of_row, |place, columns, [gate, up]| {
         // SAFETY: each place and panel is written once.

@@ -23,7 +23,7 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
         lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
     sort(choices, places, ends);
     let loads = call.loads.reshape([1, experts]);
-    // SAFETY: the front has checked that nobody else has it.
+    // SAFETY: the front has checked that it is no view that others have.
     let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
     let begins = [0].iter().chain(&*ends);
     for ((load, end), begin) in loads.iter_mut().zip(&*ends).zip(begins) {

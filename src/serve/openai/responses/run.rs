@@ -128,7 +128,7 @@ impl Run {
     }
 }
 
-/// Tells who watches, if somebody still does.
+/// Tells a client that watches, as long as there is one.
 async fn watch(told: &[Value], watcher: &mut Option<mpsc::Sender<Event>>) {
     for told in told {
         if let Some(sender) = watcher
