@@ -213,12 +213,22 @@ __device__ __forceinline__ void add_row(const Element* products, const uint32_t*
     for (uint32_t vector = threadIdx.x + blockIdx.y * blockDim.x; vector < columns / WIDTH; vector += gridDim.y * blockDim.x) {
         float values[WIDTH];
         load<WIDTH>(sum + vector * WIDTH, values);
-        for (uint32_t rank = 0; rank < top; ++rank) {
-            float more[WIDTH];
-            load<WIDTH>(products + static_cast<uint64_t>(places[rank]) * columns + vector * WIDTH, more);
+        // Eight at a time are under way, and added in their order.
+        for (uint32_t first = 0; first < top; first += 8) {
+            float more[8][WIDTH];
 #pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                values[i] += more[i];
+            for (uint32_t i = 0; i < 8; ++i) {
+                const uint32_t place = places[min(first + i, top - 1)];
+                load<WIDTH>(products + static_cast<uint64_t>(place) * columns + vector * WIDTH, more[i]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 8; ++i) {
+                if (first + i < top) {
+#pragma unroll
+                    for (uint32_t j = 0; j < WIDTH; ++j) {
+                        values[j] += more[i][j];
+                    }
+                }
             }
         }
         store<WIDTH>(sum + vector * WIDTH, values);

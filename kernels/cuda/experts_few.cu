@@ -5,7 +5,7 @@
 // gated_experts_few_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv 2002.05202)
 // experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
 //
-// <type> is bf16 or f16; PLACES is 8, 16 or 32: the places of one expert that a tile takes. Operands are those of
+// <type> is bf16 or f16; PLACES is 8, 16, 24 or 32: the places of one expert that a tile takes. Operands are those of
 // experts.cu, but the weight comes as a tensor map; x and its rows start at multiples of 16 bytes, `in` is a multiple of 8,
 // and gated `features` is one too. Sums are f32 with one rounding at the end, in the order of columns, so a row has the
 // same bits whatever stands beside it. A NaN stays in its row, or in the features whose weights have it.
@@ -205,7 +205,11 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Ele
         few<Element, PLACES, false>(weight,                                                                                \
                                     {x, choices, ends, weights, out, in, in, features, top, experts, stages});             \
     }
-#define KERNEL(name, Element) EXPERTS_FEW(name, Element, 8) EXPERTS_FEW(name, Element, 16) EXPERTS_FEW(name, Element, 32)
+#define KERNEL(name, Element)     \
+    EXPERTS_FEW(name, Element, 8)  \
+    EXPERTS_FEW(name, Element, 16) \
+    EXPERTS_FEW(name, Element, 24) \
+    EXPERTS_FEW(name, Element, 32)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (as many blocks as fit at once, no more than there can be items), block (THREADS); dynamic shared memory

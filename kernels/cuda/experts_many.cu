@@ -10,9 +10,10 @@
 // a row has the same bits whatever stands beside it. A NaN stays in its row and column.
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 a block, and 256 rows of its weight, of which each
-// block brings half to both. The rows of x lie apart: where the copy engine would bring a box of them, 128 threads each bring
-// pieces of 16 bytes (cp.async), and say that a stage is full two stages later, when their copies have landed. A tile that an
-// expert does not fill is computed as a whole, of zeros, and written as far as it is its own.
+// block brings half to both. Of an expert's last tile, if it has no more than 128 places, both blocks take all places, and
+// each half of the weight's rows: what is left over costs half a tile. A warpgroup whose 64 places nobody has multiplies
+// nothing. The rows of x lie apart: where the copy engine would bring a box of them, 128 threads each bring pieces of 16 bytes
+// (cp.async), and say that a stage is full two stages later, when their copies have landed.
 
 #include "contract.cuh"
 #include "element.cuh"
@@ -34,16 +35,18 @@ constexpr uint32_t BLOCKS = contract::linear_many::CLUSTER;
 constexpr uint32_t DEPTH = contract::linear_many::STEP_COLUMNS;
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH * 2;
 constexpr uint32_t HALF_BYTES = TILE_WEIGHTS * DEPTH;
+constexpr uint32_t COPY_ROWS = TILE_WEIGHTS / 4;  // of the weight, that one copy brings
+constexpr uint32_t COPY_BYTES = HALF_BYTES / 2;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t BOX_BYTES = BOX * BOX * 2;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;
 constexpr uint32_t TILE_PLACES = BLOCKS * TILE_ROWS;  // of a cluster
-constexpr uint32_t LEAD = 3;     // steps that the first multiplying warpgroup is ahead of the second
+constexpr uint32_t LEAD = 2;     // steps that the first multiplying warpgroup is ahead of the second
 constexpr uint32_t LANDING = 2;  // stages whose copies of x may be under way
 constexpr uint32_t BEGIN = 2;    // names of barriers; 1 is where tiles are counted
 constexpr uint32_t ALONE = 3;
 static_assert(TILE_ROWS == 64 * MULTIPLIERS && BOX == 64 && TILE_WEIGHTS == 256, "what sums and their places are made for");
-static_assert(LANDING < STAGES, "or nobody would ever say that a stage is full");
+static_assert(LEAD + LANDING <= STAGES, "or no stage that the second waits for would ever be said to be full");
 static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
 
 using Barriers = RingBarriers<STAGES>;
@@ -70,8 +73,10 @@ struct Items {
     const uint32_t* ends;
     const uint32_t experts, across, count;
     uint32_t next;
-    Tile tile = {0, 0, 0};  // this block's half
+    // This block's: the places of half a tile and all its columns, or of all of it and half of its columns.
+    Tile tile = {0, 0, 0};
     uint32_t column = 0;
+    bool is_split = false;
 
     template <typename Element>
     __device__ __forceinline__ Items(const Tiles& tiles, const Arguments<Element>& arguments)
@@ -85,9 +90,14 @@ struct Items {
         }
         const uint32_t number = next / across;
         tile = tiles.tile<TILE_PLACES>(number, tiles.expert_of(number, experts), ends);
-        tile.first += rank * TILE_ROWS;
-        tile.end = max(tile.first, min(tile.end, tile.first + TILE_ROWS));
         column = next % across * COLUMNS;
+        is_split = tile.end - tile.first <= TILE_ROWS;
+        if (is_split) {
+            column += rank * (COLUMNS / 2);
+        } else {
+            tile.first += rank * TILE_ROWS;
+            tile.end = min(tile.end, tile.first + TILE_ROWS);
+        }
         next += gridDim.x / BLOCKS;
         return true;
     }
@@ -127,16 +137,28 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<El
                 rows[i] = GATED ? arguments.choices[place] / arguments.top : place;
             }
         }
-        const uint32_t half = rank * (GATED ? arguments.features : TILE_WEIGHTS / 2);
+        // Of two copies: the second one's rows are below the first's, or, where the block has rows of gate and of up, those
+        // of up.
+        const uint32_t half = items.is_split ? 0 : rank * (GATED ? arguments.features : TILE_WEIGHTS / 2);
         const uint32_t weight_row = items.tile.expert * (GATED ? 2 : 1) * arguments.features + half + items.column;
+        const uint32_t second_row = weight_row + (GATED && items.is_split ? arguments.features : COPY_ROWS);
         for (uint32_t step = 0; step < steps; ++step) {
             barrier_wait(shared_address(&barriers.empty[ring.stage]), ring.parity ^ 1);
             const uint32_t stage = shared + ring.stage * STAGE_BYTES;
             if (is_first) {
                 const uint32_t full = shared_address(&barriers.full[ring.stage]);
-                barrier_arrive_expecting(full, 2 * HALF_BYTES);
-                copy_box_to((1 << BLOCKS) - 1, stage + X_BYTES + rank * HALF_BYTES, weight, full,
-                            static_cast<int32_t>(step * DEPTH), static_cast<int32_t>(weight_row));
+                const int32_t weight_column = static_cast<int32_t>(step * DEPTH);
+                barrier_arrive_expecting(full, (items.is_split ? 1 : 2) * HALF_BYTES);
+#pragma unroll
+                for (uint32_t i = 0; i < 2; ++i) {
+                    const int32_t from = static_cast<int32_t>(i == 0 ? weight_row : second_row);
+                    const uint32_t to = stage + X_BYTES + i * COPY_BYTES;
+                    if (items.is_split) {
+                        copy_box(to, weight, full, weight_column, from);
+                    } else {
+                        copy_box_to((1 << BLOCKS) - 1, to + rank * HALF_BYTES, weight, full, weight_column, from);
+                    }
+                }
             }
             __syncwarp();
             const uint32_t column = step * DEPTH + piece * 8;
@@ -173,25 +195,26 @@ __device__ __forceinline__ float gated(float gate, float up) {
     return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
-// One warpgroup's 64 places of a tile, through shared memory, 128 columns at a time.
-template <bool GATED, typename Element>
-__device__ __forceinline__ void write_out(const float (&sums)[32][4], const Arguments<Element>& arguments, uint32_t staging,
+// One warpgroup's 64 places of an item of WIDTH columns, through shared memory, up to 128 columns at a time.
+template <bool GATED, uint32_t WIDTH, uint32_t TILES, typename Element>
+__device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const Arguments<Element>& arguments, uint32_t staging,
                                           uint32_t first_place, uint32_t end, uint32_t column, const float (&by)[2],
                                           uint32_t warpgroup) {
+    constexpr uint32_t AT_ONCE = WIDTH < 128 ? WIDTH : 128, PIECES = AT_ONCE / 8;
     const uint32_t thread = threadIdx.x % WARPGROUP, lane = threadIdx.x % 32;
     const uint32_t to_row = thread / 32 * 16 + lane / 8 % 2 * 8 + lane % 8;
     const uint32_t to_piece = lane / 16;
 #pragma unroll
-    for (uint32_t first = 0; first < Items<GATED>::COLUMNS; first += 128) {
+    for (uint32_t first = 0; first < WIDTH; first += AT_ONCE) {
         part_sync(ALONE + warpgroup, WARPGROUP);
 #pragma unroll
-        for (uint32_t piece = 0; piece < 16; piece += 2) {
+        for (uint32_t piece = 0; piece < PIECES; piece += 2) {
             uint32_t words[4];
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
                 const float(&one)[4] = sums[first / 8 + piece + i / 2];
                 if constexpr (GATED) {
-                    const float(&other)[4] = sums[16 + piece + i / 2];
+                    const float(&other)[4] = sums[WIDTH / 8 + piece + i / 2];
                     words[i] = TensorCoreElement<Element>::pack(gated(one[i % 2 * 2], other[i % 2 * 2]),
                                                                 gated(one[i % 2 * 2 + 1], other[i % 2 * 2 + 1]));
                 } else {
@@ -201,10 +224,9 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Argu
             store_quarters(staging + piece / 8 * BOX_BYTES + Swizzle<64>::place(to_row, piece % 8 + to_piece), words);
         }
         part_sync(ALONE + warpgroup, WARPGROUP);
-        // A row of 128 columns is 16 pieces.
 #pragma unroll
-        for (uint32_t i = 0; i < 64 * 16 / WARPGROUP; ++i) {
-            const uint32_t row = (i * WARPGROUP + thread) / 16, piece = thread % 16;
+        for (uint32_t i = 0; i < 64 * PIECES / WARPGROUP; ++i) {
+            const uint32_t row = (i * WARPGROUP + thread) / PIECES, piece = thread % PIECES;
             const uint32_t place = first_place + row, feature = column + first + piece * 8;
             if (place < end && feature < arguments.features) {
                 uint4 held;
@@ -220,26 +242,52 @@ __device__ __forceinline__ void write_out(const float (&sums)[32][4], const Argu
     }
 }
 
-// All items of one multiplying warpgroup.
+// A multiplying warpgroup, and where it is in the ring.
 template <bool GATED, typename Element>
-__device__ __forceinline__ void multiply(const Arguments<Element>& arguments, const Tiles& tiles, uint32_t shared,
-                                         Barriers& barriers, uint32_t rank, uint32_t warpgroup) {
-    constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
-    const uint32_t thread = threadIdx.x % WARPGROUP;
-    const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
-    const uint32_t steps = (arguments.in + DEPTH - 1) / DEPTH;
+struct Multiplier {
+    const Arguments<Element>& arguments;
+    Barriers& barriers;
+    const uint32_t shared, warpgroup;
     Ring<STAGES> ring;
-    float sums[32][4];
+    bool is_first_tile = true;
+
     // Two warps tell the two blocks, which both copy into this stage.
-    const auto release = [&](uint32_t stage) {
+    __device__ __forceinline__ void release(uint32_t stage) {
+        const uint32_t thread = threadIdx.x % WARPGROUP;
         if (thread % 32 == 0 && thread / 32 < BLOCKS) {
             barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
         }
-    };
-    Items<GATED> items(tiles, arguments);
-    bool is_first_tile = true;
-    while (items.advance(rank)) {
-        const uint32_t first_place = items.tile.first + warpgroup * 64;
+    }
+
+    // The second warpgroup begins its first tile some steps behind the first.
+    __device__ __forceinline__ void follow() {
+        if (is_first_tile && warpgroup == 1) {
+            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
+        }
+    }
+    __device__ __forceinline__ void lead(uint32_t step, uint32_t steps) {
+        if (is_first_tile && warpgroup == 0 && step + 1 == min(LEAD, steps)) {
+            part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
+        }
+    }
+
+    // An item of which this warpgroup has no places.
+    __device__ __forceinline__ void pass(uint32_t steps) {
+        follow();
+        for (uint32_t step = 0; step < steps; ++step) {
+            barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
+            release(ring.stage);
+            ring.advance();
+            lead(step, steps);
+        }
+    }
+
+    // An item of WIDTH columns.
+    template <uint32_t WIDTH>
+    __device__ __forceinline__ void multiply(const Items<GATED>& items, uint32_t steps) {
+        constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
+        const uint32_t thread = threadIdx.x % WARPGROUP, first_place = items.tile.first + warpgroup * 64;
+        float sums[WIDTH * (GATED ? 2 : 1) / 8][4];
         float by[2] = {1.0f, 1.0f};
         if (!GATED) {
 #pragma unroll
@@ -248,9 +296,7 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
                 by[i] = place < items.tile.end ? arguments.weights[arguments.choices[place]] : 0.0f;
             }
         }
-        if (is_first_tile && warpgroup == 1) {
-            part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
-        }
+        follow();
         uint32_t before = 0;  // the stage of the step in front
         for (uint32_t step = 0; step < steps; ++step) {
             barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
@@ -269,17 +315,30 @@ __device__ __forceinline__ void multiply(const Arguments<Element>& arguments, co
             }
             before = ring.stage;
             ring.advance();
-            if (is_first_tile && warpgroup == 0 && step + 1 == min(LEAD, steps)) {
-                part_arrive(BEGIN, MULTIPLIERS * WARPGROUP);
-            }
+            lead(step, steps);
         }
-        is_first_tile = false;
         products_wait<0>();
         hold(sums);
         release(before);
-        write_out<GATED>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
+        const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
+        write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
     }
-}
+
+    __device__ __forceinline__ void multiply_all(const Tiles& tiles, uint32_t rank) {
+        const uint32_t steps = (arguments.in + DEPTH - 1) / DEPTH;
+        Items<GATED> items(tiles, arguments);
+        while (items.advance(rank)) {
+            if (items.tile.first + warpgroup * 64 >= items.tile.end) {
+                pass(steps);
+            } else if (items.is_split) {
+                multiply<Items<GATED>::COLUMNS / 2>(items, steps);
+            } else {
+                multiply<Items<GATED>::COLUMNS>(items, steps);
+            }
+            is_first_tile = false;
+        }
+    }
+};
 
 template <bool GATED, typename Element>
 __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Element>& arguments) {
@@ -310,7 +369,7 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<El
         copy<GATED>(weight, arguments, tiles, shared, barriers, rank);
     } else {
         take_registers<224>();
-        multiply<GATED>(arguments, tiles, shared, barriers, rank, warpgroup - 1);
+        Multiplier<GATED, Element>{arguments, barriers, shared, warpgroup - 1}.multiply_all(tiles, rank);
     }
     __syncwarp();
     cluster_sync();
@@ -339,4 +398,4 @@ FOR_EACH_ACTIVATION(KERNEL)
 //   compiled in. May be launched with programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE, swizzle 128B, out of
-// bounds NONE (zeros), dimensions {in, all experts' rows}, stride {2 * in} bytes, box {64, 128}.
+// bounds NONE (zeros), dimensions {in, all experts' rows}, stride {2 * in} bytes, box {64, 64}.

@@ -128,7 +128,7 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         // The normalised sum is rounded first.
         Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
         // What the gate gives is rounded before it is summed up again, and so is each expert's product.
-        Pass::Mixed(_) => 16.0 * rounding,
+        Pass::Mixed(_) => 4.0 * rounding,
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,

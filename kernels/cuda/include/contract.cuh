@@ -83,7 +83,13 @@ constexpr uint32_t NORMED_HEADS_MAX = 256;
 
 // route.cu: a warp a row, then a thread a choice.
 namespace route {
-// Rows of a block.
+// Most rows of the kernel that does all of it.
+constexpr uint32_t FEW_ROWS = 16;
+// Rows of a block where one block sorts all.
+constexpr uint32_t SORTED_BLOCK_ROWS = 4;
+// Most choices that one block sorts.
+constexpr uint32_t SORTED_CHOICES = 2048;
+// Rows of a block where each block sorts its own.
 constexpr uint32_t BLOCK_ROWS = 64;
 // Most experts.
 constexpr uint32_t EXPERTS_MAX = 512;

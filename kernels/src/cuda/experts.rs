@@ -1,6 +1,6 @@
 //! Launches of mixtures of experts: `route.cu` and `experts.cu`, whose files end with the launches they expect.
 
-use bursar_budgets::{Bytes, DeviceError};
+use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
     Cuda,
@@ -15,42 +15,43 @@ use crate::{
 
 /// Scratch for choosing among `experts` experts for `rows` rows: each block's choices of each expert.
 pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
-    DType::U32.bytes(blocks(rows) * experts)
-}
-
-/// One also without rows, which says that no expert has any.
-fn blocks(rows: usize) -> usize {
-    rows.div_ceil(routing::BLOCK_ROWS).max(1)
+    DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
 }
 
 pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), KernelError> {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
-    let extent = Extent::line(blocks(rows), routing::THREADS);
-    let choose = arguments![
+    let kernels = cuda.entry_points();
+    let logits = arguments![
         call.logits.address(),
         count(call.logits.pitch()),
         count(rows),
         count(experts),
         count(top),
         u32::from(call.renormalised),
-        call.out.weights.address(),
-        call.out.places.address(),
-        call.scratch.address(),
     ];
-    let sort = arguments![
-        call.out.places.address(),
-        count(rows * top),
-        count(experts),
-        count(routing::BLOCK_ROWS * top),
-        call.scratch.address(),
-        call.out.choices.address(),
-        call.out.ends.address(),
-        call.loads.address(),
-    ];
-    // SAFETY: these are the kernels' parameters, and the front has checked the shapes and taken the scratch.
+    let out = &call.out;
+    let sorted = arguments![out.choices.address(), out.ends.address(), call.loads.address()];
+    if rows <= routing::FEW_ROWS {
+        let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted);
+        // SAFETY: these are the kernel's parameters, and the front has checked the shapes and taken the scratch.
+        return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
+    }
+    let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
+    let (block_rows, threads, counts) = match is_sorted_by_one {
+        true => (routing::SORTED_BLOCK_ROWS, 32 * routing::SORTED_BLOCK_ROWS, Address(0)),
+        false => (routing::BLOCK_ROWS, routing::THREADS, call.scratch.address()),
+    };
+    let choose = logits.with(count(block_rows)).with(out.weights.address()).with(out.places.address()).with(counts);
+    let (sorters, block_choices) = match is_sorted_by_one {
+        true => (1, rows * top),
+        false => (rows.div_ceil(block_rows), block_rows * top),
+    };
+    let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
+        .followed_by(sorted);
+    // SAFETY: as above.
     unsafe {
-        cuda.launch(cuda.entry_points().route_choose, extent, choose)?;
-        cuda.launch(cuda.entry_points().route_sort, extent, sort)
+        cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
+        cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
     }
 }
 
@@ -162,7 +163,7 @@ impl Product<'_> {
         }
         let (columns, rows) = (self.weight.columns(), self.weight.rows());
         let of = Rows { rows, columns, pitch: columns };
-        let cube = [many::TILE_WEIGHTS / 2, many::STEP_COLUMNS];
+        let cube = [many::TILE_WEIGHTS / 4, many::STEP_COLUMNS];
         let weight = TensorMap::of_rows(self.weight.address().0, cuda.kernels.target.activation, of, cube)?;
         let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
         let places =
@@ -184,7 +185,7 @@ struct Few {
 }
 
 /// Choices an expert on average, up to which each of [`PLACES`] is taken: tiles that are not full cost less than another.
-const PLACES_FOR: [usize; 3] = [4, 10, 40];
+const PLACES_FOR: [usize; 4] = [4, 10, 17, 24];
 
 /// Bytes of shared memory that a block has besides: lists and barriers.
 const STATIC_BYTES: usize = 4 * 1024;

@@ -11,7 +11,7 @@ from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, pro
 from table import Case
 
 ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_few"), contract("linear_many")
-PLACES = [8, 16, 32]
+PLACES = [8, 16, 24, 32]
 SWIZZLE = 3  # of 128 bytes
 STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
 
@@ -29,21 +29,26 @@ class Routing:
     def __init__(self, logits, top, renormalised=True):
         rows, experts = logits.shape
         self.logits, self.top, self.renormalised, self.rows, self.experts = logits, top, renormalised, rows, experts
-        blocks = max(divide_up(rows, ROUTE.BLOCK_ROWS), 1)
+        blocks = divide_up(rows, ROUTE.BLOCK_ROWS)
         new = lambda *shape, kind=torch.int32: Output(shape, kind)  # noqa: E731
         self.weights, self.places, self.choices = new(rows, top, kind=torch.float32), new(rows * top), new(rows * top)
         self.ends, self.counts, self.loads = new(experts), new(blocks * experts), new(experts)
         self.loads.tensor.zero_()
-        self.blocks = blocks
 
     def run(self, early=False):
-        shape = (self.blocks,), (ROUTE.THREADS,)
-        Kernel("route", "route_choose_f32")(
-            *shape, self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised),
-            self.weights.tensor, self.places.tensor, self.counts.tensor, early=early)  # fmt: skip
+        choices = self.rows * self.top
+        logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised)
+        out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.ends.tensor, self.loads.tensor)
+        if self.rows <= ROUTE.FEW_ROWS:
+            return Kernel("route", "route_few_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, early=early)
+        by_one = choices <= ROUTE.SORTED_CHOICES
+        rows = ROUTE.SORTED_BLOCK_ROWS if by_one else ROUTE.BLOCK_ROWS
+        threads, counts = (32 * rows, None) if by_one else (ROUTE.THREADS, self.counts.tensor)
+        blocks = divide_up(self.rows, rows)
+        Kernel("route", "route_choose_f32")((blocks,), (threads,), *logits, rows, *out, counts, early=early)
         Kernel("route", "route_sort_u32")(
-            *shape, self.places.tensor, self.rows * self.top, self.experts, ROUTE.BLOCK_ROWS * self.top,
-            self.counts.tensor, self.choices.tensor, self.ends.tensor, self.loads.tensor, early=early)  # fmt: skip
+            (1 if by_one else blocks,), (ROUTE.THREADS,), self.places.tensor, choices, self.experts,
+            choices if by_one else rows * self.top, counts, *sorted_, early=early)  # fmt: skip
 
     def expected(self):
         values, order = self.logits.double().sort(dim=-1, descending=True, stable=True)
@@ -114,7 +119,7 @@ class Product:
 
     def many(self, early=False, grid=None):
         weight = tensor_map(self.weight, list(reversed(self.weight.shape)), [2 * self.columns],
-                            [MANY.STEP_COLUMNS, MANY.TILE_WEIGHTS // 2], SWIZZLE)  # fmt: skip
+                            [MANY.STEP_COLUMNS, MANY.TILE_WEIGHTS // 4], SWIZZLE)  # fmt: skip
         tile = MANY.TILE_WEIGHTS // (2 if self.gated else 1)
         places = divide_up(self.choices, MANY.CLUSTER * MANY.TILE_ROWS) + self.tiles
         clusters = min(places * divide_up(self.features, tile), processors() // MANY.CLUSTER)
@@ -164,7 +169,7 @@ def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0):
 
 def check(table):
     endless = float("inf")
-    for rows, experts, top in [(1, 8, 2), (7, 60, 4), (64, 128, 8), (65, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
+    for rows, experts, top in [(1, 8, 2), (7, 60, 4), (16, 512, 32), (17, 129, 8), (64, 128, 8), (250, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
         for skew, renormalised in itertools.product([0.0, 1.2, endless], [True, False]):
             table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}", route(rows, experts, top, skew, renormalised))
     shapes = [(128, 64, 8, 2), (200, 72, 60, 4), (136, 264, 5, 3), (2048, 768, 16, 8), (77, 34, 7, 2)]
@@ -201,7 +206,7 @@ def few_grids(table):
 def measure(table):
     """Qwen3-30B-A3B's layer: 128 experts, 8 of a token."""
     hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
-    for rows, skew in itertools.product([1, 16, 64, 256, 1024, 8192], [0.0, 1.0]):
+    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), (64, 1.0), (8192, 1.0)]:
         one = route(rows, experts, top, skew)
         time = microseconds([one.run] * 8)
         print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)

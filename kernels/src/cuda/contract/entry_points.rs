@@ -1,7 +1,7 @@
 //! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
 //! there cannot be asked for.
 
-use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PackedHeadDim};
+use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PLACES, PackedHeadDim};
 use crate::DType;
 
 /// A file of `kernels/cuda`.
@@ -73,6 +73,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub rotary: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
+    pub route_few: F,
     pub route_choose: F,
     pub route_sort: F,
     pub sample_previous: F,
@@ -93,9 +94,9 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
-    /// By [`PLACES`](super::PLACES), as the next.
-    pub experts_few: [F; 3],
-    pub gated_experts_few: [F; 3],
+    /// By [`PLACES`], as the next.
+    pub experts_few: [F; PLACES.len()],
+    pub gated_experts_few: [F; PLACES.len()],
     pub experts_many: F,
     pub gated_experts_many: F,
     pub gate_up_few: ByFewRows<F>,
@@ -144,6 +145,7 @@ impl<F> EntryPoints<F> {
             rotary: all.typed(ROTARY, "rotary")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
             rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed")?,
+            route_few: all.named(ROUTE, "route_few_f32")?,
             route_choose: all.named(ROUTE, "route_choose_f32")?,
             route_sort: all.named(ROUTE, "route_sort_u32")?,
             sample_previous: all.named(SAMPLING, "sample_previous_u32")?,
@@ -227,10 +229,10 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
         Ok(ByPackedHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
     }
 
-    fn by_places(&mut self, source: Source, operation: &str) -> Result<[F; 3], E> {
-        let [a, b, c] = super::PLACES;
+    fn by_places(&mut self, source: Source, operation: &str) -> Result<[F; PLACES.len()], E> {
+        let [a, b, c, d] = PLACES;
         let mut of = |size| self.sized(source, operation, 'r', size);
-        Ok([of(a)?, of(b)?, of(c)?])
+        Ok([of(a)?, of(b)?, of(c)?, of(d)?])
     }
 
     fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {

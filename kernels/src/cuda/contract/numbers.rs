@@ -97,7 +97,13 @@ contract! {
 
     /// route.cu: a warp a row, then a thread a choice.
     mod route {
-        /// Rows of a block.
+        /// Most rows of the kernel that does all of it.
+        const FEW_ROWS: usize = THREADS / 32;
+        /// Rows of a block where one block sorts all.
+        const SORTED_BLOCK_ROWS: usize = 4;
+        /// Most choices that one block sorts.
+        const SORTED_CHOICES: usize = 2048;
+        /// Rows of a block where each block sorts its own.
         const BLOCK_ROWS: usize = 64;
         /// Most experts.
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;

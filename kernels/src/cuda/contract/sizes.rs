@@ -119,4 +119,4 @@ impl<T> Index<FewRows> for ByFewRows<T> {
 }
 
 /// Places of one expert that a tile of `experts_few.cu` takes.
-pub(in crate::cuda) const PLACES: [usize; 3] = [8, 16, 32];
+pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
