@@ -4,7 +4,9 @@ use bursar_budgets::Bytes;
 
 use crate::{
     CudaTarget, DType, KvShape,
-    cuda::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_sample_scratch},
+    cuda::{
+        CUDA_FEATURES, CUDA_LINEAR_SCRATCH, CudaHeadDim, CudaPackedHeadDim, cuda_route_scratch, cuda_sample_scratch,
+    },
 };
 
 /// Output features per step of a CPU matrix product: weights that are not `f32` are widened in panels of this many
@@ -118,9 +120,12 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for mixtures of experts. A plan can be made either way.
-    pub fn has_experts(&self) -> bool {
-        matches!(self, Target::Cpu { .. })
+    /// Scratch for choosing among `experts` experts for `rows` rows. CUDA counts the choices of some rows at a time.
+    pub fn route_scratch(&self, rows: usize, experts: usize) -> Bytes {
+        match self {
+            Target::Cpu { .. } => Bytes::ZERO,
+            Target::Cuda(_) => cuda_route_scratch(rows, experts),
+        }
     }
 
     /// Scratch for products with experts' weights of type `weight`, `[out_features, in_features]` each. The CPU needs

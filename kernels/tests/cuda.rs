@@ -109,8 +109,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
-        // There are no kernels for these yet.
-        Pass::Mixed(_) => false,
+        Pass::Mixed(mixed) => mixed.dtype == target.activation(),
         _ => true,
     }
 }
@@ -128,6 +127,8 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
         // The normalised sum is rounded first.
         Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
+        // What the gate gives is rounded before it is summed up again, and so is each expert's product.
+        Pass::Mixed(_) => 4.0 * rounding,
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.
         Pass::GatedLinear { .. } => 4.0 * rounding,
         _ => rounding,

@@ -57,9 +57,6 @@ impl Hint for LoadError {
                  ignored, but here it is an error"
                     .to_owned()
             }
-            LoadError::Weights(WeightError::Unserved { .. }) => {
-                "run it on the CPU, or take a model without experts".to_owned()
-            }
             LoadError::Weights(WeightError::Untied { name, .. }) => {
                 format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
             }

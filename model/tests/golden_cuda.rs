@@ -18,13 +18,15 @@ const fn text(folder: &'static str) -> Recorded {
     Recorded { folder, cases: &["short", "long"] }
 }
 
-const RECORDED: [Recorded; 12] = [
+const RECORDED: [Recorded; 15] = [
     text("tests/golden/qwen2"),
     text("tests/golden/qwen3"),
     text("tests/golden/qwen3_yarn"),
     text("tests/golden/llama"),
     text("tests/golden/llama_biased"),
     text("tests/golden/mistral"),
+    text("tests/golden/qwen3_moe"),
+    text("tests/golden/qwen3_moe_sparse"),
     Recorded {
         folder: "tests/golden/qwen2_5_vl",
         cases: &[
@@ -57,6 +59,7 @@ const RECORDED: [Recorded; 12] = [
             "two_videos",
         ],
     },
+    Recorded { folder: "tests/golden/qwen3_vl_moe", cases: &["several_images", "two_turns", "video_even"] },
     Recorded { folder: "tests/golden/qwen3_vl_72", cases: &["several_images", "two_turns", "video_even"] },
     Recorded {
         folder: "tests/golden/qwen2_vl",
@@ -92,9 +95,11 @@ struct Tolerance {
     logits: f32,
 }
 
-fn tolerance(activation: DType) -> Tolerance {
+/// In bf16 a token of a mixture may get another expert than in f32, where two are nearly tied: transformers' own logits
+/// in bf16, of the prompt `long` of `qwen3_moe`, are off by 2.0e-1.
+fn tolerance(activation: DType, has_experts: bool) -> Tolerance {
     match activation {
-        DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: 6e-2 },
+        DType::BF16 => Tolerance { embeddings: 2.5e-2, logits: if has_experts { 4e-1 } else { 6e-2 } },
         _ => Tolerance { embeddings: 4e-3, logits: 8e-3 },
     }
 }
@@ -117,7 +122,8 @@ fn stories(gpu: &Gpu) -> impl Iterator<Item = Story> {
                 recorded.cases.iter().map(|name| Case::read(recorded.folder, &bench.checkpoint, name)).collect();
             let activation = bench.backend.target().activation();
             let family = recorded.folder.rsplit('/').next().expect("a folder has a name");
-            Story { bench, cases, tolerance: tolerance(activation), name: format!("{family} in {activation}") }
+            let tolerance = tolerance(activation, bench.model.expert_loads().is_some());
+            Story { bench, cases, tolerance, name: format!("{family} in {activation}") }
         },
     )
 }
@@ -214,7 +220,8 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
         assert!(prefill.max(decode) <= bound, "{}: logits differ by {prefill:e} and {decode:e}", story.name);
         // The recorded token wins in f32. If it loses here, both logits are off, each by at most the bound.
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
-        assert!(flipped * 20 <= tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
+        let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
+        assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
     }
 }
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Writes a checkpoint of a released model's shape with random weights, and what transformers computes from it.
 
-    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b] [--tiny] [--device cpu] [--weights-only]
+    seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b] [--layers N] [--tiny] [--device cpu]
+                     [--weights-only]
 
-FOLDER gets 16.6 or 17.5 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
+FOLDER gets 16.6, 17.5 or 62 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
 sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of few layers, to try the script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
-rate of its bus is printed: what loading can reach.
+rate of its bus is printed: what loading can reach. --layers keeps so many of the decoder's.
 
 Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU with 60 GB free.
 """
@@ -112,19 +113,34 @@ def settings_of_qwen3_vl(tiny):
     return config, processor
 
 
+def settings_of_qwen3_vl_moe(tiny):
+    """As above, with 128 experts of which a token has eight."""
+    config, processor = settings_of_qwen3_vl(tiny)
+    text, vision = config["text_config"], config["vision_config"]
+    text |= {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 32 if tiny else 768,
+             "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True}  # fmt: skip
+    if not tiny:
+        text |= {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 48, "num_key_value_heads": 4}
+        vision["out_hidden_size"] = 2048
+    config |= {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "model_type": "qwen3_vl_moe"}
+    text["model_type"], vision["model_type"] = "qwen3_vl_moe_text", "qwen3_vl_moe"
+    return config, processor
+
+
 # Beside them in a folder of Qwen3-VL.
 VIDEO_PROCESSOR = {
     "video_processor_type": "Qwen3VLVideoProcessor", "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2,
     "size": {"shortest_edge": 4096, "longest_edge": 25165824}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3,
 }  # fmt: skip
-SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_qwen3_vl}
+SETTINGS = {"qwen2.5-vl-7b": settings_of_qwen2_5_vl, "qwen3-vl-8b": settings_of_qwen3_vl,
+            "qwen3-vl-30b-a3b": settings_of_qwen3_vl_moe}  # fmt: skip
 
 
 def write_settings(folder, config, processor):
     """All files of a checkpoint but the weights."""
     write_json(folder / "config.json", config)
     write_json(folder / "preprocessor_config.json", processor)
-    if config["model_type"] == "qwen3_vl":
+    if config["model_type"].startswith("qwen3_vl"):
         write_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
     write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
@@ -151,6 +167,11 @@ def released_name(name, model_type):
     return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
 
 
+def released_axes(name, weight):
+    """Experts of Qwen3-VL were released as [experts, in, out], and transformers swaps them."""
+    return weight.transpose(1, 2) if ".mlp.experts." in name else weight
+
+
 def write_safetensors(path, tensors):
     """The format by hand: the package makes a copy of a shard, and 16 GB are copied often enough here."""
     header, end = {}, 0
@@ -170,7 +191,8 @@ def write_safetensors(path, tensors):
 
 def write_weights(folder, model):
     """Shards of about the same bytes with an index, each by a thread."""
-    tensors = {released_name(name, model.config.model_type): weight for name, weight in model.named_parameters()}
+    tensors = {released_name(name, model.config.model_type): released_axes(name, weight)
+               for name, weight in model.named_parameters()}  # fmt: skip
     total = sum(weight.numel() for weight in tensors.values())
     shards, used = [{} for _ in range(SHARDS)], 0
     for name, weight in tensors.items():
@@ -248,6 +270,7 @@ def main():
     arguments.add_argument("folder", type=Path)
     arguments.add_argument("--shape", choices=SETTINGS, default="qwen2.5-vl-7b")
     arguments.add_argument("--tiny", action="store_true")
+    arguments.add_argument("--layers", type=int)
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--weights-only", action="store_true")
     arguments = arguments.parse_args()
@@ -258,6 +281,8 @@ def main():
     said = lambda what: print(f"{time.monotonic() - started:6.1f} s  {what}", flush=True)  # noqa: E731
 
     config, settings = SETTINGS[arguments.shape](arguments.tiny)
+    if arguments.layers:
+        config.get("text_config", config)["num_hidden_layers"] = arguments.layers
     write_settings(folder, config, settings)
     with torch.device(arguments.device):
         model = AutoModelForImageTextToText.from_config(

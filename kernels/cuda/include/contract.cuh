@@ -81,6 +81,54 @@ constexpr uint32_t AXES_MAX = 4;
 constexpr uint32_t NORMED_HEADS_MAX = 256;
 }  // namespace rotary
 
+// route.cu: a warp a row, then a thread a choice.
+namespace route {
+// Most rows of the kernel that does all of it.
+constexpr uint32_t FEW_ROWS = 16;
+// Rows of a block where one block sorts all.
+constexpr uint32_t SORTED_BLOCK_ROWS = 4;
+// Most choices that one block sorts.
+constexpr uint32_t SORTED_CHOICES = 2048;
+// Rows of a block where each block sorts its own.
+constexpr uint32_t BLOCK_ROWS = 64;
+// Most experts.
+constexpr uint32_t EXPERTS_MAX = 512;
+// Threads of a block.
+constexpr uint32_t THREADS = 512;
+}  // namespace route
+
+// experts.cu: a block a tile of an expert's weights and of its places.
+namespace experts {
+// Most experts.
+constexpr uint32_t EXPERTS_MAX = 512;
+// Threads of a block.
+constexpr uint32_t THREADS = 128;
+// Rows of the weight of a tile; gated, half of them are gate and half up.
+constexpr uint32_t TILE_ROWS = 64;
+// Places of a tile.
+constexpr uint32_t TILE_PLACES = 32;
+// Threads of a block that adds up a row.
+constexpr uint32_t ADD_THREADS = 256;
+}  // namespace experts
+
+// experts_few.cu: stretches of a line of tiles of experts' weights.
+namespace experts_few {
+// Most experts.
+constexpr uint32_t EXPERTS_MAX = 512;
+// Rows of the weight of a tile; gated, half of them are gate and half up.
+constexpr uint32_t TILE_ROWS = 64;
+// Columns of a step.
+constexpr uint32_t STEP_COLUMNS = 128;
+// Columns that one copy brings, which one swizzle spans.
+constexpr uint32_t CHUNK_COLUMNS = 64;
+// Threads of a block: those that multiply, and a warp that copies.
+constexpr uint32_t THREADS = 160;
+// Bytes of a stage: a tile's rows of a step.
+constexpr uint32_t STAGE_BYTES = 16384;
+// Most stages of a ring.
+constexpr uint32_t STAGES_MAX = 12;
+}  // namespace experts_few
+
 // fill_random.cu: an element a thread, a grid apart.
 namespace random {
 // Threads of a block.

@@ -27,6 +27,24 @@ __device__ __forceinline__ void copy_box_once(uint32_t destination, const Tensor
         : "memory");
 }
 
+// In three dimensions, and in five.
+__device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                              int32_t y, int32_t z) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3,%4,%5}], [%2], %6;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "l"(READ_ONCE)
+        : "memory");
+}
+__device__ __forceinline__ void copy_box_once(uint32_t destination, const TensorMap& map, uint32_t barrier, int32_t x,
+                                              int32_t y, int32_t z, int32_t u, int32_t v) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1, "
+        "{%3,%4,%5,%6,%7}], [%2], %8;" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "l"(READ_ONCE)
+        : "memory");
+}
+
 // In two dimensions, into every block of the cluster whose bit is in `blocks`, as copy_box_to.
 __device__ __forceinline__ void copy_box_once_to(uint16_t blocks, uint32_t destination, const TensorMap& map,
                                                  uint32_t barrier, int32_t x, int32_t y) {

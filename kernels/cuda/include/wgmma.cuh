@@ -77,9 +77,12 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_NAMES_8 \
     BURSAR_NAMES_4     \
     ", %4, %5, %6, %7"
-#define BURSAR_NAMES_16 \
+#define BURSAR_NAMES_12 \
     BURSAR_NAMES_8      \
-    ", %8, %9, %10, %11, %12, %13, %14, %15"
+    ", %8, %9, %10, %11"
+#define BURSAR_NAMES_16 \
+    BURSAR_NAMES_12     \
+    ", %12, %13, %14, %15"
 #define BURSAR_NAMES_32 \
     BURSAR_NAMES_16     \
     ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -132,6 +135,7 @@ struct Warpgroup;
     struct Warpgroup<T> {                                                                                              \
         BURSAR_MULTIPLY(TYPE, 8, BURSAR_NAMES_4, 4, 5, 6, BURSAR_TILE(c[0]))                                           \
         BURSAR_MULTIPLY(TYPE, 16, BURSAR_NAMES_8, 8, 9, 10, BURSAR_TILES_2(c, 0))                                      \
+        BURSAR_MULTIPLY(TYPE, 24, BURSAR_NAMES_12, 12, 13, 14, BURSAR_TILES_2(c, 0), BURSAR_TILE(c[2]))                \
         BURSAR_MULTIPLY(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, BURSAR_TILES_4(c, 0))                                   \
         BURSAR_MULTIPLY(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, BURSAR_TILES_8(c, 0))                                   \
         BURSAR_MULTIPLY(TYPE, 112, BURSAR_NAMES_56, 56, 57, 58, BURSAR_TILES_8(c, 0), BURSAR_TILES_4(c, 8),            \
@@ -158,6 +162,7 @@ BURSAR_WARPGROUP(__half, "f16")
 #undef BURSAR_NAMES_40
 #undef BURSAR_NAMES_32
 #undef BURSAR_NAMES_16
+#undef BURSAR_NAMES_12
 #undef BURSAR_NAMES_8
 #undef BURSAR_NAMES_4
 #undef BURSAR_TILES_16

@@ -33,6 +33,8 @@ macro_rules! images {
             $(machine_code!($name),)*
             machine_code!("attention_prefill_hopper"),
             machine_code!("attention_paged_combine"),
+            machine_code!("experts_few"),
+            machine_code!("experts_many"),
             machine_code!("linear_few"),
             machine_code!("linear_gated_hopper"),
             machine_code!("gate_up_middle"),
@@ -47,8 +49,8 @@ macro_rules! machine_code {
 }
 
 images! {
-    "add_rows" "argmax" "attention_decode" "attention_prefill" "embed" "fill_random" "gather_rows" "gelu" "layer_norm"
-    "patchify" "position_grid" "rms_norm" "rotary" "sampling" "scatter_rows" "silu_mul"
+    "add_rows" "argmax" "attention_decode" "attention_prefill" "embed" "experts" "fill_random" "gather_rows" "gelu" "layer_norm"
+    "patchify" "position_grid" "rms_norm" "route" "rotary" "sampling" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first. An older driver may refuse machine code from a newer compiler

@@ -203,6 +203,18 @@ impl Arguments {
         self
     }
 
+    /// Appends all of another list.
+    pub(super) fn followed_by(mut self, other: Arguments) -> Self {
+        assert!(self.used + other.used <= WORDS, "a kernel has fewer parameters");
+        self.words[self.used..][..other.used].copy_from_slice(&other.words[..other.used]);
+        for (place, word) in self.places[self.count..].iter_mut().zip(&other.places[..other.count]) {
+            *place = self.used + word;
+        }
+        self.used += other.used;
+        self.count += other.count;
+        self
+    }
+
     /// The address of each argument, as the driver expects.
     fn pointers(&mut self) -> [*mut std::ffi::c_void; WORDS] {
         let words = self.words.as_mut_ptr();

@@ -9,6 +9,7 @@ mod contract;
 mod decode_launch;
 mod elementwise;
 mod error;
+mod experts;
 mod gate_up_middle;
 mod graph;
 mod images;
@@ -36,6 +37,7 @@ use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 pub use blas::BlasSearch;
 pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHeadDim};
 pub use error::OpenError;
+pub(crate) use experts::cuda_route_scratch;
 pub use linear_few::ProductsBy;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
@@ -251,16 +253,16 @@ impl Backend for Cuda {
         elementwise::embed(self, call)
     }
 
-    fn route(&self, _: ops::route::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "route" })
+    fn route(&self, call: ops::route::Call<'_>) -> Result<(), KernelError> {
+        experts::route(self, call)
     }
 
-    fn gated_experts(&self, _: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "gated_experts" })
+    fn gated_experts(&self, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+        experts::gated_experts(self, call)
     }
 
-    fn add_experts(&self, _: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "add_experts" })
+    fn add_experts(&self, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+        experts::add_experts(self, call)
     }
 
     fn rms_norm(&self, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {

@@ -66,6 +66,8 @@ pub struct Call<'a> {
     pub logits: Tensor<'a>,
     /// Whether a row's weights add up to 1. If not, they are its shares of the softmax over all experts.
     pub renormalised: bool,
+    /// Scratch declared with [`Target::route_scratch`](crate::Target::route_scratch); may be empty.
+    pub scratch: Tensor<'a>,
     /// What is chosen.
     pub out: Routing<'a>,
     /// `[experts]` u32: each expert's choices are added to it, and it wraps.
@@ -108,7 +110,16 @@ impl<B: Backend> Scope<'_, B> {
         };
         let flops = (rows * experts * (5 + top)) as u64;
         self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends, loads, loads]));
-        self.backend.route(Call { logits: logits.view(), renormalised, out: out.view(), loads: loads.view() })?;
+        let inner = self.scope();
+        let scratch = inner.take_scratch(self.target().route_scratch(rows, experts))?;
+        self.backend.route(Call {
+            logits: logits.view(),
+            renormalised,
+            scratch: scratch.view(),
+            out: out.view(),
+            loads: loads.view(),
+        })?;
+        drop(inner);
         Ok(out)
     }
 }

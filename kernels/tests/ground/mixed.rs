@@ -47,6 +47,8 @@ impl Mixed {
                 (131, 16, 4, 64, 136),
                 (9, 512, 32, 16, 8),
                 (0, 4, 2, 8, 8),
+                // Hundreds of rows an expert.
+                (300, 3, 2, 136, 200),
             ]
             .into_iter()
             .enumerate()
@@ -87,9 +89,9 @@ impl Mixed {
         let loads = scope.upload([experts], &vec![u32::MAX; experts])?;
         let routing = scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?;
         let x = wide(scope, rows, hidden, random)?;
-        let numbers = random.floats(experts * 2 * features * hidden);
+        let numbers = weights(experts * 2 * features, hidden, random);
         let gate_up = narrowed(scope, [experts * 2 * features, hidden], dtype, &numbers)?;
-        let numbers = random.floats(experts * hidden * features);
+        let numbers = weights(experts * hidden, features, random);
         let down = narrowed(scope, [experts * hidden, features], dtype, &numbers)?;
         let mut sum = wide(scope, rows, hidden, random)?;
         let (before, _) = margins(sum.dtype());
@@ -109,8 +111,8 @@ impl Mixed {
         let chosen: Vec<Vec<(usize, f64)>> =
             logits.chunks(experts).map(|row| chosen(&widened(row), top, self.renormalised)).collect();
         let x = Wide::new(activation, rows, hidden, random);
-        let gate_up = rounded(dtype, &random.floats(experts * 2 * features * hidden));
-        let down = rounded(dtype, &random.floats(experts * hidden * features));
+        let gate_up = rounded(dtype, &weights(experts * 2 * features, hidden, random));
+        let down = rounded(dtype, &weights(experts * hidden, features, random));
         let product = |row: &[f64], weight: &[f64]| row.iter().zip(weight).map(|(a, b)| a * b).sum::<f64>();
         let of_expert = |row: usize, expert: usize| -> Vec<f64> {
             let row = x.row(row);
@@ -161,4 +163,10 @@ fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
         false => logits.iter().map(|logit| logit.exp()).sum(),
     };
     order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
+}
+
+/// Numbers whose products with rows are about as large as the rows' own, so that what is rounded in between is too.
+fn weights(rows: usize, columns: usize, random: &mut Random) -> Vec<f32> {
+    let scale = 2.0 * (columns as f32).powf(-0.5);
+    random.floats(rows * columns).into_iter().map(|number| scale * number).collect()
 }

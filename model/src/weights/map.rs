@@ -47,14 +47,6 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         twin: String,
     },
-    /// The target cannot compute what the model consists of.
-    #[error("{what} are not computed on {target} yet")]
-    Unserved {
-        /// The part of the model.
-        what: &'static str,
-        /// The target's name.
-        target: &'static str,
-    },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
@@ -236,16 +228,13 @@ impl<'c> WeightMap<'c> {
     /// `conversion_mapping.py`).
     ///
     /// # Errors
-    /// [`WeightError::Unserved`] for memory of a target without kernels for it, and those of the tensors.
+    /// A tensor is missing, or has another shape.
     pub fn experts(
         &mut self,
         name: &str,
         experts: usize,
         (hidden, intermediate): (usize, usize),
     ) -> Result<[Tensor<'static>; 2], WeightError> {
-        if self.base != NOWHERE && !self.target.has_experts() {
-            return Err(WeightError::Unserved { what: "mixtures of experts", target: self.target.name() });
-        }
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {

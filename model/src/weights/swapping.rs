@@ -5,12 +5,15 @@ use rayon::prelude::*;
 use super::{rounding::room_for, unpacking::unpacked_parts};
 use crate::checkpoint::TensorInfo;
 
-/// Rows of the result that one thread writes at a time, so that what it reads of each row of the file is a whole line
-/// of the processor's cache.
-const ROWS: usize = 32;
+/// Rows and columns that a thread swaps at a time, by way of a copy that its nearest cache holds: rows of a matrix are
+/// often 4 KiB apart, which that cache cannot keep many of.
+const SIDE: usize = 32;
 
-/// Gives `each` the matrices of `found` `[count, columns, rows]` one after the other as `[rows, columns]` of its
-/// `dtype`. `room` grows to one matrix; what is not stored in place takes all of the tensor once more.
+/// Bytes of matrices that are swapped together, so that all threads have work and what follows gets long copies.
+const TOGETHER: usize = 64 << 20;
+
+/// Gives `each` the matrices of `found` `[count, columns, rows]`, some at a time, as `[rows, columns]` of its `dtype`. `room`
+/// grows to as many; what is not stored in place takes all of the tensor once more.
 ///
 /// # Panics
 /// Unless `found` has three axes: the map has checked it.
@@ -32,13 +35,15 @@ pub(crate) fn swapped_parts<E>(
             &unpacked
         }
     };
-    all.chunks_exact(bytes).try_for_each(|matrix| {
-        let out = room_for(room, bytes);
-        match found.dtype.bytes() {
-            2 => swap::<2>(matrix, out, columns),
-            4 => swap::<4>(matrix, out, columns),
-            size => unreachable!("no type of a tensor has {size} bytes"),
-        }
+    all.chunks(bytes * (TOGETHER / bytes).max(1)).try_for_each(|matrices| {
+        let out = room_for(room, matrices.len());
+        out.par_chunks_exact_mut(bytes).zip(matrices.par_chunks_exact(bytes)).for_each(|(out, matrix)| {
+            match found.dtype.bytes() {
+                2 => swap::<2>(matrix, out, columns),
+                4 => swap::<4>(matrix, out, columns),
+                size => unreachable!("no type of a tensor has {size} bytes"),
+            }
+        });
         each(out)
     })
 }
@@ -47,11 +52,20 @@ pub(crate) fn swapped_parts<E>(
 fn swap<const SIZE: usize>(matrix: &[u8], out: &mut [u8], columns: usize) {
     let rows = matrix.len() / SIZE / columns;
     let (matrix, _) = matrix.as_chunks::<SIZE>();
-    out.par_chunks_mut(ROWS * columns * SIZE).enumerate().for_each(|(block, out)| {
+    out.par_chunks_mut(SIDE * columns * SIZE).enumerate().for_each(|(block, out)| {
         let (out, _) = out.as_chunks_mut::<SIZE>();
-        for (column, from) in matrix.chunks_exact(rows).enumerate() {
-            for (at, element) in from[block * ROWS..rows.min((block + 1) * ROWS)].iter().enumerate() {
-                out[at * columns + column] = *element;
+        let first_row = block * SIDE;
+        let height = SIDE.min(rows - first_row);
+        for first_column in (0..columns).step_by(SIDE) {
+            let width = SIDE.min(columns - first_column);
+            let mut tile = [[[0; SIZE]; SIDE]; SIDE];
+            for (column, line) in tile.iter_mut().enumerate().take(width) {
+                let from = (first_column + column) * rows + first_row;
+                line[..height].copy_from_slice(&matrix[from..from + height]);
+            }
+            for (row, out) in out.chunks_exact_mut(columns).enumerate() {
+                let line = &mut out[first_column..first_column + width];
+                line.iter_mut().zip(&tile).for_each(|(to, from)| *to = from[row]);
             }
         }
     });
@@ -63,7 +77,7 @@ mod tests {
 
     #[test]
     fn each_element_goes_where_its_axes_say() {
-        for (rows, columns) in [(1, 1), (3, 5), (ROWS, 7), (2 * ROWS + 1, 3)] {
+        for (rows, columns) in [(1, 1), (3, 5), (SIDE, 7), (2 * SIDE + 1, 3 * SIDE - 1), (2 * SIDE, SIDE)] {
             let matrix: Vec<u8> = (0..columns * rows).flat_map(|at| (at as u16).to_le_bytes()).collect();
             let mut out = vec![0xff; matrix.len()];
             swap::<2>(&matrix, &mut out, columns);

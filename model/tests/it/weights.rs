@@ -2,8 +2,8 @@
 
 use std::{fs, ops::ControlFlow, sync::Arc};
 
-use bursar_budgets::{Address, Bytes, Class, Hint};
-use bursar_kernels::{Cpu, CudaTarget, DType, Target};
+use bursar_budgets::{Bytes, Class, Hint};
+use bursar_kernels::{Cpu, Target};
 use bursar_model::{
     LoadError, Model,
     blocks::ConfigError,
@@ -11,7 +11,7 @@ use bursar_model::{
     error::CheckpointError,
     processor::CountedPixels,
     registry::{self, FamilyConfig},
-    weights::{WeightError, WeightMap},
+    weights::WeightError,
 };
 use serde_json::{Value, json};
 
@@ -280,20 +280,6 @@ fn experts_that_contradict_the_configuration_are_named() {
         "tensor model.language_model.layers.0.mlp.experts.gate_up_proj has shape [8, 64, 48], but config.json asks for \
          [8, 50, 64]"
     );
-}
-
-#[test]
-fn a_gpu_has_no_kernels_for_experts_yet_and_says_so_before_anything_is_read() {
-    let checkpoint = Copy::of(QWEN3_MOE).open();
-    let hopper = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
-    Model::plan(&checkpoint, &hopper).expect("it can be planned nevertheless");
-    let claim = |target: Target| {
-        // SAFETY: nothing is copied to what the map claims.
-        let mut map = unsafe { WeightMap::at(&checkpoint, target, Address(1 << 20)) };
-        map.experts("model.layers.0.mlp.experts", 8, (48, 20)).map(drop).map_err(|error| error.to_string())
-    };
-    assert_eq!(claim(hopper), Err("mixtures of experts are not computed on cuda sm_90 yet".to_owned()));
-    assert_eq!(claim(Target::Cpu { threads: 1 }), Ok(()));
 }
 
 #[test]

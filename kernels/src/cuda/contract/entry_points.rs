@@ -1,7 +1,7 @@
 //! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
 //! there cannot be asked for.
 
-use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PackedHeadDim};
+use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PLACES, PackedHeadDim};
 use crate::DType;
 
 /// A file of `kernels/cuda`.
@@ -23,12 +23,16 @@ const fn in_order(name: &'static str) -> Source {
 
 const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
+const EXPERTS: Source = waiting("experts");
+const EXPERTS_FEW: Source = waiting("experts_few");
+const EXPERTS_MANY: Source = waiting("experts_many");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const LINEAR_FEW: Source = waiting("linear_few");
 const LINEAR_MANY: Source = waiting("linear_gated_hopper");
 const RMS_NORM: Source = waiting("rms_norm");
 const ROTARY: Source = waiting("rotary");
+const ROUTE: Source = waiting("route");
 const SAMPLING: Source = in_order("sampling");
 
 /// An entry point as the compiled code has it.
@@ -42,6 +46,7 @@ pub(in crate::cuda) struct EntryPoint {
 
 /// What a launch is given of each entry point, `F`, for one type of activations.
 pub(in crate::cuda) struct EntryPoints<F> {
+    pub add_experts: F,
     pub add_rows: F,
     pub argmax: F,
     pub argmax_f32: F,
@@ -51,8 +56,10 @@ pub(in crate::cuda) struct EntryPoints<F> {
     /// Not for every head size.
     pub attention_windows: ByPackedHeadDim<Option<F>>,
     pub embed: F,
+    pub experts: F,
     pub fill_random: F,
     pub fill_random_f32: F,
+    pub gated_experts: F,
     pub gather_rows: F,
     pub gelu: F,
     pub gelu_tanh: F,
@@ -66,6 +73,9 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub rotary: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
+    pub route_few: F,
+    pub route_choose: F,
+    pub route_sort: F,
     pub sample_previous: F,
     pub sample_slices: F,
     pub sample_plan: F,
@@ -84,6 +94,11 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
+    /// By [`PLACES`], as the next.
+    pub experts_few: [F; PLACES.len()],
+    pub gated_experts_few: [F; PLACES.len()],
+    pub experts_many: F,
+    pub gated_experts_many: F,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
     pub linear_few: ByFewRows<F>,
@@ -104,6 +119,7 @@ impl<F> EntryPoints<F> {
     ) -> Result<Self, E> {
         let mut all = Finder { activation: activation.name(), find };
         Ok(EntryPoints {
+            add_experts: all.typed(EXPERTS, "add_experts")?,
             add_rows: all.typed(waiting("add_rows"), "add_rows")?,
             argmax: all.typed(waiting("argmax"), "argmax")?,
             argmax_f32: all.named(waiting("argmax"), "argmax_f32")?,
@@ -112,8 +128,10 @@ impl<F> EntryPoints<F> {
             attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged")?,
             attention_windows: all.of_windows(ATTENTION_PREFILL, "attention_windows")?,
             embed: all.typed(waiting("embed"), "embed")?,
+            experts: all.typed(EXPERTS, "experts")?,
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
             fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
+            gated_experts: all.typed(EXPERTS, "gated_experts")?,
             gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
             gelu: all.typed(GELU, "gelu")?,
             gelu_tanh: all.typed(GELU, "gelu_tanh")?,
@@ -127,6 +145,9 @@ impl<F> EntryPoints<F> {
             rotary: all.typed(ROTARY, "rotary")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
             rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed")?,
+            route_few: all.named(ROUTE, "route_few_f32")?,
+            route_choose: all.named(ROUTE, "route_choose_f32")?,
+            route_sort: all.named(ROUTE, "route_sort_u32")?,
             sample_previous: all.named(SAMPLING, "sample_previous_u32")?,
             sample_slices: all.named(SAMPLING, "sample_slices_f32")?,
             sample_plan: all.named(SAMPLING, "sample_plan_f32")?,
@@ -153,6 +174,10 @@ impl<F> HopperEntryPoints<F> {
             )?,
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
+            experts_few: all.by_places(EXPERTS_FEW, "experts_few")?,
+            gated_experts_few: all.by_places(EXPERTS_FEW, "gated_experts_few")?,
+            experts_many: all.typed(EXPERTS_MANY, "experts_many")?,
+            gated_experts_many: all.typed(EXPERTS_MANY, "gated_experts_many")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
@@ -202,6 +227,12 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
             is_there.then(|| self.sized(source, operation, 'd', size.elements())).transpose()
         };
         Ok(ByPackedHeadDim([of(a)?, of(b)?, of(c)?, of(d)?, of(e)?]))
+    }
+
+    fn by_places(&mut self, source: Source, operation: &str) -> Result<[F; PLACES.len()], E> {
+        let [a, b, c, d] = PLACES;
+        let mut of = |size| self.sized(source, operation, 'r', size);
+        Ok([of(a)?, of(b)?, of(c)?, of(d)?])
     }
 
     fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {

@@ -13,5 +13,5 @@ mod sizes;
 
 pub(super) use entry_points::{EntryPoint, EntryPoints, HopperEntryPoints};
 pub(super) use numbers::*;
-pub(super) use sizes::FewRows;
+pub(super) use sizes::{FewRows, PLACES};
 pub(crate) use sizes::{HeadDim, PackedHeadDim};

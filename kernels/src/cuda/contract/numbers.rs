@@ -95,6 +95,54 @@ contract! {
         const NORMED_HEADS_MAX: usize = 256;
     }
 
+    /// route.cu: a warp a row, then a thread a choice.
+    mod route {
+        /// Most rows of the kernel that does all of it.
+        const FEW_ROWS: usize = THREADS / 32;
+        /// Rows of a block where one block sorts all.
+        const SORTED_BLOCK_ROWS: usize = 4;
+        /// Most choices that one block sorts.
+        const SORTED_CHOICES: usize = 2048;
+        /// Rows of a block where each block sorts its own.
+        const BLOCK_ROWS: usize = 64;
+        /// Most experts.
+        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        /// Threads of a block.
+        const THREADS: usize = EXPERTS_MAX;
+    }
+
+    /// experts.cu: a block a tile of an expert's weights and of its places.
+    mod experts {
+        /// Most experts.
+        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        /// Threads of a block.
+        const THREADS: usize = 128;
+        /// Rows of the weight of a tile; gated, half of them are gate and half up.
+        const TILE_ROWS: usize = 64;
+        /// Places of a tile.
+        const TILE_PLACES: usize = 32;
+        /// Threads of a block that adds up a row.
+        const ADD_THREADS: usize = 256;
+    }
+
+    /// experts_few.cu: stretches of a line of tiles of experts' weights.
+    mod experts_few {
+        /// Most experts.
+        const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
+        /// Rows of the weight of a tile; gated, half of them are gate and half up.
+        const TILE_ROWS: usize = WGMMA_ROWS;
+        /// Columns of a step.
+        const STEP_COLUMNS: usize = 128;
+        /// Columns that one copy brings, which one swizzle spans.
+        const CHUNK_COLUMNS: usize = 64;
+        /// Threads of a block: those that multiply, and a warp that copies.
+        const THREADS: usize = WARPGROUP + 32;
+        /// Bytes of a stage: a tile's rows of a step.
+        const STAGE_BYTES: usize = TILE_ROWS * STEP_COLUMNS * ACTIVATION;
+        /// Most stages of a ring.
+        const STAGES_MAX: usize = 12;
+    }
+
     /// fill_random.cu: an element a thread, a grid apart.
     mod random {
         /// Threads of a block.

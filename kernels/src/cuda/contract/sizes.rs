@@ -117,3 +117,6 @@ impl<T> Index<FewRows> for ByFewRows<T> {
         &self.0[size as usize]
     }
 }
+
+/// Places of one expert that a tile of `experts_few.cu` takes.
+pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];

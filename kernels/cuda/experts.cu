@@ -1,0 +1,273 @@
+// Products of rows with the weights of their experts, on every device (mma.sync): rows are sorted by expert, and how many
+// each expert has is known on the device alone.
+//
+// gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
+// add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of their ranks
+//
+// x        gated: [rows, in], x_pitch elements apart; otherwise [rows * top, in] without gaps, in the order of places
+// weight   [experts * 2 * features, in], of each expert gate, then up; otherwise [experts * features, in]
+// choices  [rows * top] u32: the choice, row * top + rank, at each place
+// ends     [experts] u32: where each expert's places end
+// weights  [rows * top] f32, by choice
+// out      [rows * top, features]
+//
+// Sums are f32 with one rounding at the end; a choice's weight is multiplied in before it. The sum of a row adds f32 to
+// what it holds and rounds once. Any sizes and any alignment; 16-byte copies where both operands' rows allow it. Places
+// past an edge count as zeros. The same bits every time, and a row's own do not depend on the rows beside it.
+//
+// A block has a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight) and 32 places of one
+// expert. The grid has as many tiles of places as there can be, whatever is routed: a block finds its own among those that
+// there are, and ends if it is none of them.
+
+#include "contract.cuh"
+#include "element.cuh"
+#include "expert_tiles.cuh"
+#include "kernel_order.cuh"
+#include "reduce.cuh"
+#include "tensor_core.cuh"
+
+using contract::experts::EXPERTS_MAX;
+using contract::experts::THREADS;
+using contract::experts::TILE_PLACES;
+using contract::experts::TILE_ROWS;
+constexpr uint32_t DEPTH = 64;  // columns of a step: 128 bytes
+constexpr uint32_t PIECES = DEPTH / 8;
+constexpr uint32_t STAGES = 3;
+constexpr uint32_t STAGE_BYTES = (TILE_ROWS + TILE_PLACES) * DEPTH * 2;
+constexpr uint32_t GROUPS = TILE_PLACES / 8;
+static_assert(TILE_ROWS == 16 * (THREADS / WARP) && STAGES * STAGE_BYTES <= 48 * 1024, "a warp 16 rows, all of it static");
+
+// Byte of a piece of 16 bytes: pieces of a row are exchanged, so that eight rows' same piece is in all banks.
+__device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
+    return row * (DEPTH * 2) + ((piece ^ (row & 7)) << 4);
+}
+
+// The tile of places of this number, or one that begins at its end.
+__device__ __forceinline__ Tile tile_of(const uint32_t* ends, uint32_t experts, uint32_t number, uint32_t* shared) {
+    // Inclusive sums of each expert's tiles; a thread has neighbouring experts.
+    constexpr uint32_t OF_THREAD = EXPERTS_MAX / THREADS;
+    uint32_t tiles[OF_THREAD], sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < OF_THREAD; ++i) {
+        const uint32_t expert = threadIdx.x * OF_THREAD + i;
+        uint32_t count = 0;
+        if (expert < experts) {
+            count = ends[expert] - (expert == 0 ? 0 : ends[expert - 1]);
+        }
+        sum += (count + TILE_PLACES - 1) / TILE_PLACES;
+        tiles[i] = sum;
+    }
+    uint32_t before = sum;
+    const uint32_t lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+#pragma unroll
+    for (uint32_t distance = 1; distance < WARP; distance *= 2) {
+        const uint32_t more = __shfl_up_sync(ALL_LANES, before, distance);
+        before += lane >= distance ? more : 0;
+    }
+    if (lane == WARP - 1) {
+        shared[warp] = before;
+    }
+    if (threadIdx.x == 0) {
+        shared[THREADS / WARP] = experts;
+    }
+    __syncthreads();
+    before -= sum;
+    for (uint32_t other = 0; other < warp; ++other) {
+        before += shared[other];
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < OF_THREAD; ++i) {
+        const uint32_t begin = before + (i == 0 ? 0 : tiles[i - 1]);
+        if (begin <= number && number < before + tiles[i]) {
+            shared[THREADS / WARP] = threadIdx.x * OF_THREAD + i;
+            shared[THREADS / WARP + 1] = number - begin;
+        }
+    }
+    __syncthreads();
+    const uint32_t expert = shared[THREADS / WARP];
+    if (expert >= experts) {
+        return {0, 0, 0};
+    }
+    const uint32_t begin = expert == 0 ? 0 : ends[expert - 1];
+    const uint32_t first = begin + shared[THREADS / WARP + 1] * TILE_PLACES;
+    return {expert, first, min(ends[expert], first + TILE_PLACES)};
+}
+
+// Eight elements of a row into shared memory, zeros from `columns` on or if there is no row.
+template <typename Element>
+__device__ __forceinline__ void copy_piece(uint32_t to, const Element* row, uint32_t column, uint32_t columns, bool is_row,
+                                           bool is_aligned) {
+    if (is_aligned) {
+        copy_16_bytes(to, is_row && column < columns ? row + column : row, is_row && column < columns);
+        return;
+    }
+    uint32_t words[4];
+#pragma unroll
+    for (uint32_t pair = 0; pair < 4; ++pair) {
+        const uint32_t at = column + 2 * pair;
+        const float low = is_row && at < columns ? to_float(row[at]) : 0.0f;
+        const float high = is_row && at + 1 < columns ? to_float(row[at + 1]) : 0.0f;
+        words[pair] = pair_from_floats<Element>(low, high);
+    }
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(words[0]), "r"(words[1]), "r"(words[2]),
+                 "r"(words[3])
+                 : "memory");
+}
+
+__device__ __forceinline__ void copies_are_one_group() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all groups but the last `LATER` have landed.
+template <uint32_t LATER>
+__device__ __forceinline__ void wait_for_groups() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+#endif
+}
+
+template <typename Element, bool GATED>
+__device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t in,
+                                        uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* ends,
+                                        uint32_t count, const float* weights, Element* out) {
+    __shared__ __align__(128) uint8_t stages[STAGES * STAGE_BYTES];
+    __shared__ uint32_t told[THREADS / WARP + 2];
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const Tile tile = tile_of(ends, count, blockIdx.y, told);
+    if (tile.first >= tile.end) {
+        return;
+    }
+    constexpr uint32_t FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+    const uint32_t first_feature = blockIdx.x * FEATURES;
+    const uint64_t weight_rows = static_cast<uint64_t>(tile.expert) * (GATED ? 2 : 1) * features;
+    const bool is_weight_aligned = aligned_to(weight, 16) && in % 8 == 0;
+    const bool is_x_aligned = aligned_to(x, 16) && in % 8 == 0 && x_pitch % 8 == 0;
+    const uint32_t shared = shared_address(stages);
+    const uint32_t steps = (in + DEPTH - 1) / DEPTH;
+    const auto bring = [&](uint32_t step) {
+        const uint32_t at = shared + step % STAGES * STAGE_BYTES;
+        for (uint32_t piece = threadIdx.x; piece < TILE_ROWS * PIECES; piece += THREADS) {
+            const uint32_t row = piece / PIECES, column = step * DEPTH + piece % PIECES * 8;
+            // Eight rows of gate, then the same eight of up.
+            const uint32_t feature = first_feature + (GATED ? row / 16 * 8 + row % 8 : row);
+            const uint64_t part = GATED && row % 16 >= 8 ? features : 0;
+            const bool is_row = feature < features;
+            const Element* from = weight + (weight_rows + part + (is_row ? feature : 0)) * in;
+            copy_piece(at + piece_at(row, piece % PIECES), from, column, in, is_row, is_weight_aligned);
+        }
+        for (uint32_t piece = threadIdx.x; piece < TILE_PLACES * PIECES; piece += THREADS) {
+            const uint32_t row = piece / PIECES, column = step * DEPTH + piece % PIECES * 8;
+            const bool is_row = tile.first + row < tile.end;
+            const uint32_t place = is_row ? tile.first + row : tile.first;
+            const uint64_t source = GATED ? choices[place] / top : place;
+            copy_piece(at + TILE_ROWS * DEPTH * 2 + piece_at(row, piece % PIECES), x + source * x_pitch, column, in, is_row,
+                       is_x_aligned);
+        }
+        copies_are_one_group();
+    };
+    float c[GROUPS][4] = {};
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+#pragma unroll 1
+    for (uint32_t step = 0; step < STAGES - 1; ++step) {
+        if (step < steps) {
+            bring(step);
+        } else {
+            copies_are_one_group();
+        }
+    }
+#pragma unroll 1
+    for (uint32_t step = 0; step < steps; ++step) {
+        wait_for_groups<STAGES - 2>();
+        __syncthreads();
+        if (step + STAGES - 1 < steps) {
+            bring(step + STAGES - 1);
+        } else {
+            copies_are_one_group();
+        }
+        const uint32_t at = shared + step % STAGES * STAGE_BYTES, x_at = at + TILE_ROWS * DEPTH * 2;
+#pragma unroll
+        for (uint32_t k = 0; k < DEPTH / 16; ++k) {
+            // Quarters of A: top left, bottom left, top right, bottom right.
+            uint32_t a[4];
+            load_quarters(a, at + piece_at(warp * 16 + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+            for (uint32_t two = 0; two < GROUPS; two += 2) {
+                // Of two groups of eight rows of x: left and right of the first, then of the second.
+                uint32_t b[4];
+                load_quarters(b, x_at + piece_at(two * 8 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+                TensorCoreElement<Element>::multiply_add(c[two], a, b[0], b[1]);
+                TensorCoreElement<Element>::multiply_add(c[two + 1], a, b[2], b[3]);
+            }
+        }
+    }
+    write_tile<Element, GROUPS, GATED>(c, tile, first_feature, warp, features, choices, weights, out);
+}
+
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, uint32_t columns,
+                                        Element* sum) {
+    for (uint32_t vector = threadIdx.x + blockIdx.y * blockDim.x; vector < columns / WIDTH; vector += gridDim.y * blockDim.x) {
+        float values[WIDTH];
+        load<WIDTH>(sum + vector * WIDTH, values);
+        // Eight at a time are under way, and added in their order.
+        for (uint32_t first = 0; first < top; first += 8) {
+            float more[8][WIDTH];
+#pragma unroll
+            for (uint32_t i = 0; i < 8; ++i) {
+                const uint32_t place = places[min(first + i, top - 1)];
+                load<WIDTH>(products + static_cast<uint64_t>(place) * columns + vector * WIDTH, more[i]);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 8; ++i) {
+                if (first + i < top) {
+#pragma unroll
+                    for (uint32_t j = 0; j < WIDTH; ++j) {
+                        values[j] += more[i][j];
+                    }
+                }
+            }
+        }
+        store<WIDTH>(sum + vector * WIDTH, values);
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void add_experts(const Element* products, const uint32_t* places, uint32_t top,
+                                            uint32_t columns, Element* sum, uint32_t sum_pitch) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    places += static_cast<uint64_t>(blockIdx.x) * top;
+    sum += static_cast<uint64_t>(blockIdx.x) * sum_pitch;
+    const uint64_t together = reinterpret_cast<uint64_t>(products) | reinterpret_cast<uint64_t>(sum);
+    if (aligned_to(together, 16) && columns % VECTOR<Element> == 0) {
+        add_row<VECTOR<Element>>(products, places, top, columns, sum);
+    } else {
+        add_row<1>(products, places, top, columns, sum);
+    }
+}
+
+#define KERNEL(name, Element)                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
+        gated_experts_##name(const Element* weight, const Element* x, uint32_t x_pitch, uint32_t in, uint32_t features,    \
+                             const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t count, Element* out) {  \
+        experts<Element, true>(x, x_pitch, weight, in, features, choices, top, ends, count, nullptr, out);                 \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
+        experts_##name(const Element* weight, const Element* x, uint32_t in, uint32_t features, const uint32_t* choices,   \
+                       uint32_t top, const uint32_t* ends, uint32_t count, const float* weights, Element* out) {           \
+        experts<Element, false>(x, in, weight, in, features, choices, top, ends, count, weights, out);                     \
+    }                                                                                                                      \
+    extern "C" __global__ void __launch_bounds__(contract::experts::ADD_THREADS)                                           \
+        add_experts_##name(const Element* products, const uint32_t* places, uint32_t top, uint32_t columns, Element* sum,  \
+                           uint32_t sum_pitch) {                                                                           \
+        add_experts(products, places, top, columns, sum, sum_pitch);                                                       \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: gated_experts and experts: grid (div_ceil(features, 32 or 64), div_ceil(choices, TILE_PLACES) + experts), block
+// (THREADS); add_experts: grid (rows, any), block (ADD_THREADS); no dynamic shared memory; rows > 0. All may be launched
+// with programmatic stream serialization.

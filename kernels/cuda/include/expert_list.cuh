@@ -1,0 +1,79 @@
+// The line of tiles of places, where an expert's places are cut into tiles of its own, as each block of Hopper counts it.
+#pragma once
+
+#include "contract.cuh"
+#include "expert_tiles.cuh"
+#include "hopper_copy.cuh"
+
+// The barrier of the block's first 128 threads, which count.
+constexpr uint32_t WARPGROUP_MEETS = 1;
+
+struct Tiles {
+    static constexpr uint32_t EXPERTS_MAX = contract::experts::EXPERTS_MAX;
+    static constexpr uint32_t COUNTERS = 128;
+
+    uint32_t before[EXPERTS_MAX + 1];  // each expert
+    uint32_t of_warp[COUNTERS / 32];
+
+    // Counts tiles of PLACES places. For the first threads of the block, each with neighbouring experts; seen by others after
+    // a barrier of all.
+    template <uint32_t PLACES>
+    __device__ __forceinline__ void count(const uint32_t* ends, uint32_t experts) {
+        constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;
+        const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+        uint32_t own[OF_THREAD], sum = 0;
+#pragma unroll
+        for (uint32_t i = 0; i < OF_THREAD; ++i) {
+            const uint32_t expert = threadIdx.x * OF_THREAD + i;
+            own[i] = 0;
+            if (expert < experts) {
+                own[i] = (ends[expert] - (expert == 0 ? 0 : ends[expert - 1]) + PLACES - 1) / PLACES;
+            }
+            sum += own[i];
+        }
+        uint32_t until = sum;
+#pragma unroll
+        for (uint32_t distance = 1; distance < 32; distance *= 2) {
+            const uint32_t more = __shfl_up_sync(0xffffffffu, until, distance);
+            until += lane >= distance ? more : 0;
+        }
+        if (lane == 31) {
+            of_warp[warp] = until;
+        }
+        part_sync(WARPGROUP_MEETS, COUNTERS);
+        uint32_t now = until - sum;
+        for (uint32_t other = 0; other < warp; ++other) {
+            now += of_warp[other];
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < OF_THREAD; ++i) {
+            before[threadIdx.x * OF_THREAD + i] = now;
+            now += own[i];
+        }
+        if (threadIdx.x == COUNTERS - 1) {
+            before[EXPERTS_MAX] = now;
+        }
+    }
+
+    // The expert of a tile: the last before which there are no more than so many.
+    __device__ __forceinline__ uint32_t expert_of(uint32_t tile, uint32_t experts) const {
+        uint32_t low = 0, high = experts;
+        while (high - low > 1) {
+            const uint32_t middle = (low + high) / 2;
+            if (before[middle] <= tile) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        return low;
+    }
+
+    // The tile of this number, which is one of this expert's.
+    template <uint32_t PLACES>
+    __device__ __forceinline__ Tile tile(uint32_t number, uint32_t expert, const uint32_t* ends) const {
+        const uint32_t begin = expert == 0 ? 0 : ends[expert - 1];
+        const uint32_t first = begin + (number - before[expert]) * PLACES;
+        return {expert, first, min(ends[expert], first + PLACES)};
+    }
+};

@@ -1,0 +1,48 @@
+// Tiles of places of one expert, and what a warp writes of one.
+#pragma once
+
+#include "element.cuh"
+
+// Places of one expert.
+struct Tile {
+    uint32_t expert;
+    uint32_t first;
+    uint32_t end;
+};
+
+// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of tensor_core.cuh. Gated,
+// the rows are eight of gate and the same eight of up; otherwise each product is multiplied by the weight of its choice.
+template <typename Element, uint32_t GROUPS, bool GATED>
+__device__ __forceinline__ void write_tile(const float (&c)[GROUPS][4], const Tile& tile, uint32_t first_feature,
+                                           uint32_t warp, uint32_t features, const uint32_t* choices, const float* weights,
+                                           Element* out) {
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+#pragma unroll
+        for (uint32_t i = 0; i < 2; ++i) {
+            const uint32_t place = tile.first + group * 8 + lane % 4 * 2 + i;
+            if (place >= tile.end) {
+                continue;
+            }
+            Element* row = out + static_cast<uint64_t>(place) * features;
+            if (GATED) {
+                const uint32_t feature = first_feature + warp * 8 + lane / 4;
+                if (feature < features) {
+                    const float gate = c[group][i], up = c[group][2 + i];
+                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                    row[feature] = from_float<Element>(__fdividef(gate, 1.0f + __expf(-gate)) * up);
+                }
+            } else {
+                const float by = weights[choices[place]];
+#pragma unroll
+                for (uint32_t half = 0; half < 2; ++half) {
+                    const uint32_t feature = first_feature + warp * 16 + half * 8 + lane / 4;
+                    if (feature < features) {
+                        row[feature] = from_float<Element>(by * c[group][2 * half + i]);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,253 @@
+//! Launches of mixtures of experts: `route.cu` and `experts.cu`, whose files end with the launches they expect.
+
+use bursar_budgets::{Address, Bytes, DeviceError};
+
+use super::{
+    Cuda,
+    contract::{PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
+    launch::{Arguments, Extent, arguments, count},
+    tensor_map::{Layout, Rows, Swizzle, TensorMap},
+};
+use crate::{
+    DType, KernelError, Tensor,
+    ops::{self, route::Routing},
+};
+
+/// Scratch for choosing among `experts` experts for `rows` rows: each block's choices of each expert.
+pub(crate) fn cuda_route_scratch(rows: usize, experts: usize) -> Bytes {
+    DType::U32.bytes(rows.div_ceil(routing::BLOCK_ROWS) * experts)
+}
+
+pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), KernelError> {
+    let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
+    let kernels = cuda.entry_points();
+    let logits = arguments![
+        call.logits.address(),
+        count(call.logits.pitch()),
+        count(rows),
+        count(experts),
+        count(top),
+        u32::from(call.renormalised),
+    ];
+    let out = &call.out;
+    let sorted = arguments![out.choices.address(), out.ends.address(), call.loads.address()];
+    if rows <= routing::FEW_ROWS {
+        let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted);
+        // SAFETY: these are the kernel's parameters, and the front has checked the shapes and taken the scratch.
+        return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
+    }
+    let is_sorted_by_one = rows * top <= routing::SORTED_CHOICES;
+    let (block_rows, threads, counts) = match is_sorted_by_one {
+        true => (routing::SORTED_BLOCK_ROWS, 32 * routing::SORTED_BLOCK_ROWS, Address(0)),
+        false => (routing::BLOCK_ROWS, routing::THREADS, call.scratch.address()),
+    };
+    let choose = logits.with(count(block_rows)).with(out.weights.address()).with(out.places.address()).with(counts);
+    let (sorters, block_choices) = match is_sorted_by_one {
+        true => (1, rows * top),
+        false => (rows.div_ceil(block_rows), block_rows * top),
+    };
+    let sort = arguments![out.places.address(), count(rows * top), count(experts), count(block_choices), counts]
+        .followed_by(sorted);
+    // SAFETY: as above.
+    unsafe {
+        cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
+        cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
+    }
+}
+
+pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+    let features = call.out.columns();
+    let product = Product { x: &call.x, weight: &call.weight, routing: &call.routing, features, is_gated: true };
+    let operands = arguments![
+        call.x.address(),
+        count(call.x.pitch()),
+        count(call.weight.columns()),
+        count(features),
+        call.routing.choices.address(),
+        count(call.routing.top),
+        call.routing.ends.address(),
+        count(call.routing.experts()),
+        call.out.address(),
+    ];
+    product.launch(cuda, operands)
+}
+
+pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+    let features = call.sum.columns();
+    let product = Product { x: &call.x, weight: &call.weight, routing: &call.routing, features, is_gated: false };
+    let operands = arguments![
+        call.x.address(),
+        count(call.weight.columns()),
+        count(features),
+        call.routing.choices.address(),
+        count(call.routing.top),
+        call.routing.ends.address(),
+        count(call.routing.experts()),
+        call.routing.weights.address(),
+        call.products.address(),
+    ];
+    product.launch(cuda, operands)?;
+    let sum = arguments![
+        call.products.address(),
+        call.routing.places.address(),
+        count(call.routing.top),
+        count(features),
+        call.sum.address(),
+        count(call.sum.pitch()),
+    ];
+    let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
+    // SAFETY: as above.
+    unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
+}
+
+/// A product with experts' weights.
+struct Product<'a> {
+    x: &'a Tensor<'a>,
+    weight: &'a Tensor<'a>,
+    routing: &'a Routing<'a>,
+    features: usize,
+    is_gated: bool,
+}
+
+impl Product<'_> {
+    /// Launches the kernel for it, whose operands behind the weight are `operands`.
+    fn launch(&self, cuda: &Cuda, operands: Arguments) -> Result<(), KernelError> {
+        let kernels = cuda.entry_points();
+        if let (Some(hopper), Some(few)) = (&kernels.hopper, Few::of(cuda, self)?) {
+            let of_sizes = if self.is_gated { &hopper.gated_experts_few } else { &hopper.experts_few };
+            let operands = arguments![few.weight].followed_by(operands).with(few.stages);
+            // SAFETY: as above.
+            return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
+        }
+        if let (Some(hopper), Some((weight, extent))) = (&kernels.hopper, self.many(cuda)?) {
+            let kernel = if self.is_gated { hopper.gated_experts_many } else { hopper.experts_many };
+            // SAFETY: as above.
+            return unsafe { cuda.launch(kernel, extent, arguments![weight].followed_by(operands)) };
+        }
+        let (kernel, tile) = match self.is_gated {
+            true => (kernels.gated_experts, numbers::TILE_ROWS / 2),
+            false => (kernels.experts, numbers::TILE_ROWS),
+        };
+        let (choices, experts) = (self.choices(), self.routing.experts());
+        // As many tiles of places as there can be: each expert that is chosen may have one that is not full.
+        let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
+        let extent =
+            Extent { grid: [self.features.div_ceil(tile), places, 1], block: [numbers::THREADS, 1], shared: 0 };
+        let operands = arguments![self.weight.address()].followed_by(operands);
+        // SAFETY: as above.
+        unsafe { cuda.launch(kernel, extent, operands) }
+    }
+}
+
+impl Product<'_> {
+    fn choices(&self) -> usize {
+        self.routing.rows() * self.routing.top
+    }
+
+    /// Choices of an expert that is chosen, on average.
+    fn of_expert(&self) -> usize {
+        self.choices().div_ceil(self.routing.experts().min(self.choices()).max(1))
+    }
+
+    /// Whether operands start and go on where the copy engine and 16-byte accesses want it.
+    fn is_aligned(&self) -> bool {
+        let starts = [self.weight.address().0 as usize, self.x.address().0 as usize];
+        let rows = [2 * self.weight.columns(), 2 * self.x.pitch(), 2 * self.features];
+        starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
+    }
+
+    /// The weight and the extent of Hopper's kernel for many rows, if it serves the product.
+    fn many(&self, cuda: &Cuda) -> Result<Option<(TensorMap, Extent)>, DeviceError> {
+        if self.choices() == 0 || !self.is_aligned() {
+            return Ok(None);
+        }
+        let (columns, rows) = (self.weight.columns(), self.weight.rows());
+        let of = Rows { rows, columns, pitch: columns };
+        let cube = [many::TILE_WEIGHTS / 4, many::STEP_COLUMNS];
+        let weight = TensorMap::of_rows(self.weight.address().0, cuda.kernels.target.activation, of, cube)?;
+        let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
+        let places =
+            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.experts().min(self.choices());
+        let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.processors / many::CLUSTER);
+        let extent =
+            Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
+        Ok(Some((weight, extent)))
+    }
+}
+
+/// How Hopper's kernel for few rows is launched.
+struct Few {
+    /// The index of its places in [`PLACES`].
+    size: usize,
+    stages: u32,
+    weight: TensorMap,
+    extent: Extent,
+}
+
+/// Choices an expert on average, up to which each of [`PLACES`] is taken: tiles that are not full cost less than another.
+const PLACES_FOR: [usize; 4] = [4, 10, 17, 24];
+
+/// Bytes of shared memory that a block has besides: lists and barriers.
+const STATIC_BYTES: usize = 4 * 1024;
+
+/// Bytes of shared memory that two blocks of a multiprocessor have each, less what they have besides.
+const HALF_BYTES: usize = 110 * 1024;
+
+/// Fewest stages of a block that shares its multiprocessor, and of one that does not.
+const STAGES_OF_HALF: usize = 4;
+const STAGES_OF_ALL: usize = 5;
+
+impl Few {
+    /// None if the kernel does not serve the product.
+    fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
+        let &Product { weight, routing, features, is_gated, .. } = product;
+        let (in_features, experts) = (weight.columns(), routing.experts());
+        let choices = product.choices();
+        let is_served = cuda.entry_points().hopper.is_some() && choices > 0 && product.is_aligned();
+        // The least that holds an expert's places, on average.
+        let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
+        let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
+        let x_bytes = PLACES[size] * in_features.next_multiple_of(few::STEP_COLUMNS) * 2;
+        let room = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
+        let all = cuda.kernels.functions.shared_most() - STATIC_BYTES;
+        let (stages, of_one) = match (room(HALF_BYTES), room(all)) {
+            (stages @ STAGES_OF_HALF.., _) => (stages, 2),
+            (_, stages @ STAGES_OF_ALL..) => (stages, 1),
+            _ => return Ok(None),
+        };
+        let stages = stages.min(few::STAGES_MAX);
+        let tile = if is_gated { few::TILE_ROWS / 2 } else { few::TILE_ROWS };
+        let items = (choices.div_ceil(PLACES[size]) + experts.min(choices)) * features.div_ceil(tile);
+        let extent = Extent {
+            grid: [items.min(of_one * cuda.kernels.target.processors), 1, 1],
+            block: [few::THREADS, 1],
+            shared: x_bytes + stages * few::STAGE_BYTES,
+        };
+        let weight = weight_map(product, cuda.kernels.target.activation)?;
+        Ok(Some(Few { size, stages: count(stages), weight, extent }))
+    }
+}
+
+/// The experts' weights as the copy engine sees them. With a gate, each eight rows of the gate are followed by the same
+/// eight of up.
+fn weight_map(product: &Product<'_>, activation: DType) -> Result<TensorMap, DeviceError> {
+    let (columns, features) = (product.weight.columns() as u64, product.features as u64);
+    let (experts, pitch) = (product.routing.experts() as u64, 2 * product.weight.columns() as u64);
+    let (chunk, rows) = (count(few::CHUNK_COLUMNS), few::TILE_ROWS);
+    let swizzle = Swizzle::Bytes128;
+    let layout = match product.is_gated {
+        true => Layout {
+            dimensions: &[columns, 8, 2, features / 8, experts],
+            strides: &[pitch, pitch * features, pitch * 8, 2 * pitch * features],
+            cube: &[chunk, 8, 2, count(rows / 16), 1],
+            swizzle,
+        },
+        false => Layout {
+            dimensions: &[columns, features, experts],
+            strides: &[pitch, pitch * features],
+            cube: &[chunk, count(rows), 1],
+            swizzle,
+        },
+    };
+    TensorMap::new(product.weight.address(), activation, &layout)
+}

@@ -1,0 +1,227 @@
+"""Mixtures of experts: which experts compute which token, and products with the weights of those."""
+
+import functools
+import itertools
+
+import torch
+from torch.nn import functional
+
+from contract import contract
+from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map
+from table import Case
+
+ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_few"), contract("linear_many")
+PLACES = [8, 16, 24, 32]
+SWIZZLE = 3  # of 128 bytes
+STATIC_BYTES, HALF_BYTES, ALL_BYTES = 4 << 10, 110 << 10, 227 << 10
+
+
+def drawn_logits(rows, experts, skew):
+    """Even, of Zipf's law with this exponent, or all on the same experts if there is no end to it."""
+    liking = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).log() * -min(skew, 1e4)
+    gumbel = -torch.empty(rows, experts, device="cuda").exponential_().log()
+    return liking[torch.randperm(experts, device="cuda")] + gumbel
+
+
+class Routing:
+    """What the router chose, as the kernels hand it on."""
+
+    def __init__(self, logits, top, renormalised=True):
+        rows, experts = logits.shape
+        self.logits, self.top, self.renormalised, self.rows, self.experts = logits, top, renormalised, rows, experts
+        blocks = divide_up(rows, ROUTE.BLOCK_ROWS)
+        new = lambda *shape, kind=torch.int32: Output(shape, kind)  # noqa: E731
+        self.weights, self.places, self.choices = new(rows, top, kind=torch.float32), new(rows * top), new(rows * top)
+        self.ends, self.counts, self.loads = new(experts), new(blocks * experts), new(experts)
+        self.loads.tensor.zero_()
+
+    def run(self, early=False):
+        choices = self.rows * self.top
+        logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised)
+        out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.ends.tensor, self.loads.tensor)
+        if self.rows <= ROUTE.FEW_ROWS:
+            return Kernel("route", "route_few_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, early=early)
+        by_one = choices <= ROUTE.SORTED_CHOICES
+        rows = ROUTE.SORTED_BLOCK_ROWS if by_one else ROUTE.BLOCK_ROWS
+        threads, counts = (32 * rows, None) if by_one else (ROUTE.THREADS, self.counts.tensor)
+        blocks = divide_up(self.rows, rows)
+        Kernel("route", "route_choose_f32")((blocks,), (threads,), *logits, rows, *out, counts, early=early)
+        Kernel("route", "route_sort_u32")(
+            (1 if by_one else blocks,), (ROUTE.THREADS,), self.places.tensor, choices, self.experts,
+            choices if by_one else rows * self.top, counts, *sorted_, early=early)  # fmt: skip
+
+    def expected(self):
+        values, order = self.logits.double().sort(dim=-1, descending=True, stable=True)
+        of_row = self.logits.double().softmax(-1) if not self.renormalised else values[:, : self.top].softmax(-1)
+        weights = of_row.gather(1, order[:, : self.top]) if not self.renormalised else of_row
+        chosen = order[:, : self.top].flatten()
+        choices = chosen.sort(stable=True).indices
+        places = torch.empty_like(choices)
+        places[choices] = torch.arange(len(choices), device="cuda")
+        return weights, choices, places, chosen.bincount(minlength=self.experts)
+
+    def error(self):
+        weights, choices, places, counts = self.expected()
+        for found, wanted in [(self.choices, choices), (self.places, places), (self.ends, counts.cumsum(0)), (self.loads, counts)]:
+            if not found.is_guarded() or not torch.equal(found.tensor.long(), wanted):
+                return float("inf")
+        return self.weights.error(weights)
+
+
+def route(rows, experts, top, skew, renormalised=True):
+    routing = Routing(drawn_logits(rows, experts, skew), top, renormalised)
+    return Case(run=routing.run, error=routing.error, limit=1e-6, bytes=4 * rows * (experts + 6 * top))
+
+
+class Product:
+    """Rows of x times the weights of their experts, by one of the ways that there are."""
+
+    def __init__(self, x, weight, routing, features, gated):
+        self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
+        self.columns = weight.shape[1]
+        self.choices = routing.rows * routing.top
+        self.out = Output((self.choices, features), x.dtype)
+        self.tiles = min(routing.experts, self.choices)
+
+    def operands(self):
+        routing, x = self.routing, self.x
+        pitch = [x.stride(0)] if self.gated else []
+        return [x, *pitch, self.columns, self.features, routing.choices.tensor, routing.top, routing.ends.tensor,
+                routing.experts, *([] if self.gated else [routing.weights.tensor]), self.out.tensor]  # fmt: skip
+
+    def name(self, way):
+        return f"{'gated_' if self.gated else ''}experts{way}_{ENDINGS[self.x.dtype]}"
+
+    def plain(self, early=False):
+        tile = EXPERTS.TILE_ROWS // (2 if self.gated else 1)
+        grid = divide_up(self.features, tile), divide_up(self.choices, EXPERTS.TILE_PLACES) + self.tiles
+        Kernel("experts", self.name(""))(grid, (EXPERTS.THREADS,), self.weight, *self.operands(), early=early)
+
+    def few_map(self):
+        pitch, rows = 2 * self.columns, FEW.TILE_ROWS
+        experts, features, chunk = self.routing.experts, self.features, FEW.CHUNK_COLUMNS
+        if self.gated:
+            return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
+                              [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
+        return tensor_map(self.weight, [self.columns, features, experts], [pitch, pitch * features], [chunk, rows, 1], SWIZZLE)
+
+    def few(self, places, early=False, grid=None, of_one=None):
+        x_bytes = places * divide_up(self.columns, FEW.STEP_COLUMNS) * FEW.STEP_COLUMNS * 2
+        half, whole = (HALF_BYTES - x_bytes) // FEW.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // FEW.STAGE_BYTES
+        blocks, stages = (2, half) if half >= 4 and of_one != 1 else (1, whole)
+        stages = min(stages, FEW.STAGES_MAX)
+        tile = FEW.TILE_ROWS // (2 if self.gated else 1)
+        items = (divide_up(self.choices, places) + self.tiles) * divide_up(self.features, tile)
+        grid = grid or min(items, blocks * processors())
+        Kernel("experts_few", f"{self.name('_few')}_r{places}", ALL_BYTES - STATIC_BYTES)(
+            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages,
+            shared_bytes=x_bytes + stages * FEW.STAGE_BYTES, early=early)  # fmt: skip
+
+    def many(self, early=False, grid=None):
+        weight = tensor_map(self.weight, list(reversed(self.weight.shape)), [2 * self.columns],
+                            [MANY.STEP_COLUMNS, MANY.TILE_WEIGHTS // 4], SWIZZLE)  # fmt: skip
+        tile = MANY.TILE_WEIGHTS // (2 if self.gated else 1)
+        places = divide_up(self.choices, MANY.CLUSTER * MANY.TILE_ROWS) + self.tiles
+        clusters = min(places * divide_up(self.features, tile), processors() // MANY.CLUSTER)
+        Kernel("experts_many", self.name("_many"), MANY.SHARED_BYTES)(
+            (grid or MANY.CLUSTER * clusters,), (MANY.THREADS,), weight, *self.operands(), early=early)  # fmt: skip
+
+    def ways(self):
+        """All that serve it."""
+        ways = {"mma": self.plain}
+        if self.columns % 8 == 0 and self.features % 8 == 0 and self.x.stride(0) % 8 == 0:
+            for places in PLACES:
+                room = ALL_BYTES - STATIC_BYTES - places * divide_up(self.columns, FEW.STEP_COLUMNS) * FEW.STEP_COLUMNS * 2
+                if room >= 5 * FEW.STAGE_BYTES:
+                    ways[f"few {places}"] = functools.partial(self.few, places)
+            ways["many"] = self.many
+        return ways
+
+    def expected(self):
+        weights, choices, _, counts = self.routing.expected()
+        routing, out = self.routing, torch.empty(self.choices, self.features, device="cuda", dtype=torch.float64)
+        per = self.weight.shape[0] // routing.experts
+        begin = 0
+        for expert, count in enumerate(counts.tolist()):
+            places = slice(begin, begin + count)
+            begin += count
+            if count == 0:
+                continue
+            w = self.weight[expert * per : (expert + 1) * per].double()
+            chosen = choices[places]
+            if self.gated:
+                both = self.x[chosen // routing.top].double() @ w.T
+                out[places] = functional.silu(both[:, : self.features]) * both[:, self.features :]
+            else:
+                out[places] = weights.flatten()[chosen, None] * (self.x[places].double() @ w.T)
+        return out
+
+
+def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0):
+    routing = Routing(drawn_logits(rows, experts, skew), top)
+    routing.run()
+    columns, out = (hidden, features) if gated else (features, hidden)
+    count = rows if gated else rows * top
+    x = torch.randn(count, columns + (gap if gated else 0), device="cuda", dtype=kind)[:, :columns]
+    weight = torch.randn(experts * out * (2 if gated else 1), columns, device="cuda", dtype=kind) * columns**-0.5
+    return Product(x, weight, routing, out, gated)
+
+
+def check(table):
+    endless = float("inf")
+    for rows, experts, top in [(1, 8, 2), (7, 60, 4), (16, 512, 32), (17, 129, 8), (64, 128, 8), (250, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
+        for skew, renormalised in itertools.product([0.0, 1.2, endless], [True, False]):
+            table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}", route(rows, experts, top, skew, renormalised))
+    shapes = [(128, 64, 8, 2), (200, 72, 60, 4), (136, 264, 5, 3), (2048, 768, 16, 8), (77, 34, 7, 2)]
+    for kind, (hidden, features, experts, top), gated in itertools.product(LIMITS, shapes, [True, False]):
+        for rows, skew in [(1, 0.0), (9, 1.2), (33, 0.0), (70, endless), (300, 0.5), (700, 1.2)]:
+            one = product(rows, hidden, features, experts, top, skew, kind, gated, gap=8)
+            wanted = one.expected()
+            for way, run in one.ways().items():
+                one.out = Output((one.choices, one.features), kind)
+                run()
+                torch.cuda.synchronize()
+                found = one.out.error(wanted)
+                case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
+                table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts, top {top}, skew {skew}, {kind}", case)
+    few_grids(table)
+
+
+def few_grids(table):
+    """Blocks whose stretches begin and end within a tile, and clusters that have several items."""
+    for gated, grid in itertools.product([True, False], [2, 6, 14]):
+        one = product(90, 264, 520, 6, 2, 0.5, torch.bfloat16, gated)
+        wanted = one.expected()
+        for way, run in one.ways().items():
+            if way == "mma":
+                continue
+            one.out = Output((one.choices, one.features), torch.bfloat16)
+            run(grid=grid)
+            torch.cuda.synchronize()
+            found = one.out.error(wanted)
+            case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[torch.bfloat16], bytes=0)  # noqa: B023
+            table.check(f"{'gated ' if gated else ''}experts, {way}", f"grid {grid}", case)
+
+
+def measure(table):
+    """Qwen3-30B-A3B's layer: 128 experts, 8 of a token."""
+    hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
+    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), (64, 1.0), (8192, 1.0)]:
+        one = route(rows, experts, top, skew)
+        time = microseconds([one.run] * 8)
+        print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)
+        for gated in [True, False]:
+            # Weights of four layers: 800 MB a gate and up, which no L2 holds.
+            sets = [product(rows, hidden, features, experts, top, skew, kind, gated) for _ in range(3)]
+            read = sum(int((s.routing.expected()[3] > 0).sum()) for s in sets) / len(sets) * features * hidden * 2 * (2 if gated else 1)
+            work = 2 * rows * top * features * hidden * (2 if gated else 1)
+            ways = {}
+            for way in sets[0].ways():
+                if (way == "mma" and rows > 1024) or (way == "few 8" and rows > 256) or (way == "few 16" and rows > 1024):
+                    continue
+                ways[way] = microseconds([s.ways()[way] for s in sets], replays=7, least=3)
+            listed = "; ".join(f"{way} {time:.1f}" for way, time in ways.items())
+            best = min(ways.values())
+            print(f"| {'gated ' if gated else ''}experts | {rows} rows, skew {skew} | {listed} | {read / best / 1e6:.2f} TB/s, {work / best / 1e6:.0f} TFLOP/s |", flush=True)
+            del sets
+            torch.cuda.empty_cache()
