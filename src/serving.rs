@@ -58,7 +58,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     outcome
 }
 
-/// Ends with the error of a model that cannot be loaded, and otherwise never.
+/// Ends with an error if no model can be loaded, and otherwise never.
 async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>) -> Result<(), Failure> {
     match loading.await {
         Ok(Ok(())) => std::future::pending().await,

@@ -47,11 +47,15 @@ impl Draft {
         match drafts.last_mut() {
             Some(last) if last.role == draft.role && draft.role != Role::Tool => {
                 let between = if draft.role == Role::System { "\n\n" } else { "\n" };
-                let ends_said = matches!(last.pieces.last(), Some(Piece::Said(Content::Text(_))));
-                if ends_said && matches!(draft.pieces.first(), Some(Piece::Said(Content::Text(_)))) {
-                    last.pieces.push(Piece::text(between));
+                let mut pieces = draft.pieces.into_iter().peekable();
+                // One text, so that no template puts anything else between the two.
+                if let Some(Piece::Said(Content::Text(said))) = last.pieces.last_mut()
+                    && let Some(Piece::Said(Content::Text(more))) =
+                        pieces.next_if(|piece| matches!(piece, Piece::Said(Content::Text(_))))
+                {
+                    said.extend([between, &more]);
                 }
-                last.pieces.extend(draft.pieces);
+                last.pieces.extend(pieces);
                 last.calls.extend(draft.calls);
             }
             _ => drafts.push(draft),

@@ -10,10 +10,14 @@ use axum::{
 };
 use serde_json::{Map, Value, json};
 
-use super::{error::ApiError, models::ModelState, service::Shared};
+use super::{
+    error::ApiError,
+    models::{Entry, ModelState},
+    service::Shared,
+};
 use crate::ModelHealth;
 
-/// 200 while all models take requests and the server is not ending.
+/// 200 while all models that could be loaded take requests and the server is not ending.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     told(&shared, |live, ready| live && ready).await
 }
@@ -27,7 +31,8 @@ async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response
     let health = shared.runtime.health().await;
     let entries = shared.models.all();
     let mut models = Map::new();
-    let mut is_ready = !entries.is_empty() && !shared.is_ending();
+    // A model that failed is told of, and takes nothing from the others.
+    let mut is_ready = entries.iter().any(Entry::is_listed) && !shared.is_ending();
     for entry in entries {
         let now = health.models.get(&own_name(&entry.state).unwrap_or_default()).copied();
         let (state, detail) = match (&entry.state, now) {
@@ -36,7 +41,7 @@ async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response
             (ModelState::Ready(_), _) => ("stopped", None),
             (state, _) => (state.name(), state.detail().map(str::to_owned)),
         };
-        is_ready &= state == "ready";
+        is_ready &= state == "ready" || !entry.is_listed();
         models.insert(entry.names[0].clone(), json!({"state": state, "detail": detail}));
     }
     let status = match is_well(health.is_live, is_ready) {

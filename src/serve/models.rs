@@ -13,7 +13,7 @@ pub enum ModelState {
     Loading(Arc<str>),
     /// It answers.
     Ready(ModelHandle),
-    /// It could not be loaded, and why.
+    /// It could not be loaded, and why. It is not listed, and requests that name it are answered with 404.
     Failed(Arc<str>),
 }
 
@@ -46,6 +46,13 @@ pub(super) struct Entry {
     pub(super) state: ModelState,
 }
 
+impl Entry {
+    /// Whether it answers, or will.
+    pub(super) fn is_listed(&self) -> bool {
+        !matches!(self.state, ModelState::Failed(_))
+    }
+}
+
 /// All models, in the order in which they were named.
 #[derive(Default)]
 pub(super) struct Models {
@@ -67,7 +74,7 @@ impl Models {
     }
 
     /// The model of this name that answers, and the name that its answers give it: the client's. Without a name, the only
-    /// model there is.
+    /// model that is served.
     pub(super) fn ready(&self, name: Option<&str>) -> Result<(String, ModelHandle), ApiError> {
         let entry = self.find(name)?;
         let own = &entry.names[0];
@@ -77,19 +84,36 @@ impl Models {
                 let message = format!("the model `{own}` is being loaded: {what}");
                 Err(ApiError::loading(message).code("model_loading").hint("ask again in a few seconds"))
             }
-            ModelState::Failed(why) => {
-                let message = format!("the model `{own}` could not be loaded: {why}");
-                Err(ApiError::unavailable(message).code("model_failed").hint("look at the server's log"))
-            }
+            ModelState::Failed(why) => Err(self.failed(own, &why)),
         }
     }
 
-    pub(super) fn find(&self, name: Option<&str>) -> Result<Entry, ApiError> {
+    /// The model of this name as it is listed: it answers, or is being loaded.
+    pub(super) fn listed(&self, name: &str) -> Result<Entry, ApiError> {
+        let entry = self.find(Some(name))?;
+        match &entry.state {
+            ModelState::Failed(why) => Err(self.failed(&entry.names[0], why)),
+            _ => Ok(entry),
+        }
+    }
+
+    /// To clients, a model that could not be loaded is one that is not there.
+    fn failed(&self, own: &str, why: &str) -> ApiError {
+        let message = format!("the model `{own}` is not served, since it failed to load: {why}");
+        ApiError::not_found(message).code("model_not_found").hint(known(&self.all()))
+    }
+
+    fn find(&self, name: Option<&str>) -> Result<Entry, ApiError> {
         let entries = self.all();
         let found = match name.filter(|name| !name.is_empty()) {
             Some(name) => entries.iter().find(|entry| entry.names.iter().any(|own| own == name)),
             None if entries.len() == 1 => entries.first(),
-            None => return Err(ApiError::invalid("model", "`model` is missing").hint(known(&entries))),
+            None => {
+                let mut listed = entries.iter().filter(|entry| entry.is_listed());
+                let only = listed.next().filter(|_| listed.next().is_none());
+                let missing = || ApiError::invalid("model", "`model` is missing").hint(known(&entries));
+                Some(only.ok_or_else(missing)?)
+            }
         };
         let missing = || {
             let message = format!("the model `{}` does not exist", shortened(name.unwrap_or_default()));
@@ -100,9 +124,10 @@ impl Models {
 }
 
 fn known(entries: &[Entry]) -> String {
-    let names: Vec<&str> = entries.iter().map(|entry| entry.names[0].as_str()).collect();
+    let listed = entries.iter().filter(|entry| entry.is_listed());
+    let names: Vec<&str> = listed.map(|entry| entry.names[0].as_str()).collect();
     match names.is_empty() {
-        true => "no model is served yet".to_owned(),
+        true => "no model is served now".to_owned(),
         false => format!("served are: {}", names.join(", ")),
     }
 }
@@ -144,6 +169,24 @@ mod tests {
         let error = loading(&[&["a"]]).ready(None).map(|_| ()).expect_err("it loads");
         assert_eq!(error.status, 503);
         assert!(error.response(crate::serve::error::Shape::OpenAi).headers().contains_key("retry-after"));
+    }
+
+    #[test]
+    fn a_model_that_failed_is_not_there_and_the_others_are() {
+        let models = loading(&[&["a"], &["b", "b2"]]);
+        models.set(vec!["b".into(), "b2".into()], ModelState::Failed("no such folder".into()));
+        for name in ["b", "b2"] {
+            for error in [models.ready(Some(name)).map(drop), models.listed(name).map(drop)] {
+                let error = error.expect_err("it failed");
+                let told = error.body(crate::serve::error::Shape::OpenAi)["error"].clone();
+                assert_eq!((error.status.as_u16(), told["code"].as_str()), (404, Some("model_not_found")));
+                let told = told["message"].as_str().unwrap_or_default();
+                assert!(told.contains("failed to load: no such folder (served are: a)"), "{told}");
+            }
+        }
+        assert_eq!(models.find(None).expect("the only one that is served").names[0], "a");
+        models.set(vec!["a".into()], ModelState::Failed("neither".into()));
+        assert_eq!(models.find(None).map(|_| ()).expect_err("none is").status, 400);
     }
 
     #[test]

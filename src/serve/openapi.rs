@@ -64,7 +64,7 @@ fn made() -> Value {
         ("/v1/budget", "Every byte of the device, by class and model"),
         ("/v1/budget/neighbour", "What the neighbour of a drill has"),
         ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
-        ("/health", "200 while all models take requests"),
+        ("/health", "200 while all models that could be loaded take requests"),
         ("/health/ready", "The same"),
         ("/health/live", "200 while the process is alive"),
         ("/ping", "The same"),

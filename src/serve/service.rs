@@ -116,7 +116,7 @@ impl Service {
         self.set(names, ModelState::Ready(model));
     }
 
-    /// Says how far a model is. Until it is ready its requests are answered with 503.
+    /// Says how far a model is. Until it is ready its requests are answered with 503, and if it failed with 404.
     ///
     /// # Panics
     /// Without a name.

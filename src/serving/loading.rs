@@ -11,7 +11,13 @@ use bursar::{
 };
 
 use super::options::Wanted;
-use crate::{DeviceOptions, failure::Failure, knobs::KnobOptions, logging, model, progress::Bar};
+use crate::{
+    DeviceOptions,
+    failure::{self, Failure},
+    knobs::KnobOptions,
+    logging, model,
+    progress::Bar,
+};
 
 /// One model to load.
 pub struct Plan {
@@ -58,11 +64,14 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
     }
 }
 
-/// Loads all in order, and tells the service how far they are.
+/// Loads all in order, and tells the service how far they are. One that cannot be loaded is told of, and the others are
+/// served.
 ///
 /// # Errors
-/// The first that cannot be loaded, which the others do not wait for.
+/// If none could be loaded: the reason of the only one, or of several that each was told of.
 pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> Result<(), Failure> {
+    let count = plans.len();
+    let mut failed = Vec::new();
     for Plan { source, options, names } in plans {
         let bar = Bar::new(true);
         let (told, heard) = (service.clone(), names.clone());
@@ -84,10 +93,26 @@ pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> R
             }
             Err(error) => {
                 let failure = Failure::from(error);
-                service.set(names, ModelState::Failed(failure.error.as_str().into()));
-                return Err(failure);
+                let why = failure.told().0;
+                service.set(names.clone(), ModelState::Failed(why.as_str().into()));
+                if count == 1 {
+                    return Err(failure);
+                }
+                let name = names.join(", ");
+                failure::tell(&Failure { error: format!("{name} failed to load: {}", failure.error), ..failure });
+                failed.push(name);
             }
         }
+    }
+    if !failed.is_empty() && failed.len() == count {
+        return Err(Failure {
+            error: format!("none of the {count} models could be loaded"),
+            hint: "the errors before this one say why, and what to change for each".to_owned(),
+        });
+    }
+    if !failed.is_empty() {
+        let failed = failed.join(", ");
+        logging::note(format_args!("warning: not served, since they failed to load: {failed}; the others are served"));
     }
     Ok(())
 }

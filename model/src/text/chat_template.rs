@@ -4,6 +4,7 @@
 //! are loop controls, `raise_exception`, `strftime_now` and a plain `tojson`. The tags of `{% generation %}` have no
 //! effect.
 
+use std::collections::BTreeSet;
 use std::error::Error as _;
 use std::io;
 
@@ -98,6 +99,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     sources: TemplateSources,
     limits: TemplateLimits,
+    /// The names of templates that take contents as strings alone.
+    of_strings: BTreeSet<String>,
 }
 
 impl ChatTemplate {
@@ -156,7 +159,10 @@ impl ChatTemplate {
             let metered = metered(&plain, &syntax).map_err(refused)?;
             environment.add_template_owned(name.clone(), metered).map_err(refused)?;
         }
-        Ok(ChatTemplate { environment, sources, limits })
+        let mut template = ChatTemplate { environment, sources, limits, of_strings: BTreeSet::new() };
+        let names = template.sources.templates.keys();
+        template.of_strings = names.filter(|name| !template.reads_lists(name)).cloned().collect();
+        Ok(template)
     }
 
     /// The sources that it was compiled from.
@@ -185,7 +191,20 @@ impl ChatTemplate {
         self.sources.templates.get(name).map(String::as_str).ok_or_else(|| self.unknown(name))
     }
 
-    /// Renders a conversation. It does *not* guard against names of special tokens in messages: encode with
+    /// Whether the template of this name writes the texts of a content that is a list of parts. Others fail on it, leave
+    /// it out or print it, and take strings.
+    fn reads_lists(&self, name: &str) -> bool {
+        const TEXTS: [&str; 2] = ["told-first", "told-then"];
+        let parts = TEXTS.map(|text| serde_json::json!({"type": "text", "text": text}));
+        let messages = serde_json::json!([{"role": "user", "content": parts}]);
+        let inputs = TemplateInputs { template: Some(name.to_owned()), ..TemplateInputs::default() };
+        let Ok(rendered) = self.render_json(&messages, &inputs) else { return false };
+        let is_printed = |text: &str| ['\'', '"'].iter().any(|mark| rendered.contains(&format!("{mark}{text}{mark}")));
+        TEXTS.iter().all(|text| rendered.contains(text) && !is_printed(text))
+    }
+
+    /// Renders a conversation. Several texts of a message are on lines of their own if the template takes strings. It
+    /// does *not* guard against names of special tokens in messages: encode with
     /// [`PromptEncoder`](super::PromptEncoder).
     ///
     /// # Errors
@@ -193,6 +212,15 @@ impl ChatTemplate {
     /// [`TextError::Template`]; [`TextError::TemplateSteps`], [`TextError::TemplateBytes`] or
     /// [`TextError::TemplateMemory`] over a limit; [`TextError::Continue`].
     pub fn render(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
+        let takes_strings = self.of_strings.contains(self.select(inputs)?);
+        if takes_strings && messages.iter().any(|message| message.texts().nth(1).is_some()) {
+            let messages: Vec<_> = messages.iter().map(Message::with_lines).collect();
+            return self.render_serialised(&messages, inputs);
+        }
+        self.render_serialised(messages, inputs)
+    }
+
+    fn render_serialised(&self, messages: &[Message], inputs: &TemplateInputs) -> Result<String, TextError> {
         if inputs.continue_final_message {
             return self.render_continued(serde_json::json!(messages), inputs);
         }

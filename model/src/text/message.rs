@@ -37,7 +37,8 @@ pub enum Part {
 /// One turn of a conversation.
 ///
 /// Serialises to the form of Hugging Face's templates: `{"role": .., "content": ..}`. The content is a string if there
-/// is only text, because templates of text-only models concatenate it. Otherwise it is a list of
+/// is only text, because templates of text-only models concatenate it: its texts end to end, as templates that read
+/// lists write them. Otherwise it is a list of
 /// `{"type": "text", "text": ..}`, `{"type": "image"}` and `{"type": "video"}`. Reasoning is in
 /// `reasoning_content`, and calls of functions are in a list, `tool_calls`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -70,6 +71,31 @@ impl Message {
             Part::Text(text) => Some(text.as_str()),
             Part::Image | Part::Video | Part::Reasoning(_) | Part::ToolCall(_) => None,
         })
+    }
+
+    /// The message for a template that takes its content as a string: texts with no picture or video between them are
+    /// one, each on lines of its own, and empty ones are left out, as vLLM joins them (`content_format: string`).
+    pub(super) fn with_lines(&self) -> Message {
+        let mut content: Vec<Part> = Vec::with_capacity(self.content.len());
+        let mut last_text = None;
+        for part in &self.content {
+            match (part, last_text) {
+                (Part::Text(text), _) if text.is_empty() => continue,
+                (Part::Text(text), Some(at)) => {
+                    if let Some(Part::Text(before)) = content.get_mut::<usize>(at) {
+                        before.push('\n');
+                        before.push_str(text);
+                    }
+                    continue;
+                }
+                (Part::Text(_), None) => last_text = Some(content.len()),
+                (Part::Image | Part::Video, _) => last_text = None,
+                // Templates get these apart from the content.
+                (Part::Reasoning(_) | Part::ToolCall(_), _) => {}
+            }
+            content.push(part.clone());
+        }
+        Message { role: self.role, content }
     }
 
     /// All reasoning, in order.

@@ -12,13 +12,19 @@ pub struct PlaceholderTexts {
 }
 
 impl PlaceholderTexts {
-    /// `message` with its pictures and videos as text, each on a line of its own.
+    /// `message` with its pictures and videos as text, each at its place and with a line break after it, as InternVL's
+    /// template that reads lists writes them. All its text is one string.
     pub(super) fn write(&self, message: &Message) -> Message {
-        let content = message.content.iter().map(|part| match part {
-            Part::Image => Part::Text(format!("{}\n", self.image)),
-            Part::Video => Part::Text(format!("{}\n", self.video)),
-            part => part.clone(),
-        });
-        Message { role: message.role, content: content.collect() }
+        let (mut said, mut rest) = (String::new(), Vec::new());
+        for part in message.with_lines().content {
+            match part {
+                Part::Text(text) => said += &text,
+                Part::Image => said.extend([self.image, "\n"]),
+                Part::Video => said.extend([self.video, "\n"]),
+                part @ (Part::Reasoning(_) | Part::ToolCall(_)) => rest.push(part),
+            }
+        }
+        rest.insert(0, Part::Text(said));
+        Message { role: message.role, content: rest }
     }
 }

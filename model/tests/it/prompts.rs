@@ -218,6 +218,70 @@ fn a_users_word_for_a_picture_stays_text_where_a_template_joins_strings() {
 }
 
 #[test]
+fn texts_of_a_message_are_on_lines_of_their_own_where_a_template_takes_strings() {
+    let text = |text: &str| Part::Text(text.to_owned());
+    let said =
+        vec![text("Read this."), text(""), Part::Reasoning("hm".to_owned()), text("Then answer.\n"), text("Now")];
+    let rendered = |template: &ChatTemplate, content: Vec<Part>| {
+        template.render(&user(content), &TemplateInputs::default()).expect("it renders")
+    };
+    let lines = "Read this.\nThen answer.\n\nNow";
+    for name in ["qwen2_5", "qwen3", "qwq", "llama_3_1"] {
+        let golden = golden_json(&format!("chat_templates/{name}.json"));
+        let template = template(golden["template"].as_str().expect("a template"));
+        assert!(rendered(&template, said.clone()).contains(lines), "{name}");
+    }
+    for strings in [
+        "{{ messages[0].content }}",
+        "{{ messages[0].content | trim }}",
+        "{% if messages[0].content is string %}{{ messages[0].content }}{% endif %}",
+        "{{ raise_exception('roles') if messages[0].content is not string }}{{ messages[0].content }}",
+    ] {
+        assert_eq!(rendered(&template(strings), said.clone()), lines, "{strings}");
+    }
+    // A template that reads lists writes texts end to end, and so does the string that it gets of texts alone.
+    for name in ["qwen2_5_vl", "qwen3_vl"] {
+        let golden = golden_json(&format!("chat_templates/{name}.json"));
+        let template = template(golden["template"].as_str().expect("a template"));
+        let with_picture = vec![Part::Image, text("Read "), text("this.")];
+        for content in [with_picture[1..].to_vec(), with_picture] {
+            assert!(rendered(&template, content).contains("Read this."), "{name}");
+        }
+    }
+}
+
+#[test]
+fn each_template_of_a_checkpoint_is_asked_whether_it_takes_strings() {
+    let lists = "{% for part in messages[0].content %}{{ part.text }}{% endfor %}";
+    let strings = "{{ messages[0].content }}";
+    let (mut both, second) = (sources(lists), ("tool_use".to_owned(), strings.to_owned()));
+    both.templates.extend([second]);
+    let template = ChatTemplate::new(both, TemplateLimits::default()).expect("the template compiles");
+    let parts = user(vec![Part::Text("a".into()), Part::Text("b".into())]);
+    let pictured = user(vec![Part::Text("a".into()), Part::Text("b".into()), Part::Image]);
+    let with_tools = TemplateInputs { tools: Some(Vec::new()), ..TemplateInputs::default() };
+    assert_eq!(template.render(&parts, &with_tools).expect("it renders"), "a\nb");
+    assert_eq!(template.render(&pictured, &TemplateInputs::default()).expect("it renders"), "ab");
+}
+
+#[test]
+fn pictures_between_texts_stay_there_where_a_template_takes_strings() {
+    let checkpoint = crate::bench::open(INTERNVL_CHAT);
+    let family = FamilyConfig::of(&checkpoint).expect("the family serves it");
+    let prompts = checkpoint.prompts().expect("it has a tokenizer").with_placeholders(family.placeholder_texts());
+    let text = |text: &str| Part::Text(text.to_owned());
+    let content = vec![text("First"), text("look: "), Part::Image, text("then"), text("say")];
+    let mut rendered = String::new();
+    let kept = |text: String| {
+        rendered.clone_from(&text);
+        text
+    };
+    prompts.encode_rewritten(&user(content), &TemplateInputs::default(), kept).expect("it is encoded");
+    let place = family.placeholder_texts().expect("it has texts").image;
+    assert!(rendered.contains(&format!("First\nlook: {place}\nthen\nsay<")), "{rendered}");
+}
+
+#[test]
 fn templates_have_what_real_ones_use() {
     let cases = [
         ("{{ {'b': 1, 'a': [true, none, 0.5, 'é<&>']} | tojson }}", r#"{"b": 1, "a": [true, null, 0.5, "é<&>"]}"#),

@@ -62,12 +62,18 @@ fn user(blocks: Vec<Block>, param: &str, drafts: &mut Vec<Draft>) -> Result<(), 
     Ok(())
 }
 
+/// Before the result of a tool that failed.
+const FAILED: &str = "Error: ";
+
 fn result(block: Block, param: &str) -> Result<Draft, ApiError> {
     let of = block.tool_use_id.ok_or_else(|| lacks(param, "tool_result", "tool_use_id"))?;
     let mut shown = pieces(block.content.map(|content| content.0).unwrap_or_default(), &format!("{param}.content"))?;
     if block.is_error.unwrap_or_default() {
         // Templates know no failed results, so the model is told in words.
-        shown.insert(0, Piece::text("Error: "));
+        match shown.first_mut() {
+            Some(Piece::Said(Content::Text(text))) => text.insert_str(0, FAILED),
+            _ => shown.insert(0, Piece::text(FAILED)),
+        }
     }
     Ok(Draft::result(of, shown))
 }
@@ -210,7 +216,7 @@ mod tests {
                 (Role::System, texts(&["be kind"])),
                 (Role::User, texts(&["look", "picture"])),
                 (Role::Assistant, texts(&["hm", "I ask", r#"{"name":"f","arguments":{"x":1}}"#])),
-                (Role::Tool, texts(&["Error: ", "no"])),
+                (Role::Tool, texts(&["Error: no"])),
                 (Role::User, texts(&["so?"])),
             ]
         );

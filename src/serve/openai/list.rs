@@ -23,7 +23,7 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 pub(in crate::serve) async fn all(State(shared): State<Arc<Shared>>) -> Json<Value> {
     let mut data = Vec::new();
-    for entry in shared.models.all() {
+    for entry in shared.models.all().into_iter().filter(Entry::is_listed) {
         let facts = facts(&entry).await;
         data.extend(entry.names.iter().map(|name| told(&entry, name, facts.as_ref())));
     }
@@ -34,7 +34,7 @@ pub(in crate::serve) async fn one(
     State(shared): State<Arc<Shared>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, ApiError> {
-    let entry = shared.models.find(Some(&name))?;
+    let entry = shared.models.listed(&name)?;
     Ok(Json(told(&entry, &name, facts(&entry).await.as_ref())))
 }
 

@@ -44,11 +44,43 @@ fn a_model_that_is_being_loaded_says_how_far_it_is() {
         let answer = house.chat(json!({"model": "late"})).await;
         assert_eq!((answer.status, answer.error()["code"].as_str()), (503, Some("model_loading")));
         assert!(answer.head.contains("retry-after: "), "{}", answer.head);
-        house.service.set(["late"], ModelState::Failed("no such file".into()));
-        assert_eq!(house.chat(json!({"model": "late"})).await.error()["code"], "model_failed");
-        // Two models are served now, so one must be named.
+        // Two models are listed now, so one must be named.
         let unnamed = house.chat(json!({"model": null})).await;
         assert_eq!((unnamed.status, unnamed.error()["param"].as_str()), (400, Some("model")));
+        house.end().await;
+    });
+}
+
+#[test]
+fn a_model_that_failed_is_told_of_and_the_others_answer() {
+    story(async {
+        let house = House::usual().await;
+        house.service.set(["broken"], ModelState::Failed("no such file".into()));
+        let why = json!({"state": "failed", "detail": "no such file"});
+        for page in ["/health", "/health/ready"] {
+            let health = house.get(page).await;
+            assert_eq!((health.status, &health.json()["models"]["broken"]), (200, &why), "{page}");
+        }
+        let budget = house.get("/v1/budget").await.json();
+        let row = budget["models"].as_array().and_then(|models| models.iter().find(|row| row["model"] == "broken"));
+        assert_eq!(row.expect("the page shows it")["detail"], "no such file");
+        let list = house.get("/v1/models").await.json();
+        let ids: Vec<_> = list["data"].as_array().into_iter().flatten().map(|model| model["id"].as_str()).collect();
+        assert_eq!(ids, [Some("demo"), Some("other-name")]);
+        let asked = json!({"model": "broken", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 3});
+        let answers = [house.post("/v1/chat/completions", &asked).await, house.get("/v1/models/broken").await];
+        for answer in answers {
+            let error = answer.error();
+            assert_eq!((answer.status, error["code"].as_str()), (404, Some("model_not_found")));
+            let told = error["message"].as_str().unwrap_or_default();
+            assert!(told.contains("failed to load: no such file") && told.contains("served are: demo"), "{told}");
+        }
+        let message = house.post("/v1/messages", &asked).await;
+        assert_eq!((message.status, &message.json()["error"]["type"]), (404, &json!("not_found_error")));
+        // Without a name the only one that is served answers.
+        assert_eq!(house.chat(json!({"model": null})).await.json()["model"], "demo");
+        house.service.set(["demo"], ModelState::Failed("no such file either".into()));
+        assert_eq!(house.get("/health").await.status, 503);
         house.end().await;
     });
 }

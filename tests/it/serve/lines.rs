@@ -13,10 +13,12 @@ use serde_json::{Value, json};
 use super::client::{hello, posted};
 
 /// A server that logs JSON, as a process. It is killed when this is dropped.
-struct Program {
+pub(super) struct Program {
     process: Child,
     address: String,
     lines: Receiver<Value>,
+    /// Its lines until the demo model answered.
+    pub(super) begun: Vec<Value>,
 }
 
 impl Drop for Program {
@@ -29,7 +31,7 @@ impl Drop for Program {
 const SECRET: &str = "quetzalcoatl";
 
 impl Program {
-    fn start(flags: &[&str]) -> Program {
+    pub(super) fn start(flags: &[&str]) -> Program {
         let small = ["--context-tokens", "256", "--sequences", "2", "--step-tokens", "64", "--launch-patches", "64"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         command.args(["serve", "--device", "host", "--port", "0", "--profile-cache", "none", "--log", "json"]);
@@ -46,13 +48,13 @@ impl Program {
         let mut said = String::new();
         BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("it listens");
         let address = said.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
-        let program = Program { process, address, lines };
-        program.until(|line| line["message"].as_str() == Some("ready: demo"));
+        let mut program = Program { process, address, lines, begun: Vec::new() };
+        program.begun = program.until(|line| line["message"].as_str() == Some("ready: demo"));
         program
     }
 
     /// The lines up to one.
-    fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
+    pub(super) fn until(&self, is_last: impl Fn(&Value) -> bool) -> Vec<Value> {
         let mut heard: Vec<Value> = Vec::new();
         while !heard.last().is_some_and(&is_last) {
             let line = self.lines.recv_timeout(Duration::from_secs(60));
@@ -70,11 +72,11 @@ impl Program {
         heard
     }
 
-    fn post(&self, path: &str, headers: &str, body: &Value) -> String {
+    pub(super) fn post(&self, path: &str, headers: &str, body: &Value) -> String {
         self.say(&posted(path, headers, body.to_string().as_bytes()))
     }
 
-    fn get(&self, path: &str, headers: &str) -> String {
+    pub(super) fn get(&self, path: &str, headers: &str) -> String {
         self.say(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}\r\n").as_bytes())
     }
 

@@ -1,6 +1,7 @@
 //! The server: what clients send, how it refuses, and how it ends.
 
 mod answers;
+mod broken;
 mod client;
 mod endings;
 mod films;

@@ -186,8 +186,9 @@ mod tests {
         ]);
         let drafts = read(&items).map_err(|error| error.body(Shape::OpenAi)).expect("it is right");
         let turns: Vec<_> = drafts.iter().map(|draft| (draft.role, draft.pieces.len())).collect();
-        // Instructions: two texts and the space between them.
-        let wanted = [(Role::System, 3), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
+        let Piece::Said(Content::Text(said)) = &drafts[0].pieces[0] else { panic!("it is text") };
+        assert!(said.ends_with("\n\nbe brief"), "instructions are one text, with a space between them: {said}");
+        let wanted = [(Role::System, 1), (Role::User, 2), (Role::Assistant, 3), (Role::Tool, 1)];
         let calls = [(Role::Assistant, 1), (Role::Tool, 1)];
         assert_eq!(turns, [&wanted[..], &calls].concat());
         assert_eq!(drafts[2].calls, [Some("a".to_owned())]);
