@@ -6,5 +6,5 @@ use crate::ops::{add_rms_norm::Call, rms_norm};
 pub(super) fn add_rms_norm(threads: &Threads, call: Call<'_>) {
     let Call { x, residual, weight, epsilon, out } = call;
     residual::add(threads, &x, &residual);
-    self::rms_norm(threads, rms_norm::Call { x: residual, weight, epsilon, out });
+    self::rms_norm(threads, rms_norm::Call { x: residual, weight, epsilon, out: out.into() });
 }
