@@ -35,6 +35,7 @@ pub(crate) fn swapped_parts<E>(
     all.chunks_exact(bytes).try_for_each(|matrix| {
         let out = room_for(room, bytes);
         match found.dtype.bytes() {
+            1 => swap::<1>(matrix, out, columns),
             2 => swap::<2>(matrix, out, columns),
             4 => swap::<4>(matrix, out, columns),
             size => unreachable!("no type of a tensor has {size} bytes"),

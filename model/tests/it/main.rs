@@ -13,6 +13,7 @@ mod common;
 mod copy;
 mod forced_calls;
 mod gguf;
+mod golden_fp8;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;
