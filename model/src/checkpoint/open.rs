@@ -34,8 +34,7 @@ pub struct Checkpoint {
     pub template: Arc<ChatTemplate>,
     /// Every weight by name.
     pub tensors: TensorIndex,
-    /// How a user wants the weights rounded while they load; at first not at all.
-    pub quantization: Option<WeightQuantization>,
+    quantization: Option<WeightQuantization>,
     has_own_video_processor: bool, // and not that of pictures
     source: CheckpointSource,
     files: TextFiles,
@@ -85,6 +84,11 @@ impl Checkpoint {
             fingerprint,
             config_fingerprint,
         })
+    }
+
+    /// The same checkpoint, whose weights a user wants rounded while they load.
+    pub fn with_quantization(self, quantization: Option<WeightQuantization>) -> Self {
+        Checkpoint { quantization, ..self }
     }
 
     /// The folder, embedded files or shape that it was opened from.

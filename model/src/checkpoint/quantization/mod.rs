@@ -6,15 +6,17 @@ mod modules;
 use std::{fmt, str::FromStr};
 
 use bursar_budgets::Hint;
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 pub(super) use config::{MODELOPT, stored_formats};
 pub use modules::Modules;
 
 /// How a user wants the weights of a plain checkpoint rounded while they load.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightQuantization {
     /// The checkpoint's own FP8, or else by channel.
+    #[default]
     Fp8,
     /// FP8 with a scale for each output, and for each row of activations.
     Fp8PerChannel,
@@ -58,6 +60,13 @@ impl FromStr for WeightQuantization {
 
     fn from_str(name: &str) -> Result<Self, ()> {
         Self::ALL.into_iter().find(|one| one.name() == name.trim()).ok_or(())
+    }
+}
+
+/// Its name.
+impl Serialize for WeightQuantization {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
     }
 }
 
