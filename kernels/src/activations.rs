@@ -69,6 +69,11 @@ pub struct Rounded<'s> {
 }
 
 impl<'s> Activations<'s> {
+    /// Plain rows alone.
+    pub fn of_plain(plain: Tensor<'s>) -> Self {
+        Activations { plain: Some(plain), rounded: None }
+    }
+
     /// Their number of rows.
     pub fn rows(&self) -> usize {
         self.any().rows()
@@ -123,17 +128,10 @@ impl Rounded<'_> {
     }
 }
 
-/// Plain activations.
-impl<'a> From<Tensor<'a>> for Activations<'a> {
-    fn from(plain: Tensor<'a>) -> Self {
-        Activations { plain: Some(plain), rounded: None }
-    }
-}
-
 /// A view of plain activations.
 impl<'a> From<&'a Tensor<'_>> for Activations<'a> {
     fn from(plain: &'a Tensor<'_>) -> Self {
-        Activations { plain: Some(plain.view()), rounded: None }
+        Activations::of_plain(plain.view())
     }
 }
 

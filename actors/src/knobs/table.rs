@@ -282,7 +282,7 @@ knobs! {
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// Rounds the decoder's projections to FP8 while they load, and activations in front of them while it runs: fp8 or fp8_per_channel (a scale for each output and each row of activations), fp8_per_block (each 128 x 128, each 128 columns of a row), fp8_per_tensor (each matrix, each row). Embeddings, norms, routers, lm_head and the vision tower stay as they are. A checkpoint in FP8 needs it not, and takes fp8 or its own format's name. A GPU has no kernels for FP8 yet.
+    /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it.
     quantization: WeightQuantization, Kind::Format, [];
     /// The model's name in tables and metrics, instead of its checkpoint's.
     model_name: String, Kind::Name, [Vllm served_model_name];

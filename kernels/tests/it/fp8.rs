@@ -8,14 +8,17 @@ use crate::ground::{Random, compute, plan};
 const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quantization::Fixed(0.002)];
 
 /// The codes and scales of rounded activations.
-fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<(Vec<E4m3>, Vec<u32>), KernelError> {
+fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, KernelError> {
     let rounded = x.rounded.as_ref().expect("they were asked for rounded");
     let scales: Vec<f32> = scope.download(&rounded.scales)?;
     Ok((scope.download(&rounded.data)?, scales.into_iter().map(f32::to_bits).collect()))
 }
 
+/// Rounded numbers, and the bits of their scales.
+type Bits = (Vec<E4m3>, Vec<u32>);
+
 /// Checks that an operation rounds what it leaves plain, beside that and alone.
-fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, (Vec<E4m3>, Vec<u32>)), KernelError>) {
+fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, Bits), KernelError>) {
     for way in WAYS {
         let alone = compute(2, |scope| made(scope, Form::of(Some(way))));
         let (_, beside) = compute(2, |scope| made(scope, Form::of(Some(way)).and_plain()));
@@ -30,8 +33,7 @@ fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, (Vec<
 }
 
 /// Both forms, as far as they are there.
-#[allow(clippy::type_complexity, reason = "two forms")]
-fn forms(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, (Vec<E4m3>, Vec<u32>)), KernelError> {
+fn forms(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
     let plain = x.plain.as_ref().map_or(Ok(Vec::new()), |plain| scope.download(plain))?;
     let rounded = if x.rounded.is_some() { bits(scope, x)? } else { Default::default() };
     Ok((plain, rounded))
