@@ -3,18 +3,19 @@
 `make.py --only fp8` calls it. The three formats are written here as their tools write them: names, shapes and types of
 tensors, and the configuration. transformers (5.17) runs no FP8 on a CPU, so the oracle is its f64 model in which each
 FP8 projection rounds its activations to E4M3 as the format says (scales and quotients in f32, torch's conversion) and
-multiplies them by the widened weight. That the weights are widened as transformers widens them is checked here for the
-first format, with its own `Fp8Dequantize`.
+multiplies them by the widened weight. Two things are checked here against others' code: transformers' own
+`Fp8Dequantize` widens the blocks of the first format to the same numbers, and where accelerate 1.15 and
+compressed-tensors 0.20 can be imported (`PYTHONPATH`), these compute the second format, rounding activations as well.
 """
 
-import json
+import importlib.util
 import re
 import types
-from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 BLOCK, MAX = 128, 448.0
@@ -241,6 +242,16 @@ def check_widening(tensors, name, expected):
     assert torch.equal(theirs.double(), expected.float().double()), name
 
 
+def check_by_compressed_tensors(folder, ids, expected):
+    """compressed-tensors' own layers, in f32."""
+    if any(importlib.util.find_spec(name) is None for name in ("accelerate", "compressed_tensors")):
+        return print("           (not compared with compressed-tensors, which is not here)")
+    theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(input_ids=ids).logits[0]
+    error = float((theirs.double() - expected).abs().max() / expected.abs().max())
+    print(f"           compressed-tensors differs by {error:.1e}")
+    assert error < 1e-4, error
+
+
 @torch.no_grad()
 def make(tools, here, real_config, names=None):
     for name in names or FORMATS:
@@ -255,6 +266,8 @@ def make(tools, here, real_config, names=None):
             prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
             ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
             prefill, tokens, logits = tools.greedy(model, {"input_ids": ids})
+            if name == "qwen3_fp8_dynamic":
+                check_by_compressed_tensors(folder, ids, prefill)
             top = logits.topk(2).values
             margin = float(((top[:, 0] - top[:, 1]) / logits.abs().amax(1)).min())
             print(f"  {case:8} {ids.shape[1]} tokens, {len(set(tokens.tolist()))} distinct, margin {margin:.1e}")
