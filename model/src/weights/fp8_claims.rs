@@ -43,7 +43,8 @@ impl WeightMap<'_> {
             WeightFormats::Plain => None,
             WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Fp8 { scheme: *scheme, stored: None }),
             WeightFormats::Stored(stored) => {
-                let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| stored.plain.has(name));
+                let (plain, rounded): (Vec<_>, Vec<_>) =
+                    modules.into_iter().partition(|name| stored.plain.has(name) || self.is_convolution(name));
                 if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
                     let (name, other) = ((*name).to_owned(), (*other).to_owned());
                     return Err(WeightError::PartlyQuantized { name, other });
@@ -55,6 +56,11 @@ impl WeightMap<'_> {
             return Err(WeightError::Unserved { what: "FP8 weights", target: self.target.name() });
         }
         Ok(found)
+    }
+
+    /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.
+    fn is_convolution(&self, module: &str) -> bool {
+        self.checkpoint.tensor(&format!("{module}.weight")).is_ok_and(|found| found.shape.len() > 2)
     }
 
     /// The type to keep a weight in that the file has as `found`.

@@ -1,19 +1,19 @@
 //! FP8 checkpoints that contradict themselves or ask for what is not served, and plain ones that are rounded while they
 //! load.
 
-use bursar_budgets::{Address, Hint};
-use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_budgets::{Address, Bytes, Hint};
+use bursar_kernels::{CudaTarget, DType, E4m3, Scales, Target};
 use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, QuantizationError, WeightQuantization},
     error::CheckpointError,
     registry,
-    weights::{WeightError, WeightMap},
+    weights::{WeightError, WeightMap, WeightSource},
 };
 use serde_json::{Value, json};
 
 use crate::{
-    bench::{Bench, Case, alone, open, relative_error},
+    bench::{Bench, Case, alone, encode, open, relative_error, repository},
     copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_MOE},
 };
 
@@ -279,17 +279,123 @@ fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
             whole.push((format!("{experts}.{fused}{to}"), dtype.to_owned(), json!(shape), bytes));
         }
     }
-    for (name, entry) in entries.iter().filter(|(name, _)| *name != "__metadata__") {
+    whole.extend(tensors(header, data));
+    (*header, *data) = laid_out(whole);
+}
+
+/// A tensor's name, type, shape and bytes.
+type Stored = (String, String, Value, Vec<u8>);
+
+/// All tensors of a file.
+fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
+    let entries = header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__");
+    let stored = |(name, entry): (&String, &Value)| {
         let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
         let dtype = entry["dtype"].as_str().expect("a type").to_owned();
-        whole.push((name.clone(), dtype, entry["shape"].clone(), data[start..end].to_vec()));
-    }
-    // Without holes, and each tensor aligned.
-    whole.sort_by_key(|(_, dtype, ..)| dtype == "F8_E4M3");
-    (*header, *data) = (json!({}), Vec::new());
+        (name.clone(), dtype, entry["shape"].clone(), data[start..end].to_vec())
+    };
+    entries.map(stored).collect()
+}
+
+/// A file of these tensors without holes, each aligned.
+fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
+    let size = |dtype: &str| if dtype == "F32" { 0 } else { 1 + usize::from(dtype == "F8_E4M3") };
+    whole.sort_by_key(|(_, dtype, ..)| size(dtype));
+    let (mut header, mut data) = (json!({}), Vec::new());
     for (name, dtype, shape, bytes) in whole {
         let place = [data.len(), data.len() + bytes.len()];
         header[&name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": place });
         data.extend(bytes);
     }
+    (header, data)
+}
+
+/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and says so in its configuration.
+fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -> Copy {
+    let mut copy = Copy::of(folder);
+    let index = "model.safetensors.index.json";
+    for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
+        let mut scales = Vec::new();
+        copy = copy.rewrite(file, |header, data| {
+            let mut whole = Vec::new();
+            for (name, dtype, shape, bytes) in tensors(header, data) {
+                let columns = shape[1].as_u64().filter(|_| shape[2].is_null() && is_rounded(&name));
+                let Some(columns) = columns else {
+                    whole.push((name, dtype, shape, bytes));
+                    continue;
+                };
+                let number = |bytes: &[u8; 2]| half::bf16::from_le_bytes(*bytes).to_f32();
+                let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(number).collect();
+                let rows = numbers.chunks(columns as usize);
+                let scale = |row: &[f32]| row.iter().fold(0.0f32, |largest, number| largest.max(number.abs())) / 448.0;
+                let of_rows: Vec<f32> = rows.clone().map(scale).collect();
+                let codes =
+                    rows.zip(&of_rows).flat_map(|(row, scale)| row.iter().map(move |x| E4m3::from_f32(x / scale).0));
+                scales.push(name.replace(".weight", ".weight_scale"));
+                whole.push((name.clone(), "F8_E4M3".to_owned(), shape, codes.collect()));
+                let bytes = of_rows.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                whole.push((scales[scales.len() - 1].clone(), "F32".to_owned(), json!([of_rows.len(), 1]), bytes));
+            }
+            (*header, *data) = laid_out(whole);
+        });
+        for scale in scales {
+            copy = copy.set(index, &["weight_map", &scale], json!(file));
+        }
+    }
+    let settings = repository(CHANNEL).join(CONFIG);
+    let settings: Value = serde_json::from_slice(&std::fs::read(settings).expect("it is there")).expect("JSON");
+    copy.set(CONFIG, &["quantization_config"], settings["quantization_config"].clone()).set(
+        CONFIG,
+        &["quantization_config", "ignore"],
+        ignored,
+    )
+}
+
+#[test]
+fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
+    let plain = Bench::of(open(QWEN2_5_VL), 2);
+    let case = Case::read(QWEN2_5_VL, &plain.checkpoint, "single_image");
+    let answer = |bench: &Bench| {
+        let rows = encode(bench, &case);
+        alone(bench, &case, &rows, &[usize::MAX]).logits.remove(0)
+    };
+    let expected = answer(&plain);
+    let in_decoder = |name: &str| name.starts_with("model.layers.") && name.ends_with("_proj.weight");
+    let in_tower = |name: &str| name.starts_with("visual.") && name.ends_with(".weight");
+    let decoder = by_channel(QWEN2_5_VL, json!(["lm_head", "re:visual.*"]), in_decoder);
+    let both = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| in_decoder(name) || in_tower(name));
+    let [decoder, both] = [decoder, both].map(|copy| Bench::of(copy.open(), 2));
+    let [one, two] = [&decoder, &both].map(answer);
+    for (found, what) in [(&one, "decoder"), (&two, "decoder and tower")] {
+        let error = relative_error(found, &expected);
+        println!("FP8 in the {what}: {error:.1e}");
+        assert!((1e-4..0.35).contains(&error), "{what}: {error}");
+    }
+    assert_ne!(one, two);
+    assert!(both.model.weight_bytes() < decoder.model.weight_bytes());
+    // The same numbers as when the plain checkpoint is rounded while it loads.
+    let rounded = Bench::of(rounded(QWEN2_5_VL, WeightQuantization::Fp8PerChannel), 2);
+    assert_eq!(answer(&rounded), one);
+}
+
+#[test]
+fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
+    let checkpoint = open(BLOCK);
+    let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("it is served"));
+    let name = |part: &str| format!("model.layers.0.mlp.{part}_proj");
+    let [gate, up, down] = ["gate", "up", "down"].map(name);
+    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136), false).expect("they are there");
+    // 136 rows are padded to 192, so up begins at a multiple of 64.
+    assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
+    let Scales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };
+    assert_eq!(scales.shape(), [6, 2].into());
+    assert_eq!(down.weight.data.shape(), [256, 192].into());
+    let Scales::Blocks { scales: of_down, height: 128 } = &down.weight.scales else { panic!("blocks of 128 rows") };
+    assert_eq!(of_down.shape(), [2, 2].into());
+    // The rows of the file's two blocks, 128 and 8 rows high, as three of 64.
+    let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
+    let WeightSource::Scales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
+    assert_eq!((first.as_str(), how.times, how.rows), ("model.layers.0.mlp.gate_proj.weight_scale_inv", 2, 3));
+    assert_eq!((copies[0].to, copies[0].bytes.0), (scales.address(), 3 * 2 * 4));
+    assert_eq!(copies[1].to, scales.address().offset(Bytes(3 * 2 * 4)));
 }
