@@ -21,7 +21,7 @@ use bursar::{
         kernels::{KernelError, Target, Work},
         model::{
             LoadError, Model,
-            checkpoint::{Checkpoint, CheckpointSource},
+            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
             registry::{self, FamilyConfig},
         },
     },
@@ -80,6 +80,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     options.knobs.tell_notes()?;
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config).await?;
+    let quantization = load.quantization;
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
@@ -96,7 +97,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         figures.extend(driver_free(&runtime, "ready", "at READY"));
     }
     let planner = Planner {
-        model: planned(source.clone(), serving.target).await?,
+        model: planned(source.clone(), serving.target, quantization).await?,
         target: serving.target,
         step_tokens: serving.record.step_tokens,
         launch_patches: serving.record.launch_patches,
@@ -164,10 +165,14 @@ async fn picture_cut(source: &ModelSource) -> Option<PictureCut> {
 }
 
 /// The model without its weights.
-async fn planned(source: ModelSource, target: Target) -> Result<Model, Failure> {
+async fn planned(
+    source: ModelSource,
+    target: Target,
+    quantization: Option<WeightQuantization>,
+) -> Result<Model, Failure> {
     let plan = move || {
         // Loading has fetched its files already.
-        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?;
+        let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(quantization);
         Model::plan(&checkpoint, &target)
     };
     let planned = tokio::task::spawn_blocking(plan).await;

@@ -100,7 +100,7 @@ pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{
     Depth, Envelope, LimitError, LoadError,
     blocks::ConfigError,
-    checkpoint::{CheckpointOrigin, CheckpointSource, RandomCheckpoint},
+    checkpoint::{CheckpointOrigin, CheckpointSource, QuantizationError, RandomCheckpoint, WeightQuantization},
     demo,
     error::{
         CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,

@@ -121,7 +121,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let (files, place) = (source.origin().clone().bring_settings()?, planned.place);
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
-    let checkpoint = open(files, &mut notes)?;
+    let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
     let model = Model::plan(&checkpoint, &target)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let pictures = checkpoint.image_processor.as_ref();

@@ -118,6 +118,8 @@ pub trait Backend {
     fn attention_packed(&self, call: attention_packed::Call<'_>) -> Result<(), KernelError>;
     /// SiLU of one half times the other.
     fn silu_mul(&self, call: silu_mul::Call<'_>) -> Result<(), KernelError>;
+    /// Rounds rows to E4M3.
+    fn quantize(&self, call: quantize::Call<'_>) -> Result<(), KernelError>;
     /// A Gaussian error linear unit in place.
     fn gelu(&self, call: gelu::Call<'_>) -> Result<(), KernelError>;
     /// Copies chosen rows.
@@ -153,6 +155,7 @@ macro_rules! each_operation {
             attention_paged: $crate::ops::attention_paged::Call<'_>,
             attention_packed: $crate::ops::attention_packed::Call<'_>,
             silu_mul: $crate::ops::silu_mul::Call<'_>,
+            quantize: $crate::ops::quantize::Call<'_>,
             gelu: $crate::ops::gelu::Call<'_>,
             gather_rows: $crate::ops::gather_rows::Call<'_>,
             scatter_rows: $crate::ops::scatter_rows::Call<'_>,

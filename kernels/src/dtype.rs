@@ -17,6 +17,9 @@ pub enum DType {
     U32,
     /// Colour levels of picture bytes, 0 to 255.
     U8,
+    /// FP8, four bits of exponent and three of mantissa ([`E4m3`](crate::E4m3)). The numbers stand for others only with
+    /// their scales.
+    F8E4M3,
 }
 
 impl DType {
@@ -25,7 +28,7 @@ impl DType {
         match self {
             DType::F32 | DType::U32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::U8 => 1,
+            DType::U8 | DType::F8E4M3 => 1,
         }
     }
 
@@ -47,12 +50,13 @@ impl DType {
             DType::BF16 => "bf16",
             DType::U32 => "u32",
             DType::U8 => "u8",
+            DType::F8E4M3 => "f8e4m3",
         }
     }
 
-    /// True for the floating-point types.
+    /// True for the floating-point types whose numbers need no scales.
     pub const fn is_float(self) -> bool {
-        !matches!(self, DType::U32 | DType::U8)
+        !matches!(self, DType::U32 | DType::U8 | DType::F8E4M3)
     }
 }
 
@@ -69,6 +73,7 @@ mod sealed {
     impl Sealed for half::bf16 {}
     impl Sealed for u32 {}
     impl Sealed for u8 {}
+    impl Sealed for crate::E4m3 {}
 }
 
 /// A Rust type that can be a tensor's element: plain data without padding, for which every bit pattern is valid.
@@ -91,4 +96,7 @@ impl Element for u32 {
 }
 impl Element for u8 {
     const DTYPE: DType = DType::U8;
+}
+impl Element for crate::E4m3 {
+    const DTYPE: DType = DType::F8E4M3;
 }

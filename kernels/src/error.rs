@@ -32,6 +32,12 @@ pub enum KernelError {
         /// The type it was given.
         found: DType,
     },
+    /// The target has no kernel for an operation.
+    #[error("{op}: there is no kernel for it on a GPU yet")]
+    NoKernel {
+        /// The operation's name.
+        op: &'static str,
+    },
     /// The workspace is smaller than the pass needs, because it was planned for another envelope or target.
     #[error(transparent)]
     Workspace(#[from] WorkspaceFull),

@@ -12,10 +12,12 @@
 
 #![deny(missing_docs)]
 
+mod activations;
 mod backend;
 mod cpu;
 mod cuda;
 mod dtype;
+mod e4m3;
 mod error;
 mod faulty;
 mod input_token;
@@ -27,12 +29,15 @@ mod scope;
 mod shape;
 mod target;
 mod tensor;
+mod weight;
 mod work;
 
+pub use activations::{Activations, Form, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy, Tuning};
 pub use dtype::{DType, Element};
+pub use e4m3::{E4m3, e4m3_scale, largest_magnitude};
 pub use error::KernelError;
 pub use faulty::FaultyBackend;
 pub use input_token::{InputToken, UnseenToken};
@@ -42,4 +47,5 @@ pub use scope::Scope;
 pub use shape::Shape;
 pub use target::Target;
 pub use tensor::Tensor;
+pub use weight::{FP8_BLOCK, Scales, Weight};
 pub use work::{Work, WorkCounter};

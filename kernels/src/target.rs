@@ -29,6 +29,17 @@ pub(crate) const fn cpu_attention_tile(head_dim: usize) -> usize {
 /// Rows of one expert that a thread multiplies at a time. Fixed, for the same reason.
 pub(crate) const CPU_EXPERT_ROWS: usize = 64;
 
+/// Elements of scratch that one thread needs for a product: a panel of widened weight rows, and a row of activations if
+/// they are as narrow.
+pub(crate) const fn cpu_linear_share(out_features: usize, in_features: usize, weight: DType) -> usize {
+    let panel = if CPU_PANEL_ROWS < out_features { CPU_PANEL_ROWS } else { out_features };
+    match weight {
+        DType::F32 => 0,
+        DType::F8E4M3 => (panel + 1) * in_features,
+        _ => panel * in_features,
+    }
+}
+
 /// Elements of scratch that one thread needs for an expert's product: its rows side by side, their products with a panel
 /// of weights, and the panel if it must be widened.
 pub(crate) const fn cpu_experts_share(out_features: usize, in_features: usize, weight: DType) -> usize {
@@ -64,8 +75,8 @@ impl Target {
         }
     }
 
-    /// The type that weights of type `found` are stored as: unchanged on the CPU; on CUDA the activations' type, which
-    /// the tensor cores multiply.
+    /// The type that plain weights of type `found` are stored as: unchanged on the CPU; on CUDA the activations' type,
+    /// which the tensor cores multiply.
     pub fn weight(&self, found: DType) -> DType {
         match self {
             Target::Cpu { .. } => found,
@@ -111,10 +122,9 @@ impl Target {
     /// widened weight rows per thread, or nothing for an `f32` weight. On CUDA it is cuBLASLt's workspace.
     pub fn linear_scratch(&self, out_features: usize, in_features: usize, weight: DType) -> Bytes {
         match self {
-            Target::Cpu { .. } if weight == DType::F32 => Bytes(0),
             Target::Cpu { threads } => {
                 let panels = out_features.div_ceil(CPU_PANEL_ROWS).min((*threads).max(1));
-                DType::F32.bytes(panels * CPU_PANEL_ROWS.min(out_features) * in_features)
+                DType::F32.bytes(panels * cpu_linear_share(out_features, in_features, weight))
             }
             Target::Cuda(_) => CUDA_LINEAR_SCRATCH,
         }
@@ -137,6 +147,20 @@ impl Target {
             }
             Target::Cuda(_) => Bytes::ZERO,
         }
+    }
+
+    /// Scratch for the rows of experts' gates, `rows` of `features`, before they are rounded to E4M3. The CPU rounds
+    /// whole rows. On CUDA a tile of a product has whole groups.
+    pub fn gated_rows_scratch(&self, rows: usize, features: usize) -> Bytes {
+        match self {
+            Target::Cpu { .. } => DType::F32.bytes(rows * features),
+            Target::Cuda(_) => Bytes::ZERO,
+        }
+    }
+
+    /// Whether there are kernels for FP8 weights. A plan can be made either way.
+    pub fn has_fp8(&self) -> bool {
+        matches!(self, Target::Cpu { .. })
     }
 
     /// Scratch for attention within packed stretches, with heads of `head_dim` elements. The CPU needs one tile of

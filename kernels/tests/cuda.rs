@@ -110,6 +110,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
+        Pass::Fp8(_) => target.has_fp8(),
         _ => true,
     }
 }

@@ -4,8 +4,11 @@ use std::{cmp::Reverse, ops::ControlFlow};
 
 use bursar_budgets::{Address, Bytes, Hint, Segment};
 use bursar_kernels::{
-    Backend, DType, KernelError, KvShape, Scope, Target, Tensor,
-    ops::{fill_random::fill_random, transfer},
+    Backend, DType, E4m3, KernelError, KvShape, Scope, Target, Tensor,
+    ops::{
+        fill_random::{LARGEST_DEVIATIONS, fill_random},
+        transfer,
+    },
 };
 use half::bf16;
 use rayon::prelude::*;
@@ -14,13 +17,13 @@ use thiserror::Error;
 use crate::{
     Depth,
     blocks::{ConfigError, decoder::StepCaches},
-    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
+    checkpoint::{Checkpoint, QuantizationError, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     error::CheckpointError,
     flow::{ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
-        WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, scaled_parts, swapped_parts,
-        unpacked_parts,
+        MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, rounded_to_fp8,
+        scaled_parts, spread, swapped_parts, unpacked_parts,
     },
 };
 
@@ -33,6 +36,9 @@ pub enum LoadError {
     /// No model can be built from its configuration.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// How its weights are quantised is not served.
+    #[error(transparent)]
+    Quantization(#[from] QuantizationError),
     /// A tensor is missing or not what the configuration asks for.
     #[error(transparent)]
     Weights(#[from] WeightError),
@@ -51,7 +57,17 @@ impl Hint for LoadError {
         match self {
             LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
+            LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
+            LoadError::Weights(WeightError::Unserved { .. }) => {
+                "load it on a CPU, or another checkpoint of the model".to_owned()
+            }
+            LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
+                "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()
+            }
+            LoadError::Weights(WeightError::Scale { .. }) => {
+                "the file is damaged, or what has quantised it failed; download it again".to_owned()
+            }
             LoadError::Weights(WeightError::Extra { .. }) => {
                 "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
                  ignored, but here it is an error"
@@ -83,10 +99,11 @@ impl Model {
     /// the two are compared.
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint, *target);
+        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
+        map.refuse_bad_scales()?;
         Ok(Model { config, family, weight_bytes: map.used(), parameters: map.parameters(), segment: None })
     }
 
@@ -106,10 +123,12 @@ impl Model {
         mut progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
+        let formats = checkpoint.weight_formats()?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
-        let mut map = unsafe { WeightMap::at(checkpoint, *backend.target(), segment.address()) };
+        let mut map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address()) };
         let family = config.clone().claim(&mut map)?;
+        map.refuse_bad_scales()?;
         let total = map.used();
         assert!(total <= segment.backed(), "{total} of weights in a segment of {}", segment.backed());
         let mut done = Bytes(0);
@@ -252,6 +271,9 @@ fn upload<B: Backend>(
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, room);
             }
+            if let Some(made) = copy.rounded {
+                return upload_to_fp8(backend, &found, copy, made, room);
+            }
             return match copy.swapped {
                 true => upload_swapped(backend, &found, copy, room),
                 false => upload_tensor(backend, &found, copy, room),
@@ -265,6 +287,16 @@ fn upload<B: Backend>(
             made = vec![0; copy.bytes.as_usize()];
             &made
         }
+        WeightSource::Scales(name, how) => {
+            let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            made = spread(&found, *how).into_iter().flat_map(f32::to_ne_bytes).collect();
+            &made
+        }
+        WeightSource::Same(number) => {
+            made = number.to_ne_bytes().repeat(DType::F32.elements(copy.bytes));
+            &made
+        }
+        WeightSource::Made => return Ok(()),
         WeightSource::Random(_, RandomTensor::Ones) => {
             let found = DType::BF16;
             made = bf16::ONE.to_ne_bytes().repeat(copy.kept.elements(copy.bytes));
@@ -277,7 +309,12 @@ fn upload<B: Backend>(
             let elements = copy.kept.elements(copy.bytes);
             // SAFETY: as below.
             let mut out = unsafe { Tensor::persistent(copy.to, [elements], copy.kept) };
-            return Ok(fill_random(backend, *seed, DEVIATION, &mut out)?);
+            // FP8 numbers are as large as they can be, and their scale makes them as large as others.
+            let deviation = match copy.kept {
+                DType::F8E4M3 => E4m3::MAX / LARGEST_DEVIATIONS,
+                _ => DEVIATION,
+            };
+            return Ok(fill_random(backend, *seed, deviation, &mut out)?);
         }
     };
     fill(backend, source, copy.to)
@@ -334,13 +371,48 @@ fn upload_swapped<B: Backend>(
     })
 }
 
+/// Copies a tensor of the checkpoint rounded to FP8, and the scales that this makes.
+fn upload_to_fp8<B: Backend>(
+    backend: &B,
+    found: &TensorInfo<'_>,
+    copy: &WeightCopy,
+    made: MadeScales,
+    room: &mut RoundingBuffer,
+) -> Result<(), LoadError> {
+    let (mut to, mut scales_to, dtype) = (copy.to, made.to, dtype(found.dtype));
+    let RoundingBuffer { unpacked, padded: zeros, rounded } = room;
+    let mut each = |rows: &[u8]| {
+        let columns = copy.row.0 + copy.row.1;
+        let rows = padded(rows, dtype, copy.row, zeros);
+        rounded_to_fp8(rows, (dtype, columns), made, rounded, |codes, scales| {
+            let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_ne_bytes()).collect();
+            fill(backend, codes, to)?;
+            fill(backend, &bytes, scales_to)?;
+            to = to.offset(Bytes(codes.len() as u64));
+            scales_to = scales_to.offset(Bytes(bytes.len() as u64));
+            Ok(())
+        })
+    };
+    if copy.swapped {
+        return swapped_parts(found, unpacked, each);
+    }
+    if found.is_in_place() {
+        return each(found.bytes);
+    }
+    // Blocks and matrices do not end where parts do.
+    let mut all = Vec::new();
+    unpacked_parts(found, unpacked, |part| {
+        all.extend_from_slice(part);
+        Ok::<_, LoadError>(())
+    })?;
+    each(&all)
+}
+
 /// Copies bytes to their place.
 fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadError> {
-    // The copy does not look at the element type. f16 is the narrowest type of a weight, so every weight has an even
-    // size.
-    let elements = source.len() / DType::F16.size();
+    // The copy does not look at the element type.
     // SAFETY: the map laid this copy out inside the segment, which `load` holds and has checked to be backed.
-    let mut out = unsafe { Tensor::persistent(to, [elements], DType::F16) };
+    let mut out = unsafe { Tensor::persistent(to, [source.len()], DType::U8) };
     Ok(transfer::fill(backend, source, &mut out)?)
 }
 

@@ -9,7 +9,7 @@ use bursar::{
         kernels::Target,
         model::{
             Model,
-            checkpoint::{Checkpoint, CheckpointSource},
+            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
             registry,
         },
     },
@@ -24,6 +24,9 @@ use crate::failure::Failure;
 pub struct Shapes {
     cards: Vec<Card>,
     shapes: Vec<Shape>,
+    /// What the decoder's projections are rounded to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    quantization: Option<WeightQuantization>,
 }
 
 /// A card, by its numbers.
@@ -51,7 +54,8 @@ impl Shapes {
         let cards: Vec<Gpu> = Gpu::of_each_size().collect();
         let shapes = registry::shapes().map(|name| Shape::of(name, &cards, load, canary)).collect::<Result<_, _>>()?;
         let named = |gpu: &Gpu| Card { name: gpu.name.clone(), total: gpu.total.unwrap_or_default() };
-        Ok(Shapes { cards: cards.iter().map(named).collect(), shapes })
+        let quantization = load.quantization;
+        Ok(Shapes { cards: cards.iter().map(named).collect(), shapes, quantization })
     }
 }
 
@@ -60,7 +64,7 @@ impl Shape {
         let settings = registry::shape_settings(name).map_err(|error| Failure::of(&error))?;
         let files = CheckpointSource::Random(Arc::new(settings));
         let stored = files.stored_type()?;
-        let checkpoint = Checkpoint::open(files)?;
+        let checkpoint = Checkpoint::open(files)?.with_quantization(load.quantization);
         let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);
         let usual = on(&Gpu::expected())?;
         let model = Model::plan(&checkpoint, &usual)?;
@@ -95,9 +99,13 @@ impl fmt::Display for Shapes {
             }
             writeln!(f)?;
         }
+        match self.quantization {
+            Some(format) => write!(f, "\nThe decoder's projections are {format}, other weights have 16 bits.")?,
+            None => write!(f, "\nWeights have 16 bits.")?,
+        }
         writeln!(
             f,
-            "\nWeights have 16 bits. Under each card are the tokens of keys and values that it holds beside weights and worst \
+            " Under each card are the tokens of keys and values that it holds beside weights and worst \
              cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu CARD` says more."
         )
     }

@@ -30,6 +30,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+import make_fp8
 import make_gguf
 import numpy as np
 import tokenizers
@@ -2226,7 +2227,7 @@ def make_internvl(real_config, qwen3_config):
 
 QWEN2_VL_CASES = (["several_images", "two_turns", "text_only"], ["video_odd_slow", "video_fraction", "two_videos"])
 MADE = ["qwen2_5_vl", BARE, "qwen2", *QWEN2_VL, *QWEN3_VL, *INTERNVL, *FAMILIES, "pictures", "videos", "image_processor", "chat_templates", "qwen2_5_tokenizer", "smart_resize.json", "tiles.json",
-        "config_defaults.json", "gguf", "pytorch"]
+        "config_defaults.json", "gguf", "pytorch", *make_fp8.FORMATS]
 
 
 def main():
@@ -2259,6 +2260,7 @@ def main():
         "templates": lambda: make_templates(real_config, qwen3_config),
         "tokenizer": lambda: make_real_tokenizer(tokenizer_json),
         "gguf": lambda: make_gguf.make(HERE, STRINGS),
+        "fp8": lambda: make_fp8.make(sys.modules[__name__], HERE, real_config),
     }
     wanted = options.only.split(",") if options.only else list(steps)
     if not options.only:

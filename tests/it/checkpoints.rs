@@ -94,7 +94,7 @@ fn is_header(error: &StartError) -> bool {
 }
 
 fn is_config(error: &StartError) -> bool {
-    matches!(error, StartError::Model(LoadError::Config(_)))
+    matches!(error, StartError::Model(LoadError::Config(_) | LoadError::Quantization(_)))
 }
 
 fn is_missing(error: &StartError) -> bool {

@@ -174,8 +174,8 @@ impl EngineArguments {
         (self.progress)(Progress::Planning);
         // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
-        let opened = files.clone();
-        let open = off_actor(move || Ok(Checkpoint::open(opened)?));
+        let (opened, quantization) = (files.clone(), self.options.quantization);
+        let open = off_actor(move || Ok(Checkpoint::open(opened)?.with_quantization(quantization)));
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
         let (checkpoint, plan, needs) = self.plan(checkpoint, &processor).await?;
         Ok((processor, checkpoint, plan, needs))

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
-use bursar_model::{Envelope, flow::ImageLimits};
+use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
 
 use super::{Limits, Names, Precision};
 use crate::{
@@ -43,6 +43,8 @@ pub struct LoadOptions {
     pub kv_bytes: Option<Bytes>,
     /// The type of weights, activations, keys and values. A type that the device does not compute in is refused.
     pub dtype: Precision,
+    /// Rounds the decoder's projections to FP8 while they load. Default: weights are as the checkpoint has them.
+    pub quantization: Option<WeightQuantization>,
     /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
@@ -81,6 +83,7 @@ impl Default for LoadOptions {
             device_fraction: None,
             kv_bytes: None,
             dtype: Precision::Auto,
+            quantization: None,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,

@@ -1,6 +1,7 @@
 //! The table of knobs: their names, meanings and units, and what vLLM, SGLang and LightLLM call them.
 
 use bursar_budgets::Bytes;
+use bursar_model::checkpoint::WeightQuantization;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -26,6 +27,8 @@ pub enum Kind {
     Name,
     /// The name of an element type.
     Type,
+    /// The name of a format that weights are rounded to.
+    Format,
     /// Yes or no. As a flag it takes no value.
     Switch,
 }
@@ -40,6 +43,7 @@ impl Kind {
             Kind::Gibibytes => "GiB",
             Kind::Name => "name",
             Kind::Type => "type",
+            Kind::Format => "format",
             Kind::Switch => "switch",
         }
     }
@@ -55,6 +59,7 @@ impl Kind {
             Kind::Gibibytes => "a number of GiB",
             Kind::Name => "a text that is not empty",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
+            Kind::Format => "fp8, fp8_per_channel, fp8_per_block or fp8_per_tensor",
             Kind::Switch => "true or false",
         }
     }
@@ -161,6 +166,12 @@ impl Set for Precision {
     }
 }
 
+impl Set for WeightQuantization {
+    fn of(value: &Value) -> Option<Self> {
+        value.as_str()?.parse().ok()
+    }
+}
+
 impl Set for bool {
     fn of(value: &Value) -> Option<Self> {
         match value {
@@ -213,7 +224,8 @@ macro_rules! knobs {
                         let is_in_range = match knob.kind {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
-                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes | Kind::Type | Kind::Switch => true,
+                            Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
+                            Kind::Type | Kind::Format | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -270,6 +282,8 @@ knobs! {
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
+    /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it.
+    quantization: WeightQuantization, Kind::Format, [];
     /// The model's name in tables and metrics, instead of its checkpoint's.
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// `bursar serve` logs no line of a request, unless it goes wrong. Elsewhere it changes nothing. No log has the text of requests.

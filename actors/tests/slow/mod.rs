@@ -153,6 +153,7 @@ impl Backend for Slow {
         attention_paged: attention_paged::Call<'_>,
         attention_packed: attention_packed::Call<'_>,
         silu_mul: silu_mul::Call<'_>,
+        quantize: quantize::Call<'_>,
         gelu: gelu::Call<'_>,
         gather_rows: gather_rows::Call<'_>,
         scatter_rows: scatter_rows::Call<'_>,

@@ -4,21 +4,39 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, exp, multiply},
+    fp8::{RoundedRows, WeightRows},
     memory::{Output, Rows, Scratch, indices, widen},
+    quantize::round_rows,
     threads::Threads,
 };
 use crate::{
-    DType, Tensor,
+    Activations, DType, Tensor, Weight,
     ops::{add_experts, gated_experts, route::Routing},
     target::{CPU_EXPERT_ROWS, CPU_PANEL_ROWS, cpu_experts_share},
 };
 
 pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
-    let (x, out, features) = (Rows::<f32>::of(&call.x), Output::of(&call.out), call.out.columns());
+    let (rows, features) = (call.out.rows(), call.out.columns());
+    // Rows are rounded whole, and a panel has some columns of one.
+    let room;
+    let plain = match &call.out.plain {
+        Some(plain) => plain,
+        None => {
+            room = call.gated.reshape([rows, features]);
+            &room
+        }
+    };
+    let out = Output::of(plain);
     let (choices, top) = (indices(&call.routing.choices), call.routing.top);
-    let of_row = |place: usize| x.row(choices[place] as usize / top);
+    let of_row = |place: usize| choices[place] as usize / top;
     // A panel has as many rows of gate as of up, so that one thread has both products of a feature.
-    let panels = Panels { weight: &call.weight, scratch: &call.scratch, out_features: 2 * features, parts: 2 };
+    let panels = Panels {
+        x: Operand::of(&call.x),
+        weight: &call.weight,
+        scratch: &call.scratch,
+        out_features: 2 * features,
+        parts: 2,
+    };
     panels.multiply(threads, &call.routing, of_row, |place, columns, [gate, up]| {
         // SAFETY: each place and panel is written once.
         let out = unsafe { out.part(place, columns.start, columns.len()) };
@@ -26,15 +44,25 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
             *out = gate / (1.0 + exp(-gate)) * up;
         }
     });
+    if let Some(rounded) = &call.out.rounded {
+        let plain = Rows::<f32>::of(plain);
+        round_rows(threads, rounded, |row| plain.row(row));
+    }
 }
 
 pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
-    let (x, products, features) = (Rows::<f32>::of(&call.x), Output::of(&call.products), call.sum.columns());
-    let panels = Panels { weight: &call.weight, scratch: &call.scratch, out_features: features, parts: 1 };
+    let (products, features) = (Output::of(&call.products), call.sum.columns());
+    let panels = Panels {
+        x: Operand::of(&call.x),
+        weight: &call.weight,
+        scratch: &call.scratch,
+        out_features: features,
+        parts: 1,
+    };
     panels.multiply(
         threads,
         &call.routing,
-        |place| x.row(place),
+        |place| place,
         |place, columns, [product, _]| {
             // SAFETY: each place and panel is written once.
             unsafe { products.part(place, columns.start, columns.len()) }.copy_from_slice(product);
@@ -52,10 +80,35 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
     });
 }
 
+/// The rows that experts multiply.
+enum Operand<'a> {
+    Plain(Rows<'a, f32>),
+    Rounded(RoundedRows<'a>),
+}
+
+impl<'a> Operand<'a> {
+    fn of(x: &'a Activations<'_>) -> Self {
+        match &x.plain {
+            Some(plain) => Operand::Plain(Rows::of(plain)),
+            None => Operand::Rounded(RoundedRows::of(x)),
+        }
+    }
+
+    /// Copies a row, widened if it is rounded.
+    #[inline(always)]
+    fn copy(&self, row: usize, out: &mut [f32]) {
+        match self {
+            Operand::Plain(rows) => out.copy_from_slice(rows.row(row)),
+            Operand::Rounded(rows) => rows.widen(row, out),
+        }
+    }
+}
+
 /// The panels of all experts' weights.
 struct Panels<'a> {
+    x: Operand<'a>,
     /// `[experts * out_features, in_features]`
-    weight: &'a Tensor<'a>,
+    weight: &'a Weight<'a>,
     scratch: &'a Tensor<'a>,
     out_features: usize,
     /// Parts of an expert's rows of which a panel has a piece each: 2 for gate and up.
@@ -64,13 +117,13 @@ struct Panels<'a> {
 
 impl Panels<'_> {
     /// Calls `write(place, columns, products)` for each place and each panel's columns of a part, with the products of
-    /// each part. The row of a place is `row(place)`.
+    /// each part. The row of a place in `x` is `row(place)`.
     #[inline(always)]
-    fn multiply<'x>(
+    fn multiply(
         &self,
         threads: &Threads,
         routing: &Routing<'_>,
-        row: impl Fn(usize) -> &'x [f32] + Sync,
+        row: impl Fn(usize) -> usize + Sync,
         write: impl Fn(usize, Range<usize>, [&[f32]; 2]) + Sync,
     ) {
         let (in_features, features) = (self.weight.columns(), self.out_features / self.parts);
@@ -96,9 +149,23 @@ impl Panels<'_> {
             for place in places.clone().step_by(CPU_EXPERT_ROWS) {
                 let count = CPU_EXPERT_ROWS.min(places.end - place);
                 for (at, out) in side_by_side.chunks_exact_mut(in_features).take(count).enumerate() {
-                    out.copy_from_slice(row(place + at));
+                    self.x.copy(row(place + at), out);
                 }
                 let width = self.parts * columns.len();
+                if let Operand::Rounded(x) = &self.x {
+                    let of_weight = WeightRows::of(self.weight);
+                    for (at, products) in products.chunks_exact_mut(width).take(count).enumerate() {
+                        let (wide, scales) =
+                            (&side_by_side[at * in_features..][..in_features], x.scales(row(place + at)));
+                        for (column, out) in products.iter_mut().enumerate() {
+                            let (part, column) = (column / columns.len(), column % columns.len());
+                            let weight = &weights[part][column * in_features..][..in_features];
+                            *out = of_weight.product(first(part) + column, weight, wide, scales);
+                        }
+                        write(place + at, columns.clone(), products.split_at(columns.len()).into());
+                    }
+                    continue;
+                }
                 for (part, weight) in weights.iter().take(self.parts).enumerate() {
                     let x = Matrix { start: side_by_side.as_ptr(), strides: [in_features, 1] };
                     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
@@ -114,18 +181,26 @@ impl Panels<'_> {
         });
     }
 
+    #[inline(always)]
+    fn widen(&self, row: usize, out: &mut [f32]) {
+        match self.weight.dtype() {
+            DType::F8E4M3 => WeightRows::of(self.weight).widen(row, out),
+            _ => widen(&self.weight.data, row, out),
+        }
+    }
+
     /// The rows of both parts as `f32`: the weight itself, or a copy widened into `room`. A lone part stands twice.
     #[inline(always)]
     fn panel<'p>(&'p self, first: [usize; 2], rows: usize, room: &'p mut [f32]) -> [&'p [f32]; 2] {
         if self.weight.dtype() == DType::F32 {
-            let all = Rows::<f32>::of(self.weight).all();
+            let all = Rows::<f32>::of(&self.weight.data).all();
             return first.map(|first| &all[first * self.weight.columns()..][..rows * self.weight.columns()]);
         }
         let columns = self.weight.columns();
         for (part, first) in first.into_iter().take(self.parts).enumerate() {
             let room = &mut room[part * rows * columns..][..rows * columns];
             for (at, out) in room.chunks_exact_mut(columns).enumerate() {
-                widen(self.weight, first + at, out);
+                self.widen(first + at, out);
             }
         }
         let last = (self.parts - 1) * rows * columns;

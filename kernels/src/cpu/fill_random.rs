@@ -5,7 +5,7 @@ use std::slice;
 use half::{bf16, f16};
 
 use super::{memory::start_of, threads::Threads};
-use crate::{DType, Element, ops::fill_random::Call};
+use crate::{DType, E4m3, Element, ops::fill_random::Call};
 
 /// Elements that a thread draws at a time.
 const PIECE: usize = 1 << 14;
@@ -15,6 +15,7 @@ pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
         DType::F32 => draw::<f32>(threads, &call, |number| number),
         DType::F16 => draw(threads, &call, f16::from_f32),
         DType::BF16 => draw(threads, &call, bf16::from_f32),
+        DType::F8E4M3 => draw(threads, &call, E4m3::from_f32),
         DType::U32 | DType::U8 => unreachable!("the front checks for floating point"),
     }
 }

@@ -4,23 +4,30 @@ use std::ops::Range;
 
 use super::{
     arithmetic::{Matrix, dot, multiply},
+    fp8,
     memory::{Output, Rows, Scratch, start_of, widen, widened},
     threads::Threads,
 };
-use crate::{DType, Tensor, ops::linear::Call, target::CPU_PANEL_ROWS};
+use crate::{
+    DType, Tensor,
+    ops::linear::Call,
+    target::{CPU_PANEL_ROWS, cpu_linear_share},
+};
 
 /// Most rows of `x` for which the product is computed as dot products, because packing would not pay.
 const FEW_ROWS: usize = 4;
 
 pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+    if call.weight.dtype() == DType::F8E4M3 {
+        return fp8::linear(threads, call);
+    }
     let (features, in_features) = (call.weight.rows(), call.weight.columns());
-    let share = if call.weight.dtype() == DType::F32 { 0 } else { CPU_PANEL_ROWS.min(features) * in_features };
-    let scratch = Scratch::of(&call.scratch, share);
+    let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
     let bias = call.bias.as_ref().map(widened);
     let cost = (call.x.rows() + 1) * features * in_features;
     threads.share(features.div_ceil(CPU_PANEL_ROWS), cost, |worker, panel| {
         let rows = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
-        let panel = call.weight.row_range(rows.clone());
+        let panel = call.weight.data.row_range(rows.clone());
         // SAFETY: a worker works on one panel at a time.
         let weight = panel_weight(&panel, unsafe { scratch.of_worker(worker) });
         if call.x.rows() <= FEW_ROWS {
@@ -51,7 +58,7 @@ fn panel_weight<'a>(panel: &'a Tensor<'a>, scratch: &'a mut [f32]) -> &'a [f32] 
 fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
     let (rows, in_features) = (call.x.rows(), call.weight.columns());
     assert_eq!(weight.len(), columns.len() * in_features, "a whole panel");
-    let x = Matrix { start: start_of(&call.x), strides: [call.x.pitch(), 1] };
+    let x = Matrix { start: start_of(call.x.plain()), strides: [call.x.plain().pitch(), 1] };
     let weight = Matrix { start: weight.as_ptr(), strides: [1, in_features] };
     // SAFETY: `x` and the panel's columns of `out` are inside tensors whose shapes the front has checked, and no other
     // panel writes these columns.
@@ -64,7 +71,7 @@ fn multiply_many(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
 /// As `multiply_many`, by dot products.
 #[inline(always)]
 fn multiply_few(call: &Call<'_>, columns: Range<usize>, weight: &[f32]) {
-    let (x, out) = (Rows::<f32>::of(&call.x), Output::of(&call.out));
+    let (x, out) = (Rows::<f32>::of(call.x.plain()), Output::of(&call.out));
     for row in 0..call.x.rows() {
         // SAFETY: no other panel writes these columns.
         let out = unsafe { out.part(row, columns.start, columns.len()) };

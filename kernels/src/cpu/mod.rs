@@ -12,6 +12,7 @@ mod attention_paged;
 mod embed;
 mod experts;
 mod fill_random;
+mod fp8;
 mod gather_rows;
 mod gelu;
 mod layer_norm;
@@ -19,6 +20,7 @@ mod linear;
 mod memory;
 mod patchify;
 mod position_grid;
+mod quantize;
 mod residual;
 mod rms_norm;
 mod rotary;
@@ -94,6 +96,7 @@ impl Backend for Cpu {
         attention_paged: ops::attention_paged::Call<'_> => attention_paged::attention_paged,
         attention_packed: ops::attention_packed::Call<'_> => attention_packed::attention_packed,
         silu_mul: ops::silu_mul::Call<'_> => silu_mul::silu_mul,
+        quantize: ops::quantize::Call<'_> => quantize::quantize,
         gelu: ops::gelu::Call<'_> => gelu::gelu,
         gather_rows: ops::gather_rows::Call<'_> => gather_rows::gather_rows,
         scatter_rows: ops::scatter_rows::Call<'_> => scatter_rows::scatter_rows,

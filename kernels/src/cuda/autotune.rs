@@ -19,7 +19,7 @@ use super::{
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
-use crate::{AUTOTUNED_LAYERS, DType, KernelError, Shape, Tensor, ops};
+use crate::{AUTOTUNED_LAYERS, Activations, DType, KernelError, Shape, Tensor, Weight, ops};
 
 /// Row counts to measure. Up to 64 they are 1 and the counts that our kernels are compiled for: between two of them the
 /// same kernel runs and takes as long. Above that they are whole tiles of 64 rows.
@@ -292,8 +292,8 @@ impl<'t> Trial<'t> {
         super::linear::linear(
             self.cuda,
             ops::linear::Call {
-                x: x.column_range(0..in_features),
-                weight: tensor(places.weight, [out_features, in_features], activation),
+                x: Activations::of_plain(x.column_range(0..in_features)),
+                weight: Weight::plain(tensor(places.weight, [out_features, in_features], activation)),
                 bias,
                 accumulate: false,
                 scratch,
@@ -302,7 +302,10 @@ impl<'t> Trial<'t> {
         )?;
         elementwise::silu_mul(
             self.cuda,
-            ops::silu_mul::Call { gate_up: gate_up.view(), out: out.column_range(0..out_features / 2) },
+            ops::silu_mul::Call {
+                gate_up: gate_up.view(),
+                out: Activations::of_plain(out.column_range(0..out_features / 2)),
+            },
         )
     }
 

@@ -10,7 +10,7 @@ use super::{
     launch::{Arguments, Extent, Function, arguments, count},
 };
 use crate::{
-    DType, KernelError, Tensor,
+    Activations, DType, KernelError, Tensor,
     ops::{self, gelu::Gelu},
 };
 
@@ -24,6 +24,9 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
 
 pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
+    if call.out.dtype() == DType::F8E4M3 {
+        return Err(KernelError::NoKernel { op: "fill_random" });
+    }
     let elements = call.out.shape().elements();
     let extent = Extent::line(elements.div_ceil(random::THREADS).min(8192), random::THREADS);
     let arguments = arguments![call.out.address(), elements as u64, call.seed, call.factor];
@@ -112,8 +115,14 @@ fn normalise(
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
+/// The tensor of activations that are plain and nothing else.
+fn plain<'a>(activations: &'a Activations<'a>) -> Option<&'a Tensor<'a>> {
+    activations.plain.as_ref().filter(|_| activations.rounded.is_none())
+}
+
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(cuda, cuda.entry_points().rms_norm, &[&call.x], &[&call.weight], call.epsilon, &call.out)
+    let Some(out) = plain(&call.out) else { return Err(KernelError::NoKernel { op: "rms_norm" }) };
+    normalise(cuda, cuda.entry_points().rms_norm, &[&call.x], &[&call.weight], call.epsilon, out)
 }
 
 pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
@@ -143,8 +152,9 @@ fn over_columns(rows: usize, columns: usize) -> Extent {
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
-    let extent = over_columns(call.out.rows(), call.out.columns());
-    let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(&call.out), call.out.address()];
+    let Some(out) = plain(&call.out) else { return Err(KernelError::NoKernel { op: "silu_mul" }) };
+    let extent = over_columns(out.rows(), out.columns());
+    let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
     // SAFETY: as above.
     unsafe { cuda.launch(cuda.entry_points().silu_mul, extent, arguments) }
 }

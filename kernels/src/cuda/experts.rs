@@ -9,7 +9,7 @@ use super::{
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
-    DType, KernelError, Tensor,
+    DType, KernelError, Scales, Tensor,
     ops::{self, route::Routing},
 };
 
@@ -56,28 +56,34 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
 }
 
 pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
-    let features = call.out.columns();
-    let product = Product { x: &call.x, weight: &call.weight, routing: &call.routing, features, is_gated: true };
+    let (Some(x), Scales::Plain, Some(out)) = (&call.x.plain, &call.weight.scales, &call.out.plain) else {
+        return Err(KernelError::NoKernel { op: "gated_experts" });
+    };
+    let (weight, features) = (&call.weight.data, out.columns());
+    let product = Product { x, weight, routing: &call.routing, features, is_gated: true };
     let operands = arguments![
-        call.x.address(),
-        count(call.x.pitch()),
-        count(call.weight.columns()),
+        x.address(),
+        count(x.pitch()),
+        count(weight.columns()),
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),
         call.routing.ends.address(),
         count(call.routing.experts()),
-        call.out.address(),
+        out.address(),
     ];
     product.launch(cuda, operands)
 }
 
 pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
-    let features = call.sum.columns();
-    let product = Product { x: &call.x, weight: &call.weight, routing: &call.routing, features, is_gated: false };
+    let (Some(x), Scales::Plain) = (&call.x.plain, &call.weight.scales) else {
+        return Err(KernelError::NoKernel { op: "add_experts" });
+    };
+    let (weight, features) = (&call.weight.data, call.sum.columns());
+    let product = Product { x, weight, routing: &call.routing, features, is_gated: false };
     let operands = arguments![
-        call.x.address(),
-        count(call.weight.columns()),
+        x.address(),
+        count(weight.columns()),
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),

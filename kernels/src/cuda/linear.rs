@@ -6,12 +6,15 @@ use super::{
     blas::{Places, Product},
     elementwise, gate_up_middle, linear_few, linear_many,
 };
-use crate::{DType, KernelError, Tensor, ops};
+use crate::{DType, KernelError, Scales, Tensor, ops};
 
 pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
-    let product =
-        Product { accumulates: call.accumulate, ..product(&call.x, &call.weight, call.bias.as_ref(), &call.out) };
-    let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
+    let (Some(x), Scales::Plain) = (&call.x.plain, &call.weight.scales) else {
+        return Err(KernelError::NoKernel { op: "linear" });
+    };
+    let weight = &call.weight.data;
+    let product = Product { accumulates: call.accumulate, ..product(x, weight, call.bias.as_ref(), &call.out) };
+    let places = places(x, weight, call.bias.as_ref(), &call.scratch, &call.out);
     compute(cuda, product, places, || {
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
@@ -22,8 +25,12 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
 }
 
 pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
-    let product = Product { gates: true, ..product(&call.x, &call.weight, call.bias.as_ref(), &call.out) };
-    let places = places(&call.x, &call.weight, call.bias.as_ref(), &call.scratch, &call.out);
+    let (Some(x), Scales::Plain, Some(out)) = (&call.x.plain, &call.weight.scales, &call.out.plain) else {
+        return Err(KernelError::NoKernel { op: "gated_linear" });
+    };
+    let weight = &call.weight.data;
+    let product = Product { gates: true, ..product(x, weight, call.bias.as_ref(), out) };
+    let places = places(x, weight, call.bias.as_ref(), &call.scratch, out);
     compute(cuda, product, places, || {
         let product = ops::linear::Call {
             x: call.x.view(),

@@ -309,6 +309,10 @@ impl Backend for Cuda {
         elementwise::silu_mul(self, call)
     }
 
+    fn quantize(&self, _: ops::quantize::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "quantize" })
+    }
+
     fn gelu(&self, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {
         elementwise::gelu(self, call)
     }

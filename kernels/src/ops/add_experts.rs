@@ -2,16 +2,17 @@
 //! added to the residual stream.
 
 use super::{check, route::Routing};
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 /// Computes `sum[row] += Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row, in the
 /// order of their ranks, so that the same row has the same bits whatever stands beside it.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows * top, in_features]` activations, in the routing's order of places.
-    pub x: Tensor<'a>,
-    /// `[experts * out_features, in_features]`, floating point, contiguous.
-    pub weight: Tensor<'a>,
+    /// `[rows * top, in_features]` activations in the form that the weight wants, and no other, in the routing's order of
+    /// places.
+    pub x: Activations<'a>,
+    /// `[experts * out_features, in_features]`, contiguous.
+    pub weight: Weight<'a>,
     /// Which experts each row has.
     pub routing: Routing<'a>,
     /// `[rows * top, out_features]` activations: space for each expert's product. Undefined afterwards.
@@ -28,28 +29,31 @@ impl<B: Backend> Scope<'_, B> {
     ///
     /// Space for all products is taken from the workspace even if the backend does not need it, because a plan does
     /// not know what autotuning chose.
-    pub fn add_experts(
+    pub fn add_experts<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         const OP: &str = "add_experts";
-        self.check_product(OP, x, weight, None)?;
+        let (x, weight) = (x.into(), weight.into());
+        self.check_product(OP, &x, &weight, None)?;
         check::activation(OP, "sum", sum, self.target().activation())?;
         check::writable(OP, "sum", sum);
         let (choices, in_features, out_features) = (routing.rows() * routing.top, weight.columns(), sum.columns());
         let is_shared = weight.rows() == routing.experts() * out_features;
-        check::holds(is_shared, OP, "weight", weight, "as many rows for each expert as the sum has columns")?;
-        check::holds(x.is_contiguous() && x.rows() == choices, OP, "x", x, "a row for each choice")?;
+        check::holds(is_shared, OP, "weight", &weight.data, "as many rows for each expert as the sum has columns")?;
+        check::holds(x.any().is_contiguous() && x.rows() == choices, OP, "x", x.any(), "a row for each choice")?;
         check::holds(sum.rows() == routing.rows(), OP, "sum", sum, "as many rows as were routed")?;
         let inner = self.scope();
+        let room = inner.room_for(&x, &weight)?;
         let products = inner.empty([choices, out_features])?;
         let scratch = inner.take_scratch(self.target().experts_scratch(out_features, in_features, weight.dtype()))?;
         let flops = 2 * choices * out_features * (in_features + 1);
-        let mut work = Work::over(flops as u64, &[x, sum, sum, &routing.choices, &routing.weights]);
-        work.bytes += routing.weight_bytes(weight);
+        let x = inner.wanted(&x, &weight, &room)?;
+        let mut work = Work::over(flops as u64, &[sum, sum, &routing.choices, &routing.weights]);
+        work.bytes += x.bytes() + routing.weight_bytes(&weight);
         self.count(work);
         self.backend.add_experts(Call {
             x: x.view(),

@@ -1,52 +1,77 @@
 //! The first half of a mixture of gated MLPs: each row's experts multiply it by their gate and up weights, and apply
 //! the gate (SwiGLU, Shazeer 2020, arXiv 2002.05202).
 
+use bursar_budgets::Bytes;
+
 use super::{check, route::Routing};
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight, Work};
 
 /// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the row and the expert
 /// of the choice at `place`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations; a gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// `[experts * 2 * features, in_features]`, floating point, contiguous: of each expert gate, then up.
-    pub weight: Tensor<'a>,
+    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// allowed.
+    pub x: Activations<'a>,
+    /// `[experts * 2 * features, in_features]`, contiguous: of each expert gate, then up.
+    pub weight: Weight<'a>,
     /// Which experts each row has.
     pub routing: Routing<'a>,
     /// Scratch declared with [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows * top, features]` activations, in the routing's order of places.
-    pub out: Tensor<'a>,
+    /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch), empty if `out` is plain.
+    pub gated: Tensor<'a>,
+    /// `[rows * top, features]` in the forms that were asked for, in the routing's order of places.
+    pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
     /// What each expert's gate and up weights make of the rows of `x` `[rows, in_features]` that chose it; `weight`
     /// `[experts * 2 * features, in_features]`. Returns `[rows * top, features]`, sorted by expert.
-    pub fn gated_experts(
+    pub fn gated_experts<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
+        Ok(self.gated_experts_as(x, weight, routing, Form::PLAIN)?.plain.expect("it was asked for"))
+    }
+
+    /// As [`gated_experts`](Scope::gated_experts), in `form`.
+    pub fn gated_experts_as<'a>(
+        &self,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        routing: &Routing<'_>,
+        form: Form,
+    ) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "gated_experts";
-        self.check_product(OP, x, weight, None)?;
+        let (x, weight) = (x.into(), weight.into());
+        self.check_product(OP, &x, &weight, None)?;
         let is_paired = weight.rows().is_multiple_of(2 * routing.experts());
-        check::holds(is_paired, OP, "weight", weight, "as many rows of gate and of up for each expert")?;
-        check::holds(x.rows() == routing.rows(), OP, "x", x, "as many rows as were routed")?;
+        check::holds(is_paired, OP, "weight", &weight.data, "as many rows of gate and of up for each expert")?;
+        check::holds(x.rows() == routing.rows(), OP, "x", x.any(), "as many rows as were routed")?;
         let (in_features, features) = (weight.columns(), weight.rows() / routing.experts() / 2);
         let choices = routing.rows() * routing.top;
-        let out = self.empty([choices, features])?;
+        let out = self.empty_in(form, choices, features)?;
         let inner = self.scope();
+        let room = inner.room_for(&x, &weight)?;
+        let gated = match form.is_plain {
+            true => Bytes::ZERO,
+            false => self.target().gated_rows_scratch(choices, features),
+        };
+        let gated = inner.take_scratch(gated)?;
         let scratch = inner.take_scratch(self.target().experts_scratch(2 * features, in_features, weight.dtype()))?;
-        let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[x, &out, &routing.choices]);
-        work.bytes += routing.weight_bytes(weight);
+        let x = inner.wanted(&x, &weight, &room)?;
+        let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[&routing.choices]);
+        work.bytes += x.bytes() + out.bytes() + routing.weight_bytes(&weight);
         self.count(work);
         self.backend.gated_experts(Call {
             x: x.view(),
             weight: weight.view(),
             routing: routing.view(),
             scratch: scratch.view(),
+            gated: gated.view(),
             out: out.view(),
         })?;
         drop(inner);

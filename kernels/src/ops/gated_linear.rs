@@ -3,25 +3,26 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight, Work};
 
 use super::check;
 
 /// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations; a gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// `[2 * features, in_features]`, floating point, contiguous: gate, then up.
-    pub weight: Tensor<'a>,
+    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// allowed.
+    pub x: Activations<'a>,
+    /// `[2 * features, in_features]`, contiguous: gate, then up.
+    pub weight: Weight<'a>,
     /// `[2 * features]`, floating point.
     pub bias: Option<Tensor<'a>>,
     /// `[rows, 2 * features]` activations: space for the intermediate product. Its contents afterwards are undefined.
     pub gate_up: Tensor<'a>,
     /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, features]` activations.
-    pub out: Tensor<'a>,
+    /// `[rows, features]` in the forms that were asked for.
+    pub out: Activations<'a>,
 }
 
 const OP: &str = "gated_linear";
@@ -32,23 +33,37 @@ impl<B: Backend> Scope<'_, B> {
     ///
     /// It is [`linear`](Scope::linear) and [`silu_mul`](Scope::silu_mul) in one. The intermediate product is taken from
     /// the workspace even if the backend does not need it, because a plan does not know what autotuning chose.
-    pub fn gated_linear(
+    pub fn gated_linear<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        bias: Option<&'a Tensor<'a>>,
     ) -> Result<Tensor<'_>, KernelError> {
-        self.check_product(OP, x, weight, bias)?;
-        check::holds(weight.rows().is_multiple_of(2), OP, "weight", weight, "an even number of rows")?;
+        let out = self.gated_linear_as(x, weight, bias, Form::PLAIN)?;
+        Ok(out.plain.expect("it was asked for"))
+    }
+
+    /// As [`gated_linear`](Scope::gated_linear), in `form`.
+    pub fn gated_linear_as<'a>(
+        &self,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        bias: Option<&'a Tensor<'a>>,
+        form: Form,
+    ) -> Result<Activations<'_>, KernelError> {
+        let (x, weight) = (x.into(), weight.into());
+        self.check_product(OP, &x, &weight, bias)?;
+        check::holds(weight.rows().is_multiple_of(2), OP, "weight", &weight.data, "an even number of rows")?;
         let (rows, in_features, features) = (x.rows(), weight.columns(), weight.rows() / 2);
-        let out = self.empty([rows, features])?;
+        let out = self.empty_in(form, rows, features)?;
         let inner = self.scope();
+        let room = inner.room_for(&x, &weight)?;
         let gate_up = inner.empty([rows, 2 * features])?;
         let scratch = inner.take_scratch(self.target().linear_scratch(2 * features, in_features, weight.dtype()))?;
-        let flops = rows * features * (4 * in_features + 5);
-        let mut work = Work::over(flops as u64, &[x, weight, &out]);
-        work.bytes += bias.map_or(Bytes(0), Tensor::bytes);
-        self.count(work);
+        let x = inner.wanted(&x, &weight, &room)?;
+        let flops = (rows * features * (4 * in_features + 5)) as u64;
+        let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);
+        self.count(Work { flops, bytes: x.bytes() + weight.bytes() + out.bytes() + bias_bytes });
         self.backend.gated_linear(Call {
             x: x.view(),
             weight: weight.view(),

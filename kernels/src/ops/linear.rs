@@ -2,17 +2,21 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 use super::check;
 
 /// Computes `out = x @ weight^T + bias`, or adds it to `out` if `accumulate` is set. Sums are in `f32`.
+///
+/// Of an FP8 weight and rounded activations, products of E4M3 numbers are summed in f32 within each group of columns
+/// that has a scale, and each sum is multiplied by the scales of both.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations; a gap between rows is allowed.
-    pub x: Tensor<'a>,
-    /// `[out_features, in_features]`, floating point, contiguous.
-    pub weight: Tensor<'a>,
+    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// allowed.
+    pub x: Activations<'a>,
+    /// `[out_features, in_features]`, contiguous.
+    pub weight: Weight<'a>,
     /// `[out_features]`, floating point.
     pub bias: Option<Tensor<'a>>,
     /// Add to the contents of `out` instead of replacing them.
@@ -25,83 +29,74 @@ pub struct Call<'a> {
 
 const OP: &str = "linear";
 
+/// A product's operands.
+struct Operands<'a> {
+    x: Activations<'a>,
+    weight: Weight<'a>,
+    bias: Option<&'a Tensor<'a>>,
+}
+
 impl<B: Backend> Scope<'_, B> {
     /// `x @ weight^T + bias`: `x` `[rows, in_features]`, `weight` `[out_features, in_features]`, `bias`
     /// `[out_features]`; returns `[rows, out_features]`.
-    pub fn linear(
+    pub fn linear<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        bias: Option<&'a Tensor<'a>>,
     ) -> Result<Tensor<'_>, KernelError> {
-        self.check_product(OP, x, weight, bias)?;
-        let out = self.empty([x.rows(), weight.rows()])?;
-        self.launch(x, weight, bias, false, &out)?;
+        let operands = Operands { x: x.into(), weight: weight.into(), bias };
+        self.check_product(OP, &operands.x, &operands.weight, bias)?;
+        let out = self.empty([operands.x.rows(), operands.weight.rows()])?;
+        self.launch(operands, false, &out)?;
         Ok(out)
     }
 
     /// As [`linear`](Scope::linear), into `out` `[rows, out_features]` of an outer scope. `out` holds activations, or
     /// f32 for logits.
-    pub fn linear_into(
+    pub fn linear_into<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        bias: Option<&'a Tensor<'a>>,
         out: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.check_product(OP, x, weight, bias)?;
+        let operands = Operands { x: x.into(), weight: weight.into(), bias };
+        self.check_product(OP, &operands.x, &operands.weight, bias)?;
         check::activation_or_f32(OP, "out", out, self.target())?;
         check::writable(OP, "out", out);
-        check::shape(OP, "out", out, [x.rows(), weight.rows()])?;
-        self.launch(x, weight, bias, false, out)
+        check::shape(OP, "out", out, [operands.x.rows(), operands.weight.rows()])?;
+        self.launch(operands, false, out)
     }
 
     /// Adds `x @ weight^T + bias` to `sum` `[rows, out_features]`, as a layer adds to the residual stream.
-    pub fn linear_add(
+    pub fn linear_add<'a>(
         &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        bias: Option<&'a Tensor<'a>>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.check_product(OP, x, weight, bias)?;
+        let operands = Operands { x: x.into(), weight: weight.into(), bias };
+        self.check_product(OP, &operands.x, &operands.weight, bias)?;
         check::activation(OP, "sum", sum, self.target().activation())?;
         check::writable(OP, "sum", sum);
-        check::shape(OP, "sum", sum, [x.rows(), weight.rows()])?;
-        self.launch(x, weight, bias, true, sum)
+        check::shape(OP, "sum", sum, [operands.x.rows(), operands.weight.rows()])?;
+        self.launch(operands, true, sum)
     }
 
-    /// The checks that all products share.
-    pub(super) fn check_product(
-        &self,
-        op: &'static str,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
-    ) -> Result<(), KernelError> {
-        check::activation(op, "x", x, self.target().activation())?;
-        check::weight(op, "weight", weight, self.target())?;
-        check::holds(weight.is_contiguous() && weight.columns() > 0, op, "weight", weight, "contiguous rows")?;
-        check::shape(op, "x", x, [x.rows(), weight.columns()])?;
-        let Some(bias) = bias else { return Ok(()) };
-        check::weight(op, "bias", bias, self.target())?;
-        check::shape(op, "bias", bias, [weight.rows()])
-    }
-
-    /// Takes scratch, counts the work and calls the backend; arguments are already checked.
-    fn launch(
-        &self,
-        x: &Tensor<'_>,
-        weight: &Tensor<'_>,
-        bias: Option<&Tensor<'_>>,
-        accumulate: bool,
-        out: &Tensor<'_>,
-    ) -> Result<(), KernelError> {
+    /// Rounds activations if the weight wants it, takes scratch, counts the work and calls the backend; arguments are
+    /// already checked.
+    fn launch(&self, operands: Operands<'_>, accumulate: bool, out: &Tensor<'_>) -> Result<(), KernelError> {
+        let Operands { x, weight, bias } = operands;
         let (out_features, in_features) = (weight.rows(), weight.columns());
         let inner = self.scope();
+        let room = inner.room_for(&x, &weight)?;
         let scratch = inner.take_scratch(self.target().linear_scratch(out_features, in_features, weight.dtype()))?;
-        let mut work = Work::over(2 * (x.rows() * out_features * in_features) as u64, &[x, weight, out]);
-        work.bytes += bias.map_or(Bytes(0), Tensor::bytes) + if accumulate { out.bytes() } else { Bytes(0) };
+        let x = inner.wanted(&x, &weight, &room)?;
+        let mut work = Work::over(2 * (x.rows() * out_features * in_features) as u64, &[out]);
+        work.bytes += x.bytes() + weight.bytes() + bias.map_or(Bytes(0), Tensor::bytes);
+        work.bytes += if accumulate { out.bytes() } else { Bytes(0) };
         self.count(work);
         self.backend.linear(Call {
             x: x.view(),

@@ -21,6 +21,8 @@ pub mod linear;
 pub mod measure;
 pub mod patchify;
 pub mod position_grid;
+mod product;
+pub mod quantize;
 pub mod rms_norm;
 pub mod rotary;
 pub mod rotary_kv_write;

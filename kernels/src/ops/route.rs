@@ -6,7 +6,7 @@
 use bursar_budgets::Bytes;
 
 use super::check;
-use crate::{Backend, KernelError, Scope, Tensor, Work};
+use crate::{Backend, KernelError, Scope, Tensor, Weight, Work};
 
 /// Most experts of a layer.
 pub const EXPERTS_MAX: usize = 512;
@@ -52,7 +52,7 @@ impl Routing<'_> {
     }
 
     /// The share of an expert-wise weight that a pass reads at most: no more experts than choices.
-    pub(super) fn weight_bytes(&self, weight: &Tensor<'_>) -> Bytes {
+    pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
         let experts = self.experts().max(1);
         weight.bytes() / experts as u64 * experts.min(self.rows() * self.top) as u64
     }

@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
+mod fp8;
 mod mixed;
 mod paged;
 mod pass;
@@ -18,6 +19,8 @@ use half::{bf16, f16};
 
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use mixed::{Drawn, Mixed};
 #[allow(unused_imports, reason = "no story uses all of it")]

@@ -12,7 +12,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Mixed, PagedData, Random, Turned, attend, narrowed,
+    Batch, Fp8, Mixed, PagedData, Random, Turned, attend, narrowed,
     pixels::PixelData,
     rounded,
     wide::{Wide, floats, inside, margins, wide},
@@ -39,6 +39,7 @@ pub enum Pass {
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, axes: PairAxes },
+    Fp8(Fp8),
     Mixed(Mixed),
     Turned(Turned),
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
@@ -113,6 +114,7 @@ pub fn passes() -> Vec<Pass> {
         let sequences = vec![(1, 261), (1, 0), (1, 17), (21, 37), (0, 40), (1, 16), (3, 129)];
         passes.push(Pass::Paged { heads: 7 * heads, kv_heads: heads, head_dim, sequences });
     }
+    passes.extend(Fp8::cases().into_iter().map(Pass::Fp8));
     passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
     passes.extend(Turned::cases().into_iter().map(Pass::Turned));
     for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
@@ -242,6 +244,7 @@ impl Pass {
                 scope.rotary(&mut place, heads, &positions, &Rope { frequencies, axes })?;
                 floats(scope, &x)
             }
+            Pass::Fp8(fp8) => fp8.run(scope, &mut random),
             Pass::Mixed(mixed) => mixed.run(scope, &mut random),
             Pass::Turned(turned) => turned.run(scope, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
@@ -407,6 +410,7 @@ impl Pass {
                     }
                 })
             }
+            Pass::Fp8(fp8) => fp8.expected(activation, &mut random),
             Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
             Pass::Turned(turned) => turned.expected(activation, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {

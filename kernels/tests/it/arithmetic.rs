@@ -6,7 +6,7 @@ use bursar_kernels::{
 };
 use candle_core::{D, Device, Tensor as Candle};
 
-use crate::ground::{self, Pass, Random, assert_close, compute, passes, widened};
+use crate::ground::{self, Pass, Product, Random, assert_close, compute, passes, widened};
 
 /// Copies are exact. A sum of `n` products of numbers below one is off by less than `n` times half a unit in the last
 /// place of one.
@@ -15,6 +15,10 @@ fn tolerance(pass: &Pass) -> f64 {
         Pass::Embed { .. } | Pass::GatherRows { .. } | Pass::ScatterRows { .. } => 0.0,
         Pass::Argmax { .. } => 0.0,
         Pass::Linear { in_features, .. } => (in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        Pass::Fp8(fp8) => match fp8.product {
+            Product::Quantize => 0.0,
+            _ => 8.0 * (fp8.in_features + 2) as f64 * f64::from(f32::EPSILON) / 2.0,
+        },
         // Sums of all experts of a row, of two products each.
         Pass::Mixed(mixed) => {
             4.0 * (mixed.top * (mixed.features + mixed.hidden)) as f64 * f64::from(f32::EPSILON) / 2.0

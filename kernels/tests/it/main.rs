@@ -6,6 +6,7 @@ mod ground;
 
 mod arithmetic;
 mod faults;
+mod fp8;
 mod independence;
 mod planning;
 mod random_weights;

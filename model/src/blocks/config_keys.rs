@@ -21,6 +21,9 @@ const CHANGING: [&str; 10] = [
 ];
 const CHANGING_PREFIXES: [&str; 3] = ["rope_", "mrope_", "rotary_"];
 
+/// Read by [`Checkpoint::weight_formats`](crate::checkpoint::Checkpoint::weight_formats) at the top level, not elsewhere.
+const QUANTIZATION: &str = "quantization_config";
+
 /// Keys with one of those prefixes that [`RopeConfig`](super::rope_config::RopeConfig) reads.
 const ROPE: [&str; 3] = ["rope_theta", "rope_scaling", "rope_parameters"];
 
@@ -52,7 +55,7 @@ pub fn refuse_unknown(place: &str, given: &Map<String, Value>) -> Result<(), Con
 /// As [`refuse_unknown`], in a family that follows the keys `followed` of them.
 pub fn refuse_unknown_but(place: &str, given: &Map<String, Value>, followed: &[&str]) -> Result<(), ConfigError> {
     let changes = |key: &str| {
-        CHANGING.contains(&key) && !followed.contains(&key)
+        CHANGING.contains(&key) && !followed.contains(&key) && !(place.is_empty() && key == QUANTIZATION)
             || CHANGING_PREFIXES.iter().any(|prefix| key.starts_with(prefix)) && !ROPE.contains(&key)
     };
     match given.iter().find(|(key, value)| changes(key) && !is_neutral(key, value)) {

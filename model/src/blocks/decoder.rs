@@ -146,8 +146,10 @@ impl Decoder {
             false => map.tensor(&embedding_name, [config.vocabulary, config.hidden])?,
         };
         let (loads, mut of_layers) = config.loads(map);
+        map.set_in_decoder(true);
         let layer = |index| Layer::claim(&config, index, &name(&format!("layers.{index}")), map, &mut of_layers);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
+        map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
         let projection = match config.tied_embeddings {
             true => {
@@ -382,7 +384,8 @@ impl Layer {
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let normed = scope.rms_norm(hidden, &self.attention_norm, pass.config.norm_epsilon)?;
+            let form = self.attention.qkv.reads();
+            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, form)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
             self.attention.add(&scope, &attended, hidden)?;
@@ -403,7 +406,8 @@ impl Layer {
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let normed = scope.rms_norm(hidden, &self.attention_norm, pass.config.norm_epsilon)?;
+            let form = self.attention.qkv.reads();
+            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, form)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             if rows.rows() == 0 {
                 return Ok(());
@@ -428,7 +432,11 @@ impl Layer {
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let normed = scope.rms_norm(hidden, &self.mlp_norm, pass.config.norm_epsilon)?;
+        let form = match &self.mlp {
+            Mlp::Gated(mlp) => mlp.reads(),
+            Mlp::Mixture(mixture) => mixture.reads(),
+        };
+        let normed = scope.rms_norm_as(hidden, &self.mlp_norm, pass.config.norm_epsilon, form)?;
         match &self.mlp {
             Mlp::Gated(mlp) => mlp.forward(&scope, &normed, hidden),
             Mlp::Mixture(mixture) => mixture.forward(&scope, &normed, hidden),

@@ -1,6 +1,6 @@
 //! The gated MLP: `down(silu(gate(x)) * up(x))`, added to the residual stream.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::{Activations, Backend, Form, KernelError, Scope, Tensor};
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
@@ -27,15 +27,20 @@ impl GatedMlp {
         Ok(GatedMlp { gate_up, down })
     }
 
+    /// The form of a normalised row that it reads without rounding it itself.
+    pub fn reads(&self) -> Form {
+        self.gate_up.reads()
+    }
+
     /// Adds the MLP of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
-    pub fn forward<B: Backend>(
-        &self,
+    pub fn forward<'a, B: Backend>(
+        &'a self,
         scope: &Scope<'_, B>,
-        normed: &Tensor<'_>,
+        normed: impl Into<Activations<'a>>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let activated = self.gate_up.forward_gated(&scope, normed)?; // [rows, intermediate]
+        let activated = self.gate_up.forward_gated(&scope, normed, self.down.reads())?; // [rows, intermediate]
         self.down.forward_add(&scope, &activated, hidden)
     }
 }

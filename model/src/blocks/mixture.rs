@@ -2,7 +2,7 @@
 //! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
 
 use bursar_kernels::{
-    Backend, KernelError, Scope, Tensor,
+    Activations, Backend, Form, KernelError, Scope, Tensor, Weight,
     ops::route::{EXPERTS_MAX, TOP_MAX},
 };
 use serde::Deserialize;
@@ -60,8 +60,8 @@ impl MixtureConfig {
 /// The router and the experts of a layer.
 pub struct Mixture {
     router: Tensor<'static>,  // [experts, hidden]
-    gate_up: Tensor<'static>, // [experts * 2 * intermediate, hidden]
-    down: Tensor<'static>,    // [experts * hidden, intermediate]
+    gate_up: Weight<'static>, // [experts * 2 * intermediate, hidden]
+    down: Weight<'static>,    // [experts * hidden, intermediate]
     top: usize,
     renormalised: bool,
     loads: Tensor<'static>, // [experts] u32
@@ -86,19 +86,25 @@ impl Mixture {
         Ok(Mixture { router, gate_up, down, top, renormalised, loads })
     }
 
+    /// The form of a normalised row that it reads without rounding it itself. The router reads plain rows.
+    pub fn reads(&self) -> Form {
+        Form::of(self.gate_up.wants()).and_plain()
+    }
+
     /// Adds the mixture of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
     pub fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        normed: &Tensor<'_>,
+        normed: &Activations<'_>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
         // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
         let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
-        scope.linear_into(normed, &self.router, None, &mut logits)?;
+        scope.linear_into(normed.plain(), &self.router, None, &mut logits)?;
         let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?;
-        let gated = scope.gated_experts(normed, &self.gate_up, &routing)?; // [rows * top, intermediate]
+        let form = Form::of(self.down.wants());
+        let gated = scope.gated_experts_as(normed, &self.gate_up, &routing, form)?; // [rows * top, intermediate]
         scope.add_experts(&gated, &self.down, &routing, hidden)
     }
 }

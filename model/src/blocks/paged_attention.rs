@@ -1,7 +1,7 @@
 //! Self-attention of a decoder layer over blocks of keys and values.
 
 use bursar_kernels::{
-    Backend, KernelError, KvLayer, Scope, Tensor,
+    Activations, Backend, KernelError, KvLayer, Scope, Tensor,
     ops::{rotary::Rope, rotary_kv_write::HeadNorms as NormsOf},
 };
 
@@ -32,7 +32,7 @@ impl PagedAttention {
     pub fn project<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        normed: &Tensor<'_>,
+        normed: &Activations<'_>,
         rope: &Rope<'_>,
         step: &StepInputs<'_>,
         cache: &KvLayer,

@@ -105,7 +105,7 @@ pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const VOCABULARY: [&str; 2] = ["vocab.json", "merges.txt"];
 pub(super) const ADDED_TOKENS: &str = "added_tokens.json";
 /// Small files that a checkpoint may have beside `config.json` and its vocabulary.
-pub(super) const OPTIONAL: [&str; 7] = [
+pub(super) const OPTIONAL: [&str; 8] = [
     "generation_config.json",
     "tokenizer_config.json",
     "preprocessor_config.json",
@@ -113,6 +113,7 @@ pub(super) const OPTIONAL: [&str; 7] = [
     "video_preprocessor_config.json",
     "chat_template.jinja",
     "chat_template.json",
+    "hf_quant_config.json",
 ];
 
 /// The small files of a checkpoint beside `config.json`.

@@ -110,7 +110,7 @@ pub enum CheckpointError {
         nearest: Vec<String>,
     },
     /// A tensor has an element type that is not supported.
-    #[error("the tensor {tensor} is {found}, supported are BF16, F16 and F32")]
+    #[error("the tensor {tensor} is {found}, supported are BF16, F16, F32 and F8_E4M3")]
     TensorType {
         /// The tensor's name.
         tensor: String,
@@ -174,7 +174,9 @@ impl Hint for CheckpointError {
             }
             CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => "the checkpoint is empty".into(),
             CheckpointError::MissingTensor { nearest, .. } => format!("the nearest names are {}", nearest.join(", ")),
-            CheckpointError::TensorType { .. } => "load a checkpoint that is not quantised".into(),
+            CheckpointError::TensorType { .. } => {
+                "load a checkpoint that is not quantised, or one in FP8 (E4M3)".into()
+            }
             #[cfg(feature = "hub")]
             CheckpointError::Hub(error) => error.hint(),
             CheckpointError::Text(error) => error.hint(),

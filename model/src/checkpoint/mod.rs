@@ -10,6 +10,7 @@ pub mod hub;
 pub mod open;
 pub mod origin;
 mod pytorch;
+pub mod quantization;
 pub mod random_checkpoint;
 pub mod shard;
 pub mod stored;
@@ -22,6 +23,9 @@ pub use gguf::{GgufArchitecture, GgufFile};
 pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::{CheckpointOrigin, FetchWatch};
+pub use quantization::{
+    Fp8Scheme, QuantizationError, RoundedBy, ScaledBy, StoredFp8, WeightFormats, WeightQuantization,
+};
 pub use random_checkpoint::{RandomCheckpoint, RandomTensor};
 pub use stored::{BlockType, Stored};
 pub use tensors::{TensorIndex, TensorInfo, TensorType};

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use super::checkpoint_files::{CheckpointSource, TextFiles};
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
+use super::quantization::{MODELOPT, QuantizationError, WeightFormats, WeightQuantization, stored_formats};
 use super::tensors::{TensorIndex, TensorInfo};
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
 use crate::sampling::GenerationDefaults;
@@ -33,6 +34,7 @@ pub struct Checkpoint {
     pub template: Arc<ChatTemplate>,
     /// Every weight by name.
     pub tensors: TensorIndex,
+    quantization: Option<WeightQuantization>,
     has_own_video_processor: bool, // and not that of pictures
     source: CheckpointSource,
     files: TextFiles,
@@ -72,6 +74,7 @@ impl Checkpoint {
             generation: generation_defaults(&files, &config)?,
             template,
             config,
+            quantization: None,
             image_processor,
             video_processor,
             has_own_video_processor: processors.has_own_video,
@@ -81,6 +84,11 @@ impl Checkpoint {
             fingerprint,
             config_fingerprint,
         })
+    }
+
+    /// The same checkpoint, whose weights a user wants rounded while they load.
+    pub fn with_quantization(self, quantization: Option<WeightQuantization>) -> Self {
+        Checkpoint { quantization, ..self }
     }
 
     /// The folder, embedded files or shape that it was opened from.
@@ -143,9 +151,20 @@ impl Checkpoint {
         self.config_fingerprint
     }
 
-    /// The fingerprint of the names, types, shapes and places of the weights.
+    /// The fingerprint of the names, types, shapes and places of the weights, and of how they are rounded while they
+    /// load.
     pub fn weights_fingerprint(&self) -> CheckpointFingerprint {
-        CheckpointFingerprint::new([], self.tensors.shards())
+        let rounded = self.quantization.map(|asked| ("quantization", Some(asked.name().as_bytes())));
+        CheckpointFingerprint::new(rounded, self.tensors.shards())
+    }
+
+    /// Which weights are FP8.
+    ///
+    /// # Errors
+    /// The configuration asks for what is not supported, or for something else than the user.
+    pub fn weight_formats(&self) -> Result<WeightFormats, QuantizationError> {
+        let modelopt = self.files.get(MODELOPT).and_then(|json| serde_json::from_slice(json).ok());
+        WeightFormats::of(stored_formats(&self.config, modelopt.as_ref())?, self.quantization)
     }
 }
 

@@ -123,6 +123,7 @@ fn places(metadata: &Metadata, data: usize) -> BTreeMap<String, Place> {
             Dtype::BF16 => Ok(TensorType::BF16),
             Dtype::F16 => Ok(TensorType::F16),
             Dtype::F32 => Ok(TensorType::F32),
+            Dtype::F8_E4M3 => Ok(TensorType::F8E4M3),
             other => Err(Unread::Type(format!("{other:?}"))),
         };
         let stored = dtype.map(|dtype| (Stored::Plain(dtype), dtype));

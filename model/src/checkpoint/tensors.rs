@@ -30,6 +30,8 @@ pub enum TensorType {
     F16,
     /// IEEE single.
     F32,
+    /// FP8, whose numbers stand for others with their scales.
+    F8E4M3,
 }
 
 impl TensorType {
@@ -38,6 +40,7 @@ impl TensorType {
         match self {
             TensorType::BF16 | TensorType::F16 => 2,
             TensorType::F32 => 4,
+            TensorType::F8E4M3 => 1,
         }
     }
 }

@@ -1,45 +1,55 @@
 //! A projection: a matrix with or without a bias.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor};
+use bursar_kernels::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight};
 
 /// `x @ weight^T + bias`.
 pub struct Linear {
     /// `[out_features, in_features]`
-    pub weight: Tensor<'static>,
+    pub weight: Weight<'static>,
     /// `[out_features]`
     pub bias: Option<Tensor<'static>>,
 }
 
 impl Linear {
+    /// The form of activations that it reads without rounding them itself.
+    pub fn reads(&self) -> Form {
+        Form::of(self.weight.wants())
+    }
+
     /// Applies it to `x` `[rows, in_features]` and returns `[rows, out_features]`.
-    pub fn forward<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, x: &Tensor<'_>) -> Result<Tensor<'s>, KernelError> {
+    pub fn forward<'s, 'a, B: Backend>(
+        &'a self,
+        scope: &'s Scope<'_, B>,
+        x: impl Into<Activations<'a>>,
+    ) -> Result<Tensor<'s>, KernelError> {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 
-    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`.
-    pub fn forward_gated<'s, B: Backend>(
-        &self,
+    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `form`.
+    pub fn forward_gated<'s, 'a, B: Backend>(
+        &'a self,
         scope: &'s Scope<'_, B>,
-        x: &Tensor<'_>,
-    ) -> Result<Tensor<'s>, KernelError> {
-        scope.gated_linear(x, &self.weight, self.bias.as_ref())
+        x: impl Into<Activations<'a>>,
+        form: Form,
+    ) -> Result<Activations<'s>, KernelError> {
+        scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), form)
     }
 
     /// As [`forward`](Linear::forward), into `out` `[rows, out_features]`.
-    pub fn forward_into<B: Backend>(
-        &self,
+    pub fn forward_into<'a, B: Backend>(
+        &'a self,
         scope: &Scope<'_, B>,
-        x: &Tensor<'_>,
+        x: impl Into<Activations<'a>>,
         out: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         scope.linear_into(x, &self.weight, self.bias.as_ref(), out)
     }
 
     /// As [`forward`](Linear::forward), added to `sum` `[rows, out_features]`.
-    pub fn forward_add<B: Backend>(
-        &self,
+    pub fn forward_add<'a, B: Backend>(
+        &'a self,
         scope: &Scope<'_, B>,
-        x: &Tensor<'_>,
+        x: impl Into<Activations<'a>>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         scope.linear_add(x, &self.weight, self.bias.as_ref(), sum)

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Shape, Target, Tensor};
+use bursar_kernels::{DType, Shape, Target, Tensor, Weight};
 use thiserror::Error;
 
-use super::Linear;
-use crate::checkpoint::{Checkpoint, RandomTensor, TensorType, error::CheckpointError};
+use super::{Linear, fp8_claims::Matrices};
+use crate::checkpoint::{Checkpoint, RandomTensor, ScaledBy, TensorType, WeightFormats, error::CheckpointError};
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: Bytes = Bytes(256);
@@ -47,6 +47,42 @@ pub enum WeightError {
         /// The tensor that would be read in its place.
         twin: String,
     },
+    /// The target cannot compute what the model consists of.
+    #[error("{what} are not computed on {target} yet")]
+    Unserved {
+        /// The part of the model.
+        what: &'static str,
+        /// The target's name.
+        target: &'static str,
+    },
+    /// A tensor's type is not what the checkpoint's configuration of FP8 says.
+    #[error("tensor {name} holds {found}, but {expected}")]
+    Format {
+        /// The tensor's name.
+        name: String,
+        /// What the configuration says, in words.
+        expected: &'static str,
+        /// The type in the file.
+        found: DType,
+    },
+    /// Some of the projections that are computed together are FP8, others plain.
+    #[error("by the checkpoint's quantization_config {name} is FP8 and {other} plain, but they are computed as one")]
+    PartlyQuantized {
+        /// One that is FP8.
+        name: String,
+        /// One that is not.
+        other: String,
+    },
+    /// A scale of FP8 numbers that cannot be one.
+    #[error("{name} holds the scale {value}, which is not {expected}")]
+    Scale {
+        /// The tensor's name.
+        name: String,
+        /// The number.
+        value: f32,
+        /// What a scale is, in words.
+        expected: &'static str,
+    },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {
@@ -83,6 +119,19 @@ pub struct WeightCopy {
     pub scale: Option<String>,
     /// The file has each matrix of the tensor with its axes swapped.
     pub swapped: bool,
+    /// The elements are rounded to FP8 while they are read.
+    pub rounded: Option<MadeScales>,
+}
+
+/// Scales that are made while weights are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MadeScales {
+    /// Where those of the copy's first row stand.
+    pub to: Address,
+    /// What has one.
+    pub by: ScaledBy,
+    /// Rows of a block, or of a matrix that has one scale for each row to hold.
+    pub height: usize,
 }
 
 /// The source of a copy.
@@ -96,47 +145,87 @@ pub enum WeightSource {
     Constant(Vec<f32>),
     /// Zero padding between tensors.
     Zeros,
+    /// The checkpoint's scales of FP8 numbers with this name.
+    Scales(String, SpreadScales),
+    /// The same number everywhere.
+    Same(f32),
+    /// Written together with the rows that it scales.
+    Made,
+}
+
+/// How a checkpoint's scales become those of a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SpreadScales {
+    /// Matrices of scales that stand one after the other.
+    pub count: usize,
+    /// Rows and columns of each in the model's order.
+    pub shape: [usize; 2],
+    /// The file has the two axes of each swapped.
+    pub swapped: bool,
+    /// How often each row is repeated.
+    pub times: usize,
+    /// Rows of each after that; the last may be repeated less often.
+    pub rows: usize,
+    /// Whether zero is no scale.
+    pub is_above_zero: bool,
 }
 
 /// How a tensor is kept.
 #[derive(Clone, Copy, Default)]
-struct Place {
+pub(super) struct Place {
     /// Rows of zeros after those of each part, which the target needs.
-    rows: usize,
+    pub rows: usize,
     /// Columns of zeros after each row.
-    columns: usize,
+    pub columns: usize,
     /// The element type, if it is not the target's for weights.
-    kept: Option<DType>,
+    pub kept: Option<DType>,
+    /// Whether the file has FP8 numbers.
+    pub is_fp8: bool,
 }
 
 impl WeightSource {
     /// The tensor's name in the checkpoint, if it is from there.
     pub fn name(&self) -> Option<&str> {
         match self {
-            WeightSource::Tensor(name) | WeightSource::Random(name, _) => Some(name),
-            WeightSource::Constant(_) | WeightSource::Zeros => None,
+            WeightSource::Tensor(name) | WeightSource::Random(name, _) | WeightSource::Scales(name, _) => Some(name),
+            WeightSource::Constant(_) | WeightSource::Zeros | WeightSource::Same(_) | WeightSource::Made => None,
         }
     }
 }
 
 /// Assigns places in the segment, one claim after the other.
 pub struct WeightMap<'c> {
-    checkpoint: &'c Checkpoint,
-    target: Target,
+    pub(super) checkpoint: &'c Checkpoint,
+    pub(super) target: Target,
+    pub(super) formats: WeightFormats,
+    /// Whether claims are the decoder's, whose projections a user may want rounded.
+    pub(super) is_in_decoder: bool,
     base: Address,
-    used: Bytes,
-    copies: Vec<WeightCopy>,
+    pub(super) used: Bytes,
+    pub(super) copies: Vec<WeightCopy>,
     /// Tensors that need not be read, each with the tensor that is read in its place.
     twins: Vec<(String, String)>,
     /// Tensors that are multiplied into others, with their elements.
     folded: Vec<(String, usize)>,
+    /// Tensors of one number that was read while claiming.
+    pub(super) read: Vec<String>,
 }
 
 impl<'c> WeightMap<'c> {
     /// A map that only measures. Its tensors are for planning and must never be computed with.
-    pub fn dry(checkpoint: &'c Checkpoint, target: Target) -> Self {
-        let (copies, twins, folded) = (Vec::new(), Vec::new(), Vec::new());
-        WeightMap { checkpoint, target, base: NOWHERE, used: Bytes(0), copies, twins, folded }
+    pub fn dry(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats) -> Self {
+        WeightMap {
+            checkpoint,
+            target,
+            formats,
+            is_in_decoder: false,
+            base: NOWHERE,
+            used: Bytes(0),
+            copies: Vec::new(),
+            twins: Vec::new(),
+            folded: Vec::new(),
+            read: Vec::new(),
+        }
     }
 
     /// A map of the segment that starts at `base`.
@@ -144,8 +233,8 @@ impl<'c> WeightMap<'c> {
     /// # Safety
     /// `base` must be the start of at least [`used`](WeightMap::used) bytes of backed memory, as counted after the last
     /// claim. The memory must stay backed for as long as a tensor of the map is used.
-    pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, base: Address) -> Self {
-        WeightMap { base, ..WeightMap::dry(checkpoint, target) }
+    pub unsafe fn at(checkpoint: &'c Checkpoint, target: Target, formats: WeightFormats, base: Address) -> Self {
+        WeightMap { base, ..WeightMap::dry(checkpoint, target, formats) }
     }
 
     /// Claims one tensor.
@@ -183,6 +272,10 @@ impl<'c> WeightMap<'c> {
         let (_, source) = self.part(scale, out_features, [out_features].into())?;
         self.folded.push((scale.to_owned(), out_features));
         let first = self.copies.len();
+        if self.scheme_of([name])?.is_some() {
+            let what = "FP8 weights whose outputs are scaled";
+            return Err(WeightError::Unserved { what, target: self.target.name() });
+        }
         let place = Place { kept: Some(self.target.activation()), ..Place::default() };
         let linear = self.padded_linear(&[(name, out_features)], in_features, true, place)?;
         // What is drawn needs no scale.
@@ -234,21 +327,18 @@ impl<'c> WeightMap<'c> {
         name: &str,
         experts: usize,
         (hidden, intermediate): (usize, usize),
-    ) -> Result<[Tensor<'static>; 2], WeightError> {
+    ) -> Result<[Weight<'static>; 2], WeightError> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {
             let [gate_up, down] = &fused;
             return Ok([self.matrices(gate_up, experts)?, self.matrices(down, experts)?]);
         }
-        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj.weight"), rows);
+        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows);
         let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = (0..experts).map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        Ok([
-            self.stacked(&gate_up, [experts * 2 * intermediate, hidden].into(), Place::default())?,
-            self.stacked(&down, [experts * hidden, intermediate].into(), Place::default())?,
-        ])
+        Ok([self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?])
     }
 
     /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other.
@@ -256,7 +346,8 @@ impl<'c> WeightMap<'c> {
         &mut self,
         (name, rows, columns): &(String, usize, usize),
         count: usize,
-    ) -> Result<Tensor<'static>, WeightError> {
+    ) -> Result<Weight<'static>, WeightError> {
+        let scheme = self.scheme_of([name.as_str()])?;
         let found = self.checkpoint.tensor(name)?;
         let expected = [count, *rows, *columns];
         let is_swapped = *found.shape == [count, *columns, *rows];
@@ -264,15 +355,33 @@ impl<'c> WeightMap<'c> {
             let (name, expected, found) = (name.clone(), expected.to_vec(), found.shape.to_vec());
             return Err(WeightError::Shape { name, expected, found });
         }
+        let (swapped, dtype) = (*found.shape != expected, dtype(found.dtype));
+        let kept = self.kept(name, dtype, scheme)?;
         self.align();
-        let kept = self.target.weight(dtype(found.dtype));
         let source = WeightSource::Tensor(name.clone());
         let to = self.place(kept.bytes(count * rows * columns), (*columns, 0), kept, source);
         if let Some(copy) = self.copies.last_mut() {
-            copy.swapped = *found.shape != expected;
+            copy.swapped = swapped;
         }
+        let data = self.tensor_at(to, [count * rows, *columns], kept);
+        let matrices = Matrices { count, rows: *rows, columns: *columns, swapped };
+        self.scaled_matrices(name, data, scheme, matrices)
+    }
+
+    /// The view of a place.
+    pub(super) fn tensor_at(&self, to: Address, shape: impl Into<Shape>, dtype: DType) -> Tensor<'static> {
         // SAFETY: the caller of `at` vouched for the segment; a dry map's tensors are never computed with.
-        Ok(unsafe { Tensor::persistent(to, [count * rows, *columns], kept) })
+        unsafe { Tensor::persistent(to, shape, dtype) }
+    }
+
+    /// The address of a place of the segment.
+    pub(super) fn address(&self, at: Bytes) -> Address {
+        self.base.offset(at)
+    }
+
+    /// Whether this map only measures, so that kernels for what it holds need not be there.
+    pub(super) fn is_dry(&self) -> bool {
+        self.base == NOWHERE
     }
 
     fn padded_linear(
@@ -283,12 +392,11 @@ impl<'c> WeightMap<'c> {
         place: Place,
     ) -> Result<Linear, WeightError> {
         let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
-        let named = |suffix: &str| -> Vec<(String, usize)> {
-            parts.iter().map(|(name, rows)| (format!("{name}.{suffix}"), *rows)).collect()
-        };
-        let weight = self.stacked(&named("weight"), [rows, in_features].into(), place)?;
+        let modules: Vec<_> = parts.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect();
+        let weight = self.weight(&modules, in_features, place)?;
+        let biases: Vec<_> = parts.iter().map(|(name, rows)| (format!("{name}.bias"), *rows)).collect();
         let bias = match bias {
-            true => Some(self.stacked(&named("bias"), [rows].into(), Place { columns: 0, ..place })?),
+            true => Some(self.stacked(&biases, [rows].into(), Place { columns: 0, ..place })?),
             false => None,
         };
         Ok(Linear { weight, bias })
@@ -353,6 +461,8 @@ impl<'c> WeightMap<'c> {
         let is_extra = |name: &&str| {
             !claimed.contains(name)
                 && !self.folded.iter().any(|(folded, _)| folded == name)
+                && !self.read.iter().any(|read| read == name)
+                && !self.is_cache_scale(name)
                 && !self.twins.iter().any(|(twin, _)| twin == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
@@ -377,7 +487,9 @@ impl<'c> WeightMap<'c> {
             let (row, zeros) = copy.row;
             copy.kept.elements(copy.bytes) / (row + zeros).max(1) * row
         };
-        let claimed = self.copies.iter().filter(|copy| copy.source.name().is_some()).map(elements);
+        let is_parameter =
+            |copy: &&WeightCopy| matches!(copy.source, WeightSource::Tensor(_) | WeightSource::Random(..));
+        let claimed = self.copies.iter().filter(is_parameter).map(elements);
         claimed.chain(self.folded.iter().map(|(_, elements)| *elements)).map(|elements| elements as u64).sum()
     }
 
@@ -388,7 +500,7 @@ impl<'c> WeightMap<'c> {
 
     /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
     /// file: a convolution's kernel becomes a matrix.
-    fn stacked(
+    pub(super) fn stacked(
         &mut self,
         parts: &[(String, usize)],
         shape: Shape,
@@ -402,6 +514,9 @@ impl<'c> WeightMap<'c> {
             let first = whole.map_or(dtype, |(_, dtype)| dtype);
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
+            }
+            if (dtype == DType::F8E4M3) != place.is_fp8 && !matches!(source, WeightSource::Random(..)) {
+                return Err(WeightError::Format { name: name.clone(), expected: expected(place.is_fp8), found: dtype });
             }
             let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             let to = self.place(kept.bytes(rows * columns), (shape.columns(), place.columns), kept, source);
@@ -427,7 +542,7 @@ impl<'c> WeightMap<'c> {
 
     /// The checkpoint's tensor with this name, checked against the claimed rows and inner extents. A random checkpoint
     /// has every tensor that is claimed.
-    fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
+    pub(super) fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
             return Ok((dtype, WeightSource::Random(name.to_owned(), random)));
         }
@@ -441,13 +556,13 @@ impl<'c> WeightMap<'c> {
         Ok((dtype(found.dtype), WeightSource::Tensor(name.to_owned())))
     }
 
-    fn align(&mut self) {
+    pub(super) fn align(&mut self) {
         self.used = self.used.round_up(ALIGNMENT);
     }
 
-    fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
+    pub(super) fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None, swapped: false });
+        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None, swapped: false, rounded: None });
         self.used += bytes;
         to
     }
@@ -458,5 +573,11 @@ pub(crate) fn dtype(found: TensorType) -> DType {
         TensorType::BF16 => DType::BF16,
         TensorType::F16 => DType::F16,
         TensorType::F32 => DType::F32,
+        TensorType::F8E4M3 => DType::F8E4M3,
     }
+}
+
+/// What the configuration says of a tensor, for an error.
+pub(super) fn expected(is_fp8: bool) -> &'static str {
+    if is_fp8 { "quantization_config says that it is FP8" } else { "by quantization_config it is plain" }
 }

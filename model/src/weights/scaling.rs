@@ -45,7 +45,8 @@ pub(crate) fn scaled_parts<E>(
     })
 }
 
-fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
+/// All numbers of a tensor.
+pub(crate) fn numbers(found: &TensorInfo<'_>) -> Vec<f32> {
     let (from, mut wide) = (dtype(found.dtype), Vec::new());
     let each = |part: &[u8]| {
         let at = wide.len();

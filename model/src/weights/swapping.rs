@@ -39,6 +39,7 @@ pub(crate) fn swapped_parts<E>(
         let out = room_for(room, matrices.len());
         out.par_chunks_exact_mut(bytes).zip(matrices.par_chunks_exact(bytes)).for_each(|(out, matrix)| {
             match found.dtype.bytes() {
+                1 => swap::<1>(matrix, out, columns),
                 2 => swap::<2>(matrix, out, columns),
                 4 => swap::<4>(matrix, out, columns),
                 size => unreachable!("no type of a tensor has {size} bytes"),

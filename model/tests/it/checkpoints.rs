@@ -204,7 +204,7 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
     let checkpoint = copy.open().expect("the header is fine");
     assert_eq!(&[7; 8], checkpoint.tensor("b").expect("f32").bytes);
     let error = checkpoint.tensor("a").expect_err("i64");
-    assert_eq!("the tensor a is I64, supported are BF16, F16 and F32", error.to_string());
+    assert_eq!("the tensor a is I64, supported are BF16, F16, F32 and F8_E4M3", error.to_string());
 }
 
 #[test]

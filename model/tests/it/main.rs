@@ -12,7 +12,9 @@ mod checkpoints;
 mod common;
 mod copy;
 mod forced_calls;
+mod fp8_weights;
 mod gguf;
+mod golden_fp8;
 mod golden_processor;
 
 mod golden_qwen2_5_vl;

@@ -115,7 +115,10 @@ fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
     put(&mut bytes, b"BFloat16Storage", b"QFloat16Storage");
     let checkpoint = with("llama", &[(SINGLE, bytes)]).open();
     let error = checkpoint.tensor("model.norm.weight").expect_err("no such type");
-    assert_eq!(error.to_string(), "the tensor model.norm.weight is QFloat16Storage, supported are BF16, F16 and F32");
+    assert_eq!(
+        error.to_string(),
+        "the tensor model.norm.weight is QFloat16Storage, supported are BF16, F16, F32 and F8_E4M3"
+    );
 }
 
 #[test]

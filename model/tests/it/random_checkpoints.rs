@@ -7,7 +7,7 @@ use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     Model,
-    checkpoint::{Checkpoint, CheckpointSource, RandomTensor},
+    checkpoint::{Checkpoint, CheckpointSource, RandomTensor, WeightQuantization},
     registry::{self, FamilyConfig},
     text::{Message, Part, Role, TemplateInputs},
 };
@@ -131,6 +131,45 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
         "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|><|vision_start|><|video_pad|><|vision_end|>Hi\
          <|im_end|>\n<|im_start|>assistant\n"
     );
+}
+
+#[test]
+fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
+    let planned = |shape: &str, quantization| {
+        let model = Model::plan(&open(shape, 0).with_quantization(quantization), &CPU).expect("it is planned");
+        (model.weight_bytes().0, model.parameters())
+    };
+    // Hidden, intermediate, query and key rows, layers, and projections of how many experts.
+    for (shape, hidden, intermediate, query, kv, layers, experts) in
+        [("qwen2.5-vl-7b", 3584, 18_944, 3584, 512, 28, 1), ("qwen3-30b-a3b", 2048, 768, 4096, 512, 48, 128)]
+    {
+        let ((plain, parameters), layers) = (planned(shape, None), layers as u64);
+        let attention = 2 * hidden * (query + kv);
+        let numbers = layers * (attention + experts * 3 * hidden * intermediate);
+        let outputs = query + 2 * kv + hidden + experts * (2 * intermediate + hidden);
+        for (quantization, scales) in [
+            (WeightQuantization::Fp8PerChannel, layers * outputs * 4),
+            (WeightQuantization::Fp8PerBlock, numbers / (128 * 128) * 4),
+        ] {
+            let (rounded, same) = planned(shape, Some(quantization));
+            assert_eq!(same, parameters, "scales are no parameters");
+            let expected = plain - numbers + scales;
+            assert!(
+                (expected..expected + (1 << 20)).contains(&rounded),
+                "{shape} {quantization}: {rounded} {expected}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
+    let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
+    let plain = spread(&logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
+    for quantization in WeightQuantization::ALL {
+        let row = logits(&Bench::of(open("qwen2.5-vl-tiny", 5).with_quantization(Some(quantization)), 2));
+        assert!((spread(&row) / plain - 1.0).abs() < 0.3, "{quantization}: {} beside {plain}", spread(&row));
+    }
 }
 
 /// The logits after some text.

@@ -34,6 +34,13 @@ const QWEN2: &str = "tests/golden/qwen2";
 const QWEN3: &str = "tests/golden/qwen3";
 /// Experts in every layer.
 const MIXTURES: [&str; 2] = ["tests/golden/qwen3_moe", "tests/golden/qwen3_vl_moe"];
+/// FP8 weights by block, by channel and by tensor; experts whose gates are rounded, and rows that the router reads plain.
+const FP8: [&str; 4] = [
+    "tests/golden/qwen3_fp8",
+    "tests/golden/qwen3_fp8_dynamic",
+    "tests/golden/qwen3_fp8_modelopt",
+    "tests/golden/qwen3_moe_fp8",
+];
 const LLAMA: &str = "tests/golden/llama_biased";
 const DEMO: &str = "model/demo/checkpoint";
 
@@ -125,7 +132,24 @@ impl Machine {
     }
 }
 
+/// Of a model whose layers are alike.
 fn every_worst_case_takes_what_its_plan_says(folder: &str) {
+    let alike = |machine: &Machine, pass: &Pass, planned: Footprint, what: &str| {
+        let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), pass);
+        let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(proof, Depth::First(1), "{what}: all layers of these models are alike");
+        let proven = machine.run(pass, proof, planned.workspace);
+        let proven = proven.unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer alone");
+        assert!(proven.work.flops < planned.work.flops, "{what}, the first layer alone");
+        let short = machine.run(pass, proof, planned.workspace - Bytes(256));
+        assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {proof:?}: {short:?}");
+    };
+    every_worst_case(folder, alike);
+}
+
+/// Compares each worst case with its plan, and then calls `check` with it.
+fn every_worst_case(folder: &str, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
     // Fewer blocks than the longest context takes, so worst cases use some of them several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     for threads in [1, 2] {
@@ -137,17 +161,9 @@ fn every_worst_case_takes_what_its_plan_says(folder: &str) {
                 let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
                 let measured = machine.run(&worst_case.pass, Depth::Whole, planned.workspace);
                 assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
-                let proof = worst_cases::proof(&machine.model, *machine.cpu.target(), &worst_case.pass);
-                let proof = proof.unwrap_or_else(|error| panic!("{what}: {error}"));
-                assert_eq!(proof, Depth::First(1), "{what}: all layers of these models are alike");
-                let proven = machine.run(&worst_case.pass, proof, planned.workspace);
-                let proven = proven.unwrap_or_else(|error| panic!("{what}: {error}"));
-                assert_eq!(proven.workspace, planned.workspace, "{what}, the first layer alone");
-                assert!(proven.work.flops < planned.work.flops, "{what}, the first layer alone");
-                for depth in [Depth::Whole, proof] {
-                    let short = machine.run(&worst_case.pass, depth, planned.workspace - Bytes(256));
-                    assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {depth:?}: {short:?}");
-                }
+                let short = machine.run(&worst_case.pass, Depth::Whole, planned.workspace - Bytes(256));
+                assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}: {short:?}");
+                check(&machine, &worst_case.pass, planned, &what);
             }
         }
     }
@@ -186,6 +202,11 @@ fn every_worst_case_of_qwen3_takes_what_its_plan_says() {
 #[test]
 fn every_worst_case_of_mixtures_takes_what_its_plan_says() {
     MIXTURES.into_iter().for_each(every_worst_case_takes_what_its_plan_says);
+}
+
+#[test]
+fn every_worst_case_of_fp8_weights_takes_what_its_plan_says() {
+    FP8.into_iter().for_each(|folder| every_worst_case(folder, |_, _, _, _| {}));
 }
 
 #[test]
@@ -371,7 +392,7 @@ proptest! {
     ) {
         let hopper = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
         let targets = [Target::Cpu { threads }, Target::Cuda(hopper)];
-        for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
+        for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }

@@ -20,6 +20,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::Gibibytes => [json!(0), json!("4")],
         Kind::Name => [json!("eyes"), json!("ears")],
         Kind::Type => [json!("half"), json!("bf16")],
+        Kind::Format => [json!("fp8"), json!("fp8_per_block")],
         Kind::Switch => [json!(true), json!("false")],
     }
 }

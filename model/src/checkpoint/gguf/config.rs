@@ -117,7 +117,7 @@ fn of_tensors(header: &Header<'_>, fields: &mut Map<String, Value>) {
         TensorType::F16 => "float16",
         TensorType::F32 if header.tensors.iter().all(|tensor| is_whole(tensor.kind)) => "float32",
         // Of blocks no type is the own one; these architectures are trained in this.
-        TensorType::F32 | TensorType::BF16 => "bfloat16",
+        TensorType::F32 | TensorType::BF16 | TensorType::F8E4M3 => "bfloat16",
     };
     fields.insert("dtype".to_owned(), dtype.into());
 }

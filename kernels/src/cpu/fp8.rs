@@ -1,0 +1,115 @@
+//! Products of E4M3 numbers: dot products within each group of columns that has a scale, the same for any number of
+//! rows.
+
+use super::{
+    arithmetic::dot,
+    memory::{Output, Rows, Scratch, widened},
+    threads::Threads,
+};
+use crate::{
+    Activations, E4m3, FP8_BLOCK, Quantization, Scales, Tensor, Weight,
+    ops::linear::Call,
+    target::{CPU_PANEL_ROWS, cpu_linear_share},
+};
+
+pub(super) fn linear(threads: &Threads, call: Call<'_>) {
+    let (x, weight) = (RoundedRows::of(&call.x), WeightRows::of(&call.weight));
+    let (features, in_features, rows) = (call.weight.rows(), call.weight.columns(), call.x.rows());
+    let scratch = Scratch::of(&call.scratch, cpu_linear_share(features, in_features, call.weight.dtype()));
+    let (bias, out) = (call.bias.as_ref().map(widened), Output::of(&call.out));
+    threads.share(features.div_ceil(CPU_PANEL_ROWS), (rows + 1) * features * in_features, |worker, panel| {
+        let columns = panel * CPU_PANEL_ROWS..features.min((panel + 1) * CPU_PANEL_ROWS);
+        // SAFETY: a worker works on one panel at a time.
+        let (room, panel) = unsafe { scratch.of_worker(worker) }.split_at_mut(in_features);
+        let panel = &mut panel[..columns.len() * in_features];
+        for (feature, wide) in columns.clone().zip(panel.chunks_exact_mut(in_features)) {
+            weight.widen(feature, wide);
+        }
+        for row in 0..rows {
+            x.widen(row, room);
+            // SAFETY: no other panel writes these columns.
+            let out = unsafe { out.part(row, columns.start, columns.len()) };
+            for ((feature, out), wide) in columns.clone().zip(out).zip(panel.chunks_exact(in_features)) {
+                let product = weight.product(feature, wide, room, x.scales(row));
+                *out = if call.accumulate { *out + product } else { product };
+                if let Some(bias) = &bias {
+                    *out += bias[feature];
+                }
+            }
+        }
+    });
+}
+
+/// Rounded activations, read-only.
+pub(super) struct RoundedRows<'a> {
+    data: Rows<'a, E4m3>,
+    scales: RowScales<'a>,
+}
+
+enum RowScales<'a> {
+    Stored(Rows<'a, f32>),
+    Fixed(f32),
+}
+
+impl<'a> RoundedRows<'a> {
+    pub(super) fn of(x: &'a Activations<'_>) -> Self {
+        let rounded = x.rounded.as_ref().expect("the front rounds activations for a weight in FP8");
+        let scales = match rounded.quantization {
+            Quantization::Groups | Quantization::Rows => RowScales::Stored(Rows::of(&rounded.scales)),
+            Quantization::Fixed(scale) => RowScales::Fixed(scale),
+        };
+        RoundedRows { data: Rows::of(&rounded.data), scales }
+    }
+
+    #[inline(always)]
+    pub(super) fn widen(&self, row: usize, out: &mut [f32]) {
+        out.iter_mut().zip(self.data.row(row)).for_each(|(out, number)| *out = number.to_f32());
+    }
+
+    #[inline(always)]
+    pub(super) fn scales(&self, row: usize) -> &[f32] {
+        match &self.scales {
+            RowScales::Stored(scales) => scales.row(row),
+            RowScales::Fixed(scale) => std::slice::from_ref(scale),
+        }
+    }
+}
+
+/// An FP8 weight, read-only.
+pub(super) struct WeightRows<'a> {
+    data: Rows<'a, E4m3>,
+    scales: &'a Scales<'a>,
+    group: usize,
+}
+
+impl<'a> WeightRows<'a> {
+    pub(super) fn of(weight: &'a Weight<'a>) -> Self {
+        let group = match weight.scales {
+            Scales::Blocks { .. } => FP8_BLOCK,
+            Scales::Rows { .. } | Scales::Plain => weight.columns(),
+        };
+        WeightRows { data: Rows::of(&weight.data), scales: &weight.scales, group }
+    }
+
+    #[inline(always)]
+    pub(super) fn widen(&self, feature: usize, out: &mut [f32]) {
+        out.iter_mut().zip(self.data.row(feature)).for_each(|(out, number)| *out = number.to_f32());
+    }
+
+    /// The product of the weight's row `feature`, widened in `wide`, with a widened row of activations and its scales.
+    #[inline(always)]
+    pub(super) fn product(&self, feature: usize, wide: &[f32], x: &[f32], x_scales: &[f32]) -> f32 {
+        let scales = match self.scales {
+            Scales::Blocks { scales, height } => row(scales, feature / height),
+            Scales::Rows { scales, .. } => &Rows::<f32>::of(scales).all()[feature..=feature],
+            Scales::Plain => unreachable!("a plain weight has another product"),
+        };
+        let groups = wide.chunks(self.group).zip(x.chunks(self.group)).zip(scales.iter().zip(x_scales));
+        groups.map(|((wide, x), (scale, of_x))| dot(wide, x) * (scale * of_x)).sum()
+    }
+}
+
+#[inline(always)]
+fn row<'a>(scales: &'a Tensor<'_>, at: usize) -> &'a [f32] {
+    Rows::<f32>::of(scales).row(at)
+}

@@ -1,0 +1,103 @@
+//! Rounding to E4M3, and the outputs of operations that may do so while they write.
+
+use super::{
+    memory::{Output, Rows},
+    threads::Threads,
+};
+use crate::{Activations, E4m3, FP8_BLOCK, Quantization, Rounded, e4m3_scale, largest_magnitude, ops::quantize::Call};
+
+pub(super) fn quantize(threads: &Threads, call: Call<'_>) {
+    let x = Rows::<f32>::of(&call.x);
+    round_rows(threads, &call.out, |row| x.row(row));
+}
+
+/// Rounds the rows that `row` gives.
+pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(usize) -> &'x [f32] + Sync) {
+    let (rows, columns) = (out.data.rows(), out.data.columns());
+    let out = RoundedOutput::of(out);
+    threads.share(rows, 4 * rows * columns, |_, at| {
+        let x = row(at);
+        // SAFETY: each row is one item.
+        unsafe { out.write(at, |first, part| part.copy_from_slice(&x[first..][..part.len()])) };
+    });
+}
+
+/// Writes each row of `out` in all its forms. `prepared(row)` gives a function that writes the row's numbers from a
+/// column on; it may be called more than once for the same ones. `cost` is the multiply-adds that a number takes.
+pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
+    threads: &Threads,
+    out: &Activations<'_>,
+    cost: usize,
+    prepared: impl Fn(usize) -> F + Sync,
+) {
+    let (rows, columns) = (out.rows(), out.columns());
+    let plain = out.plain.as_ref().map(Output::of);
+    let rounded = out.rounded.as_ref().map(RoundedOutput::of);
+    threads.share(rows, rows * columns * cost, |_, row| {
+        let write = prepared(row);
+        if let Some(plain) = &plain {
+            // SAFETY: each row is one item.
+            write(0, unsafe { plain.part(row, 0, columns) });
+        }
+        if let Some(rounded) = &rounded {
+            // SAFETY: as above.
+            unsafe { rounded.write(row, &write) };
+        }
+    });
+}
+
+/// Rounded rows, for threads that each write rows of their own.
+struct RoundedOutput<'a> {
+    data: Output<'a, E4m3>,
+    scales: Output<'a>,
+    columns: usize,
+    quantization: Quantization,
+}
+
+impl<'a> RoundedOutput<'a> {
+    fn of(out: &'a Rounded<'_>) -> Self {
+        RoundedOutput {
+            data: Output::of_type(&out.data),
+            scales: Output::of(&out.scales),
+            columns: out.data.columns(),
+            quantization: out.quantization,
+        }
+    }
+
+    /// Rounds a row, of which `numbers` writes the part from a column on.
+    ///
+    /// # Safety
+    /// No other thread writes this row.
+    #[inline(always)]
+    unsafe fn write(&self, row: usize, numbers: impl Fn(usize, &mut [f32])) {
+        let mut room = [0.0; FP8_BLOCK];
+        // SAFETY: the caller vouches for the row.
+        let (data, scales) = unsafe {
+            let scales = self.quantization.row_scales(self.columns);
+            (self.data.part(row, 0, self.columns), self.scales.part(row, 0, scales))
+        };
+        let of_row = match self.quantization {
+            Quantization::Groups => None,
+            Quantization::Fixed(scale) => Some(scale),
+            Quantization::Rows => {
+                let mut largest = 0.0f32;
+                for first in (0..self.columns).step_by(FP8_BLOCK) {
+                    let part = &mut room[..FP8_BLOCK.min(self.columns - first)];
+                    numbers(first, part);
+                    largest = largest.max(largest_magnitude(part));
+                }
+                scales[0] = e4m3_scale(largest);
+                Some(scales[0])
+            }
+        };
+        for (group, data) in data.chunks_mut(FP8_BLOCK).enumerate() {
+            let part = &mut room[..data.len()];
+            numbers(group * FP8_BLOCK, part);
+            let scale = of_row.unwrap_or_else(|| {
+                scales[group] = e4m3_scale(largest_magnitude(part));
+                scales[group]
+            });
+            data.iter_mut().zip(&*part).for_each(|(place, number)| *place = E4m3::from_f32(number / scale));
+        }
+    }
+}

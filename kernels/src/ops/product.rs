@@ -1,0 +1,83 @@
+//! What all products check, and the form of activations that they read.
+
+use super::check;
+use crate::{Activations, Backend, DType, FP8_BLOCK, Form, KernelError, Scales, Scope, Target, Tensor, Weight};
+
+/// `weight` must hold what the target keeps weights as, or E4M3 with scales of its shape.
+pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
+    let data = &weight.data;
+    check::holds(data.is_contiguous() && data.columns() > 0, op, "weight", data, "contiguous rows")?;
+    let (rows, columns) = (data.rows(), data.columns());
+    match &weight.scales {
+        Scales::Plain => return check::weight(op, "weight", data, target),
+        Scales::Blocks { scales, height } => {
+            let is_even = (1..=FP8_BLOCK).contains(height) && FP8_BLOCK.is_multiple_of(*height);
+            check::holds(is_even, op, "scales", scales, "blocks of a height that divides 128")?;
+            check::shape(op, "scales", scales, [rows.div_ceil(*height), columns.div_ceil(FP8_BLOCK)])?;
+        }
+        Scales::Rows { scales, .. } => check::shape(op, "scales", scales, [rows])?,
+    }
+    let scales = weight.scales.tensor().expect("a plain weight has returned");
+    check::f32(op, "scales", scales)?;
+    check::holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")?;
+    match data.dtype() {
+        DType::F8E4M3 => Ok(()),
+        found => Err(KernelError::Type { op, what: "weight", expected: "f8e4m3 beside scales", found }),
+    }
+}
+
+/// `x` must hold activations, rounded or plain.
+fn check_activations(op: &'static str, x: &Activations<'_>, target: &Target) -> Result<(), KernelError> {
+    if let Some(plain) = &x.plain {
+        check::activation(op, "x", plain, target.activation())?;
+    }
+    let Some(rounded) = &x.rounded else { return Ok(()) };
+    let (rows, columns) = (rounded.data.rows(), rounded.data.columns());
+    check::shape(op, "x", x.any(), [rows, columns])?;
+    check::shape(op, "scales of x", &rounded.scales, [rows, rounded.quantization.row_scales(columns)])
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// The checks that all products share.
+    pub(super) fn check_product(
+        &self,
+        op: &'static str,
+        x: &Activations<'_>,
+        weight: &Weight<'_>,
+        bias: Option<&Tensor<'_>>,
+    ) -> Result<(), KernelError> {
+        check_activations(op, x, self.target())?;
+        check_weight(op, weight, self.target())?;
+        check::shape(op, "x", x.any(), [x.rows(), weight.columns()])?;
+        let Some(bias) = bias else { return Ok(()) };
+        check::weight(op, "bias", bias, self.target())?;
+        check::shape(op, "bias", bias, [weight.rows()])
+    }
+
+    /// Takes room for the form of `x` that `weight` wants, if `x` does not have it.
+    pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<Room<'_>, KernelError> {
+        let wanted = weight.wants();
+        if x.only(wanted).is_some() {
+            return Ok(Room(None));
+        }
+        Ok(Room(Some(self.empty_in(Form::of(wanted), x.rows(), x.columns())?)))
+    }
+
+    /// The form of `x` that `weight` wants: its own, or rounded in `room`.
+    ///
+    /// # Panics
+    /// If `x` is rounded in another way and not plain: the model's code asked for the wrong form.
+    pub(super) fn wanted<'a>(
+        &self,
+        x: &'a Activations<'_>,
+        weight: &Weight<'_>,
+        room: &'a Room<'_>,
+    ) -> Result<Activations<'a>, KernelError> {
+        let Some(room) = &room.0 else { return Ok(x.only(weight.wants()).expect("room was not needed")) };
+        self.round(x.plain(), room)?;
+        Ok(room.view())
+    }
+}
+
+/// Room for activations that a product rounds itself.
+pub(super) struct Room<'s>(Option<Activations<'s>>);

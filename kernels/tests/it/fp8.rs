@@ -1,0 +1,164 @@
+//! FP8 weights: what rounds while it writes rounds what it would have left plain, rows stay apart, and what does not fit
+//! together is refused.
+
+use bursar_kernels::*;
+
+use crate::ground::{Random, compute, plan};
+
+const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quantization::Fixed(0.002)];
+
+/// The codes and scales of rounded activations.
+fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, KernelError> {
+    let rounded = x.rounded.as_ref().expect("they were asked for rounded");
+    let scales: Vec<f32> = scope.download(&rounded.scales)?;
+    Ok((scope.download(&rounded.data)?, scales.into_iter().map(f32::to_bits).collect()))
+}
+
+/// Rounded numbers, and the bits of their scales.
+type Bits = (Vec<E4m3>, Vec<u32>);
+
+/// Checks that an operation rounds what it leaves plain, beside that and alone.
+fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, Bits), KernelError>) {
+    for way in WAYS {
+        let alone = compute(2, |scope| made(scope, Form::of(Some(way))));
+        let (_, beside) = compute(2, |scope| made(scope, Form::of(Some(way)).and_plain()));
+        let (plain, _) = compute(2, |scope| made(scope, Form::PLAIN));
+        let columns = plain.len() / 5;
+        let expected = compute(1, |scope| {
+            let x = scope.upload([5, columns], &plain)?;
+            bits(scope, &scope.quantize(&x, way)?)
+        });
+        assert!(alone.1 == expected && beside == expected, "{way:?}");
+    }
+}
+
+/// Both forms, as far as they are there.
+fn forms(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
+    let plain = x.plain.as_ref().map_or(Ok(Vec::new()), |plain| scope.download(plain))?;
+    let rounded = if x.rounded.is_some() { bits(scope, x)? } else { Default::default() };
+    Ok((plain, rounded))
+}
+
+#[test]
+fn a_norm_rounds_what_it_would_leave_plain() {
+    let (x, weight) = (Random::new(1).floats(5 * 333), Random::new(2).floats(333));
+    assert_rounds(|scope, form| {
+        let (x, weight) = (scope.upload([5, 333], &x)?, scope.upload([333], &weight)?);
+        forms(scope, &scope.rms_norm_as(&x, &weight, 1e-6, form)?)
+    });
+}
+
+#[test]
+fn a_gate_rounds_what_it_would_leave_plain() {
+    let (x, weight) = (Random::new(3).floats(5 * 260), Random::new(4).floats(260 * 40));
+    assert_rounds(|scope, form| forms(scope, &scope.silu_mul_as(&scope.upload([5, 260], &x)?, form)?));
+    assert_rounds(|scope, form| {
+        let (x, weight) = (scope.upload([5, 40], &x[..200])?, scope.upload([260, 40], &weight)?);
+        forms(scope, &scope.gated_linear_as(&x, &weight, None, form)?)
+    });
+}
+
+#[test]
+fn experts_round_what_they_would_leave_plain() {
+    let (x, weight) = (Random::new(5).floats(5 * 40), Random::new(6).floats(3 * 2 * 150 * 40));
+    assert_rounds(|scope, form| {
+        let logits = scope.upload([5, 3], &Random::new(7).floats(15))?;
+        let routing = scope.route(&logits, 1, true, &scope.upload([3], &[0u32; 3])?)?;
+        let (x, weight) = (scope.upload([5, 40], &x)?, scope.upload([3 * 2 * 150, 40], &weight)?);
+        forms(scope, &scope.gated_experts_as(&x, &weight, &routing, form)?)
+    });
+}
+
+/// A weight by blocks, all of whose numbers are 1.
+fn ones<'s, B: Backend>(scope: &'s Scope<'_, B>, rows: usize, columns: usize) -> Result<Weight<'s>, KernelError> {
+    let (down, across) = (rows.div_ceil(128), columns.div_ceil(128));
+    Ok(Weight {
+        data: scope.upload([rows, columns], &vec![E4m3::from_f32(1.0); rows * columns])?,
+        scales: Scales::Blocks { scales: scope.upload([down, across], &vec![1.0f32; down * across])?, height: 128 },
+    })
+}
+
+#[test]
+fn zeros_and_what_is_no_number_stay_in_their_rows() {
+    let mut x = Random::new(8).floats(9 * 300);
+    x[300..600].fill(0.0);
+    x[4 * 300 + 131] = f32::NAN;
+    x[6 * 300 + 1] = f32::INFINITY;
+    let found: Vec<f32> = compute(2, |scope| {
+        scope.download(&scope.linear(&scope.upload([9, 300], &x)?, &ones(scope, 70, 300)?, None)?)
+    });
+    for (row, products) in found.chunks(70).enumerate() {
+        let is_spoilt = row == 4 || row == 6;
+        assert!(products.iter().all(|product| product.is_nan() == is_spoilt), "row {row}: {products:?}");
+        assert!(row != 1 || products.iter().all(|product| *product == 0.0), "zeros stay zeros");
+    }
+}
+
+#[test]
+fn a_row_has_the_same_bits_whatever_stands_beside_it() {
+    let x = Random::new(9).floats(70 * 300);
+    let products = |rows: usize| -> Vec<f32> {
+        compute(2, |scope| {
+            scope.download(&scope.linear(
+                &scope.upload([rows, 300], &x[..rows * 300])?,
+                &ones(scope, 70, 300)?,
+                None,
+            )?)
+        })
+    };
+    let alone = products(1);
+    for rows in [2, 5, 70] {
+        assert_eq!(products(rows)[..70], alone);
+    }
+}
+
+#[test]
+fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
+    let text = |refused: fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
+        plan(1, |scope| refused(scope).expect_err("it must be refused").to_string()).0
+    };
+    let found = [
+        text(|scope| {
+            let Weight { data, .. } = ones(scope, 130, 130)?;
+            let scales = Scales::Blocks { scales: scope.empty_f32([1, 2])?, height: 128 };
+            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+        }),
+        text(|scope| {
+            let Weight { data, .. } = ones(scope, 130, 130)?;
+            let scales = Scales::Blocks { scales: scope.empty_f32([2, 2])?, height: 100 };
+            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+        }),
+        text(|scope| {
+            let Weight { data, .. } = ones(scope, 130, 130)?;
+            let scales = Scales::Rows { scales: scope.empty_f32([129])?, activations: None };
+            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+        }),
+        text(|scope| {
+            let scales = Scales::Rows { scales: scope.empty_f32([7])?, activations: None };
+            let data = scope.empty([7, 130])?;
+            scope.linear(&scope.empty([2, 130])?, &Weight { data, scales }, None).map(drop)
+        }),
+        text(|scope| {
+            let Weight { data, .. } = ones(scope, 7, 130)?;
+            scope.linear(&scope.empty([2, 130])?, &data, None).map(drop)
+        }),
+    ];
+    assert_eq!(
+        found.join("\n"),
+        "linear: scales is [1, 2], expected [2, 2]\n\
+         linear: scales is [2, 2], expected blocks of a height that divides 128\n\
+         linear: scales is [129], expected [130]\n\
+         linear: weight holds f32, expected f8e4m3 beside scales\n\
+         linear: weight holds f8e4m3, expected floating-point numbers"
+    );
+}
+
+#[test]
+fn a_pass_counts_the_bytes_of_rounded_activations_and_scales_and_takes_no_more() {
+    let ((), taken, work) = plan(1, |scope| {
+        let (x, weight) = (scope.empty([3, 300]).unwrap(), scope.empty([300]).unwrap());
+        scope.rms_norm_as(&x, &weight, 1e-6, Form::of(Some(Quantization::Groups))).unwrap();
+    });
+    assert_eq!(work.bytes.0, 4 * 3 * 300 + 4 * 300 + 3 * 300 + 4 * 3 * 3);
+    assert_eq!(taken.0, 3840 + 1280 + 1024 + 256, "whole multiples of 256 bytes");
+}

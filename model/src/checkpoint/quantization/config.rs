@@ -1,0 +1,232 @@
+//! `quantization_config` of `config.json`, and `hf_quant_config.json`: FP8 of transformers, of compressed-tensors and of
+//! ModelOpt. What is not known is refused by name.
+
+use serde_json::{Map, Value, json};
+
+use super::{Fp8Scheme, Modules, QuantizationError, RoundedBy, ScaledBy, StoredFp8};
+
+/// Characters of a value that an error shows.
+const SHOWN: usize = 60;
+
+const CONFIG: &str = "config.json";
+/// ModelOpt's own file, which older releases have instead of a part of `config.json`.
+pub(crate) const MODELOPT: &str = "hf_quant_config.json";
+
+/// Reads what a checkpoint says about its weights; `None` if they are plain.
+///
+/// # Errors
+/// A setting that is not known, or whose value is not supported.
+pub(crate) fn stored_formats(
+    config: &Map<String, Value>,
+    modelopt: Option<&Value>,
+) -> Result<Option<StoredFp8>, QuantizationError> {
+    if let Some(part) = Fields::part(CONFIG, "", config, "quantization_config")? {
+        return match part.text("quant_method") {
+            Some("fp8") => block(&part).map(Some),
+            Some("compressed-tensors") => compressed(&part).map(Some),
+            Some("modelopt") => tensor(&part).map(Some),
+            _ => Err(part.refused("quant_method", "fp8, compressed-tensors and modelopt")),
+        };
+    }
+    let Some(modelopt) = modelopt.and_then(Value::as_object) else { return Ok(None) };
+    match Fields::part(MODELOPT, "", modelopt, "quantization")? {
+        Some(part) if part.fields.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) => {
+            tensor(&part).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// FP8 of transformers, as Qwen releases it (5.17, `FineGrainedFP8Config`).
+fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+    part.among("fmt", &[json!("e4m3"), Value::Null], "e4m3")?;
+    part.among("activation_scheme", &[json!("dynamic"), Value::Null], "dynamic")?;
+    part.among("weight_block_size", &[json!([128, 128])], "[128, 128]")?;
+    part.among("scale_fmt", &[json!("float"), Value::Null], "float")?;
+    part.refuse_others(&[
+        "quant_method",
+        "fmt",
+        "activation_scheme",
+        "weight_block_size",
+        "scale_fmt",
+        "modules_to_not_convert",
+        "ignored_layers",
+    ])?;
+    let plain = part.modules(&["modules_to_not_convert", "ignored_layers"])?;
+    Ok(StoredFp8 { scheme: Fp8Scheme::BLOCK, scale: "weight_scale_inv", plain, has_cache_scales: false })
+}
+
+/// FP8 of compressed-tensors, as llm-compressor writes it: one group of all linear layers.
+fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+    part.among("format", &[json!("float-quantized")], "float-quantized")?;
+    part.among("quantization_status", &[json!("compressed"), Value::Null], "compressed")?;
+    part.refuse_others(&[
+        "quant_method",
+        "format",
+        "quantization_status",
+        "config_groups",
+        "ignore",
+        "global_compression_ratio",
+        "version",
+    ])?;
+    let groups = part.inner("config_groups")?;
+    let one = "one group";
+    let mut names = groups.fields.keys();
+    let (Some(name), None) = (names.next(), names.next()) else { return Err(part.refused("config_groups", one)) };
+    let group = groups.inner(name)?;
+    group.among("targets", &[json!(["Linear"])], "[\"Linear\"]")?;
+    group.among("format", &[json!("float-quantized"), Value::Null], "float-quantized")?;
+    group.refuse_others(&["targets", "format", "weights", "input_activations"])?;
+    let (weights, activations) = (group.inner("weights")?, group.inner("input_activations")?);
+    for part in [&weights, &activations] {
+        part.among("num_bits", &[json!(8)], "8")?;
+        part.among("type", &[json!("float")], "float")?;
+        part.among("symmetric", &[json!(true), Value::Null], "true")?;
+        part.refuse_others(&[
+            "num_bits",
+            "type",
+            "symmetric",
+            "strategy",
+            "dynamic",
+            "block_structure",
+            "group_size",
+            "observer",
+            "observer_kwargs",
+        ])?;
+    }
+    weights.among("dynamic", &[json!(false), Value::Null], "false")?;
+    let is_dynamic = activations.fields.get("dynamic") == Some(&json!(true));
+    let scheme = match (weights.text("strategy"), activations.text("strategy"), is_dynamic) {
+        (Some("channel"), Some("token"), true) => Fp8Scheme::CHANNEL,
+        (Some("tensor"), Some("token"), true) => Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Row },
+        (Some("channel"), Some("tensor"), false) => Fp8Scheme { weights: ScaledBy::Row, activations: RoundedBy::Fixed },
+        (Some("tensor"), Some("tensor"), false) => {
+            Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed }
+        }
+        (Some("block"), Some("group"), true) => {
+            weights.among("block_structure", &[json!([128, 128])], "[128, 128]")?;
+            activations.among("group_size", &[json!(128)], "128")?;
+            Fp8Scheme::BLOCK
+        }
+        (Some("channel" | "tensor"), _, _) => {
+            return Err(activations.refused("strategy", "token if it is dynamic, else tensor"));
+        }
+        _ => return Err(weights.refused("strategy", "channel, tensor, and block with groups of activations")),
+    };
+    if scheme != Fp8Scheme::BLOCK {
+        weights.among("block_structure", &[Value::Null], "null")?;
+        [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
+    }
+    Ok(StoredFp8 { scheme, scale: "weight_scale", plain: part.modules(&["ignore"])?, has_cache_scales: false })
+}
+
+/// FP8 of ModelOpt, as NVIDIA releases it.
+fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
+    part.among("quant_algo", &[json!("FP8")], "FP8")?;
+    part.among("kv_cache_quant_algo", &[json!("FP8"), Value::Null], "FP8")?;
+    part.refuse_others(&[
+        "quant_method",
+        "quant_algo",
+        "kv_cache_quant_algo",
+        "kv_cache_scheme",
+        "config_groups",
+        "ignore",
+        "exclude_modules",
+        "producer",
+    ])?;
+    let has_cache_scales = ["kv_cache_quant_algo", "kv_cache_scheme"]
+        .iter()
+        .any(|key| part.fields.get(*key).is_some_and(|at| !at.is_null()));
+    let scheme = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
+    let plain = part.modules(&["ignore", "exclude_modules"])?;
+    Ok(StoredFp8 { scheme, scale: "weight_scale", plain, has_cache_scales })
+}
+
+/// An object of a file.
+struct Fields<'c> {
+    file: &'static str,
+    place: String,
+    fields: &'c Map<String, Value>,
+}
+
+impl<'c> Fields<'c> {
+    /// The object `name` of `fields`, if there is one.
+    fn part(
+        file: &'static str,
+        place: &str,
+        fields: &'c Map<String, Value>,
+        name: &str,
+    ) -> Result<Option<Self>, QuantizationError> {
+        match fields.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(Value::Object(part)) if part.is_empty() => Ok(None),
+            Some(Value::Object(part)) => Ok(Some(Fields { file, place: format!("{place}{name}."), fields: part })),
+            Some(_) => Err(Fields { file, place: place.to_owned(), fields }.refused(name, "an object")),
+        }
+    }
+
+    /// An object that must be there.
+    fn inner(&self, name: &str) -> Result<Fields<'c>, QuantizationError> {
+        Fields::part(self.file, &self.place, self.fields, name)?.ok_or_else(|| self.refused(name, "an object"))
+    }
+
+    fn text(&self, name: &str) -> Option<&'c str> {
+        self.fields.get(name)?.as_str()
+    }
+
+    /// The modules of whichever lists are there.
+    fn modules(&self, names: &[&str]) -> Result<Modules, QuantizationError> {
+        let mut entries = Vec::new();
+        for name in names {
+            match self.fields.get(*name) {
+                None | Some(Value::Null) => {}
+                Some(Value::Array(list)) if list.iter().all(Value::is_string) => {
+                    entries.extend(list.iter().filter_map(Value::as_str));
+                }
+                Some(_) => return Err(self.refused(name, "a list of names")),
+            }
+        }
+        Modules::new(self.file, entries)
+    }
+
+    /// Refuses a value that is not `among`; `null` among them allows that there is none.
+    fn among(&self, name: &str, among: &[Value], supported: &'static str) -> Result<(), QuantizationError> {
+        match among.contains(self.fields.get(name).unwrap_or(&Value::Null)) {
+            true => Ok(()),
+            false => Err(self.refused(name, supported)),
+        }
+    }
+
+    /// Refuses keys that are not `known`, unless their value means none.
+    fn refuse_others(&self, known: &[&str]) -> Result<(), QuantizationError> {
+        let is_none = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Object(fields) => fields.is_empty(),
+            Value::Array(list) => list.is_empty(),
+            _ => false,
+        };
+        match self.fields.iter().find(|(key, value)| !known.contains(&key.as_str()) && !is_none(value)) {
+            None => Ok(()),
+            Some((key, value)) => Err(QuantizationError::Unknown {
+                file: self.file,
+                field: format!("{}{key}", self.place),
+                value: shown(value),
+            }),
+        }
+    }
+
+    fn refused(&self, name: &str, supported: &'static str) -> QuantizationError {
+        let value = self.fields.get(name).map_or_else(|| "missing".to_owned(), shown);
+        QuantizationError::Setting { file: self.file, field: format!("{}{name}", self.place), value, supported }
+    }
+}
+
+/// A value cut short, a text without quotes.
+fn shown(value: &Value) -> String {
+    let mut value = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    if let Some((end, _)) = value.char_indices().nth(SHOWN) {
+        value.truncate(end);
+        value.push('…');
+    }
+    value
+}

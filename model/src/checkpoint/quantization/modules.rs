@@ -1,0 +1,108 @@
+//! Lists of modules by name, as quantised checkpoints have them.
+
+use regex::Regex;
+
+use super::QuantizationError;
+
+/// Modules that a list names.
+///
+/// An entry names a module if its parts between dots stand in the module's name one after the other: `lm_head`,
+/// `visual` or `model.layers.0.mlp.gate`. That is what transformers (5.17, `should_convert_module`: a prefix or an end)
+/// and vLLM (0.26, `is_layer_skipped`: whole names) have in common, without `layers.1` meaning `layers.10` as well. The
+/// parts `model` and `language_model` do not count, as releases of a model differ in them. With a `*`, an entry is a
+/// pattern of file names for the whole name; after `re:` it is a regular expression that the name begins with.
+#[derive(Clone, Debug, Default)]
+pub struct Modules {
+    /// Names between dots.
+    names: Vec<String>,
+    patterns: Vec<Regex>,
+}
+
+/// Parts of names that releases of one model differ in.
+const OUTER: [&str; 2] = ["model", "language_model"];
+
+impl Modules {
+    /// A list of `entries` from `file`.
+    ///
+    /// # Errors
+    /// [`QuantizationError::Pattern`].
+    pub fn new<'e>(file: &'static str, entries: impl IntoIterator<Item = &'e str>) -> Result<Self, QuantizationError> {
+        let mut modules = Modules::default();
+        for entry in entries {
+            let pattern = match entry.strip_prefix("re:") {
+                Some(pattern) => Some(format!("^(?:{pattern})")),
+                None if entry.contains('*') => Some(format!("^{}$", regex::escape(entry).replace("\\*", ".*"))),
+                None => None,
+            };
+            match pattern {
+                None => modules.names.push(inner(entry)),
+                Some(pattern) => modules.patterns.push(Regex::new(&pattern).map_err(|error| {
+                    let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
+                    QuantizationError::Pattern { file, pattern: entry.to_owned(), reason }
+                })?),
+            }
+        }
+        Ok(modules)
+    }
+
+    /// Whether the list names `module`.
+    pub fn has(&self, module: &str) -> bool {
+        let (inner, whole) = (inner(module), dotted(module.split('.')));
+        self.names.iter().any(|name| inner.contains(name.as_str()) || whole.contains(name.as_str()))
+            || self.patterns.iter().any(|pattern| pattern.is_match(module) || pattern.is_match(inner.trim_matches('.')))
+    }
+}
+
+/// The parts of a name that count, each between dots; all if none would be left.
+fn inner(name: &str) -> String {
+    match dotted(name.split('.').filter(|part| !OUTER.contains(part))) {
+        inner if inner == "." => dotted(name.split('.')),
+        inner => inner,
+    }
+}
+
+fn dotted<'p>(parts: impl Iterator<Item = &'p str>) -> String {
+    parts.fold(".".to_owned(), |dotted, part| dotted + part + ".")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn has(entry: &str, module: &str) -> bool {
+        Modules::new("config.json", [entry]).expect("a pattern").has(module)
+    }
+
+    #[test]
+    fn an_entry_names_whole_parts_wherever_they_stand() {
+        for (entry, module) in [
+            ("lm_head", "lm_head"),
+            ("visual", "model.visual.blocks.3.attn.proj"),
+            ("model.visual.blocks.3.attn.proj", "visual.blocks.3.attn.proj"),
+            ("model.layers.1", "model.language_model.layers.1.mlp.up_proj"),
+            ("mlp.gate", "model.layers.7.mlp.gate"),
+            ("down_proj", "model.layers.7.mlp.down_proj"),
+            ("model.language_model", "model.language_model.layers.7.mlp.down_proj"),
+        ] {
+            assert!(has(entry, module), "{entry} names {module}");
+        }
+        for (entry, module) in [
+            ("model.layers.1", "model.layers.10.mlp.up_proj"),
+            ("mlp.gate", "model.layers.7.mlp.gate_proj"),
+            ("model.layers.1.mlp.gate_proj", "model.layers.1.mlp.up_proj"),
+            ("visual", "model.layers.0.visuals.down_proj"),
+        ] {
+            assert!(!has(entry, module), "{entry} does not name {module}");
+        }
+    }
+
+    #[test]
+    fn patterns_are_for_the_beginning_and_globs_for_the_whole() {
+        assert!(has("re:.*lm_head", "model.lm_head") && has("re:visual.*", "model.visual.merger.mlp.0"));
+        assert!(!has("re:down_proj", "layers.0.mlp.down_proj"), "a name begins with it or does not");
+        assert!(has("model.layers.*.mlp.gate", "model.layers.7.mlp.gate"));
+        assert!(!has("*.mlp.gate", "model.layers.7.mlp.gate_proj"));
+        let error = Modules::new("config.json", ["re:(?=x)"]).expect_err("it looks ahead");
+        assert!(error.to_string().starts_with("config.json: the pattern \"re:(?=x)\" of modules"), "{error}");
+    }
+}

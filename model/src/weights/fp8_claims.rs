@@ -1,0 +1,315 @@
+//! Claims of FP8 weights: numbers and scales, as the checkpoint has them or as they are made while it is read.
+
+use bursar_kernels::{DType, FP8_BLOCK, Scales, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
+
+use super::{
+    map::{MadeScales, Place, SpreadScales, WeightError, WeightMap, WeightSource, expected},
+    scaling::numbers,
+};
+use crate::checkpoint::{
+    Fp8Scheme, RandomTensor, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION,
+};
+
+/// The scale of activations where a checkpoint without weights has none.
+const UNKNOWN_SCALE: f32 = 1.0;
+
+/// Matrices that a checkpoint has in one tensor.
+#[derive(Clone, Copy)]
+pub(super) struct Matrices {
+    pub count: usize,
+    pub rows: usize,
+    pub columns: usize,
+    /// The file has the axes of each swapped.
+    pub swapped: bool,
+}
+
+/// How a weight of FP8 is claimed.
+#[derive(Clone, Copy)]
+pub(super) struct Fp8 {
+    scheme: Fp8Scheme,
+    /// The end of its scales' names, if the checkpoint has them.
+    stored: Option<&'static str>,
+}
+
+impl WeightMap<'_> {
+    /// Says whether the claims that follow are the decoder's, whose projections a user may want rounded.
+    pub fn set_in_decoder(&mut self, is_in_decoder: bool) {
+        self.is_in_decoder = is_in_decoder;
+    }
+
+    /// How the weights of modules that are computed as one are claimed; `None` is plain.
+    pub(super) fn scheme_of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Fp8>, WeightError> {
+        let found = match &self.formats {
+            WeightFormats::Plain => None,
+            WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Fp8 { scheme: *scheme, stored: None }),
+            WeightFormats::Stored(stored) => {
+                let (plain, rounded): (Vec<_>, Vec<_>) =
+                    modules.into_iter().partition(|name| stored.plain.has(name) || self.is_convolution(name));
+                if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
+                    let (name, other) = ((*name).to_owned(), (*other).to_owned());
+                    return Err(WeightError::PartlyQuantized { name, other });
+                }
+                plain.is_empty().then_some(Fp8 { scheme: stored.scheme, stored: Some(stored.scale) })
+            }
+        };
+        if found.is_some() && !self.is_dry() && !self.target.has_fp8() {
+            return Err(WeightError::Unserved { what: "FP8 weights", target: self.target.name() });
+        }
+        Ok(found)
+    }
+
+    /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.
+    fn is_convolution(&self, module: &str) -> bool {
+        self.checkpoint.tensor(&format!("{module}.weight")).is_ok_and(|found| found.shape.len() > 2)
+    }
+
+    /// The type to keep a weight in that the file has as `found`.
+    pub(super) fn kept(&self, name: &str, found: DType, fp8: Option<Fp8>) -> Result<DType, WeightError> {
+        let is_stored = fp8.is_some_and(|fp8| fp8.stored.is_some());
+        match (found == DType::F8E4M3) == is_stored {
+            true if fp8.is_some() => Ok(DType::F8E4M3),
+            true => Ok(self.target.weight(found)),
+            false => Err(WeightError::Format { name: name.to_owned(), expected: expected(is_stored), found }),
+        }
+    }
+
+    /// Claims `module.weight` of modules with so many rows each, one after the other.
+    pub(super) fn weight(
+        &mut self,
+        modules: &[(String, usize)],
+        in_features: usize,
+        place: Place,
+    ) -> Result<Weight<'static>, WeightError> {
+        let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
+        let rows: usize = modules.iter().map(|(_, rows)| rows).sum();
+        let Some(fp8) = self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))? else {
+            return Ok(Weight::plain(self.stacked(&parts, [rows, in_features].into(), place)?));
+        };
+        let first = self.copies.len();
+        let place = Place { kept: Some(DType::F8E4M3), is_fp8: fp8.stored.is_some(), ..place };
+        let data = self.stacked(&parts, [rows, in_features].into(), place)?;
+        let height = height(fp8, modules.iter().map(|(_, rows)| rows + place.rows));
+        let across = if fp8.scheme.weights == ScaledBy::Block { data.columns().div_ceil(FP8_BLOCK) } else { 1 };
+        self.align();
+        let start = self.used;
+        let mut copies = self.copies[first..].iter().enumerate().filter(|(_, copy)| copy.source.name().is_some());
+        let data_copies: Vec<_> =
+            modules.iter().map(|_| first + copies.next().expect("a copy for each part").0).collect();
+        for ((module, rows), copy) in modules.iter().zip(data_copies) {
+            let before = self.used;
+            let count = rows.div_ceil(height);
+            match (&self.copies[copy].source, fp8.stored) {
+                (WeightSource::Random(_, RandomTensor::Drawn { .. } | RandomTensor::Ones), _) => {
+                    self.scales([count, across], WeightSource::Same(DEVIATION * LARGEST_DEVIATIONS / 448.0));
+                }
+                (_, Some(end)) => {
+                    let one = Matrices { count: 1, rows: *rows, columns: in_features, swapped: false };
+                    self.stored_scales(&format!("{module}.{end}"), fp8, one, height)?;
+                }
+                (_, None) => self.made_scales(copy, fp8, [count, across], height, *rows),
+            }
+            let more = (rows + place.rows).div_ceil(height) - count;
+            if more > 0 {
+                self.scales([more, across], WeightSource::Zeros);
+            }
+            debug_assert!(self.used > before);
+        }
+        let names = modules.iter().map(|(name, _)| format!("{name}.input_scale"));
+        self.scaled(data, fp8, start, height, names.collect())
+    }
+
+    /// The weight of `data`, matrices in one tensor `name` that has been claimed last.
+    pub(super) fn scaled_matrices(
+        &mut self,
+        name: &str,
+        data: Tensor<'static>,
+        fp8: Option<Fp8>,
+        matrices: Matrices,
+    ) -> Result<Weight<'static>, WeightError> {
+        let Some(fp8) = fp8 else { return Ok(Weight::plain(data)) };
+        let copy = self.copies.len() - 1;
+        let height = height(fp8, (0..matrices.count).map(|_| matrices.rows));
+        let across = if fp8.scheme.weights == ScaledBy::Block { matrices.columns.div_ceil(FP8_BLOCK) } else { 1 };
+        self.align();
+        let start = self.used;
+        match fp8.stored {
+            Some(end) => {
+                let end = end.trim_start_matches("weight_");
+                self.stored_scales(&format!("{name}_{end}"), fp8, matrices, height)?;
+            }
+            None => {
+                let rows = (matrices.count * matrices.rows).div_ceil(height);
+                self.made_scales(copy, fp8, [rows, across], height, matrices.rows);
+            }
+        }
+        self.scaled(data, fp8, start, height, vec![format!("{name}_input_scale")])
+    }
+
+    /// The weight of `data` whose scales stand from `start` of the segment on.
+    fn scaled(
+        &mut self,
+        data: Tensor<'static>,
+        fp8: Fp8,
+        start: bursar_budgets::Bytes,
+        height: usize,
+        input_scales: Vec<String>,
+    ) -> Result<Weight<'static>, WeightError> {
+        let to = self.address(start);
+        let scales = match fp8.scheme.weights {
+            ScaledBy::Block => {
+                let shape = [data.rows().div_ceil(height), data.columns().div_ceil(FP8_BLOCK)];
+                Scales::Blocks { scales: self.tensor_at(to, shape, DType::F32), height }
+            }
+            ScaledBy::Row | ScaledBy::Tensor => Scales::Rows {
+                scales: self.tensor_at(to, [data.rows()], DType::F32),
+                activations: match fp8.scheme.activations {
+                    RoundedBy::Fixed => Some(self.input_scale(input_scales)?),
+                    RoundedBy::Group | RoundedBy::Row => None,
+                },
+            },
+        };
+        Ok(Weight { data, scales })
+    }
+
+    /// Claims scales of `shape`, one after the other.
+    fn scales(&mut self, [rows, columns]: [usize; 2], source: WeightSource) {
+        self.place(DType::F32.bytes(rows * columns), (columns, 0), DType::F32, source);
+    }
+
+    /// Claims scales that are made while the rows of the copy number `copy` are read.
+    fn made_scales(&mut self, copy: usize, fp8: Fp8, shape: [usize; 2], height: usize, matrix_rows: usize) {
+        let by = fp8.scheme.weights;
+        let height = if by == ScaledBy::Tensor { matrix_rows } else { height };
+        self.copies[copy].rounded = Some(MadeScales { to: self.address(self.used), by, height });
+        self.scales(shape, WeightSource::Made);
+    }
+
+    /// Claims the checkpoint's scales `name` of matrices, for blocks of `height` rows.
+    fn stored_scales(&mut self, name: &str, fp8: Fp8, of: Matrices, height: usize) -> Result<(), WeightError> {
+        let found = self.checkpoint.tensor(name)?;
+        let (shape, times, rows) = match fp8.scheme.weights {
+            ScaledBy::Block => {
+                let shape = [of.rows.div_ceil(FP8_BLOCK), of.columns.div_ceil(FP8_BLOCK)];
+                (shape, FP8_BLOCK / height, of.rows.div_ceil(height))
+            }
+            ScaledBy::Row => ([of.rows, 1], 1, of.rows),
+            ScaledBy::Tensor => ([1, 1], of.rows, of.rows),
+        };
+        let swapped = of.swapped && fp8.scheme.weights == ScaledBy::Block;
+        check_shape(name, &found, of.count, if swapped { [shape[1], shape[0]] } else { shape })?;
+        if found.dtype == crate::checkpoint::TensorType::F8E4M3 {
+            let (name, expected) = (name.to_owned(), "it holds scales");
+            return Err(WeightError::Format { name, expected, found: DType::F8E4M3 });
+        }
+        let is_above_zero = fp8.scheme.weights == ScaledBy::Tensor;
+        let spread = SpreadScales { count: of.count, shape, swapped, times, rows, is_above_zero };
+        self.scales([of.count * rows, shape[1]], WeightSource::Scales(name.to_owned(), spread));
+        Ok(())
+    }
+
+    /// The largest of the scales of activations that the parts of a product have, as vLLM takes it for them all.
+    fn input_scale(&mut self, names: Vec<String>) -> Result<f32, WeightError> {
+        let mut largest = 0.0f32;
+        for name in names {
+            if self.checkpoint.tensors.random(&name, 0).is_some() {
+                return Ok(UNKNOWN_SCALE);
+            }
+            let found = self.checkpoint.tensor(&name)?;
+            check_shape(&name, &found, 1, [1, 1])?;
+            let value = numbers(&found)[0];
+            check_scale(&name, value, true)?;
+            largest = largest.max(value);
+            self.read.push(name);
+        }
+        Ok(largest)
+    }
+
+    /// Whether a tensor is a scale of cached keys or values, which are kept as activations and need none.
+    pub(super) fn is_cache_scale(&self, name: &str) -> bool {
+        let WeightFormats::Stored(stored) = &self.formats else { return false };
+        stored.has_cache_scales && [".k_scale", ".v_scale"].iter().any(|end| name.ends_with(end))
+    }
+
+    /// Call this after the last claim. It reads the checkpoint's scales, and refuses those that cannot be one.
+    ///
+    /// # Errors
+    /// [`WeightError::Scale`].
+    pub fn refuse_bad_scales(&self) -> Result<(), WeightError> {
+        for copy in self.copies() {
+            if let WeightSource::Scales(name, spread) = &copy.source {
+                let found = numbers(&self.checkpoint.tensor(name)?);
+                found.into_iter().try_for_each(|value| check_scale(name, value, spread.is_above_zero))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows of a block. Each part of a weight begins with a block: usually parts have whole blocks of 128 rows.
+fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
+    if fp8.scheme.weights != ScaledBy::Block {
+        return 1;
+    }
+    let parts: Vec<usize> = parts.collect();
+    let begun = parts.len().saturating_sub(1);
+    let starts = parts[..begun].iter().scan(0, |start, rows| {
+        *start += rows;
+        Some(*start)
+    });
+    starts.fold(FP8_BLOCK, |height, start| height.min(1 << start.trailing_zeros().min(7)))
+}
+
+/// Scales must be `count` matrices of `shape`, where axes of one may be left out.
+fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 2]) -> Result<(), WeightError> {
+    let inner = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|extent| *extent != 1).collect() };
+    let expected = [count, shape[0], shape[1]];
+    if inner(found.shape) == inner(&expected) {
+        return Ok(());
+    }
+    let expected = expected[usize::from(count == 1)..].to_vec();
+    Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() })
+}
+
+fn check_scale(name: &str, value: f32, is_above_zero: bool) -> Result<(), WeightError> {
+    let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && !is_above_zero);
+    if is_scale {
+        return Ok(());
+    }
+    let expected = if is_above_zero { "a number above 0" } else { "a number of at least 0" };
+    Err(WeightError::Scale { name: name.to_owned(), value, expected })
+}
+
+/// The scales of `found` in the order of the weight's blocks.
+pub(crate) fn spread(found: &TensorInfo<'_>, how: SpreadScales) -> Vec<f32> {
+    let (all, [down, across]) = (numbers(found), how.shape);
+    let mut out = Vec::with_capacity(how.count * how.rows * across);
+    for matrix in all.chunks_exact(down * across) {
+        for row in 0..how.rows {
+            let row = row / how.times;
+            let at = |column: usize| if how.swapped { column * down + row } else { row * across + column };
+            out.extend((0..across).map(|column| matrix[at(column)]));
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_as_high_as_the_places_where_parts_begin_allow() {
+        let fp8 = Fp8 { scheme: Fp8Scheme::BLOCK, stored: None };
+        for (parts, expected) in [
+            (&[300][..], 128),
+            (&[512, 128, 128], 128),
+            (&[256, 320, 77], 64),
+            (&[64, 16, 16], 16),
+            (&[9, 9], 1),
+            (&[768; 200], 128),
+        ] {
+            assert_eq!(height(fp8, parts.iter().copied()), expected, "{parts:?}");
+        }
+        assert_eq!(height(Fp8 { scheme: Fp8Scheme::CHANNEL, stored: None }, [256, 256].into_iter()), 1);
+    }
+}

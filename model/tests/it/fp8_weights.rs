@@ -1,0 +1,401 @@
+//! FP8 checkpoints that contradict themselves or ask for what is not served, and plain ones that are rounded while they
+//! load.
+
+use bursar_budgets::{Address, Bytes, Hint};
+use bursar_kernels::{CudaTarget, DType, E4m3, Scales, Target};
+use bursar_model::{
+    LoadError, Model,
+    checkpoint::{Checkpoint, QuantizationError, WeightQuantization},
+    error::CheckpointError,
+    registry,
+    weights::{WeightError, WeightMap, WeightSource},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    bench::{Bench, Case, alone, encode, open, relative_error, repository},
+    copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_MOE},
+};
+
+const FILE: &str = "model.safetensors";
+const CONFIG: &str = "config.json";
+const BLOCK: &str = "tests/golden/qwen3_fp8";
+const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
+const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
+const EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
+const CPU: Target = Target::Cpu { threads: 2 };
+const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+const UP: &str = "model.layers.1.mlp.up_proj";
+
+/// The error of a checkpoint whose configuration has another value at `field`.
+fn refused(folder: &str, field: &[&str], value: Value) -> String {
+    let error = Copy::of(folder).set(CONFIG, &[&["quantization_config"], field].concat(), value).error();
+    assert!(matches!(error, LoadError::Quantization(_)), "{error:?}");
+    error.to_string()
+}
+
+#[test]
+fn settings_that_are_not_served_are_refused_by_name() {
+    let group = |rest: &[&'static str]| [&["config_groups", "group_0"], rest].concat();
+    for (folder, field, value, words) in [
+        (
+            BLOCK,
+            vec!["quant_method"],
+            json!("awq"),
+            "quant_method is awq, supported: fp8, compressed-tensors and modelopt",
+        ),
+        (BLOCK, vec!["weight_block_size"], json!([64, 128]), "weight_block_size is [64,128], supported: [128, 128]"),
+        (BLOCK, vec!["weight_block_size"], json!(null), "weight_block_size is missing"),
+        (BLOCK, vec!["activation_scheme"], json!("static"), "activation_scheme is static, supported: dynamic"),
+        (BLOCK, vec!["fmt"], json!("e5m2"), "fmt is e5m2"),
+        (BLOCK, vec!["scale_fmt"], json!("ue8m0"), "scale_fmt is ue8m0"),
+        (BLOCK, vec!["modules_to_convert"], json!(["embed"]), "modules_to_convert is [\"embed\"], which may change"),
+        (
+            BLOCK,
+            vec!["modules_to_not_convert"],
+            json!("lm_head"),
+            "modules_to_not_convert is lm_head, supported: a list",
+        ),
+        (CHANNEL, vec!["format"], json!("pack-quantized"), "format is pack-quantized, supported: float-quantized"),
+        (CHANNEL, vec!["kv_cache_scheme"], json!({ "num_bits": 8 }), "kv_cache_scheme is {\"num_bits\":8}"),
+        (CHANNEL, vec!["ignore"], json!(["re:("]), "the pattern \"re:(\" of modules is not understood"),
+        (CHANNEL, group(&["targets"]), json!(["Linear", "Conv2d"]), "group_0.targets is [\"Linear\",\"Conv2d\"]"),
+        (CHANNEL, group(&["weights", "num_bits"]), json!(4), "group_0.weights.num_bits is 4"),
+        (CHANNEL, group(&["weights", "actorder"]), json!("group"), "group_0.weights.actorder is group"),
+        (CHANNEL, group(&["weights", "strategy"]), json!("group"), "group_0.weights.strategy is group"),
+        (CHANNEL, group(&["input_activations"]), json!(null), "group_0.input_activations is missing"),
+        (CHANNEL, group(&["input_activations", "strategy"]), json!("group"), "input_activations.strategy is group"),
+        (CHANNEL, vec!["config_groups", "group_1"], json!({}), "config_groups is {"),
+    ] {
+        let error = refused(folder, &field, value);
+        let place =
+            if words.starts_with("the pattern") { "config.json: " } else { "config.json: quantization_config." };
+        assert!(error.starts_with(place) && error.contains(words), "'{error}' does not say '{words}'");
+    }
+    let field = ["quantization", "quant_algo"];
+    let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("NVFP4")).error();
+    assert_eq!(error.to_string(), "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8");
+    assert!(error.hint().contains("bf16"), "{}", error.hint());
+    for folder in [QWEN2, QWEN2_5_VL] {
+        let quantised = json!({ "quant_method": "awq", "bits": 4, "modules_to_not_convert": ["visual"] });
+        let error = Copy::of(folder).set(CONFIG, &["quantization_config"], quantised).error();
+        assert!(error.to_string().contains("quant_method is awq"), "{error}");
+    }
+}
+
+/// A copy with the tensor `name` retold, under its own name.
+fn retold(folder: &str, name: &str, change: impl FnOnce(&mut Value)) -> String {
+    let error = Copy::of(folder).retell(FILE, name, name, change).error();
+    assert!(!error.hint().is_empty());
+    error.to_string()
+}
+
+#[test]
+fn tensors_that_are_not_what_the_settings_say_are_named() {
+    let weight = format!("{UP}.weight");
+    let scale = format!("{UP}.weight_scale_inv");
+    // Plain numbers have twice the bytes.
+    let halve = |entry: &mut Value| {
+        entry["dtype"] = json!("BF16");
+        entry["shape"][1] = json!(128);
+    };
+    let plain = Copy::of(BLOCK).set(CONFIG, &["hidden_size"], json!(128)).retell(FILE, &weight, &weight, halve).error();
+    assert!(plain.to_string().contains("model.embed_tokens.weight has shape"), "shapes are checked first: {plain}");
+    let e5m2 = retold(BLOCK, &weight, |entry| entry["dtype"] = json!("F8_E5M2"));
+    assert_eq!(e5m2, format!("the tensor {weight} is F8_E5M2, supported are BF16, F16, F32 and F8_E4M3"));
+    let unknown = Copy::of(BLOCK).set(CONFIG, &["quantization_config"], Value::Null).error();
+    assert_eq!(
+        unknown.to_string(),
+        "tensor model.layers.0.self_attn.q_proj.weight holds f8e4m3, but by quantization_config it is plain"
+    );
+    assert!(matches!(unknown, LoadError::Weights(WeightError::Format { found: DType::F8E4M3, .. })), "{unknown:?}");
+    // The plain one of the list.
+    let list = ["quantization_config", "modules_to_not_convert"];
+    let listed = Copy::of(BLOCK).set(CONFIG, &list, json!(["lm_head", "layers.1.self_attn"])).error();
+    assert_eq!(
+        listed.to_string(),
+        "tensor model.layers.1.mlp.down_proj.weight holds bf16, but quantization_config says that it is FP8"
+    );
+    let partly = Copy::of(BLOCK).set(CONFIG, &list, json!(["model.layers.0.self_attn.k_proj"])).error();
+    assert_eq!(
+        partly.to_string(),
+        "by the checkpoint's quantization_config model.layers.0.self_attn.q_proj is FP8 and \
+         model.layers.0.self_attn.k_proj plain, but they are computed as one"
+    );
+    let missing = Copy::of(BLOCK).retell(FILE, &scale, &format!("{UP}.weight_scale"), |_| {}).error();
+    let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &missing else {
+        panic!("{missing:?}");
+    };
+    assert_eq!(tensor, &scale);
+    assert!(missing.hint().contains("weight_scale"), "{}", missing.hint());
+    let shape = retold(BLOCK, &scale, |entry| entry["shape"] = json!([1, 4]));
+    assert_eq!(shape, format!("tensor {scale} has shape [1, 4], but config.json asks for [2, 2]"));
+    let rows = retold(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
+    assert!(rows.contains("has shape [8, 17], but config.json asks for [136, 1]"), "{rows}");
+    let spare =
+        Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], Value::Null).error();
+    assert!(spare.to_string().contains("no place for"), "scales of keys and values need a reason: {spare}");
+}
+
+/// The error of a checkpoint whose tensor `name` begins with these bytes.
+fn with_bytes(folder: &str, name: &str, bytes: &[u8]) -> String {
+    let copy = Copy::of(folder).rewrite(FILE, |header, data| {
+        let start = header[name]["data_offsets"][0].as_u64().expect("a place") as usize;
+        data[start..start + bytes.len()].copy_from_slice(bytes);
+    });
+    copy.error().to_string()
+}
+
+#[test]
+fn scales_that_cannot_be_one_are_named_with_their_value() {
+    let half = |number: f32| half::bf16::from_f32(number).to_le_bytes();
+    let scale = format!("{UP}.weight_scale_inv");
+    for (number, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-1.0, "-1")] {
+        let error = with_bytes(BLOCK, &scale, &half(number));
+        assert_eq!(error, format!("{scale} holds the scale {shown}, which is not a number of at least 0"));
+    }
+    for part in ["weight_scale", "input_scale"] {
+        let name = format!("model.layers.0.mlp.down_proj.{part}");
+        for number in [0.0f32, f32::NAN, -2.0] {
+            let error = with_bytes(TENSOR, &name, &number.to_le_bytes());
+            assert!(error.starts_with(&format!("{name} holds the scale ")), "{error}");
+            assert!(error.ends_with("which is not a number above 0"), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_gpu_plans_fp8_and_refuses_to_load_it_before_a_byte_is_read() {
+    for folder in [BLOCK, CHANNEL, TENSOR] {
+        let checkpoint = open(folder);
+        let [on_cpu, on_gpu] = [CPU, GPU].map(|target| Model::plan(&checkpoint, &target).expect("it is planned"));
+        assert_eq!(on_cpu.parameters(), on_gpu.parameters(), "padding and scales are no parameters");
+        let error = claimed(&checkpoint).expect_err("there are no kernels");
+        assert_eq!(error.to_string(), "FP8 weights are not computed on cuda sm_90 yet");
+        let error = LoadError::from(error);
+        assert_eq!(error.hint(), "load it on a CPU, or another checkpoint of the model");
+    }
+    claimed(&open(QWEN2)).expect("plain weights have kernels");
+    let plain = rounded(QWEN2, WeightQuantization::Fp8);
+    assert!(matches!(claimed(&plain), Err(WeightError::Unserved { what: "FP8 weights", .. })));
+}
+
+/// Claims a projection of the decoder's over memory of a GPU that nothing is written to.
+fn claimed(checkpoint: &Checkpoint) -> Result<(), WeightError> {
+    let formats = checkpoint.weight_formats().expect("it is served");
+    // SAFETY: nothing is computed with what is claimed.
+    let mut map = unsafe { WeightMap::at(checkpoint, GPU, formats, Address(4096)) };
+    map.set_in_decoder(true);
+    let config = registry::FamilyConfig::of(checkpoint).expect("a family serves it").decoder().clone();
+    map.linear("model.layers.0.mlp.down_proj", config.hidden, config.intermediate, false).map(drop)
+}
+
+/// The logits of a case's prompt.
+fn logits(bench: &Bench, folder: &str) -> Vec<f32> {
+    let case = Case::read(folder, &bench.checkpoint, "short");
+    alone(bench, &case, &[], &[usize::MAX]).logits.remove(0)
+}
+
+/// A plain checkpoint, to be rounded while it loads.
+fn rounded(folder: &str, quantization: WeightQuantization) -> Checkpoint {
+    open(folder).with_quantization(Some(quantization))
+}
+
+#[test]
+fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
+    for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE] {
+        let plain = Bench::of(open(folder), 2);
+        let expected = logits(&plain, folder);
+        for quantization in WeightQuantization::ALL {
+            let bench = Bench::of(rounded(folder, quantization), 2);
+            let error = relative_error(&logits(&bench, folder), &expected);
+            println!("{folder} {quantization}: {error:.1e}");
+            // Three bits of mantissa in weights and activations.
+            assert!((1e-4..0.35).contains(&error), "{folder} {quantization}: {error}");
+            assert_eq!(bench.model.parameters(), plain.model.parameters());
+            assert!(bench.model.weight_bytes() < plain.model.weight_bytes());
+        }
+    }
+}
+
+#[test]
+fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
+    let shape = |folder: &str, quantization| {
+        Model::plan(&open(folder).with_quantization(quantization), &CPU).expect("it is planned").weight_bytes()
+    };
+    for (folder, quantization) in
+        [(BLOCK, WeightQuantization::Fp8PerBlock), (CHANNEL, WeightQuantization::Fp8PerChannel)]
+    {
+        let stored = shape(folder, None);
+        assert_eq!(shape(folder, Some(WeightQuantization::Fp8)), stored);
+        assert_eq!(shape(folder, Some(quantization)), stored);
+    }
+    let error = Model::plan(&rounded(BLOCK, WeightQuantization::Fp8PerTensor), &CPU).err().expect("it is blocks");
+    assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
+    assert_eq!(
+        error.to_string(),
+        "quantization is fp8_per_tensor, but the checkpoint is quantised in another way already"
+    );
+}
+
+#[test]
+fn experts_in_one_tensor_are_what_they_are_one_by_one() {
+    for swapped in [false, true] {
+        let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
+        let bench = Bench::of(copy.open(), 2);
+        let expected = Bench::of(open(EXPERTS), 2);
+        assert_eq!(logits(&bench, EXPERTS), logits(&expected, EXPERTS), "axes swapped: {swapped}");
+    }
+}
+
+/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, and their scales beside them.
+fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
+    let experts = "model.layers.0.mlp.experts";
+    let entries = header.as_object_mut().expect("an object");
+    let mut take = |name: &str| {
+        let entry = entries.remove(name).expect("a tensor");
+        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+        let width = entry["shape"][1].as_u64().expect("a width") as usize;
+        (data[start..end].to_vec(), width)
+    };
+    let mut whole = Vec::new();
+    for (fused, parts) in [("gate_up_proj", &["gate", "up"][..]), ("down_proj", &["down"])] {
+        for (of, to, dtype, size) in [("weight", "", "F8_E4M3", 1), ("weight_scale_inv", "_scale_inv", "BF16", 2)] {
+            let (mut bytes, mut shape) = (Vec::new(), [4, 0, 0]);
+            for expert in 0..4 {
+                let taken = parts.iter().map(|part| take(&format!("{experts}.{expert}.{part}_proj.{of}")));
+                let (parts, widths): (Vec<_>, Vec<_>) = taken.unzip();
+                let (matrix, width) = (parts.concat(), widths[0]);
+                let rows = matrix.len() / width / size;
+                shape = if swapped { [4, width, rows] } else { [4, rows, width] };
+                let element = |row: usize, column: usize| &matrix[(row * width + column) * size..][..size];
+                bytes.extend(match swapped {
+                    false => matrix.clone(),
+                    true => (0..width)
+                        .flat_map(|column| (0..rows).flat_map(move |row| element(row, column).to_vec()))
+                        .collect(),
+                });
+            }
+            whole.push((format!("{experts}.{fused}{to}"), dtype.to_owned(), json!(shape), bytes));
+        }
+    }
+    whole.extend(tensors(header, data));
+    (*header, *data) = laid_out(whole);
+}
+
+/// A tensor's name, type, shape and bytes.
+type Stored = (String, String, Value, Vec<u8>);
+
+/// All tensors of a file.
+fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
+    let entries = header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__");
+    let stored = |(name, entry): (&String, &Value)| {
+        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+        let dtype = entry["dtype"].as_str().expect("a type").to_owned();
+        (name.clone(), dtype, entry["shape"].clone(), data[start..end].to_vec())
+    };
+    entries.map(stored).collect()
+}
+
+/// A file of these tensors without holes, each aligned.
+fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
+    let size = |dtype: &str| if dtype == "F32" { 0 } else { 1 + usize::from(dtype == "F8_E4M3") };
+    whole.sort_by_key(|(_, dtype, ..)| size(dtype));
+    let (mut header, mut data) = (json!({}), Vec::new());
+    for (name, dtype, shape, bytes) in whole {
+        let place = [data.len(), data.len() + bytes.len()];
+        header[&name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": place });
+        data.extend(bytes);
+    }
+    (header, data)
+}
+
+/// Rounds the bf16 matrices of `folder` that `is_rounded` names to FP8 by channel, and says so in its configuration.
+fn by_channel(folder: &str, ignored: Value, is_rounded: impl Fn(&str) -> bool) -> Copy {
+    let mut copy = Copy::of(folder);
+    let index = "model.safetensors.index.json";
+    for file in ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"] {
+        let mut scales = Vec::new();
+        copy = copy.rewrite(file, |header, data| {
+            let mut whole = Vec::new();
+            for (name, dtype, shape, bytes) in tensors(header, data) {
+                let columns = shape[1].as_u64().filter(|_| shape[2].is_null() && is_rounded(&name));
+                let Some(columns) = columns else {
+                    whole.push((name, dtype, shape, bytes));
+                    continue;
+                };
+                let number = |bytes: &[u8; 2]| half::bf16::from_le_bytes(*bytes).to_f32();
+                let numbers: Vec<f32> = bytes.as_chunks().0.iter().map(number).collect();
+                let rows = numbers.chunks(columns as usize);
+                let scale = |row: &[f32]| row.iter().fold(0.0f32, |largest, number| largest.max(number.abs())) / 448.0;
+                let of_rows: Vec<f32> = rows.clone().map(scale).collect();
+                let codes =
+                    rows.zip(&of_rows).flat_map(|(row, scale)| row.iter().map(move |x| E4m3::from_f32(x / scale).0));
+                scales.push(name.replace(".weight", ".weight_scale"));
+                whole.push((name.clone(), "F8_E4M3".to_owned(), shape, codes.collect()));
+                let bytes = of_rows.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                whole.push((scales[scales.len() - 1].clone(), "F32".to_owned(), json!([of_rows.len(), 1]), bytes));
+            }
+            (*header, *data) = laid_out(whole);
+        });
+        for scale in scales {
+            copy = copy.set(index, &["weight_map", &scale], json!(file));
+        }
+    }
+    let settings = repository(CHANNEL).join(CONFIG);
+    let settings: Value = serde_json::from_slice(&std::fs::read(settings).expect("it is there")).expect("JSON");
+    copy.set(CONFIG, &["quantization_config"], settings["quantization_config"].clone()).set(
+        CONFIG,
+        &["quantization_config", "ignore"],
+        ignored,
+    )
+}
+
+#[test]
+fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
+    let plain = Bench::of(open(QWEN2_5_VL), 2);
+    let case = Case::read(QWEN2_5_VL, &plain.checkpoint, "single_image");
+    let answer = |bench: &Bench| {
+        let rows = encode(bench, &case);
+        alone(bench, &case, &rows, &[usize::MAX]).logits.remove(0)
+    };
+    let expected = answer(&plain);
+    let in_decoder = |name: &str| name.starts_with("model.layers.") && name.ends_with("_proj.weight");
+    let in_tower = |name: &str| name.starts_with("visual.") && name.ends_with(".weight");
+    let decoder = by_channel(QWEN2_5_VL, json!(["lm_head", "re:visual.*"]), in_decoder);
+    let both = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| in_decoder(name) || in_tower(name));
+    let [decoder, both] = [decoder, both].map(|copy| Bench::of(copy.open(), 2));
+    let [one, two] = [&decoder, &both].map(answer);
+    for (found, what) in [(&one, "decoder"), (&two, "decoder and tower")] {
+        let error = relative_error(found, &expected);
+        println!("FP8 in the {what}: {error:.1e}");
+        assert!((1e-4..0.35).contains(&error), "{what}: {error}");
+    }
+    assert_ne!(one, two);
+    assert!(both.model.weight_bytes() < decoder.model.weight_bytes());
+    // The same numbers as when the plain checkpoint is rounded while it loads.
+    let rounded = Bench::of(rounded(QWEN2_5_VL, WeightQuantization::Fp8PerChannel), 2);
+    assert_eq!(answer(&rounded), one);
+}
+
+#[test]
+fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
+    let checkpoint = open(BLOCK);
+    let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("it is served"));
+    let name = |part: &str| format!("model.layers.0.mlp.{part}_proj");
+    let [gate, up, down] = ["gate", "up", "down"].map(name);
+    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136), false).expect("they are there");
+    // 136 rows are padded to 192, so up begins at a multiple of 64.
+    assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
+    let Scales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };
+    assert_eq!(scales.shape(), [6, 2].into());
+    assert_eq!(down.weight.data.shape(), [256, 192].into());
+    let Scales::Blocks { scales: of_down, height: 128 } = &down.weight.scales else { panic!("blocks of 128 rows") };
+    assert_eq!(of_down.shape(), [2, 2].into());
+    // The rows of the file's two blocks, 128 and 8 rows high, as three of 64.
+    let copies: Vec<_> = map.copies().iter().filter(|copy| copy.kept == DType::F32).collect();
+    let WeightSource::Scales(first, how) = &copies[0].source else { panic!("scales: {:?}", copies[0]) };
+    assert_eq!((first.as_str(), how.times, how.rows), ("model.layers.0.mlp.gate_proj.weight_scale_inv", 2, 3));
+    assert_eq!((copies[0].to, copies[0].bytes.0), (scales.address(), 3 * 2 * 4));
+    assert_eq!(copies[1].to, scales.address().offset(Bytes(3 * 2 * 4)));
+}

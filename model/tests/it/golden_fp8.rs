@@ -1,0 +1,52 @@
+//! Checkpoints with FP8 weights, of each format: what is computed is what the released arithmetic gives in f64, alone, in
+//! chunks and beside others.
+//!
+//! No activation of these cases stands so near the middle of two E4M3 numbers that a sum in f32 could bring it to the
+//! other one (`tests/golden/make_fp8.py`). So all rows agree as closely as with plain weights.
+
+use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
+
+const FOLDERS: [&str; 5] = [
+    "tests/golden/qwen3_fp8",
+    "tests/golden/qwen3_fp8_dynamic",
+    "tests/golden/qwen3_fp8_modelopt",
+    "tests/golden/qwen3_moe_fp8",
+    "tests/golden/qwen3_moe_fp8_dynamic",
+];
+const CASES: [&str; 2] = ["short", "long"];
+
+const REFERENCE_TOLERANCE: f32 = 1e-5;
+const NOISE_TOLERANCE: f32 = 2e-5;
+
+fn cases(folder: &str, bench: &Bench) -> Vec<Case> {
+    CASES.iter().map(|name| Case::read(folder, &bench.checkpoint, name)).collect()
+}
+
+#[test]
+fn every_case_gets_the_recorded_logits_and_answer() {
+    for folder in FOLDERS {
+        let bench = Bench::load(folder, 2);
+        for case in cases(folder, &bench) {
+            println!("{folder}");
+            assert_recorded(&bench, &case, &[], REFERENCE_TOLERANCE);
+        }
+    }
+}
+
+#[test]
+fn chunks_and_neighbours_change_nothing() {
+    for folder in FOLDERS {
+        let bench = Bench::load(folder, 2);
+        let cases = cases(folder, &bench);
+        let whole: Vec<_> = cases.iter().map(|case| alone(&bench, case, &[], &[usize::MAX])).collect();
+        for (case, whole) in cases.iter().zip(&whole) {
+            let chunked = alone(&bench, case, &[], &[17, 1, 29, 5]);
+            assert_same_run(&format!("{folder} {} in chunks", case.name), &chunked, whole, NOISE_TOLERANCE);
+        }
+        let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
+        let runs = together(&bench, &company, 3, 2);
+        for ((case, run), alone) in cases.iter().chain(&cases).zip(&runs).zip(whole.iter().chain(&whole)) {
+            assert_same_run(&format!("{folder} {} among all", case.name), run, alone, NOISE_TOLERANCE);
+        }
+    }
+}
