@@ -95,6 +95,11 @@ impl<'s> Activations<'s> {
         self.plain.as_ref().expect("activations that were made plain")
     }
 
+    /// The plain rows, if there are no others.
+    pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
+        self.plain.as_ref().filter(|_| self.rounded.is_none())
+    }
+
     /// A tensor with their shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
         let rounded = || &self.rounded.as_ref().expect("activations have a form").data;
