@@ -173,7 +173,10 @@ fn a_gpu_plans_fp8_and_refuses_to_load_it_before_a_byte_is_read() {
         let error = claimed(&checkpoint).expect_err("there are no kernels");
         assert_eq!(error.to_string(), "FP8 weights are not computed on cuda sm_90 yet");
         let error = LoadError::from(error);
-        assert_eq!(error.hint(), "load it on a CPU, or another checkpoint of the model");
+        assert_eq!(
+            error.hint(),
+            "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
+        );
     }
     claimed(&open(QWEN2)).expect("plain weights have kernels");
     let plain = rounded(QWEN2, WeightQuantization::Fp8);
