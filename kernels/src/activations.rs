@@ -28,29 +28,29 @@ impl Quantization {
 
 /// What an operation leaves of the activations that it makes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Form {
+pub struct ActivationFormat {
     /// Plain rows, also beside rounded ones.
     pub is_plain: bool,
     /// Rounded rows.
     pub quantization: Option<Quantization>,
 }
 
-impl Form {
+impl ActivationFormat {
     /// Plain rows alone.
-    pub const PLAIN: Form = Form { is_plain: true, quantization: None };
+    pub const PLAIN: ActivationFormat = ActivationFormat { is_plain: true, quantization: None };
 
     /// What a product reads that wants activations like this; see [`Weight::wants`](crate::Weight::wants).
-    pub fn of(wanted: Option<Quantization>) -> Form {
-        Form { is_plain: wanted.is_none(), quantization: wanted }
+    pub fn of(wanted: Option<Quantization>) -> ActivationFormat {
+        ActivationFormat { is_plain: wanted.is_none(), quantization: wanted }
     }
 
     /// The same, and plain rows too.
-    pub fn and_plain(self) -> Form {
-        Form { is_plain: true, ..self }
+    pub fn and_plain(self) -> ActivationFormat {
+        ActivationFormat { is_plain: true, ..self }
     }
 }
 
-/// `[rows, columns]` activations, in the forms that their consumers read.
+/// `[rows, columns]` activations, in the formats that their consumers read.
 pub struct Activations<'s> {
     /// In the target's type of activations.
     pub plain: Option<Tensor<'s>>,
@@ -84,7 +84,7 @@ impl<'s> Activations<'s> {
         self.any().columns()
     }
 
-    /// The bytes of all forms.
+    /// The bytes of all formats.
     pub fn bytes(&self) -> Bytes {
         let plain = self.plain.as_ref().map_or(Bytes::ZERO, Tensor::bytes);
         self.rounded.as_ref().map_or(plain, |rounded| plain + rounded.bytes())
@@ -95,9 +95,14 @@ impl<'s> Activations<'s> {
         self.plain.as_ref().expect("activations that were made plain")
     }
 
+    /// The plain rows, if there are no others.
+    pub(crate) fn lone_plain(&self) -> Option<&Tensor<'s>> {
+        self.plain.as_ref().filter(|_| self.rounded.is_none())
+    }
+
     /// A tensor with their shape.
     pub(crate) fn any(&self) -> &Tensor<'s> {
-        let rounded = || &self.rounded.as_ref().expect("activations have a form").data;
+        let rounded = || &self.rounded.as_ref().expect("activations have a format").data;
         self.plain.as_ref().unwrap_or_else(rounded)
     }
 
@@ -143,10 +148,15 @@ impl<'a> From<&'a Activations<'_>> for Activations<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Takes uninitialised activations `[rows, columns]` in this form.
-    pub(crate) fn empty_in(&self, form: Form, rows: usize, columns: usize) -> Result<Activations<'_>, KernelError> {
-        let plain = if form.is_plain { Some(self.empty([rows, columns])?) } else { None };
-        let rounded = match form.quantization {
+    /// Takes uninitialised activations `[rows, columns]` in this format.
+    pub(crate) fn empty_in(
+        &self,
+        format: ActivationFormat,
+        rows: usize,
+        columns: usize,
+    ) -> Result<Activations<'_>, KernelError> {
+        let plain = if format.is_plain { Some(self.empty([rows, columns])?) } else { None };
+        let rounded = match format.quantization {
             Some(quantization) => Some(Rounded {
                 data: self.take([rows, columns], DType::F8E4M3)?,
                 scales: self.empty_f32([rows, quantization.row_scales(columns)])?,

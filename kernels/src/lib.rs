@@ -32,7 +32,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use activations::{Activations, Form, Quantization, Rounded};
+pub use activations::{ActivationFormat, Activations, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::Cpu;
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy, Tuning};

@@ -60,7 +60,8 @@ impl Hint for LoadError {
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
             LoadError::Weights(WeightError::Unserved { .. }) => {
-                "load it on a CPU, or another checkpoint of the model".to_owned()
+                "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
+                    .to_owned()
             }
             LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
                 "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()

@@ -22,7 +22,7 @@ pub(super) fn round_rows<'x>(threads: &Threads, out: &Rounded<'_>, row: impl Fn(
     });
 }
 
-/// Writes each row of `out` in all its forms. `prepared(row)` gives a function that writes the row's numbers from a
+/// Writes each row of `out` in all its formats. `prepared(row)` gives a function that writes the row's numbers from a
 /// column on; it may be called more than once for the same ones. `cost` is the multiply-adds that a number takes.
 pub(super) fn write_activations<F: Fn(usize, &mut [f32])>(
     threads: &Threads,

@@ -10,7 +10,7 @@ use super::{
     launch::{Arguments, Extent, Function, arguments, count},
 };
 use crate::{
-    Activations, DType, KernelError, Tensor,
+    DType, KernelError, Tensor,
     ops::{self, gelu::Gelu},
 };
 
@@ -115,13 +115,8 @@ fn normalise(
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
 
-/// The tensor of activations that are plain and nothing else.
-fn plain<'a>(activations: &'a Activations<'a>) -> Option<&'a Tensor<'a>> {
-    activations.plain.as_ref().filter(|_| activations.rounded.is_none())
-}
-
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let Some(out) = plain(&call.out) else { return Err(KernelError::NoKernel { op: "rms_norm" }) };
+    let Some(out) = call.out.lone_plain() else { return Err(KernelError::NoKernel { op: "rms_norm" }) };
     normalise(cuda, cuda.entry_points().rms_norm, &[&call.x], &[&call.weight], call.epsilon, out)
 }
 
@@ -152,7 +147,7 @@ fn over_columns(rows: usize, columns: usize) -> Extent {
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
-    let Some(out) = plain(&call.out) else { return Err(KernelError::NoKernel { op: "silu_mul" }) };
+    let Some(out) = call.out.lone_plain() else { return Err(KernelError::NoKernel { op: "silu_mul" }) };
     let extent = over_columns(out.rows(), out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
     // SAFETY: as above.

@@ -56,7 +56,7 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
 }
 
 pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain, Some(out)) = (&call.x.plain, &call.weight.scales, &call.out.plain) else {
+    let (Some(x), Scales::Plain, Some(out)) = (call.x.lone_plain(), &call.weight.scales, call.out.lone_plain()) else {
         return Err(KernelError::NoKernel { op: "gated_experts" });
     };
     let (weight, features) = (&call.weight.data, out.columns());
@@ -76,7 +76,7 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
 }
 
 pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain) = (&call.x.plain, &call.weight.scales) else {
+    let (Some(x), Scales::Plain) = (call.x.lone_plain(), &call.weight.scales) else {
         return Err(KernelError::NoKernel { op: "add_experts" });
     };
     let (weight, features) = (&call.weight.data, call.sum.columns());

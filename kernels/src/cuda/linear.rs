@@ -9,7 +9,7 @@ use super::{
 use crate::{DType, KernelError, Scales, Tensor, ops};
 
 pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain) = (&call.x.plain, &call.weight.scales) else {
+    let (Some(x), Scales::Plain) = (call.x.lone_plain(), &call.weight.scales) else {
         return Err(KernelError::NoKernel { op: "linear" });
     };
     let weight = &call.weight.data;
@@ -25,7 +25,7 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
 }
 
 pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain, Some(out)) = (&call.x.plain, &call.weight.scales, &call.out.plain) else {
+    let (Some(x), Scales::Plain, Some(out)) = (call.x.lone_plain(), &call.weight.scales, call.out.lone_plain()) else {
         return Err(KernelError::NoKernel { op: "gated_linear" });
     };
     let weight = &call.weight.data;

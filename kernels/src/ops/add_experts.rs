@@ -8,7 +8,7 @@ use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 /// order of their ranks, so that the same row has the same bits whatever stands beside it.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows * top, in_features]` activations in the form that the weight wants, and no other, in the routing's order of
+    /// `[rows * top, in_features]` activations in the format that the weight wants, and no other, in the routing's order of
     /// places.
     pub x: Activations<'a>,
     /// `[experts * out_features, in_features]`, contiguous.

@@ -4,13 +4,13 @@
 use bursar_budgets::Bytes;
 
 use super::{check, route::Routing};
-use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 /// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the row and the expert
 /// of the choice at `place`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
     /// allowed.
     pub x: Activations<'a>,
     /// `[experts * 2 * features, in_features]`, contiguous: of each expert gate, then up.
@@ -21,7 +21,7 @@ pub struct Call<'a> {
     pub scratch: Tensor<'a>,
     /// Scratch declared with [`Target::gated_rows_scratch`](crate::Target::gated_rows_scratch), empty if `out` is plain.
     pub gated: Tensor<'a>,
-    /// `[rows * top, features]` in the forms that were asked for, in the routing's order of places.
+    /// `[rows * top, features]` in the formats that were asked for, in the routing's order of places.
     pub out: Activations<'a>,
 }
 
@@ -34,16 +34,16 @@ impl<B: Backend> Scope<'_, B> {
         weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.gated_experts_as(x, weight, routing, Form::PLAIN)?.plain.expect("it was asked for"))
+        Ok(self.gated_experts_as(x, weight, routing, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`gated_experts`](Scope::gated_experts), in `form`.
+    /// As [`gated_experts`](Scope::gated_experts), in `format`.
     pub fn gated_experts_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,
         weight: impl Into<Weight<'a>>,
         routing: &Routing<'_>,
-        form: Form,
+        format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "gated_experts";
         let (x, weight) = (x.into(), weight.into());
@@ -53,10 +53,10 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(x.rows() == routing.rows(), OP, "x", x.any(), "as many rows as were routed")?;
         let (in_features, features) = (weight.columns(), weight.rows() / routing.experts() / 2);
         let choices = routing.rows() * routing.top;
-        let out = self.empty_in(form, choices, features)?;
+        let out = self.empty_in(format, choices, features)?;
         let inner = self.scope();
         let room = inner.room_for(&x, &weight)?;
-        let gated = match form.is_plain {
+        let gated = match format.is_plain {
             true => Bytes::ZERO,
             false => self.target().gated_rows_scratch(choices, features),
         };

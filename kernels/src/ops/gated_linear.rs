@@ -3,14 +3,14 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 use super::check;
 
 /// Computes `out = silu(gate) * up` where `[gate | up] = x @ weight^T + bias`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
     /// allowed.
     pub x: Activations<'a>,
     /// `[2 * features, in_features]`, contiguous: gate, then up.
@@ -21,7 +21,7 @@ pub struct Call<'a> {
     pub gate_up: Tensor<'a>,
     /// Scratch declared with [`Target::linear_scratch`](crate::Target::linear_scratch); may be empty.
     pub scratch: Tensor<'a>,
-    /// `[rows, features]` in the forms that were asked for.
+    /// `[rows, features]` in the formats that were asked for.
     pub out: Activations<'a>,
 }
 
@@ -39,23 +39,23 @@ impl<B: Backend> Scope<'_, B> {
         weight: impl Into<Weight<'a>>,
         bias: Option<&'a Tensor<'a>>,
     ) -> Result<Tensor<'_>, KernelError> {
-        let out = self.gated_linear_as(x, weight, bias, Form::PLAIN)?;
+        let out = self.gated_linear_as(x, weight, bias, ActivationFormat::PLAIN)?;
         Ok(out.plain.expect("it was asked for"))
     }
 
-    /// As [`gated_linear`](Scope::gated_linear), in `form`.
+    /// As [`gated_linear`](Scope::gated_linear), in `format`.
     pub fn gated_linear_as<'a>(
         &self,
         x: impl Into<Activations<'a>>,
         weight: impl Into<Weight<'a>>,
         bias: Option<&'a Tensor<'a>>,
-        form: Form,
+        format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         let (x, weight) = (x.into(), weight.into());
         self.check_product(OP, &x, &weight, bias)?;
         check::holds(weight.rows().is_multiple_of(2), OP, "weight", &weight.data, "an even number of rows")?;
         let (rows, in_features, features) = (x.rows(), weight.columns(), weight.rows() / 2);
-        let out = self.empty_in(form, rows, features)?;
+        let out = self.empty_in(format, rows, features)?;
         let inner = self.scope();
         let room = inner.room_for(&x, &weight)?;
         let gate_up = inner.empty([rows, 2 * features])?;

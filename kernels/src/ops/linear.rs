@@ -12,7 +12,7 @@ use super::check;
 /// that has a scale, and each sum is multiplied by the scales of both.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[rows, in_features]` activations in the form that the weight wants, and no other. A gap between plain rows is
+    /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
     /// allowed.
     pub x: Activations<'a>,
     /// `[out_features, in_features]`, contiguous.

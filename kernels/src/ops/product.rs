@@ -1,7 +1,9 @@
-//! What all products check, and the form of activations that they read.
+//! What all products check, and the format of activations that they read.
 
 use super::check;
-use crate::{Activations, Backend, DType, FP8_BLOCK, Form, KernelError, Scales, Scope, Target, Tensor, Weight};
+use crate::{
+    ActivationFormat, Activations, Backend, DType, FP8_BLOCK, KernelError, Scales, Scope, Target, Tensor, Weight,
+};
 
 /// `weight` must hold what the target keeps weights as, or E4M3 with scales of its shape.
 pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Target) -> Result<(), KernelError> {
@@ -54,19 +56,19 @@ impl<B: Backend> Scope<'_, B> {
         check::shape(op, "bias", bias, [weight.rows()])
     }
 
-    /// Takes room for the form of `x` that `weight` wants, if `x` does not have it.
+    /// Takes room for the format of `x` that `weight` wants, if `x` does not have it.
     pub(super) fn room_for(&self, x: &Activations<'_>, weight: &Weight<'_>) -> Result<Room<'_>, KernelError> {
         let wanted = weight.wants();
         if x.only(wanted).is_some() {
             return Ok(Room(None));
         }
-        Ok(Room(Some(self.empty_in(Form::of(wanted), x.rows(), x.columns())?)))
+        Ok(Room(Some(self.empty_in(ActivationFormat::of(wanted), x.rows(), x.columns())?)))
     }
 
-    /// The form of `x` that `weight` wants: its own, or rounded in `room`.
+    /// The format of `x` that `weight` wants: its own, or rounded in `room`.
     ///
     /// # Panics
-    /// If `x` is rounded in another way and not plain: the model's code asked for the wrong form.
+    /// If `x` is rounded in another way and not plain: the model's code asked for the wrong format.
     pub(super) fn wanted<'a>(
         &self,
         x: &'a Activations<'_>,

@@ -1,7 +1,7 @@
 //! Rounding activations to E4M3, where the operation that makes them cannot do it: what attention leaves, and what a
 //! weight in FP8 meets unasked.
 
-use crate::{Activations, Backend, Form, KernelError, Quantization, Rounded, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Quantization, Rounded, Scope, Tensor, Work};
 
 use super::check;
 
@@ -20,7 +20,7 @@ impl<B: Backend> Scope<'_, B> {
     /// Rounds the rows of `x` `[rows, columns]`.
     pub fn quantize(&self, x: &Tensor<'_>, quantization: Quantization) -> Result<Activations<'_>, KernelError> {
         check::activation("quantize", "x", x, self.target().activation())?;
-        let out = self.empty_in(Form::of(Some(quantization)), x.rows(), x.columns())?;
+        let out = self.empty_in(ActivationFormat::of(Some(quantization)), x.rows(), x.columns())?;
         self.round(x, &out)?;
         Ok(out)
     }

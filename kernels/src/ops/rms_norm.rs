@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467).
 
-use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
@@ -13,28 +13,28 @@ pub struct Call<'a> {
     pub weight: Tensor<'a>,
     /// Added to the mean square.
     pub epsilon: f32,
-    /// `[rows, hidden]` in the forms that were asked for.
+    /// `[rows, hidden]` in the formats that were asked for.
     pub out: Activations<'a>,
 }
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalises the rows of `x` `[rows, hidden]` and scales them by `weight` `[hidden]`; returns `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.rms_norm_as(x, weight, epsilon, Form::PLAIN)?.plain.expect("it was asked for"))
+        Ok(self.rms_norm_as(x, weight, epsilon, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`rms_norm`](Scope::rms_norm), in `form`.
+    /// As [`rms_norm`](Scope::rms_norm), in `format`.
     pub fn rms_norm_as(
         &self,
         x: &Tensor<'_>,
         weight: &Tensor<'_>,
         epsilon: f32,
-        form: Form,
+        format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "rms_norm";
         check::activation(OP, "x", x, self.target().activation())?;
         check::column_weight(OP, "weight", weight, x, self.target())?;
-        let out = self.empty_in(form, x.rows(), x.columns())?;
+        let out = self.empty_in(format, x.rows(), x.columns())?;
         let mut work = Work::over(4 * x.shape().elements() as u64, &[x, weight]);
         work.bytes += out.bytes();
         self.count(work);

@@ -1,6 +1,6 @@
 //! The gate of a gated MLP (SwiGLU, Shazeer 2020, arXiv 2002.05202).
 
-use crate::{Activations, Backend, Form, KernelError, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
 
 use super::check;
 
@@ -9,7 +9,7 @@ use super::check;
 pub struct Call<'a> {
     /// `[rows, 2 * features]` activations: gate, then up.
     pub gate_up: Tensor<'a>,
-    /// `[rows, features]` in the forms that were asked for.
+    /// `[rows, features]` in the formats that were asked for.
     pub out: Activations<'a>,
 }
 
@@ -17,15 +17,15 @@ impl<B: Backend> Scope<'_, B> {
     /// SiLU of the first half of each row of `gate_up` `[rows, 2 * features]` times the second half; returns
     /// `[rows, features]`.
     pub fn silu_mul(&self, gate_up: &Tensor<'_>) -> Result<Tensor<'_>, KernelError> {
-        Ok(self.silu_mul_as(gate_up, Form::PLAIN)?.plain.expect("it was asked for"))
+        Ok(self.silu_mul_as(gate_up, ActivationFormat::PLAIN)?.plain.expect("it was asked for"))
     }
 
-    /// As [`silu_mul`](Scope::silu_mul), in `form`.
-    pub fn silu_mul_as(&self, gate_up: &Tensor<'_>, form: Form) -> Result<Activations<'_>, KernelError> {
+    /// As [`silu_mul`](Scope::silu_mul), in `format`.
+    pub fn silu_mul_as(&self, gate_up: &Tensor<'_>, format: ActivationFormat) -> Result<Activations<'_>, KernelError> {
         const OP: &str = "silu_mul";
         check::activation(OP, "gate_up", gate_up, self.target().activation())?;
         check::holds(gate_up.columns().is_multiple_of(2), OP, "gate_up", gate_up, "an even number of columns")?;
-        let out = self.empty_in(form, gate_up.rows(), gate_up.columns() / 2)?;
+        let out = self.empty_in(format, gate_up.rows(), gate_up.columns() / 2)?;
         let mut work = Work::over(5 * (out.rows() * out.columns()) as u64, &[gate_up]);
         work.bytes += out.bytes();
         self.count(work);

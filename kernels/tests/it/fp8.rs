@@ -18,11 +18,11 @@ fn bits<B: Backend>(scope: &Scope<'_, B>, x: &Activations<'_>) -> Result<Bits, K
 type Bits = (Vec<E4m3>, Vec<u32>);
 
 /// Checks that an operation rounds what it leaves plain, beside that and alone.
-fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, Bits), KernelError>) {
+fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, ActivationFormat) -> Result<(Vec<f32>, Bits), KernelError>) {
     for way in WAYS {
-        let alone = compute(2, |scope| made(scope, Form::of(Some(way))));
-        let (_, beside) = compute(2, |scope| made(scope, Form::of(Some(way)).and_plain()));
-        let (plain, _) = compute(2, |scope| made(scope, Form::PLAIN));
+        let alone = compute(2, |scope| made(scope, ActivationFormat::of(Some(way))));
+        let (_, beside) = compute(2, |scope| made(scope, ActivationFormat::of(Some(way)).and_plain()));
+        let (plain, _) = compute(2, |scope| made(scope, ActivationFormat::PLAIN));
         let columns = plain.len() / 5;
         let expected = compute(1, |scope| {
             let x = scope.upload([5, columns], &plain)?;
@@ -32,8 +32,8 @@ fn assert_rounds(made: impl Fn(&Scope<'_, Cpu>, Form) -> Result<(Vec<f32>, Bits)
     }
 }
 
-/// Both forms, as far as they are there.
-fn forms(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
+/// Both formats, as far as they are there.
+fn formats(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits), KernelError> {
     let plain = x.plain.as_ref().map_or(Ok(Vec::new()), |plain| scope.download(plain))?;
     let rounded = if x.rounded.is_some() { bits(scope, x)? } else { Default::default() };
     Ok((plain, rounded))
@@ -42,30 +42,30 @@ fn forms(scope: &Scope<'_, Cpu>, x: &Activations<'_>) -> Result<(Vec<f32>, Bits)
 #[test]
 fn a_norm_rounds_what_it_would_leave_plain() {
     let (x, weight) = (Random::new(1).floats(5 * 333), Random::new(2).floats(333));
-    assert_rounds(|scope, form| {
+    assert_rounds(|scope, format| {
         let (x, weight) = (scope.upload([5, 333], &x)?, scope.upload([333], &weight)?);
-        forms(scope, &scope.rms_norm_as(&x, &weight, 1e-6, form)?)
+        formats(scope, &scope.rms_norm_as(&x, &weight, 1e-6, format)?)
     });
 }
 
 #[test]
 fn a_gate_rounds_what_it_would_leave_plain() {
     let (x, weight) = (Random::new(3).floats(5 * 260), Random::new(4).floats(260 * 40));
-    assert_rounds(|scope, form| forms(scope, &scope.silu_mul_as(&scope.upload([5, 260], &x)?, form)?));
-    assert_rounds(|scope, form| {
+    assert_rounds(|scope, format| formats(scope, &scope.silu_mul_as(&scope.upload([5, 260], &x)?, format)?));
+    assert_rounds(|scope, format| {
         let (x, weight) = (scope.upload([5, 40], &x[..200])?, scope.upload([260, 40], &weight)?);
-        forms(scope, &scope.gated_linear_as(&x, &weight, None, form)?)
+        formats(scope, &scope.gated_linear_as(&x, &weight, None, format)?)
     });
 }
 
 #[test]
 fn experts_round_what_they_would_leave_plain() {
     let (x, weight) = (Random::new(5).floats(5 * 40), Random::new(6).floats(3 * 2 * 150 * 40));
-    assert_rounds(|scope, form| {
+    assert_rounds(|scope, format| {
         let logits = scope.upload([5, 3], &Random::new(7).floats(15))?;
         let routing = scope.route(&logits, 1, true, &scope.upload([3], &[0u32; 3])?)?;
         let (x, weight) = (scope.upload([5, 40], &x)?, scope.upload([3 * 2 * 150, 40], &weight)?);
-        forms(scope, &scope.gated_experts_as(&x, &weight, &routing, form)?)
+        formats(scope, &scope.gated_experts_as(&x, &weight, &routing, format)?)
     });
 }
 
@@ -157,7 +157,7 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
 fn a_pass_counts_the_bytes_of_rounded_activations_and_scales_and_takes_no_more() {
     let ((), taken, work) = plan(1, |scope| {
         let (x, weight) = (scope.empty([3, 300]).unwrap(), scope.empty([300]).unwrap());
-        scope.rms_norm_as(&x, &weight, 1e-6, Form::of(Some(Quantization::Groups))).unwrap();
+        scope.rms_norm_as(&x, &weight, 1e-6, ActivationFormat::of(Some(Quantization::Groups))).unwrap();
     });
     assert_eq!(work.bytes.0, 4 * 3 * 300 + 4 * 300 + 3 * 300 + 4 * 3 * 3);
     assert_eq!(taken.0, 3840 + 1280 + 1024 + 256, "whole multiples of 256 bytes");

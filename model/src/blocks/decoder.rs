@@ -384,8 +384,8 @@ impl Layer {
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let form = self.attention.qkv.reads();
-            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, form)?;
+            let format = self.attention.qkv.reads();
+            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, format)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
             self.attention.add(&scope, &attended, hidden)?;
@@ -406,8 +406,8 @@ impl Layer {
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let form = self.attention.qkv.reads();
-            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, form)?;
+            let format = self.attention.qkv.reads();
+            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, format)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             if rows.rows() == 0 {
                 return Ok(());
@@ -432,11 +432,11 @@ impl Layer {
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let form = match &self.mlp {
+        let format = match &self.mlp {
             Mlp::Gated(mlp) => mlp.reads(),
             Mlp::Mixture(mixture) => mixture.reads(),
         };
-        let normed = scope.rms_norm_as(hidden, &self.mlp_norm, pass.config.norm_epsilon, form)?;
+        let normed = scope.rms_norm_as(hidden, &self.mlp_norm, pass.config.norm_epsilon, format)?;
         match &self.mlp {
             Mlp::Gated(mlp) => mlp.forward(&scope, &normed, hidden),
             Mlp::Mixture(mixture) => mixture.forward(&scope, &normed, hidden),

@@ -1,6 +1,6 @@
 //! The gated MLP: `down(silu(gate(x)) * up(x))`, added to the residual stream.
 
-use bursar_kernels::{Activations, Backend, Form, KernelError, Scope, Tensor};
+use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor};
 
 use crate::weights::{Linear, WeightError, WeightMap};
 
@@ -27,8 +27,8 @@ impl GatedMlp {
         Ok(GatedMlp { gate_up, down })
     }
 
-    /// The form of a normalised row that it reads without rounding it itself.
-    pub fn reads(&self) -> Form {
+    /// The format of a normalised row that it reads without rounding it itself.
+    pub fn reads(&self) -> ActivationFormat {
         self.gate_up.reads()
     }
 

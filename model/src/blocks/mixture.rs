@@ -2,7 +2,7 @@
 //! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
 
 use bursar_kernels::{
-    Activations, Backend, Form, KernelError, Scope, Tensor, Weight,
+    ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight,
     ops::route::{EXPERTS_MAX, TOP_MAX},
 };
 use serde::Deserialize;
@@ -86,9 +86,9 @@ impl Mixture {
         Ok(Mixture { router, gate_up, down, top, renormalised, loads })
     }
 
-    /// The form of a normalised row that it reads without rounding it itself. The router reads plain rows.
-    pub fn reads(&self) -> Form {
-        Form::of(self.gate_up.wants()).and_plain()
+    /// The format of a normalised row that it reads without rounding it itself. The router reads plain rows.
+    pub fn reads(&self) -> ActivationFormat {
+        ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
     /// Adds the mixture of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
@@ -103,8 +103,8 @@ impl Mixture {
         let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
         scope.linear_into(normed.plain(), &self.router, None, &mut logits)?;
         let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?;
-        let form = Form::of(self.down.wants());
-        let gated = scope.gated_experts_as(normed, &self.gate_up, &routing, form)?; // [rows * top, intermediate]
+        let format = ActivationFormat::of(self.down.wants());
+        let gated = scope.gated_experts_as(normed, &self.gate_up, &routing, format)?; // [rows * top, intermediate]
         scope.add_experts(&gated, &self.down, &routing, hidden)
     }
 }

@@ -1,14 +1,13 @@
 //! Claims of FP8 weights: numbers and scales, as the checkpoint has them or as they are made while it is read.
 
-use bursar_kernels::{DType, FP8_BLOCK, Scales, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
+use bursar_budgets::Bytes;
+use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
 
 use super::{
     map::{MadeScales, Place, SpreadScales, WeightError, WeightMap, WeightSource, expected},
     scaling::numbers,
 };
-use crate::checkpoint::{
-    Fp8Scheme, RandomTensor, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION,
-};
+use crate::checkpoint::{Fp8Scheme, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION};
 
 /// The scale of activations where a checkpoint without weights has none.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -60,7 +59,8 @@ impl WeightMap<'_> {
 
     /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.
     fn is_convolution(&self, module: &str) -> bool {
-        self.checkpoint.tensor(&format!("{module}.weight")).is_ok_and(|found| found.shape.len() > 2)
+        let name = format!("{module}.weight");
+        self.has(&name) && self.checkpoint.tensor(&name).is_ok_and(|found| found.shape.len() > 2)
     }
 
     /// The type to keep a weight in that the file has as `found`.
@@ -96,23 +96,19 @@ impl WeightMap<'_> {
         let data_copies: Vec<_> =
             modules.iter().map(|_| first + copies.next().expect("a copy for each part").0).collect();
         for ((module, rows), copy) in modules.iter().zip(data_copies) {
-            let before = self.used;
-            let count = rows.div_ceil(height);
+            let one = Matrices { count: 1, rows: *rows, columns: in_features, swapped: false };
+            let shape = [rows.div_ceil(height), across];
             match (&self.copies[copy].source, fp8.stored) {
-                (WeightSource::Random(_, RandomTensor::Drawn { .. } | RandomTensor::Ones), _) => {
-                    self.scales([count, across], WeightSource::Same(DEVIATION * LARGEST_DEVIATIONS / 448.0));
+                (WeightSource::Random(..), _) => {
+                    self.scales(shape, WeightSource::Same(DEVIATION * LARGEST_DEVIATIONS / E4m3::MAX));
                 }
-                (_, Some(end)) => {
-                    let one = Matrices { count: 1, rows: *rows, columns: in_features, swapped: false };
-                    self.stored_scales(&format!("{module}.{end}"), fp8, one, height)?;
-                }
-                (_, None) => self.made_scales(copy, fp8, [count, across], height, *rows),
+                (_, Some(end)) => self.stored_scales(&format!("{module}.{end}"), fp8, one, height)?,
+                (_, None) => self.made_scales(copy, fp8, shape, height, *rows),
             }
-            let more = (rows + place.rows).div_ceil(height) - count;
+            let more = (rows + place.rows).div_ceil(height) - shape[0];
             if more > 0 {
                 self.scales([more, across], WeightSource::Zeros);
             }
-            debug_assert!(self.used > before);
         }
         let names = modules.iter().map(|(name, _)| format!("{name}.input_scale"));
         self.scaled(data, fp8, start, height, names.collect())
@@ -150,7 +146,7 @@ impl WeightMap<'_> {
         &mut self,
         data: Tensor<'static>,
         fp8: Fp8,
-        start: bursar_budgets::Bytes,
+        start: Bytes,
         height: usize,
         input_scales: Vec<String>,
     ) -> Result<Weight<'static>, WeightError> {

@@ -1,6 +1,6 @@
 //! A projection: a matrix with or without a bias.
 
-use bursar_kernels::{Activations, Backend, Form, KernelError, Scope, Tensor, Weight};
+use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight};
 
 /// `x @ weight^T + bias`.
 pub struct Linear {
@@ -11,9 +11,9 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// The form of activations that it reads without rounding them itself.
-    pub fn reads(&self) -> Form {
-        Form::of(self.weight.wants())
+    /// The format of activations that it reads without rounding them itself.
+    pub fn reads(&self) -> ActivationFormat {
+        ActivationFormat::of(self.weight.wants())
     }
 
     /// Applies it to `x` `[rows, in_features]` and returns `[rows, out_features]`.
@@ -25,14 +25,14 @@ impl Linear {
         scope.linear(x, &self.weight, self.bias.as_ref())
     }
 
-    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `form`.
+    /// For a weight of gate, then up: returns `silu(gate(x)) * up(x)`, `[rows, out_features / 2]`, in `format`.
     pub fn forward_gated<'s, 'a, B: Backend>(
         &'a self,
         scope: &'s Scope<'_, B>,
         x: impl Into<Activations<'a>>,
-        form: Form,
+        format: ActivationFormat,
     ) -> Result<Activations<'s>, KernelError> {
-        scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), form)
+        scope.gated_linear_as(x, &self.weight, self.bias.as_ref(), format)
     }
 
     /// As [`forward`](Linear::forward), into `out` `[rows, out_features]`.

@@ -230,3 +230,76 @@ fn shown(value: &Value) -> String {
     }
     value
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(config: Value, modelopt: Option<Value>) -> StoredFp8 {
+        let config = config.as_object().expect("an object");
+        stored_formats(config, modelopt.as_ref()).expect("it is served").expect("it is FP8")
+    }
+
+    #[test]
+    fn qwens_releases_have_blocks_with_or_without_a_list() {
+        let settings = json!({
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+        });
+        let found = read(json!({ "quantization_config": settings }), None);
+        assert_eq!((found.scheme, found.scale), (Fp8Scheme::BLOCK, "weight_scale_inv"));
+        assert!(!found.plain.has("model.layers.0.mlp.up_proj"));
+        let mut settings = settings;
+        settings["ignored_layers"] = json!(["model.layers.0.mlp.up_proj"]);
+        assert!(read(json!({ "quantization_config": settings }), None).plain.has("model.layers.0.mlp.up_proj"));
+    }
+
+    #[test]
+    fn each_pair_of_strategies_of_compressed_tensors_is_one_scheme() {
+        let settings = |weights: Value, activations: Value| {
+            let part = |more: Value| {
+                let mut part = json!({ "num_bits": 8, "type": "float", "symmetric": true });
+                part.as_object_mut().expect("an object").extend(more.as_object().expect("one too").clone());
+                part
+            };
+            let group =
+                json!({ "targets": ["Linear"], "weights": part(weights), "input_activations": part(activations) });
+            json!({ "quantization_config": {
+                "quant_method": "compressed-tensors", "format": "float-quantized", "ignore": ["lm_head"],
+                "config_groups": { "group_0": group }, "sparsity_config": {}, "transform_config": {},
+            } })
+        };
+        let token = json!({ "strategy": "token", "dynamic": true });
+        let fixed = json!({ "strategy": "tensor", "dynamic": false });
+        let groups = json!({ "strategy": "group", "dynamic": true, "group_size": 128 });
+        let blocks = json!({ "strategy": "block", "block_structure": [128, 128] });
+        let [channel, tensor] = ["channel", "tensor"].map(|strategy| json!({ "strategy": strategy, "dynamic": false }));
+        let scheme = |weights, activations| Fp8Scheme { weights, activations };
+        for (weights, activations, expected) in [
+            (&channel, &token, Fp8Scheme::CHANNEL),
+            (&tensor, &token, scheme(ScaledBy::Tensor, RoundedBy::Row)),
+            (&channel, &fixed, scheme(ScaledBy::Row, RoundedBy::Fixed)),
+            (&tensor, &fixed, scheme(ScaledBy::Tensor, RoundedBy::Fixed)),
+            (&blocks, &groups, Fp8Scheme::BLOCK),
+        ] {
+            let found = read(settings(weights.clone(), activations.clone()), None);
+            assert_eq!((found.scheme, found.scale), (expected, "weight_scale"), "{weights} {activations}");
+        }
+    }
+
+    #[test]
+    fn modelopts_settings_stand_in_either_file() {
+        let fixed = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
+        let part = json!({
+            "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": { "name": "modelopt" },
+            "kv_cache_scheme": { "dynamic": false, "num_bits": 8, "type": "float" },
+        });
+        let found = read(json!({ "quantization_config": part }), None);
+        assert!(found.scheme == fixed && found.has_cache_scales && found.plain.has("lm_head"));
+        let own =
+            json!({ "quantization": { "quant_algo": "FP8", "kv_cache_quant_algo": null, "exclude_modules": [] } });
+        let found = read(json!({}), Some(own));
+        assert!(found.scheme == fixed && !found.has_cache_scales);
+        let none = json!({ "quantization": { "quant_algo": null } });
+        assert!(stored_formats(&Map::new(), Some(&none)).expect("it is served").is_none());
+    }
+}

@@ -1,5 +1,7 @@
 //! Lists of modules by name, as quantised checkpoints have them.
 
+use std::collections::BTreeSet;
+
 use regex::Regex;
 
 use super::QuantizationError;
@@ -13,8 +15,8 @@ use super::QuantizationError;
 /// pattern of file names for the whole name; after `re:` it is a regular expression that the name begins with.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
-    /// Names between dots.
-    names: Vec<String>,
+    /// What counts of each name.
+    names: BTreeSet<String>,
     patterns: Vec<Regex>,
 }
 
@@ -35,7 +37,7 @@ impl Modules {
                 None => None,
             };
             match pattern {
-                None => modules.names.push(inner(entry)),
+                None => drop(modules.names.insert(inner(entry))),
                 Some(pattern) => modules.patterns.push(Regex::new(&pattern).map_err(|error| {
                     let reason = error.to_string().lines().last().unwrap_or_default().to_owned();
                     QuantizationError::Pattern { file, pattern: entry.to_owned(), reason }
@@ -47,22 +49,24 @@ impl Modules {
 
     /// Whether the list names `module`.
     pub fn has(&self, module: &str) -> bool {
-        let (inner, whole) = (inner(module), dotted(module.split('.')));
-        self.names.iter().any(|name| inner.contains(name.as_str()) || whole.contains(name.as_str()))
-            || self.patterns.iter().any(|pattern| pattern.is_match(module) || pattern.is_match(inner.trim_matches('.')))
+        let inner = inner(module);
+        self.names_a_part_of(&inner)
+            || self.names_a_part_of(module)
+            || self.patterns.iter().any(|pattern| pattern.is_match(module) || pattern.is_match(&inner))
+    }
+
+    /// Whether some parts of `name`, one after the other, are an entry.
+    fn names_a_part_of(&self, name: &str) -> bool {
+        let ends: Vec<usize> = name.match_indices('.').map(|(at, _)| at).chain([name.len()]).collect();
+        let starts = std::iter::once(0).chain(name.match_indices('.').map(|(at, _)| at + 1));
+        starts.enumerate().any(|(part, start)| ends[part..].iter().any(|end| self.names.contains(&name[start..*end])))
     }
 }
 
-/// The parts of a name that count, each between dots; all if none would be left.
+/// The parts of a name that count; all if none would be left.
 fn inner(name: &str) -> String {
-    match dotted(name.split('.').filter(|part| !OUTER.contains(part))) {
-        inner if inner == "." => dotted(name.split('.')),
-        inner => inner,
-    }
-}
-
-fn dotted<'p>(parts: impl Iterator<Item = &'p str>) -> String {
-    parts.fold(".".to_owned(), |dotted, part| dotted + part + ".")
+    let parts: Vec<&str> = name.split('.').filter(|part| !OUTER.contains(part)).collect();
+    if parts.is_empty() { name.to_owned() } else { parts.join(".") }
 }
 
 #[cfg(test)]
