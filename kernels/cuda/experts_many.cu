@@ -18,6 +18,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "expert_list.cuh"
+#include "hopper_store.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "tensor_core.cuh"
@@ -181,18 +182,6 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const Arguments<El
     while (under_way > 0) {
         say();
     }
-}
-
-// Four 8 x 8 quarters to shared memory; lane i gives the address of row i % 8 of quarter i / 8.
-__device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
-}
-
-__device__ __forceinline__ float gated(float gate, float up) {
-    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
 }
 
 // One warpgroup's 64 places of an item of WIDTH columns, through shared memory, up to 128 columns at a time.

@@ -25,6 +25,7 @@
 #include "include/contract.cuh"
 #include "include/element.cuh"
 #include "include/hopper_cluster.cuh"
+#include "include/hopper_store.cuh"
 #include "include/kernel_order.cuh"
 #include "include/tensor_core.cuh"
 #include "include/wgmma.cuh"
@@ -137,13 +138,6 @@ __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight
     }
 }
 
-// Four 8 x 8 quarters to shared memory; lane i gives the address of row i % 8 of quarter i / 8.
-__device__ __forceinline__ void store_quarters(uint32_t address, const uint32_t (&words)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(words[0]),
-                 "r"(words[1]), "r"(words[2]), "r"(words[3])
-                 : "memory");
-}
-
 // The biases of a tile's 256 sums a row, loaded when the tile begins, so that nothing waits for them at its end. A warp
 // has them all, lane i the pairs i, i + 32, i + 64 and i + 96.
 template <Kind KIND, typename T>
@@ -171,11 +165,6 @@ struct Biases {
         }
     }
 };
-
-__device__ __forceinline__ float gated(float gate, float up) {
-    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
-    return __fdividef(gate, 1.0f + __expf(-gate)) * up;
-}
 
 // One warpgroup's part of a tile, through shared memory, two boxes at a time.
 template <Kind KIND, typename T>
