@@ -268,6 +268,6 @@ __device__ __forceinline__ void add_experts(const Element* products, const uint3
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: gated_experts and experts: grid (div_ceil(features, 32 or 64), div_ceil(choices, TILE_PLACES) + experts), block
+// Launch: gated_experts and experts: grid (div_ceil(features, 32 or 64), div_ceil(choices, TILE_PLACES) + min(experts, choices)), block
 // (THREADS); add_experts: grid (rows, any), block (ADD_THREADS); no dynamic shared memory; rows > 0. All may be launched
 // with programmatic stream serialization.

@@ -13,7 +13,8 @@
 // loads    [experts] u32             each expert's choices are added
 // counts   [blocks, experts] u32     scratch; null if one block sorts, which counts for itself
 //
-// Of equal logits the expert of the lower index comes first; what is no number comes last, and its weight is none. The
+// Of equal logits the expert of the lower index comes first; what is no number comes last, and makes the weights
+// that it counts for none. The
 // order of additions is fixed, so a row has the same bits whatever stands beside it. Choices of an expert stand in the
 // order of their rows: the sort is a counting sort whose ranks within a warp come from one comparison of all its lanes.
 

@@ -163,7 +163,11 @@ impl Checkpoint {
     /// # Errors
     /// The configuration asks for what is not supported, or for something else than the user.
     pub fn weight_formats(&self) -> Result<WeightFormats, QuantizationError> {
-        let modelopt = self.files.get(MODELOPT).and_then(|json| serde_json::from_slice(json).ok());
+        let read = |json: &[u8]| serde_json::from_slice::<Map<String, Value>>(json).map(Value::Object);
+        let modelopt = self.files.get(MODELOPT).map(|json| {
+            read(json).map_err(|error| QuantizationError::Malformed { file: MODELOPT, reason: error.to_string() })
+        });
+        let modelopt = modelopt.transpose()?;
         WeightFormats::of(stored_formats(&self.config, modelopt.as_ref())?, self.quantization)
     }
 }

@@ -331,8 +331,13 @@ impl<'c> WeightMap<'c> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
         let fused = fused.map(|(part, rows, columns)| (format!("{name}.{part}"), rows, columns));
         if self.has(&fused[0].0) {
+            // One whose sides are equal stands as the other does.
+            let mut is_swapped = false;
+            for (name, rows, columns) in &fused {
+                is_swapped |= rows != columns && *self.checkpoint.tensor(name)?.shape == [experts, *columns, *rows];
+            }
             let [gate_up, down] = &fused;
-            return Ok([self.matrices(gate_up, experts)?, self.matrices(down, experts)?]);
+            return Ok([self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?]);
         }
         let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows);
         let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
@@ -341,21 +346,22 @@ impl<'c> WeightMap<'c> {
         Ok([self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?])
     }
 
-    /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other.
+    /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other. The file has their axes
+    /// swapped or not.
     fn matrices(
         &mut self,
         (name, rows, columns): &(String, usize, usize),
         count: usize,
+        swapped: bool,
     ) -> Result<Weight<'static>, WeightError> {
         let scheme = self.scheme_of([name.as_str()])?;
         let found = self.checkpoint.tensor(name)?;
-        let expected = [count, *rows, *columns];
-        let is_swapped = *found.shape == [count, *columns, *rows];
-        if *found.shape != expected && !is_swapped {
-            let (name, expected, found) = (name.clone(), expected.to_vec(), found.shape.to_vec());
+        let expected = if swapped { [count, *columns, *rows] } else { [count, *rows, *columns] };
+        if *found.shape != expected {
+            let (name, expected, found) = (name.clone(), vec![count, *rows, *columns], found.shape.to_vec());
             return Err(WeightError::Shape { name, expected, found });
         }
-        let (swapped, dtype) = (*found.shape != expected, dtype(found.dtype));
+        let dtype = dtype(found.dtype);
         let kept = self.kept(name, dtype, scheme)?;
         self.align();
         let source = WeightSource::Tensor(name.clone());

@@ -76,6 +76,9 @@ fn settings_that_are_not_served_are_refused_by_name() {
     let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("NVFP4")).error();
     assert_eq!(error.to_string(), "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8");
     assert!(error.hint().contains("bf16"), "{}", error.hint());
+    let error = Copy::of(TENSOR).write("hf_quant_config.json", "{\"quantization\": {").error();
+    assert!(error.to_string().starts_with("hf_quant_config.json is no JSON object: EOF"), "{error}");
+    assert!(error.hint().contains("again"), "{}", error.hint());
     for folder in [QWEN2, QWEN2_5_VL] {
         let quantised = json!({ "quant_method": "awq", "bits": 4, "modules_to_not_convert": ["visual"] });
         let error = Copy::of(folder).set(CONFIG, &["quantization_config"], quantised).error();

@@ -189,6 +189,14 @@ pub enum QuantizationError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The file of settings is no JSON object.
+    #[error("{file} is no JSON object: {reason}")]
+    Malformed {
+        /// The file's name.
+        file: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The checkpoint is quantised in another way already.
     #[error("quantization is {asked}, but the checkpoint is quantised in another way already")]
     Twice {
@@ -203,6 +211,9 @@ impl Hint for QuantizationError {
     fn hint(&self) -> String {
         match self {
             QuantizationError::Twice { .. } => "leave quantization out: the checkpoint's own is served".to_owned(),
+            QuantizationError::Malformed { .. } => {
+                "fetch the file again: it says how the weights are scaled".to_owned()
+            }
             _ => "load the model's release in bf16 (with quantization set to fp8, its weights are rounded while they \
                   load), or one in FP8 by blocks of 128 x 128, by channel or by tensor"
                 .to_owned(),

@@ -11,8 +11,8 @@ use super::QuantizationError;
 /// An entry names a module if its parts between dots stand in the module's name one after the other: `lm_head`,
 /// `visual` or `model.layers.0.mlp.gate`. That is what transformers (5.17, `should_convert_module`: a prefix or an end)
 /// and vLLM (0.26, `is_layer_skipped`: whole names) have in common, without `layers.1` meaning `layers.10` as well. The
-/// parts `model` and `language_model` do not count, as releases of a model differ in them. With a `*`, an entry is a
-/// pattern of file names for the whole name; after `re:` it is a regular expression that the name begins with.
+/// parts `model` and `language_model` do not count, as releases of a model differ in them. With a `*`, which stands for
+/// anything, an entry is the whole name, and `?` and brackets are themselves; after `re:` it is a regular expression that the name begins with.
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     /// What counts of each name.
