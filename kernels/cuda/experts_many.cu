@@ -11,7 +11,7 @@
 //
 // A cluster of two blocks has a tile of 2 * 128 places of one expert, 128 a block, and 256 rows of its weight, of which each
 // block brings half to both. Of an expert's last tile, if it has no more than 128 places, both blocks take all places, and
-// each half of the weight's rows: what is left over costs half a tile. A warpgroup whose 64 places nobody has multiplies
+// each half of the weight's rows: what is left over costs half a tile. A warpgroup whose 64 places are past the end multiplies
 // nothing. The rows of x lie apart: where the copy engine would bring a box of them, 128 threads each bring pieces of 16 bytes
 // (cp.async), and say that a stage is full two stages later, when their copies have landed.
 
@@ -248,7 +248,7 @@ struct Multiplier {
         }
     }
 
-    // The second warpgroup begins its first tile some steps behind the first.
+    // The second warpgroup begins its first tile some steps after the first.
     __device__ __forceinline__ void follow() {
         if (is_first_tile && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);

@@ -20,28 +20,15 @@
 
 #include "contract.cuh"
 #include "kernel_order.cuh"
-#include "reduce.cuh"
+#include "block.cuh"
 
 using contract::route::EXPERTS_MAX;
 using contract::route::FEW_ROWS;
 using contract::route::THREADS;
-constexpr uint32_t WARPS = THREADS / WARP;
+constexpr uint32_t WARPS = THREADS / LANES;
 constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
 static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
-static_assert(FEW_ROWS == WARPS && FEW_ROWS * WARP == THREADS, "a warp a row, and a thread a choice of any row");
-
-__device__ __forceinline__ uint32_t warp_max(uint32_t value) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(ALL_LANES, value);
-#else
-    for (uint32_t distance = WARP / 2; distance > 0; distance /= 2) {
-        value = max(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    }
-    return value;
-#endif
-}
-
-__device__ __forceinline__ uint32_t warp_min(uint32_t value) { return ~warp_max(~value); }
+static_assert(FEW_ROWS == WARPS && FEW_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
 
 // Larger for a larger number, above 1 for each but those that are none, and the same for both zeros.
 __device__ __forceinline__ uint32_t order_of(float value) {
@@ -57,12 +44,12 @@ __device__ __forceinline__ float value_of(uint32_t order) {
 template <uint32_t OF_LANE>
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
-    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t lane = threadIdx.x % LANES;
     float found[OF_LANE];
     uint32_t order[OF_LANE];  // zero: not there, or chosen
 #pragma unroll
     for (uint32_t i = 0; i < OF_LANE; ++i) {
-        const uint32_t expert = i * WARP + lane;
+        const uint32_t expert = i * LANES + lane;
         found[i] = expert < experts ? logits[expert] : 0.0f;
         order[i] = expert < experts ? order_of(found[i]) : 0u;
     }
@@ -74,11 +61,11 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
             at = order[i] > best ? i : at;
             best = max(best, order[i]);
         }
-        const uint32_t most = warp_max(best);
-        const uint32_t expert = warp_min(best == most ? at * WARP + lane : 0xffffffffu);
+        const uint32_t most = warp_largest(best);
+        const uint32_t expert = warp_least(best == most ? at * LANES + lane : 0xffffffffu);
 #pragma unroll
         for (uint32_t i = 0; i < OF_LANE; ++i) {
-            order[i] = i * WARP + lane == expert ? 0u : order[i];
+            order[i] = i * LANES + lane == expert ? 0u : order[i];
         }
         largest = rank == 0 ? most : largest;
         own = rank == lane ? expert : own;
@@ -91,7 +78,7 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
         total = 0.0f;
 #pragma unroll
         for (uint32_t i = 0; i < OF_LANE; ++i) {
-            if (i * WARP + lane < experts) {
+            if (i * LANES + lane < experts) {
                 total += expf(found[i] - from);
             }
         }
@@ -103,10 +90,10 @@ __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts
 // By the least that holds the experts. Without this, a mixture of 128 would look at each lane's place for 512.
 __device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
                                            float& weight) {
-    if (experts <= 4 * WARP) {
+    if (experts <= 4 * LANES) {
         return choose<4>(logits, experts, top, renormalised, weight);
     }
-    return choose<EXPERTS_MAX / WARP>(logits, experts, top, renormalised, weight);
+    return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalised, weight);
 }
 
 // A block that sorts a stretch of choices, of which each warp has a stretch of its own.
@@ -126,12 +113,12 @@ struct Sort {
     // before; adds to that. `chosen` says a choice's expert.
     template <typename Chosen, typename With>
     __device__ __forceinline__ void for_each(uint32_t first, uint32_t last, const Chosen& chosen, const With& with) {
-        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
-        const uint32_t stretch = (last - first + THREADS - 1) / THREADS * WARP;
+        const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
+        const uint32_t stretch = (last - first + THREADS - 1) / THREADS * LANES;
         const uint32_t end = min(last, first + (warp + 1) * stretch);
-        for (uint32_t base = first + warp * stretch; base < end; base += WARP) {
+        for (uint32_t base = first + warp * stretch; base < end; base += LANES) {
             const uint32_t choice = base + lane, expert = choice < end ? chosen(choice) : NO_EXPERT;
-            const uint32_t same = __match_any_sync(ALL_LANES, expert);
+            const uint32_t same = __match_any_sync(EVERY_LANE, expert);
             const uint32_t rank = __popc(same & ((1u << lane) - 1)), before = of_warp[warp][expert];
             if (choice < end) {
                 with(choice, expert, before + rank);
@@ -158,14 +145,14 @@ struct Sort {
 
     // The sum of what the threads in front have, and own.
     __device__ __forceinline__ uint32_t sum_until(uint32_t own) {
-        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+        const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
         uint32_t sum = own;
 #pragma unroll
-        for (uint32_t distance = 1; distance < WARP; distance *= 2) {
-            const uint32_t more = __shfl_up_sync(ALL_LANES, sum, distance);
+        for (uint32_t distance = 1; distance < LANES; distance *= 2) {
+            const uint32_t more = __shfl_up_sync(EVERY_LANE, sum, distance);
             sum += lane >= distance ? more : 0;
         }
-        if (lane == WARP - 1) {
+        if (lane == LANES - 1) {
             sums[warp] = sum;
         }
         __syncthreads();
@@ -218,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     let_next_kernel_start();
     sort.clear();
     wait_for_previous_kernel();
-    const uint32_t row = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
     if (row < rows) {
         float weight;
         const uint32_t own = choose(logits + static_cast<uint64_t>(row) * pitch, experts, top, renormalised, weight);
@@ -242,9 +229,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     wait_for_previous_kernel();
     __syncthreads();
-    const uint32_t lane = threadIdx.x % WARP;
+    const uint32_t lane = threadIdx.x % LANES;
     const uint32_t last = min(rows, (blockIdx.x + 1) * block_rows);
-    for (uint32_t row = blockIdx.x * block_rows + threadIdx.x / WARP; row < last; row += blockDim.x / WARP) {
+    for (uint32_t row = blockIdx.x * block_rows + threadIdx.x / LANES; row < last; row += blockDim.x / LANES) {
         float weight;
         const uint32_t own = choose(logits + static_cast<uint64_t>(row) * pitch, experts, top, renormalised, weight);
         if (lane < top) {

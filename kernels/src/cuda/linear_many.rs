@@ -177,6 +177,7 @@ mod tests {
             Product { in_features: 3580, x_pitch: 3584, ..many },
             Product { x_pitch: 3588, ..many },
             Product { out_pitch: 4609, ..many },
+            Product { out_features: 4607, ..many },
             Product { out_features: 4606, out_pitch: 4608, ..many },
         ];
         for product in otherwise {

@@ -4,8 +4,11 @@
 use bursar_kernels::*;
 
 use super::{
-    How, Random, narrowed,
+    How, Random,
+    mixed::chosen,
+    narrowed,
     wide::{Wide, floats, inside, margins, wide},
+    widened,
 };
 
 /// How a weight is scaled.
@@ -185,7 +188,18 @@ impl Fp8 {
 
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
         let (experts, top) = self.experts();
-        let chosen = chosen(&self.logits(random), experts, top);
+        // Experts of each row, and their weights, which add up to 1.
+        let logits = widened(&self.logits(random));
+        let chosen: Vec<_> = logits.chunks(experts).map(|row| chosen(row, top, true)).collect();
+        // Choices in the order of their experts, then rows.
+        let places = || {
+            let of_row = |(row, of): (usize, &Vec<(usize, f64)>)| {
+                of.iter().map(move |(expert, _)| (*expert, row)).collect::<Vec<_>>()
+            };
+            let mut places: Vec<(usize, usize)> = chosen.iter().enumerate().flat_map(of_row).collect();
+            places.sort_unstable();
+            places
+        };
         let x = Wide::new(activation, self.x_rows(), self.in_features, random);
         let rounded: Vec<_> = (0..self.x_rows()).map(|row| rounded(&x.row(row), self.quantization())).collect();
         let (codes, scales) = self.weight(random);
@@ -223,23 +237,11 @@ impl Fp8 {
                 (0..self.rows * features).map(|at| gated(at / features, 0, at % features, bias)).collect()
             }
             Product::GatedExperts { .. } => {
-                // Choices in the order of their experts, then rows.
-                let mut places: Vec<(usize, usize)> = chosen
-                    .iter()
-                    .enumerate()
-                    .flat_map(|(row, of)| of.iter().map(move |(expert, _)| (*expert, row)))
-                    .collect();
-                places.sort_unstable();
                 let row = |(expert, row): (usize, usize)| (0..features).map(move |at| (expert, row, at));
-                places.into_iter().flat_map(row).map(|(expert, row, at)| gated(row, expert, at, false)).collect()
+                places().into_iter().flat_map(row).map(|(expert, row, at)| gated(row, expert, at, false)).collect()
             }
             Product::AddExperts { .. } => {
-                let mut places: Vec<(usize, usize)> = chosen
-                    .iter()
-                    .enumerate()
-                    .flat_map(|(row, of)| of.iter().map(move |(expert, _)| (*expert, row)))
-                    .collect();
-                places.sort_unstable();
+                let places = places();
                 let place =
                     |row, expert| places.iter().position(|at| *at == (expert, row)).expect("a choice has a place");
                 Wide::new(activation, self.rows, self.out_features, random).changed(|row, feature, held| {
@@ -259,18 +261,6 @@ impl Fp8 {
 
 fn every(rows: usize) -> Vec<u32> {
     (0..rows as u32).collect()
-}
-
-/// The experts of each row and their weights, which add up to 1.
-fn chosen(logits: &[f32], experts: usize, top: usize) -> Vec<Vec<(usize, f64)>> {
-    let of_row = |logits: &[f32]| {
-        let mut order: Vec<usize> = (0..experts).collect();
-        order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
-        order.truncate(top);
-        let total: f64 = order.iter().map(|expert| f64::from(logits[*expert]).exp()).sum();
-        order.into_iter().map(|expert| (expert, f64::from(logits[expert]).exp() / total)).collect()
-    };
-    logits.chunks(experts).map(of_row).collect()
 }
 
 /// A row of activations once rounded.

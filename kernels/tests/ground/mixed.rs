@@ -154,7 +154,7 @@ impl Mixed {
 }
 
 /// The experts of a row with their weights, the likeliest first, and of equal ones the first.
-fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
+pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usize, f64)> {
     let mut order: Vec<usize> = (0..logits.len()).collect();
     order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]).then(one.cmp(other)));
     order.truncate(top);

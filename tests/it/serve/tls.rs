@@ -1,4 +1,4 @@
-//! The server behind TLS: what clients with and without it see, and files that are wrong.
+//! The server over TLS: what clients with and without it see, and files that are wrong.
 
 use std::{
     io,
