@@ -3,11 +3,12 @@
 //
 // out[i] = round(float(sum of the four quarters of splitmix64(seed, i) - 131070) * factor)
 //
-// out [count] bf16, f16 or f32, contiguous, any alignment
+// out [count] bf16, f16, f32 or on Hopper E4M3, contiguous, any alignment
 //
 // An element depends on seed and place alone, never on the launch.
 
 #include "contract.cuh"
+#include "e4m3.cuh"
 #include "element.cuh"
 
 // SplitMix64 (Steele, Lea and Flood 2014) at its `i`-th step.
@@ -30,5 +31,12 @@ __device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
     }
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+template <>
+__device__ __forceinline__ E4m3 from_float<E4m3>(float value) {
+    return {static_cast<uint8_t>(e4m3_pair(value, 0.0f))};
+}
+KERNEL(e4m3, E4m3)
+#endif
 
 // Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no dynamic shared memory.

@@ -158,8 +158,17 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for FP8 weights. A plan can be made either way.
-    pub fn has_fp8(&self) -> bool {
+    /// Whether there are kernels for FP8 weights `[out_features, in_features]`, with scales for blocks of `block_rows`
+    /// or for rows. A plan can be made either way.
+    pub fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+        match self {
+            Target::Cpu { .. } => true,
+            Target::Cuda(cuda) => cuda.has_fp8([out_features, in_features], block_rows),
+        }
+    }
+
+    /// Whether there are kernels for experts' FP8 weights.
+    pub fn has_fp8_experts(&self) -> bool {
         matches!(self, Target::Cpu { .. })
     }
 

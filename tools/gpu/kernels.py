@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks our kernels on a GPU against torch in f64, and times them: "Kernels alone" of `benches/h200.md`.
 
-    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture ...] [--check]        # all, if not told otherwise
+    tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3 ...] [--check]        # all, if not told otherwise
 
 Wants a Hopper GPU and torch; what it runs is the committed machine code of `kernels/cuda/compiled/`. Each kernel is
 launched as the Launch comment at the end of its source says, at sizes that divide nothing and at those it is timed at,
@@ -17,11 +17,11 @@ import time
 import torch
 
 from device import driver
-from operations import argmax, decode, mixture, packed, patchify, position_grid, prefill, sampling, small
+from operations import argmax, decode, e4m3, mixture, packed, patchify, position_grid, prefill, sampling, small
 from table import Table
 
 PARTS = {"attention": [prefill, packed], "decode": [decode], "small": [small], "patchify": [patchify, position_grid],
-         "sampling": [argmax, sampling], "mixture": [mixture]}  # fmt: skip
+         "sampling": [argmax, sampling], "mixture": [mixture], "e4m3": [e4m3]}  # fmt: skip
 
 
 def main():

@@ -287,6 +287,26 @@ constexpr uint32_t PART_NUMBERS =
     ROWS == 8 ? 1024 : ROWS == 16 ? 2048 : ROWS == 32 ? 4096 : ROWS == 64 ? 8192 : 0;
 }  // namespace linear_few
 
+// quantize.cu, and what products of FP8 know of it.
+namespace fp8 {
+// Columns of a row of activations, and of a weight's block, with a common scale.
+constexpr uint32_t GROUP = 128;
+// Fewest rows of a weight's block.
+constexpr uint32_t BLOCK_ROWS_MIN = 8;
+// Numbers that a thread rounds at once.
+constexpr uint32_t VECTOR = 8;
+// Most threads of a block, which has a row.
+constexpr uint32_t THREADS_MAX = 512;
+// Blocks of a cluster, which shares a row of gates.
+constexpr uint32_t GATE_BLOCKS = 8;
+// Each group of a row has a scale.
+constexpr uint32_t BY_GROUPS = 0;
+// Each row has one.
+constexpr uint32_t BY_ROWS = 1;
+// All have one, which is given.
+constexpr uint32_t FIXED = 2;
+}  // namespace fp8
+
 // gate_up_middle.cu: gated products of some hundred rows.
 namespace gate_up_middle {
 // Blocks of a cluster, one below the other.

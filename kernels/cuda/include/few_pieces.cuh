@@ -1,4 +1,4 @@
-// How a tile of linear_few.cu reaches its output: what a warp has of it, with bias or gate, added to what was there or
+// How a tile of few_product.cuh reaches its output: what a warp has of it, with bias or gate, added to what was there or
 // not; and sums in shared memory.
 #pragma once
 
@@ -10,19 +10,22 @@ __device__ __forceinline__ float silu(float gate) {
 }
 
 // What a warp has of a tile that is summed up: 16 of the tile's rows, and GROUPS times eight rows of x.
-template <typename Element, uint32_t GROUPS, bool GATED>
+template <typename Format, uint32_t GROUPS, bool GATED>
 struct Piece {
     static constexpr uint32_t FEATURES = GATED ? 1 : 2;  // of a thread
     static constexpr uint32_t VALUES = GROUPS * 2 * FEATURES;
+    static constexpr bool IS_SCALED = !Format::IS_PLAIN && !Format::BY_BLOCKS;  // here, when all is summed up
+    using Element = typename Format::Element;
 
-    const Arguments<Element>& arguments;
+    const Arguments<Format>& arguments;
     uint32_t features[FEATURES];
     uint32_t first_row;
     uint32_t before[VALUES];  // bits of what is added to
     float bias[FEATURES];
+    float scale[IS_SCALED ? FEATURES : 1], row_scale[IS_SCALED ? GROUPS * 2 : 1];
 
     // `warp` is the one whose rows of the tile these are.
-    __device__ __forceinline__ Piece(const Arguments<Element>& arguments, Features tile, uint32_t warp,
+    __device__ __forceinline__ Piece(const Arguments<Format>& arguments, Features tile, uint32_t warp,
                                      uint32_t first_group)
         : arguments(arguments), first_row(first_group * 8 + threadIdx.x % 4 * 2) {
 #pragma unroll
@@ -55,6 +58,9 @@ struct Piece {
             const bool biased = arguments.bias != nullptr && features[own] < arguments.features;
             bias[own] = biased ? to_float(arguments.bias[features[own]]) : 0.0f;
         }
+        if constexpr (IS_SCALED) {
+            fetch_scales();
+        }
         if (!(arguments.flags & ADD_TO_OUT)) {
             return;
         }
@@ -65,6 +71,27 @@ struct Piece {
             const uint16_t* out = static_cast<const uint16_t*>(arguments.out);
             each([&](uint32_t i, uint32_t, uint32_t, uint64_t at) { before[i] = out[at]; });
         }
+    }
+
+    __device__ __forceinline__ void fetch_scales() {
+        const typename Format::Scales& scales = arguments.scales;
+#pragma unroll
+        for (uint32_t own = 0; own < FEATURES; ++own) {
+            scale[own] = features[own] < arguments.features ? __ldg(scales.weight + features[own]) : 0.0f;
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < GROUPS * 2; ++i) {
+            const uint32_t row = first_row + i / 2 * 8 + i % 2;
+            row_scale[i] = scales.x == nullptr ? scales.fixed : row < arguments.rows ? scales.x[row] : 0.0f;
+        }
+    }
+
+    // A sum, with its scales and the bias.
+    __device__ __forceinline__ float finished(float sum, uint32_t i) const {
+        if constexpr (IS_SCALED) {
+            sum *= row_scale[i / FEATURES] * scale[i % FEATURES];
+        }
+        return sum + bias[i % FEATURES];
     }
 
     // Writes the sums, with what was fetched.
@@ -78,12 +105,12 @@ struct Piece {
             const bool adds = arguments.flags & ADD_TO_OUT;
             if (arguments.flags & OUT_IS_F32) {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
-                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    const float value = finished(c[group][of_four], i);
                     static_cast<float*>(arguments.out)[at] = adds ? __uint_as_float(before[i]) + value : value;
                 });
             } else {
                 each([&](uint32_t i, uint32_t group, uint32_t of_four, uint64_t at) {
-                    const float value = c[group][of_four] + bias[i % FEATURES];
+                    const float value = finished(c[group][of_four], i);
                     static_cast<Element*>(arguments.out)[at] =
                         from_float<Element>(adds ? pair_to_floats<Element>(before[i]).x + value : value);
                 });

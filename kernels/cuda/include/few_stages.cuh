@@ -1,9 +1,10 @@
-// The work of linear_few.cu: shared memory and its stages, the line of units and the stretches of it that blocks take,
+// The work of few_product.cuh: shared memory and its stages, the line of units and the stretches of it that blocks take,
 // the features of a tile, and the thread that keeps the stages full.
 #pragma once
 
 #include "contract.cuh"
 #include "element.cuh"
+#include "few_formats.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
@@ -15,9 +16,13 @@ using contract::linear_few::MULTIPLIERS;
 using contract::linear_few::OUT_IS_F32;
 using contract::linear_few::STAGES_MAX;
 using contract::linear_few::TEAM;
-constexpr uint32_t COLUMNS = contract::linear_few::STEP_COLUMNS;
-constexpr uint32_t CHUNKS = COLUMNS / CHUNK_COLUMNS;                 // of a step, one beside the other
-constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                    // of a row of a chunk
+constexpr uint32_t CHUNKS = contract::linear_few::STEP_COLUMNS / CHUNK_COLUMNS;  // of a step, one beside the other
+constexpr uint32_t ROW_BYTES = CHUNK_COLUMNS * 2;                                // of a row of a chunk
+// Columns of a chunk and of a step: of elements of one byte they have twice as many.
+template <typename Format>
+constexpr uint32_t CHUNK = ROW_BYTES / sizeof(typename Format::Operand);
+template <typename Format>
+constexpr uint32_t COLUMNS = CHUNKS * CHUNK<Format>;
 constexpr uint32_t HALF_ROWS = contract::linear_few::TILE_ROWS / 2;  // of the tallest tile: what one wgmma takes
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t COPIER = MULTIPLIERS;  // the first thread of the warp that copies; one more writes
@@ -85,10 +90,10 @@ struct Line {
     }
 };
 
-template <typename Element>
+template <typename Format>
 struct Arguments {
     void* out;
-    const Element* bias;
+    const typename Format::Element* bias;
     float* parts;
     uint32_t* counters;
     uint32_t out_pitch;
@@ -98,11 +103,12 @@ struct Arguments {
     uint32_t tiles;
     uint32_t tile_rows;
     uint32_t flags;
+    typename Format::Scales scales;
 };
 
 // The first feature of a tile. All tiles are as tall as can be alike; a gated one has whole groups of eight.
-template <typename Element, bool GATED>
-__device__ __forceinline__ uint32_t first_feature(const Arguments<Element>& arguments, uint32_t tile) {
+template <typename Format, bool GATED>
+__device__ __forceinline__ uint32_t first_feature(const Arguments<Format>& arguments, uint32_t tile) {
     constexpr uint32_t GROUP = GATED ? GATE_ROWS : 1;
     const uint64_t groups = arguments.features / GROUP;
     return static_cast<uint32_t>(groups * tile / arguments.tiles) * GROUP;
@@ -114,33 +120,33 @@ struct Features {
     uint32_t end;
 };
 
-template <typename Element, bool GATED>
-__device__ __forceinline__ Features features_of(const Arguments<Element>& arguments, uint32_t tile) {
-    return {first_feature<Element, GATED>(arguments, tile), first_feature<Element, GATED>(arguments, tile + 1)};
+template <typename Format, bool GATED>
+__device__ __forceinline__ Features features_of(const Arguments<Format>& arguments, uint32_t tile) {
+    return {first_feature<Format, GATED>(arguments, tile), first_feature<Format, GATED>(arguments, tile + 1)};
 }
 
 // Gated, the map puts eight rows of up behind the same eight of the gate, so that one thread has both of a feature.
-template <typename Element, bool GATED>
+template <typename Format, bool GATED>
 struct Place {
     const TensorMap& weight;
-    const Arguments<Element>& arguments;
+    const Arguments<Format>& arguments;
     uint32_t tile;
     uint32_t column;
     uint32_t row;  // gated: group of eight
 
-    __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Element>& arguments, uint32_t unit)
+    __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
         : weight(weight), arguments(arguments) {
         tile = unit / arguments.steps;
-        column = unit % arguments.steps * COLUMNS;
+        column = unit % arguments.steps * COLUMNS<Format>;
         find_row();
     }
     __device__ __forceinline__ void find_row() {
-        row = first_feature<Element, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
+        row = first_feature<Format, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
     }
     __device__ __forceinline__ void copy(const Stages& stages, uint32_t stage, uint32_t barrier) const {
 #pragma unroll
         for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-            const uint32_t at = stage + chunk * stages.chunk_bytes, from = column + chunk * CHUNK_COLUMNS;
+            const uint32_t at = stage + chunk * stages.chunk_bytes, from = column + chunk * CHUNK<Format>;
             if (GATED) {
                 copy_box_once(at, weight, barrier, from, 0, 0, row);
             } else {
@@ -149,8 +155,8 @@ struct Place {
         }
     }
     __device__ __forceinline__ void advance() {
-        column += COLUMNS;
-        if (column == arguments.steps * COLUMNS) {
+        column += COLUMNS<Format>;
+        if (column == arguments.steps * COLUMNS<Format>) {
             column = 0;
             tile += 1;
             find_row();
@@ -159,19 +165,19 @@ struct Place {
 };
 
 // A step of x from this column on.
-template <uint32_t ROWS>
+template <typename Format, uint32_t ROWS>
 __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t barrier, uint32_t column) {
 #pragma unroll
     for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-        copy_box(at + chunk * ROWS * ROW_BYTES, x, barrier, column + chunk * CHUNK_COLUMNS, 0);
+        copy_box(at + chunk * ROWS * ROW_BYTES, x, barrier, column + chunk * CHUNK<Format>, 0);
     }
 }
 
 // One thread keeps the stages full.
-template <typename Element, uint32_t ROWS, bool GATED>
-__device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Element>& arguments,
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
                                      const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
-    Place<Element, GATED> place(weight, arguments, first);
+    Place<Format, GATED> place(weight, arguments, first);
     const uint32_t held = min(stages.count, last - first);
     uint32_t column = place.column;
     for (uint32_t stage = 0; stage < held; ++stage) {
@@ -183,8 +189,8 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     wait_for_previous_kernel();
     for (uint32_t stage = 0; stage < held; ++stage) {
         const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
-        copy_x<ROWS>(x, shared + stage * stages.bytes + stages.weight_bytes, full, column);
-        column = column + COLUMNS == arguments.steps * COLUMNS ? 0 : column + COLUMNS;
+        copy_x<Format, ROWS>(x, shared + stage * stages.bytes + stages.weight_bytes, full, column);
+        column = column + COLUMNS<Format> == arguments.steps * COLUMNS<Format> ? 0 : column + COLUMNS<Format>;
     }
     uint32_t stage = 0, parity = 0;
 #pragma unroll 1
@@ -193,7 +199,7 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
         barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
         barrier_arrive_expecting(full, stages.copied);
         place.copy(stages, at, full);
-        copy_x<ROWS>(x, at + stages.weight_bytes, full, place.column);
+        copy_x<Format, ROWS>(x, at + stages.weight_bytes, full, place.column);
         place.advance();
         if (++stage == stages.count) {
             stage = 0;

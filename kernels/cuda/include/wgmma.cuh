@@ -1,5 +1,5 @@
-// Products of a warpgroup of Hopper (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N], sums in f32, started now and
-// finished by `products_wait`. B stands in shared memory, A there or in registers. C has the layout of tensor_core.cuh,
+// Products of a warpgroup of Hopper (wgmma, sm_90a): C [64, N] += A [64, 16] * B [16, N], or 32 deep of E4M3, sums in f32,
+// started now and finished by `products_wait`. B stands in shared memory, A there or in registers. C has the layout of tensor_core.cuh,
 // 16 rows a warp: c[j] are the columns 8 * j and on. After the PTX ISA manual, "Asynchronous warpgroup level matrix
 // instructions".
 #pragma once
@@ -7,6 +7,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cstdint>
+
+#include "e4m3.cuh"
 
 // How a matrix stands in shared memory: in chunks of 64 columns (128 bytes a row) or 16 columns (32 bytes), 8 rows of a
 // chunk one after the other with their 16-byte pieces exchanged as the copy engine does it ("swizzle").
@@ -104,17 +106,19 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
-// C [64, N] = A * B^T, or += if `add`: A [64, 16] and B [N, 16] in shared memory, the product along their rows. A, B and ADD
-// are the numbers of the operands behind C's.
-#define BURSAR_MULTIPLY(TYPE, N, NAMES, A, B, ADD, ...)                                                                \
+// C [64, N] = A * B^T, or += if `add`: A [64, DEPTH] and B [N, DEPTH] in shared memory, the product along their rows. A, B
+// and ADD are the numbers of the operands behind C's; END is how the instruction ends.
+#define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \
                      ", 0;\n"                                                                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" NAMES "}, %" #A ", %" #B     \
-                     ", add, 1, 1, 0, 0;\n}\n"                                                                         \
+                     "wgmma.mma_async.sync.aligned.m64n" #N DEPTH ".f32." TYPE "." TYPE " {" NAMES "}, %" #A ", %" #B  \
+                     ", add, 1, 1" END ";\n}\n"                                                                        \
                      : __VA_ARGS__                                                                                     \
                      : "l"(a), "l"(b), "r"(add));                                                                      \
     }
+#define BURSAR_MULTIPLY(TYPE, ...) BURSAR_MULTIPLY_DEEP(TYPE, "k16", ", 0, 0", __VA_ARGS__)
+#define BURSAR_MULTIPLY_E4M3(...) BURSAR_MULTIPLY_DEEP("e4m3", "k32", "", __VA_ARGS__)
 
 // C [64, N] += A * B: A [64, 16] in registers, whose operands begin at A0, B [16, N] in shared memory, the product along A's
 // rows and down B.
@@ -152,9 +156,21 @@ struct Warpgroup;
 BURSAR_WARPGROUP(__nv_bfloat16, "bf16")
 BURSAR_WARPGROUP(__half, "f16")
 
+template <>
+struct Warpgroup<E4m3> {
+    BURSAR_MULTIPLY_E4M3(8, BURSAR_NAMES_4, 4, 5, 6, BURSAR_TILE(c[0]))
+    BURSAR_MULTIPLY_E4M3(16, BURSAR_NAMES_8, 8, 9, 10, BURSAR_TILES_2(c, 0))
+    BURSAR_MULTIPLY_E4M3(24, BURSAR_NAMES_12, 12, 13, 14, BURSAR_TILES_2(c, 0), BURSAR_TILE(c[2]))
+    BURSAR_MULTIPLY_E4M3(32, BURSAR_NAMES_16, 16, 17, 18, BURSAR_TILES_4(c, 0))
+    BURSAR_MULTIPLY_E4M3(64, BURSAR_NAMES_32, 32, 33, 34, BURSAR_TILES_8(c, 0))
+    BURSAR_MULTIPLY_E4M3(128, BURSAR_NAMES_64, 64, 65, 66, BURSAR_TILES_16(c, 0))
+};
+
 #undef BURSAR_WARPGROUP
 #undef BURSAR_GATHER
+#undef BURSAR_MULTIPLY_E4M3
 #undef BURSAR_MULTIPLY
+#undef BURSAR_MULTIPLY_DEEP
 #undef BURSAR_NAMES_128
 #undef BURSAR_NAMES_96
 #undef BURSAR_NAMES_64

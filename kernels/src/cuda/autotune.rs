@@ -13,13 +13,13 @@ use cudarc::driver::sys;
 
 use super::{
     Cuda,
-    blas::{Described, FEW_ROWS, GemmAlgorithm, Places, Product},
+    blas::{Described, FEW_ROWS, GemmAlgorithm, Numbers, Places, Product},
     elementwise, gate_up_middle,
     linear_few::{self, CUTS, ProductsBy},
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
 };
-use crate::{AUTOTUNED_LAYERS, Activations, DType, KernelError, Shape, Tensor, Weight, ops};
+use crate::{AUTOTUNED_LAYERS, Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
 
 /// Row counts to measure. Up to 64 they are 1 and the counts that our kernels are compiled for: between two of them the
 /// same kernel runs and takes as long. Above that they are whole tiles of 64 rows.
@@ -66,10 +66,19 @@ pub(super) struct Autotuner {
     met: BTreeMap<Product, Met>,
 }
 
+/// Addresses of one layer's weight and of what belongs to it, and the scale of activations that it wants.
+#[derive(Clone, Copy, PartialEq)]
+struct LayerWeight {
+    weight: u64,
+    bias: Option<u64>,
+    scales: u64,
+    x_scale: f32,
+}
+
 #[derive(Default)]
 struct Met {
-    /// Weights and biases of up to `WEIGHTS_MAX` layers.
-    weights: Vec<(u64, Option<u64>)>,
+    /// Weights of up to `WEIGHTS_MAX` layers.
+    weights: Vec<LayerWeight>,
     has_few_rows: bool,
 }
 
@@ -77,7 +86,8 @@ impl Autotuner {
     /// Remembers a product.
     pub(super) fn meet(&mut self, product: Product, places: Places) {
         let met = self.met.entry(Product { rows: 0, ..product }).or_default();
-        let weight = (places.weight, places.bias);
+        let Places { weight, bias, weight_scales: scales, x_scale, .. } = places;
+        let weight = LayerWeight { weight, bias, scales, x_scale };
         met.has_few_rows |= product.rows <= FEW_ROWS;
         if met.weights.len() < WEIGHTS_MAX && !met.weights.contains(&weight) {
             met.weights.push(weight);
@@ -125,11 +135,12 @@ fn may_win(guessed: f32, ours: f32) -> bool {
 struct Trial<'t> {
     cuda: &'t Cuda,
     product: Product,
-    weights: &'t [(u64, Option<u64>)],
+    weights: &'t [LayerWeight],
     /// Address and bytes; all of it may be overwritten.
     room: (Address, usize),
     scratch: u64,
     x: u64,
+    x_scales: u64,
     out: u64,
     /// Address of the intermediate product before the gate.
     gate_up: u64,
@@ -140,7 +151,7 @@ impl<'t> Trial<'t> {
     fn within(
         cuda: &'t Cuda,
         product: Product,
-        weights: &'t [(u64, Option<u64>)],
+        weights: &'t [LayerWeight],
         room: &Tensor<'_>,
     ) -> Option<Trial<'t>> {
         let start = room.address().0;
@@ -153,13 +164,14 @@ impl<'t> Trial<'t> {
         let activation = cuda.kernels.target.activation;
         let scratch = take(CUDA_LINEAR_SCRATCH.as_usize());
         let x = take(activation.bytes(product.rows * product.x_pitch).as_usize());
+        let x_scales = take(DType::F32.bytes(product.rows * product.in_features.div_ceil(FP8_BLOCK)).as_usize());
         let out_type = if product.out_is_f32 { DType::F32 } else { activation };
         let out = take(out_type.bytes(product.rows * product.out_pitch).as_usize());
         let between = if product.gates { product.rows * product.out_features } else { 0 };
         let gate_up = take(activation.bytes(between).as_usize());
         let has_room = end - start <= room.bytes().0;
         let room = (room.address(), room.bytes().as_usize());
-        has_room.then_some(Trial { cuda, product, weights, room, scratch, x, out, gate_up })
+        has_room.then_some(Trial { cuda, product, weights, room, scratch, x, x_scales, out, gate_up })
     }
 
     /// The fastest algorithm, or `None` if none runs.
@@ -168,7 +180,13 @@ impl<'t> Trial<'t> {
         let activation = self.cuda.kernels.target.activation;
         let mut described = None;
         let mut others = Vec::new();
-        if self.product.gates {
+        if self.product.gates && !self.product.numbers.is_plain() {
+            // Of E4M3 there is no gated product of few rows.
+            return Ok(Some(GemmAlgorithm::Apart));
+        }
+        if !linear_many::is_by_library(self.cuda, self.product, self.places(0)) {
+            // Ours alone.
+        } else if self.product.gates {
             others.push(GemmAlgorithm::Apart);
         } else {
             let product = described.insert(Described::of(blas, activation, self.product)?);
@@ -210,6 +228,9 @@ impl<'t> Trial<'t> {
         if gate_up_middle::serves(self.cuda, self.product, self.places(0)) {
             ours.push(GemmAlgorithm::Middle);
         }
+        if linear_many::serves_few(self.cuda, self.product, self.places(0)) {
+            ours.push(GemmAlgorithm::Many);
+        }
         ours
     }
 
@@ -234,7 +255,7 @@ impl<'t> Trial<'t> {
     /// Mean milliseconds of the product over at most `turns` runs, with weights that are not in the L2 cache, minus its
     /// head start.
     fn time(&self, described: Option<&Described>, way: GemmAlgorithm, turns: usize) -> Result<f32, KernelError> {
-        let weight_bytes = 2 * self.product.out_features * self.product.in_features;
+        let weight_bytes = self.product.numbers.size() * self.product.out_features * self.product.in_features;
         let mut turns = turns.min(READ_MAX / weight_bytes).max(1);
         if self.weights.len() * weight_bytes < COLD_BYTES {
             turns = turns.min(self.weights.len());
@@ -273,8 +294,10 @@ impl<'t> Trial<'t> {
             (GemmAlgorithm::Few(cut), _) => unsafe { linear_few::launch(cuda, self.product, places, cut) },
             // SAFETY: as above.
             (GemmAlgorithm::Middle, _) => unsafe { gate_up_middle::launch(cuda, self.product, places) },
-            // SAFETY: as above. It is never tried here, where rows are few.
-            (GemmAlgorithm::Many, _) => unsafe { linear_many::launch(cuda, self.product, places) },
+            // SAFETY: as above.
+            (GemmAlgorithm::Many, _) => unsafe {
+                linear_many::launch(cuda, self.product, places, linear_many::Output::PLAIN)
+            },
             (GemmAlgorithm::Apart | GemmAlgorithm::Library(_), _) => self.run_apart(places),
         }
     }
@@ -310,9 +333,18 @@ impl<'t> Trial<'t> {
     }
 
     fn places(&self, turn: usize) -> Places {
-        let (weight, bias) = self.weights[turn];
-        let workspace_bytes = CUDA_LINEAR_SCRATCH.as_usize();
-        Places { weight, x: self.x, bias, out: self.out, workspace: self.scratch, workspace_bytes }
+        let LayerWeight { weight, bias, scales, x_scale } = self.weights[turn];
+        Places {
+            weight,
+            x: self.x,
+            bias,
+            weight_scales: scales,
+            x_scales: if self.product.numbers == Numbers::E4m3Fixed { 0 } else { self.x_scales },
+            x_scale,
+            out: self.out,
+            workspace: self.scratch,
+            workspace_bytes: CUDA_LINEAR_SCRATCH.as_usize(),
+        }
     }
 }
 

@@ -8,6 +8,7 @@ use super::{
         random,
     },
     launch::{Arguments, Extent, Function, arguments, count},
+    quantize,
 };
 use crate::{
     DType, KernelError, Tensor,
@@ -24,14 +25,18 @@ fn columns(tensor: &Tensor<'_>) -> u32 {
 
 pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Result<(), KernelError> {
     cuda.enter()?;
-    if call.out.dtype() == DType::F8E4M3 {
-        return Err(KernelError::NoKernel { op: "fill_random" });
-    }
     let elements = call.out.shape().elements();
     let extent = Extent::line(elements.div_ceil(random::THREADS).min(8192), random::THREADS);
     let arguments = arguments![call.out.address(), elements as u64, call.seed, call.factor];
-    let is_f32 = call.out.dtype() == DType::F32;
-    let kernel = if is_f32 { cuda.entry_points().fill_random_f32 } else { cuda.entry_points().fill_random };
+    let kernels = cuda.entry_points();
+    let kernel = match call.out.dtype() {
+        DType::F32 => kernels.fill_random_f32,
+        DType::F8E4M3 => {
+            let hopper = kernels.hopper.as_ref().ok_or(KernelError::NoKernel { op: "fill_random" })?;
+            hopper.fill_random_e4m3
+        }
+        _ => kernels.fill_random,
+    };
     // SAFETY: these are the kernel's parameters, and the front has checked that there are so many elements.
     unsafe { cuda.launch(kernel, extent, arguments) }
 }
@@ -116,8 +121,13 @@ fn normalise(
 }
 
 pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
-    let Some(out) = call.out.lone_plain() else { return Err(KernelError::NoKernel { op: "rms_norm" }) };
-    normalise(cuda, cuda.entry_points().rms_norm, &[&call.x], &[&call.weight], call.epsilon, out)
+    match &call.out.rounded {
+        Some(rounded) => quantize::rms_norm(cuda, &call, rounded),
+        None => {
+            let kernel = cuda.entry_points().rms_norm;
+            normalise(cuda, kernel, &[&call.x], &[&call.weight], call.epsilon, call.out.plain())
+        }
+    }
 }
 
 pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
@@ -147,7 +157,10 @@ fn over_columns(rows: usize, columns: usize) -> Extent {
 }
 
 pub(super) fn silu_mul(cuda: &Cuda, call: ops::silu_mul::Call<'_>) -> Result<(), KernelError> {
-    let Some(out) = call.out.lone_plain() else { return Err(KernelError::NoKernel { op: "silu_mul" }) };
+    if call.out.rounded.is_some() {
+        return quantize::silu_mul(cuda, &call.gate_up, &call.out);
+    }
+    let out = call.out.plain();
     let extent = over_columns(out.rows(), out.columns());
     let arguments = arguments![call.gate_up.address(), pitch(&call.gate_up), columns(out), out.address()];
     // SAFETY: as above.

@@ -25,6 +25,7 @@ fn fits(product: Product, places: Places) -> bool {
         [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(product.x_pitch)];
     let out = [places.out as usize, row_bytes(product.out_pitch)];
     product.gates
+        && product.numbers.is_plain()
         && !product.accumulates
         && !product.out_is_f32
         && (linear_few::ROWS_MAX + 1..=FEW_ROWS).contains(&product.rows)
@@ -84,10 +85,11 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::blas::Numbers, *};
 
     fn product(rows: usize, out_features: usize) -> Product {
         Product {
+            numbers: Numbers::Plain,
             gates: true,
             out_features,
             in_features: 3584,
@@ -101,7 +103,7 @@ mod tests {
     }
 
     fn places() -> Places {
-        Places { weight: 512, x: 1024, bias: Some(4), out: 2048, workspace: 0, workspace_bytes: 0 }
+        Places { weight: 512, x: 1024, bias: Some(4), weight_scales: 0, x_scales: 0, x_scale: 1.0, out: 2048, workspace: 0, workspace_bytes: 0 }
     }
 
     #[test]

@@ -36,8 +36,11 @@ macro_rules! images {
             machine_code!("experts_few"),
             machine_code!("experts_many"),
             machine_code!("linear_few"),
+            machine_code!("linear_few_e4m3"),
             machine_code!("linear_gated_hopper"),
+            machine_code!("linear_many_e4m3"),
             machine_code!("gate_up_middle"),
+            machine_code!("quantize"),
         ];
     };
 }

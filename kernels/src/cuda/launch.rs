@@ -173,7 +173,7 @@ impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 
 /// Capacity of a launch, in 8-byte words and in arguments.
-const WORDS: usize = 56;
+const WORDS: usize = 64;
 
 /// The arguments of a launch, in the order of the kernel's parameters.
 pub(super) struct Arguments {

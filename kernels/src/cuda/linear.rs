@@ -1,21 +1,24 @@
 //! The matrix product: by cuBLASLt, or by our own kernels for few rows (up to 64), some hundred rows (up to 256) or
 //! many rows, where they were measured to be faster.
 
+use bursar_budgets::Address;
+
 use super::{
     Cuda,
-    blas::{Places, Product},
-    elementwise, gate_up_middle, linear_few, linear_many,
+    blas::{Numbers, Places, Product},
+    elementwise, gate_up_middle, linear_few, linear_many, quantize,
 };
-use crate::{DType, KernelError, Scales, Tensor, ops};
+use crate::{Activations, DType, KernelError, Quantization, Rounded, Scales, Tensor, Weight, ops};
 
 pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain) = (call.x.lone_plain(), &call.weight.scales) else {
-        return Err(KernelError::NoKernel { op: "linear" });
-    };
-    let weight = &call.weight.data;
-    let product = Product { accumulates: call.accumulate, ..product(x, weight, call.bias.as_ref(), &call.out) };
-    let places = places(x, weight, call.bias.as_ref(), &call.scratch, &call.out);
-    compute(cuda, product, places, || {
+    let operands = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op: "linear" })?;
+    let product = Product { accumulates: call.accumulate, ..operands.product(call.bias.as_ref(), &call.out) };
+    let places = operands.places(call.bias.as_ref(), &call.scratch, &call.out);
+    compute(cuda, product, places, linear_many::Output::PLAIN, || {
+        if !linear_many::is_by_library(cuda, product, places) {
+            // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+            return unsafe { linear_few::launch_in_turns(cuda, product, places) };
+        }
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
         // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
@@ -25,13 +28,8 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
 }
 
 pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain, Some(out)) = (call.x.lone_plain(), &call.weight.scales, call.out.lone_plain()) else {
-        return Err(KernelError::NoKernel { op: "gated_linear" });
-    };
-    let weight = &call.weight.data;
-    let product = Product { gates: true, ..product(x, weight, call.bias.as_ref(), out) };
-    let places = places(x, weight, call.bias.as_ref(), &call.scratch, out);
-    compute(cuda, product, places, || {
+    let operands = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op: "gated_linear" })?;
+    let apart = || {
         let product = ops::linear::Call {
             x: call.x.view(),
             weight: call.weight.view(),
@@ -42,7 +40,35 @@ pub(super) fn gated_linear(cuda: &Cuda, call: ops::gated_linear::Call<'_>) -> Re
         };
         linear(cuda, product)?;
         elementwise::silu_mul(cuda, ops::silu_mul::Call { gate_up: call.gate_up.view(), out: call.out.view() })
-    })
+    };
+    let features = call.weight.rows() / 2;
+    let compute = |out: &Tensor<'_>, rounding: linear_many::Output| {
+        let product = Product { gates: true, ..operands.product(call.bias.as_ref(), out) };
+        let places = operands.places(call.bias.as_ref(), &call.scratch, out);
+        compute(cuda, product, places, rounding, apart)
+    };
+    match (&call.out.plain, &call.out.rounded) {
+        (Some(plain), None) => compute(plain, linear_many::Output::PLAIN),
+        (None, Some(rounded)) if !operands.numbers.is_plain() => match rounded.quantization {
+            Quantization::Groups => compute(&rounded.data, linear_many::Output::groups(rounded.scales.address())),
+            Quantization::Fixed(scale) => compute(&rounded.data, linear_many::Output::fixed(scale)),
+            // A row's scale is known when all of its tiles are: they go through the room for what stands before the gate.
+            Quantization::Rows => {
+                let rows = call.gate_up.rows();
+                let plain = Tensor::over(call.gate_up.address(), [rows, features].into(), call.gate_up.dtype());
+                let round = || {
+                    let out = Rounded {
+                        data: rounded.data.view(),
+                        scales: rounded.scales.view(),
+                        quantization: rounded.quantization,
+                    };
+                    quantize::quantize(cuda, ops::quantize::Call { x: plain.view(), out })
+                };
+                compute(&plain, linear_many::Output::followed_by(&round))
+            }
+        },
+        _ => apart(),
+    }
 }
 
 /// Computes the product with one of our kernels if it was chosen, otherwise with `other`.
@@ -50,6 +76,7 @@ fn compute(
     cuda: &Cuda,
     product: Product,
     places: Places,
+    output: linear_many::Output<'_>,
     other: impl Fn() -> Result<(), KernelError>,
 ) -> Result<(), KernelError> {
     cuda.enter()?;
@@ -68,42 +95,75 @@ fn compute(
         // SAFETY: as above.
         return unsafe { gate_up_middle::launch(cuda, product, places) };
     }
-    if linear_many::chosen(cuda, product, places, &other)? {
+    if linear_many::chosen(cuda, product, places, output, &other)? {
         // SAFETY: as above.
-        return unsafe { linear_many::launch(cuda, product, places) };
+        return unsafe { linear_many::launch(cuda, product, places, output) };
     }
     other()
 }
 
-/// The product's shape, without a gate or accumulation.
-fn product(x: &Tensor<'_>, weight: &Tensor<'_>, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
-    Product {
-        gates: false,
-        out_features: weight.rows(),
-        in_features: weight.columns(),
-        out_pitch: pitch(out),
-        x_pitch: pitch(x),
-        out_is_f32: out.dtype() == DType::F32,
-        has_bias: bias.is_some(),
-        accumulates: false,
-        rows: x.rows(),
-    }
+/// What a product multiplies.
+struct Operands<'a> {
+    numbers: Numbers,
+    x: &'a Tensor<'a>,
+    weight: &'a Tensor<'a>,
+    weight_scales: Address,
+    x_scales: Address,
+    x_scale: f32,
 }
 
-fn places(
-    x: &Tensor<'_>,
-    weight: &Tensor<'_>,
-    bias: Option<&Tensor<'_>>,
-    scratch: &Tensor<'_>,
-    out: &Tensor<'_>,
-) -> Places {
-    Places {
-        weight: weight.address().0,
-        x: x.address().0,
-        bias: bias.map(|bias| bias.address().0),
-        out: out.address().0,
-        workspace: scratch.address().0,
-        workspace_bytes: scratch.bytes().as_usize(),
+impl<'a> Operands<'a> {
+    /// `None` if `x` is not as the weight wants it.
+    fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
+        let Some(scales) = weight.scales.tensor() else {
+            let (numbers, none) = (Numbers::Plain, Address(0));
+            let x = x.lone_plain()?;
+            return Some(Operands { numbers, x, weight: &weight.data, weight_scales: none, x_scales: none, x_scale: 1.0 });
+        };
+        let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
+        let (numbers, x_scale) = match (&weight.scales, rounded.quantization) {
+            (Scales::Blocks { height, .. }, _) => (Numbers::E4m3Blocks { height: *height }, 1.0),
+            (_, Quantization::Fixed(scale)) => (Numbers::E4m3Fixed, scale),
+            _ => (Numbers::E4m3Rows, 1.0),
+        };
+        Some(Operands {
+            numbers,
+            x: &rounded.data,
+            weight: &weight.data,
+            weight_scales: scales.address(),
+            x_scales: if numbers == Numbers::E4m3Fixed { Address(0) } else { rounded.scales.address() },
+            x_scale,
+        })
+    }
+
+    /// The product's shape, without a gate or accumulation.
+    fn product(&self, bias: Option<&Tensor<'_>>, out: &Tensor<'_>) -> Product {
+        Product {
+            numbers: self.numbers,
+            gates: false,
+            out_features: self.weight.rows(),
+            in_features: self.weight.columns(),
+            out_pitch: pitch(out),
+            x_pitch: pitch(self.x),
+            out_is_f32: out.dtype() == DType::F32,
+            has_bias: bias.is_some(),
+            accumulates: false,
+            rows: self.x.rows(),
+        }
+    }
+
+    fn places(&self, bias: Option<&Tensor<'_>>, scratch: &Tensor<'_>, out: &Tensor<'_>) -> Places {
+        Places {
+            weight: self.weight.address().0,
+            x: self.x.address().0,
+            bias: bias.map(|bias| bias.address().0),
+            weight_scales: self.weight_scales.0,
+            x_scales: self.x_scales.0,
+            x_scale: self.x_scale,
+            out: out.address().0,
+            workspace: scratch.address().0,
+            workspace_bytes: scratch.bytes().as_usize(),
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(super) use super::contract::linear_few::ROWS_MAX;
 use super::{
     Cuda,
-    blas::{GemmAlgorithm, Places, Product},
+    blas::{GemmAlgorithm, Numbers, Places, Product},
     contract::{
         FewRows,
         linear_few::{
@@ -21,11 +21,11 @@ use super::{
         },
     },
     error::OpenError,
-    launch::{Extent, Functions, arguments, count},
+    launch::{Arguments, Extent, Functions, arguments, count},
     stream::Stream,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
-use crate::{DType, KernelError};
+use crate::{DType, FP8_BLOCK, KernelError};
 
 /// Alignment of rows in bytes, for the copy engine.
 const ALIGNMENT: usize = 16;
@@ -101,7 +101,7 @@ struct Work {
 
 impl Work {
     fn of(product: Product, cut: Cut, processors: usize) -> Work {
-        let steps = product.in_features.div_ceil(STEP_COLUMNS);
+        let steps = product.in_features.div_ceil(STEP_COLUMNS * DType::F16.size() / product.numbers.size());
         // Tiles are cut between features, or between groups of eight features with their gates.
         let (groups, most, rows) = match product.gates {
             true => (product.out_features / 2 / GATE_ROWS, TILE_ROWS / 2 / GATE_ROWS, 2 * GATE_ROWS),
@@ -128,11 +128,12 @@ impl Work {
 /// Whether our kernel supports the product.
 pub(super) fn serves(cuda: &Cuda, product: Product, places: Places) -> bool {
     let Some(kernel_rows) = FewRows::holding(product.rows) else { return false };
-    let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
+    let row_bytes = |elements: usize| elements * product.numbers.size();
     let starts =
         [places.weight as usize, places.x as usize, row_bytes(product.in_features), row_bytes(x_pitch(product))];
     let is_aligned = starts.iter().all(|start| start.is_multiple_of(ALIGNMENT));
-    let can_gate = !product.gates || !product.has_bias && product.out_features.is_multiple_of(2 * GATE_ROWS);
+    let can_gate = !product.gates
+        || product.numbers.is_plain() && !product.has_bias && product.out_features.is_multiple_of(2 * GATE_ROWS);
     cuda.counters.is_some()
         && is_aligned
         && can_gate
@@ -149,10 +150,12 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
         return None;
     }
     match cuda.products_by {
-        ProductsBy::Library => None,
+        ProductsBy::Library if product.numbers.is_plain() => None,
+        ProductsBy::Library => Some(CUTS[0]),
         ProductsBy::Ours => Some(CUTS[0]),
         ProductsBy::Measured => match cuda.kernels.blas.algorithm_of(product) {
             Some(GemmAlgorithm::Few(cut)) => Some(cut),
+            None if !product.numbers.is_plain() => Some(CUTS[0]),
             _ => None,
         },
     }
@@ -175,8 +178,15 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
     let counters = cuda.counters.as_ref().expect("it is served");
     let activation = cuda.kernels.target.activation;
     let rows = Rows { pitch: x_pitch(product), ..product.x() };
-    let x = TensorMap::of_rows(places.x, activation, rows, [kernel_rows.rows(), CHUNK_COLUMNS])?;
-    let weight = weight_map(product, places, &work, activation)?;
+    let (operand, chunk) = match product.numbers.is_plain() {
+        true => (activation, CHUNK_COLUMNS),
+        false => (DType::F8E4M3, FP8_BLOCK),
+    };
+    let x = TensorMap::of_rows(places.x, operand, rows, [kernel_rows.rows(), chunk])?;
+    let weight = match product.gates {
+        true => gated_map(product, places, &work, activation)?,
+        false => TensorMap::of_rows(places.weight, operand, product.weight(), [work.tile_rows, chunk])?,
+    };
     let mut arguments = arguments![weight, x, Address(places.out)];
     if !product.gates {
         arguments = arguments.with(Address(places.bias.unwrap_or(0)));
@@ -194,18 +204,63 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
         let flags = u32::from(product.accumulates) * ADD_TO_OUT + u32::from(product.out_is_f32) * OUT_IS_F32;
         arguments = arguments.with(flags);
     }
-    let of_rows = if product.gates { &kernels.gate_up_few } else { &kernels.linear_few };
+    let of_rows = match product.numbers {
+        Numbers::Plain if product.gates => &kernels.gate_up_few,
+        Numbers::Plain => &kernels.linear_few,
+        Numbers::E4m3Blocks { .. } => &kernels.linear_few_e4m3_blocks,
+        Numbers::E4m3Rows | Numbers::E4m3Fixed => &kernels.linear_few_e4m3_rows,
+    };
+    if !product.numbers.is_plain() {
+        arguments = with_scales(arguments, product, places);
+    }
     let extent = Extent { grid: [work.blocks, 1, 1], block: [THREADS, 1], shared: shared_bytes(kernel_rows) };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
     unsafe { cuda.launch(of_rows[kernel_rows], extent, arguments) }
 }
 
-/// The weight as the copy engine sees it. With a gate, each eight rows of the gate are followed by the same eight of
-/// up.
-fn weight_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
-    if !product.gates {
-        return TensorMap::of_rows(places.weight, activation, product.weight(), [work.tile_rows, CHUNK_COLUMNS]);
+/// Computes a product of any number of rows, as many at a time as the kernel takes: where nothing else can, because an
+/// output in E4M3's products is not aligned.
+///
+/// # Safety
+/// As for [`launch`].
+pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
+    let out = if product.out_is_f32 { DType::F32 } else { cuda.kernels.target.activation };
+    let groups = match product.numbers {
+        Numbers::E4m3Blocks { .. } => product.in_features.div_ceil(FP8_BLOCK),
+        Numbers::Plain | Numbers::E4m3Rows => 1,
+        Numbers::E4m3Fixed => 0,
+    };
+    for first in (0..product.rows).step_by(ROWS_MAX) {
+        let behind = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
+        let turn = Product { rows: ROWS_MAX.min(product.rows - first), ..product };
+        let places = Places {
+            x: behind(places.x, Bytes((first * product.x_pitch * product.numbers.size()) as u64)),
+            x_scales: behind(places.x_scales, DType::F32.bytes(first * groups)),
+            out: behind(places.out, out.bytes(first * product.out_pitch)),
+            ..places
+        };
+        if !serves(cuda, turn, places) {
+            return Err(KernelError::NoKernel { op: "linear" });
+        }
+        // SAFETY: as the caller promises, for these rows.
+        unsafe { launch(cuda, turn, places, CUTS[0])? };
     }
+    Ok(())
+}
+
+/// What kernels of E4M3 want to know of scales.
+pub(super) fn with_scales(arguments: Arguments, product: Product, places: Places) -> Arguments {
+    let height = if let Numbers::E4m3Blocks { height } = product.numbers { height } else { 1 };
+    arguments
+        .with(Address(places.weight_scales))
+        .with(Address(places.x_scales))
+        .with(places.x_scale)
+        .with(count(product.in_features.div_ceil(FP8_BLOCK)))
+        .with(count(height))
+}
+
+/// A gated weight as the copy engine sees it: each eight rows of the gate are followed by the same eight of up.
+fn gated_map(product: Product, places: Places, work: &Work, activation: DType) -> Result<TensorMap, DeviceError> {
     let (columns, rows, gates) = (product.in_features as u64, product.out_features as u64, GATE_ROWS as u64);
     let pitch = 2 * columns;
     let layout = Layout {
@@ -223,6 +278,7 @@ mod tests {
 
     fn product(gates: bool, out_features: usize, in_features: usize) -> Product {
         Product {
+            numbers: Numbers::Plain,
             gates,
             out_features,
             in_features,

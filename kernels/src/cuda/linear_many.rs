@@ -1,4 +1,5 @@
-//! Products of more than 256 rows by our own kernels for Hopper (`kernels/cuda/linear_gated_hopper.cu`). If a gate
+//! Products of more than 256 rows, or with FP8 weights of more than 64, by our own kernels for Hopper
+//! (`kernels/cuda/linear_gated_hopper.cu`, `linear_many_e4m3.cu`). If a gate
 //! follows, its input is never written to memory.
 //!
 //! Autotuning times each once against cuBLASLt, on the operands of the pass. For a product with a gate, the faster one
@@ -10,13 +11,16 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
-    contract::linear_many::{BOX, CLUSTER, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
-    launch::{Extent, arguments, count},
-    linear_few::ProductsBy,
+    blas::{FEW_ROWS, GemmAlgorithm, Numbers, Places, Product},
+    contract::{
+        LinearE4m3,
+        linear_many::{BOX, CLUSTER, SHARED_BYTES, STEP_COLUMNS, THREADS, TILE_ROWS, TILE_WEIGHTS},
+    },
+    launch::{Extent, Function, arguments, count},
+    linear_few::{self, ProductsBy},
     tensor_map::{Rows, TensorMap},
 };
-use crate::{DType, KernelError};
+use crate::{DType, FP8_BLOCK, KernelError};
 
 /// Pairs of row tiles that all blocks process before moving to the next columns.
 const GROUP: u32 = 16;
@@ -32,15 +36,52 @@ const COLUMNS: usize = 8;
 const RUNS: usize = 4;
 const TRIALS: usize = 2;
 
+/// The first version of the library that takes scales of rows for products of E4M3.
+const SCALED_ROWS_FROM: usize = 120_900;
+
 /// Our kernel must be at least 3 % faster, because two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
 
+/// How the kernels leave an output.
+#[derive(Clone, Copy)]
+pub(super) struct Output<'a> {
+    /// In E4M3, gates alone.
+    is_rounded: bool,
+    /// Where the scale of each 128 columns of a rounded row goes; if nowhere, all have `scale`.
+    scales: Option<Address>,
+    scale: f32,
+    /// What follows the kernel.
+    then: Option<&'a dyn Fn() -> Result<(), KernelError>>,
+}
+
+impl<'a> Output<'a> {
+    pub(super) const PLAIN: Output<'static> = Output { is_rounded: false, scales: None, scale: 1.0, then: None };
+
+    /// Plain, and read by `then`.
+    pub(super) fn followed_by(then: &'a dyn Fn() -> Result<(), KernelError>) -> Self {
+        Output { then: Some(then), ..Output::PLAIN }
+    }
+
+    pub(super) fn groups(scales: Address) -> Self {
+        Output { is_rounded: true, scales: Some(scales), ..Output::PLAIN }
+    }
+
+    pub(super) fn fixed(scale: f32) -> Self {
+        Output { is_rounded: true, scale, ..Output::PLAIN }
+    }
+
+    fn element(&self, activation: DType) -> DType {
+        if self.is_rounded { DType::F8E4M3 } else { activation }
+    }
+}
+
 /// Whether the kernels support the product.
-fn fits(product: Product, places: Places) -> bool {
-    let row_bytes = |elements: usize| DType::F16.bytes(elements).as_usize();
+fn fits(product: Product, places: Places, output: Output<'_>) -> bool {
+    let bytes = product.numbers.size();
     let starts = [places.weight as usize, places.x as usize, places.out as usize];
-    let rows = [product.in_features, product.x_pitch, product.out_pitch].map(row_bytes);
-    product.rows > FEW_ROWS
+    let out_pitch = output.element(DType::F16).bytes(product.out_pitch).as_usize();
+    let rows = [product.in_features * bytes, product.x_pitch * bytes, out_pitch];
+    product.rows > if product.numbers.is_plain() { FEW_ROWS } else { linear_few::ROWS_MAX }
         && !product.out_is_f32
         && !(product.gates && product.accumulates)
         && product.in_features > 0
@@ -65,22 +106,27 @@ pub(super) fn chosen(
     cuda: &Cuda,
     product: Product,
     places: Places,
+    output: Output<'_>,
     other: impl Fn() -> Result<(), KernelError>,
 ) -> Result<bool, KernelError> {
-    if !cuda.kernels.functions.is_machine_code() || !fits(product, places) {
+    if !cuda.kernels.functions.is_machine_code() || !fits(product, places, output) {
         return Ok(false);
     }
+    let is_plain = product.numbers.is_plain();
     match cuda.products_by {
-        ProductsBy::Library => return Ok(false),
+        // The library has no product of E4M3 but with scales for rows, and not in every version.
+        ProductsBy::Library => return Ok(!is_plain && !is_by_library(cuda, product, places)),
         ProductsBy::Ours => return Ok(true),
         ProductsBy::Measured => {}
     }
+    // Sums or gates that are rounded on their own: without the library there is no other.
+    let has_other = product.gates || is_by_library(cuda, product, places);
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
-    if cuda.autotunes.get() && !is_measured() {
+    if cuda.autotunes.get() && has_other && product.rows > FEW_ROWS && !is_measured() {
         // Warm-up: the first runs load what they need and are not timed.
         other()?;
         // SAFETY: the front has checked the call, and the product fits.
-        let ours = || unsafe { launch(cuda, product, places) };
+        let ours = || unsafe { launch(cuda, product, places, output) };
         ours()?;
         let time = |run: &dyn Fn() -> Result<(), KernelError>| {
             cuda.clock.time(&cuda.stream, || (0..RUNS).try_for_each(|_| run()))
@@ -97,43 +143,89 @@ pub(super) fn chosen(
             cuda.kernels.blas.ours().insert(product);
         }
     }
+    let measured = cuda.kernels.blas.algorithm_of(product);
     if product.gates {
-        return Ok(matches!(cuda.kernels.blas.algorithm_of(product), Some(GemmAlgorithm::Many)));
+        return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || !is_plain && measured.is_none());
+    }
+    if !is_plain && !matches!(measured, Some(GemmAlgorithm::Library(_))) {
+        return Ok(true);
     }
     let close = Product { rows: product.rows / 3 * 4, ..product };
     Ok(cuda.kernels.blas.ours().range(product..=close).next().is_some())
 }
 
-/// Launches the kernel.
+/// Whether the kernels compute a product of so few rows that autotuning measures it by itself.
+pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool {
+    cuda.kernels.functions.is_machine_code()
+        && product.rows <= FEW_ROWS
+        && !product.gates
+        && fits(product, places, Output::PLAIN)
+}
+
+/// Whether the library may be asked for the product.
+pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bool {
+    match product.numbers {
+        Numbers::Plain => true,
+        Numbers::E4m3Rows => {
+            let out_pitch = DType::F16.bytes(product.out_pitch).as_usize();
+            let is_aligned = [places.out as usize, out_pitch].iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT));
+            cuda.kernels.blas.version() >= SCALED_ROWS_FROM && is_aligned && !product.out_is_f32
+        }
+        Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => false,
+    }
+}
+
+/// Launches the kernel, and what follows it.
 ///
 /// # Safety
-/// `places` match `product`, and [`chosen`] returned true.
-pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
-    let map = |address: u64, of: Rows, tall: usize| {
-        TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
-    };
+/// `places` and `output` match `product`, and [`chosen`] returned true.
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    product: Product,
+    places: Places,
+    output: Output<'_>,
+) -> Result<(), KernelError> {
+    let activation = cuda.kernels.target.activation;
+    let is_plain = product.numbers.is_plain();
+    let (operand, step) = if is_plain { (activation, STEP_COLUMNS) } else { (DType::F8E4M3, FP8_BLOCK) };
+    let map = |address: u64, of: Rows, tall: usize| TensorMap::of_rows(address, operand, of, [tall, step]);
     let Product { rows, in_features, .. } = product;
     let columns = product.features();
-    let arguments = arguments![
+    let out = Rows { rows, columns, pitch: product.out_pitch };
+    let wide = if output.is_rounded { 2 * BOX } else { BOX };
+    let mut arguments = arguments![
         map(places.x, product.x(), TILE_ROWS)?,
         map(places.weight, product.weight(), TILE_WEIGHTS / 2)?,
-        map(places.out, Rows { rows, columns, pitch: product.out_pitch }, BOX)?,
+        TensorMap::of_rows(places.out, output.element(activation), out, [BOX, wide])?,
         Address(places.bias.unwrap_or(0)),
         count(rows),
         count(columns),
         count(in_features),
         GROUP,
     ];
+    if !is_plain {
+        let scales = output.scales.unwrap_or(Address(0));
+        arguments = linear_few::with_scales(arguments, product, places).with(scales).with(output.scale);
+    }
     let kernels = cuda.entry_points().hopper.as_ref().expect("the product was chosen");
-    let kernel = match (product.gates, product.accumulates) {
-        (true, _) => kernels.linear_gated,
-        (false, true) => kernels.linear_add,
-        (false, false) => kernels.linear,
+    let e4m3 = |kernels: &LinearE4m3<Function>| match (product.gates, product.accumulates) {
+        (true, _) if output.is_rounded => kernels.gated_rounded,
+        (true, _) => kernels.gated,
+        (false, true) => kernels.add,
+        (false, false) => kernels.plain,
+    };
+    let kernel = match product.numbers {
+        Numbers::Plain if product.gates => kernels.linear_gated,
+        Numbers::Plain if product.accumulates => kernels.linear_add,
+        Numbers::Plain => kernels.linear,
+        Numbers::E4m3Blocks { .. } => e4m3(&kernels.linear_e4m3_blocks),
+        Numbers::E4m3Rows | Numbers::E4m3Fixed => e4m3(&kernels.linear_e4m3_rows),
     };
     let blocks = blocks(product, cuda.kernels.target.processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
-    unsafe { cuda.launch(kernel, extent, arguments) }
+    unsafe { cuda.launch(kernel, extent, arguments)? };
+    output.then.map_or(Ok(()), |then| then())
 }
 
 #[cfg(test)]
@@ -142,6 +234,7 @@ mod tests {
 
     fn product(gates: bool, rows: usize, out_features: usize) -> Product {
         Product {
+            numbers: Numbers::Plain,
             gates,
             out_features,
             in_features: 3584,
@@ -155,7 +248,7 @@ mod tests {
     }
 
     fn places() -> Places {
-        Places { weight: 512, x: 1024, bias: Some(4), out: 2048, workspace: 0, workspace_bytes: 0 }
+        Places { weight: 512, x: 1024, bias: Some(4), weight_scales: 0, x_scales: 0, x_scale: 1.0, out: 2048, workspace: 0, workspace_bytes: 0 }
     }
 
     #[test]
@@ -169,8 +262,8 @@ mod tests {
     #[test]
     fn what_the_copy_engine_or_the_pairs_of_a_bias_cannot_reach_is_left_to_the_library() {
         let many = product(false, 257, 4608);
-        assert!(fits(many, places()));
-        assert!(fits(product(true, 8192, 37_888), places()));
+        assert!(fits(many, places(), Output::PLAIN));
+        assert!(fits(product(true, 8192, 37_888), places(), Output::PLAIN));
         let otherwise = [
             Product { rows: FEW_ROWS, ..many },
             Product { out_is_f32: true, ..many },
@@ -181,12 +274,12 @@ mod tests {
             Product { out_features: 4606, out_pitch: 4608, ..many },
         ];
         for product in otherwise {
-            assert!(!fits(product, places()), "{product:?}");
+            assert!(!fits(product, places(), Output::PLAIN), "{product:?}");
         }
         for places in
             [Places { x: 1032, ..places() }, Places { out: 8, ..places() }, Places { bias: Some(2), ..places() }]
         {
-            assert!(!fits(many, places));
+            assert!(!fits(many, places, Output::PLAIN));
         }
     }
 }

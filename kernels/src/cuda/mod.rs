@@ -18,6 +18,7 @@ mod linear;
 mod linear_few;
 mod linear_many;
 mod pour;
+mod quantize;
 mod rotary;
 mod sample;
 mod stage;
@@ -309,8 +310,8 @@ impl Backend for Cuda {
         elementwise::silu_mul(self, call)
     }
 
-    fn quantize(&self, _: ops::quantize::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "quantize" })
+    fn quantize(&self, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
+        quantize::quantize(self, call)
     }
 
     fn gelu(&self, call: ops::gelu::Call<'_>) -> Result<(), KernelError> {

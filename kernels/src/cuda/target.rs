@@ -4,7 +4,7 @@ use bursar_budgets::{Bytes, CudaDevice, DeviceError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use super::{
-    contract::{HeadDim, attention_hopper},
+    contract::{self, HeadDim, attention_hopper},
     decode_launch::DecodeLaunch,
 };
 use crate::{DType, KvShape};
@@ -57,6 +57,15 @@ impl CudaTarget {
         let splits = has_split && rows > single_rows;
         let split = if splits { self.processors * attention_hopper::PAGED_PART_NUMBERS } else { 0 };
         DType::F32.bytes(decoding.max(split))
+    }
+
+    /// Hopper has kernels for E4M3, whose copies want rows of whole 16 bytes and write 8 columns at a time.
+    pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+        let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
+        self.capability == (9, 0)
+            && in_features.is_multiple_of(16)
+            && out_features.is_multiple_of(8)
+            && has_tall_blocks
     }
 
     /// The architecture's name in tables and fingerprints.

@@ -58,7 +58,9 @@ impl CudaKernels {
                 described.is_ok_and(|product| product.is_served_by(&self.blas, &algorithm, workspace_bytes))
             }
             GemmAlgorithm::Library(_) => false,
-            GemmAlgorithm::Middle | GemmAlgorithm::Many | GemmAlgorithm::Apart => product.gates,
+            GemmAlgorithm::Many => product.gates || !product.numbers.is_plain(),
+            GemmAlgorithm::Middle => product.gates && product.numbers.is_plain(),
+            GemmAlgorithm::Apart => product.gates,
         }
     }
 }

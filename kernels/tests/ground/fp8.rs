@@ -73,6 +73,15 @@ impl Fp8 {
             for (rows, in_features, features) in [(0, 8, 3), (1, 256, 128), (7, 130, 31), (40, 67, 200)] {
                 add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 7 });
             }
+            // Of these a GPU's copies can read and write rows.
+            let sizes = [(1, 128, 128), (2, 384, 304), (5, 64, 64), (37, 528, 264), (129, 208, 136), (300, 272, 256)];
+            for (how, (rows, in_features, out_features)) in hows.into_iter().cycle().zip(sizes) {
+                add(rows, in_features, out_features, scaled, Product::Linear { how, bias: rows % 2 == 1 });
+            }
+            for (rows, in_features, features) in [(1, 256, 128), (40, 64, 200), (300, 144, 264)] {
+                add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 40 });
+            }
+            add(17, 18_944, 1, scaled, Product::Quantize);
             for (rows, in_features, features, experts, top) in
                 [(1, 72, 40, 128, 8), (9, 200, 136, 5, 3), (0, 8, 8, 4, 2), (90, 128, 64, 3, 2)]
             {
@@ -84,6 +93,16 @@ impl Fp8 {
             }
         }
         cases
+    }
+
+    /// Whether the target has kernels for it.
+    pub fn is_served(&self, target: &Target) -> bool {
+        let block_rows = if let Scaled::Blocks(height) = self.scaled { Some(height) } else { None };
+        match self.product {
+            Product::GatedExperts { .. } | Product::AddExperts { .. } => target.has_fp8_experts(),
+            Product::Quantize => target.has_fp8([8, self.in_features], None),
+            _ => target.has_fp8([self.out_features, self.in_features], block_rows),
+        }
     }
 
     fn experts(&self) -> (usize, usize) {

@@ -51,10 +51,25 @@ impl WeightMap<'_> {
                 plain.is_empty().then_some(Fp8 { scheme: stored.scheme, stored: Some(stored.scale) })
             }
         };
-        if found.is_some() && !self.is_dry() && !self.target.has_fp8() {
-            return Err(WeightError::Unserved { what: "FP8 weights", target: self.target.name() });
-        }
         Ok(found)
+    }
+
+    /// Refuses FP8 that the target has no kernels for, unless only a plan is made.
+    fn check_served(&self, data: &Tensor<'_>, fp8: Fp8, height: usize) -> Result<(), WeightError> {
+        let block_rows = (fp8.scheme.weights == ScaledBy::Block).then_some(height);
+        if self.is_dry() || self.target.has_fp8([data.rows(), data.columns()], block_rows) {
+            return Ok(());
+        }
+        Err(WeightError::Unserved { what: "FP8 weights of such a shape", target: self.target.name() })
+    }
+
+    /// Refuses experts in FP8 that the target has no kernels for, unless only a plan is made.
+    pub(super) fn served_experts(&self, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
+        let is_fp8 = both.iter().any(|weight| weight.dtype() == DType::F8E4M3);
+        if is_fp8 && !self.is_dry() && !self.target.has_fp8_experts() {
+            return Err(WeightError::Unserved { what: "FP8 weights of experts", target: self.target.name() });
+        }
+        Ok(both)
     }
 
     /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.
@@ -150,6 +165,7 @@ impl WeightMap<'_> {
         height: usize,
         input_scales: Vec<String>,
     ) -> Result<Weight<'static>, WeightError> {
+        self.check_served(&data, fp8, height)?;
         let to = self.address(start);
         let scales = match fp8.scheme.weights {
             ScaledBy::Block => {

@@ -337,13 +337,15 @@ impl<'c> WeightMap<'c> {
                 is_swapped |= rows != columns && *self.checkpoint.tensor(name)?.shape == [experts, *columns, *rows];
             }
             let [gate_up, down] = &fused;
-            return Ok([self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?]);
+            let both = [self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?];
+            return self.served_experts(both);
         }
         let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows);
         let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = (0..experts).map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        Ok([self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?])
+        let both = [self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?];
+        self.served_experts(both)
     }
 
     /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other. The file has their axes

@@ -50,10 +50,18 @@ pub(super) mod number {
     pub const R_32F: i32 = 0;
     pub const R_16F: i32 = 2;
     pub const R_16BF: i32 = 14;
+    pub const R_8F_E4M3: i32 = 28;
     pub const COMPUTE_32F: i32 = 68;
     pub const DESC_TRANSA: i32 = 3;
     pub const DESC_EPILOGUE: i32 = 7;
     pub const DESC_BIAS_POINTER: i32 = 8;
+    pub const DESC_A_SCALE_POINTER: i32 = 17;
+    pub const DESC_B_SCALE_POINTER: i32 = 18;
+    pub const DESC_BIAS_TYPE: i32 = 26;
+    /// Of 12.9 and later, as the next two; others refuse them.
+    pub const DESC_A_SCALE_MODE: i32 = 31;
+    pub const DESC_B_SCALE_MODE: i32 = 32;
+    pub const SCALE_EACH_ROW: i32 = 3;
     pub const OP_TRANSPOSED: i32 = 1;
     pub const EPILOGUE_BIAS: i32 = 4;
     pub const PREFERENCE_WORKSPACE: i32 = 1;

@@ -46,6 +46,7 @@ const KEPT_MAX: usize = 4096;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(in super::super) struct Product {
+    pub numbers: Numbers,
     /// Half of the features are gates for the other half, so half as many are written.
     pub gates: bool,
     pub out_features: usize,
@@ -75,6 +76,30 @@ impl Product {
     }
 }
 
+/// What the numbers of a weight, and of the rows that it meets, are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub(in super::super) enum Numbers {
+    /// Of the type of activations.
+    Plain,
+    /// E4M3; each row of either has a scale.
+    E4m3Rows,
+    /// E4M3; each row of the weight has a scale, and all of x has one.
+    E4m3Fixed,
+    /// E4M3; each block of the weight of so many rows, and each group of columns of x, has a scale.
+    E4m3Blocks { height: usize },
+}
+
+impl Numbers {
+    pub(in super::super) fn is_plain(self) -> bool {
+        self == Numbers::Plain
+    }
+
+    /// Bytes of one.
+    pub(in super::super) fn size(self) -> usize {
+        if self.is_plain() { DType::F16.size() } else { DType::F8E4M3.size() }
+    }
+}
+
 /// The fastest algorithm measured for a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in super::super) enum GemmAlgorithm {
@@ -96,6 +121,10 @@ pub(in super::super) struct Places {
     pub weight: u64,
     pub x: u64,
     pub bias: Option<u64>,
+    /// The weight's scales and those of x, if there are any; one for all of x is in `x_scale`.
+    pub weight_scales: u64,
+    pub x_scales: u64,
+    pub x_scale: f32,
     pub out: u64,
     pub workspace: u64,
     pub workspace_bytes: usize,
@@ -274,13 +303,28 @@ impl Blas {
 impl Described {
     /// Our rows are cuBLASLt's columns: it computes `out^T [out, rows] = weight^T^T [out, in] @ x^T [in, rows]`.
     pub(in super::super) fn of(blas: &Blas, activation: DType, product: Product) -> Result<Described, DeviceError> {
-        let kind = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
-        let out_kind = if product.out_is_f32 { number::R_32F } else { kind };
+        let activation = if activation == DType::BF16 { number::R_16BF } else { number::R_16F };
+        let out_kind = if product.out_is_f32 { number::R_32F } else { activation };
         let desc = blas.desc()?;
         blas.set(&desc, number::DESC_TRANSA, number::OP_TRANSPOSED)?;
         if product.has_bias {
             blas.set(&desc, number::DESC_EPILOGUE, number::EPILOGUE_BIAS)?;
         }
+        let kind = match product.numbers {
+            Numbers::Plain => activation,
+            Numbers::E4m3Rows => {
+                blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_ROW)?;
+                blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_ROW)?;
+                if product.has_bias {
+                    blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
+                }
+                number::R_8F_E4M3
+            }
+            Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => {
+                let said = format!("no algorithm for {product:?}");
+                return Err(DeviceError::Driver { call: "cublasLtMatmulDescSetAttribute", said });
+            }
+        };
         Ok(Described {
             product,
             desc,
@@ -302,8 +346,8 @@ impl Described {
 
     /// cuBLASLt's proposals, best guess first; at least one.
     pub(in super::super) fn proposals(&self, blas: &Blas, places: Places) -> Result<Vec<Algorithm>, DeviceError> {
-        // The bias pointer is part of the description.
-        self.point_at_bias(blas, places)?;
+        // Pointers to bias and scales are part of the description.
+        self.point_at(blas, places)?;
         let proposals = blas.proposals(&self.operands(), places.workspace_bytes, PROPOSALS)?;
         let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
         match algorithms.is_empty() {
@@ -315,7 +359,11 @@ impl Described {
         }
     }
 
-    fn point_at_bias(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {
+    fn point_at(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {
+        if self.product.numbers == Numbers::E4m3Rows {
+            blas.set(&self.desc, number::DESC_A_SCALE_POINTER, places.weight_scales)?;
+            blas.set(&self.desc, number::DESC_B_SCALE_POINTER, places.x_scales)?;
+        }
         places.bias.map_or(Ok(()), |bias| blas.set(&self.desc, number::DESC_BIAS_POINTER, bias))
     }
 
@@ -330,7 +378,7 @@ impl Described {
         places: Places,
         algorithm: &Algorithm,
     ) -> Result<(), DeviceError> {
-        self.point_at_bias(blas, places)?;
+        self.point_at(blas, places)?;
         let memory = Memory {
             weight: places.weight,
             x: places.x,

@@ -29,7 +29,10 @@ const EXPERTS_MANY: Source = waiting("experts_many");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const LINEAR_FEW: Source = waiting("linear_few");
+const LINEAR_FEW_E4M3: Source = waiting("linear_few_e4m3");
 const LINEAR_MANY: Source = waiting("linear_gated_hopper");
+const LINEAR_MANY_E4M3: Source = waiting("linear_many_e4m3");
+const QUANTIZE: Source = waiting("quantize");
 const RMS_NORM: Source = waiting("rms_norm");
 const ROTARY: Source = waiting("rotary");
 const ROUTE: Source = waiting("route");
@@ -99,12 +102,33 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub gated_experts_few: [F; PLACES.len()],
     pub experts_many: F,
     pub gated_experts_many: F,
+    pub fill_random_e4m3: F,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
     pub linear_few: ByFewRows<F>,
+    /// Of weights with a scale for each block.
+    pub linear_few_e4m3_blocks: ByFewRows<F>,
+    /// Of weights with a scale for each row.
+    pub linear_few_e4m3_rows: ByFewRows<F>,
     pub linear: F,
     pub linear_add: F,
     pub linear_gated: F,
+    /// Of weights with a scale for each block.
+    pub linear_e4m3_blocks: LinearE4m3<F>,
+    /// Of weights with a scale for each row.
+    pub linear_e4m3_rows: LinearE4m3<F>,
+    pub quantize: F,
+    pub rms_norm_rounded: F,
+    pub silu_mul_rounded: F,
+}
+
+/// Products of many rows with weights in E4M3.
+pub(in crate::cuda) struct LinearE4m3<F> {
+    pub plain: F,
+    pub add: F,
+    pub gated: F,
+    /// Gated, and rounded to E4M3.
+    pub gated_rounded: F,
 }
 
 impl<F> EntryPoints<F> {
@@ -178,12 +202,32 @@ impl<F> HopperEntryPoints<F> {
             gated_experts_few: all.by_places(EXPERTS_FEW, "gated_experts_few")?,
             experts_many: all.typed(EXPERTS_MANY, "experts_many")?,
             gated_experts_many: all.typed(EXPERTS_MANY, "gated_experts_many")?,
+            fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
+            linear_few_e4m3_blocks: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_blocks")?,
+            linear_few_e4m3_rows: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_rows")?,
             linear: all.typed(LINEAR_MANY, "linear_hopper")?,
             linear_add: all.typed(LINEAR_MANY, "linear_add_hopper")?,
             linear_gated: all.typed(LINEAR_MANY, "linear_gated_hopper")?,
+            linear_e4m3_blocks: LinearE4m3::find(all, "blocks")?,
+            linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
+            quantize: all.typed(QUANTIZE, "quantize")?,
+            rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
+            silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
+        })
+    }
+}
+
+impl<F> LinearE4m3<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, scales: &str) -> Result<Self, E> {
+        let mut of = |operation: &str| all.typed(LINEAR_MANY_E4M3, &format!("{operation}_e4m3_{scales}"));
+        Ok(LinearE4m3 {
+            plain: of("linear")?,
+            add: of("linear_add")?,
+            gated: of("linear_gated")?,
+            gated_rounded: of("linear_gated_rounded")?,
         })
     }
 }

@@ -325,6 +325,26 @@ contract! {
         }
     }
 
+    /// quantize.cu, and what products of FP8 know of it.
+    mod fp8 {
+        /// Columns of a row of activations, and of a weight's block, with a common scale.
+        const GROUP: usize = crate::FP8_BLOCK;
+        /// Fewest rows of a weight's block.
+        const BLOCK_ROWS_MIN: usize = 8;
+        /// Numbers that a thread rounds at once.
+        const VECTOR: usize = 8;
+        /// Most threads of a block, which has a row.
+        const THREADS_MAX: usize = 512;
+        /// Blocks of a cluster, which shares a row of gates.
+        const GATE_BLOCKS: usize = 8;
+        /// Each group of a row has a scale.
+        const BY_GROUPS: u32 = 0;
+        /// Each row has one.
+        const BY_ROWS: u32 = 1;
+        /// All have one, which is given.
+        const FIXED: u32 = 2;
+    }
+
     /// gate_up_middle.cu: gated products of some hundred rows.
     mod gate_up_middle {
         /// Blocks of a cluster, one below the other.

@@ -1,0 +1,418 @@
+// Products of few rows on Hopper: the work of a block of linear_few.cu, which says how, and of linear_few_e4m3.cu.
+#pragma once
+
+#include "contract.cuh"
+#include "few_pieces.cuh"
+#include "few_stages.cuh"
+#include "wgmma.cuh"
+
+// Leaves this block's part of a tile for the last of those that share it; true for that one, which then has the sum.
+template <typename Format, uint32_t ROWS>
+__device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<Format>& arguments, const Line& line,
+                                       uint32_t shared, uint32_t tile) {
+    constexpr uint32_t VALUES = ROWS / 2;  // of a thread
+    static_assert(VALUES * MULTIPLIERS == contract::linear_few::PART_NUMBERS<ROWS>, "scratch is made of such parts");
+    // Parts that are read at once: as many as registers hold.
+    constexpr uint32_t AT_ONCE = ROWS == 64 ? 2 : 4;
+    const uint32_t begin = tile * arguments.steps;
+    const uint32_t first = line.block_of(begin), others = line.block_of(begin + arguments.steps - 1) - first;
+    float* flat = &c[0][0];
+    // A block has at most one part that begins inside a tile, its first, and one that does not, its last.
+    const auto part = [&](uint32_t block) {
+        const uint32_t slot = 2 * block + (line.start(block) <= begin ? 1u : 0u);
+        return arguments.parts + static_cast<uint64_t>(slot) * (VALUES * MULTIPLIERS) + threadIdx.x * 4;
+    };
+    float* own = part(blockIdx.x);
+#pragma unroll
+    for (uint32_t four = 0; four < VALUES / 4; ++four) {
+        __stcg(reinterpret_cast<float4*>(own + four * 4 * MULTIPLIERS),
+               make_float4(flat[four * 4], flat[four * 4 + 1], flat[four * 4 + 2], flat[four * 4 + 3]));
+    }
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+    const uint32_t word = shared + Shared<ROWS>::WORD_AT;
+    if (threadIdx.x == 0) {
+        // What all threads wrote is seen by whoever sees this: the barrier orders it before.
+        __threadfence();
+        const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
+        __threadfence();
+        if (before == others) {
+            arguments.counters[tile] = 0;
+        }
+        asm volatile("st.shared.u32 [%0], %1;" ::"r"(word), "r"(before) : "memory");
+    }
+    part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+    uint32_t before;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(before) : "r"(word) : "memory");
+    if (before != others) {
+        return false;
+    }
+    // The others' parts in their order, and this block's own in its place among them.
+    const uint32_t place = blockIdx.x - first;
+    float sum[VALUES] = {};
+    const auto add_own = [&] {
+#pragma unroll
+        for (uint32_t i = 0; i < VALUES; ++i) {
+            sum[i] += flat[i];
+        }
+    };
+#pragma unroll 1
+    for (uint32_t other = 0; other < others; other += AT_ONCE) {
+        float4 held[AT_ONCE][VALUES / 4];
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            const uint32_t at = min(other + i, others - 1);
+            const float* from = part(first + at + (at >= place ? 1u : 0u));
+#pragma unroll
+            for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                held[i][four] = __ldcg(reinterpret_cast<const float4*>(from + four * 4 * MULTIPLIERS));
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < AT_ONCE; ++i) {
+            if (other + i < others) {
+                if (other + i == place) {
+                    add_own();
+                }
+#pragma unroll
+                for (uint32_t four = 0; four < VALUES / 4; ++four) {
+                    sum[four * 4] += held[i][four].x;
+                    sum[four * 4 + 1] += held[i][four].y;
+                    sum[four * 4 + 2] += held[i][four].z;
+                    sum[four * 4 + 3] += held[i][four].w;
+                }
+            }
+        }
+    }
+    if (place == others) {
+        add_own();
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < VALUES; ++i) {
+        flat[i] = sum[i];
+    }
+    return true;
+}
+
+// Two warpgroups multiply what comes: this is where one is in the stages.
+template <typename Format, uint32_t ROWS>
+struct Steps {
+    const Arguments<Format>& arguments;
+    const Stages& stages;
+    uint32_t shared;
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    // Adds what comes of `tile` from `unit` until `end`: half of the columns of a low tile, or half of the rows of a tall
+    // one.
+    template <bool LOW>
+    __device__ __forceinline__ void add(float (&c)[ROWS / 8][4], const Features& tile, uint32_t unit, uint32_t end) {
+        constexpr uint32_t OWN = LOW ? CHUNKS / 2 : CHUNKS;
+        const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+        const uint32_t skipped = LOW ? warpgroup * OWN : 0u;  // chunks
+        const uint32_t weight_from = skipped * stages.chunk_bytes + (LOW ? 0u : warpgroup * HALF_ROWS * ROW_BYTES);
+        const uint32_t x_from = stages.weight_bytes + skipped * ROWS * ROW_BYTES;
+        for (; unit < end; ++unit) {
+            if constexpr (Format::IS_PLAIN) {
+                await();
+                hold(c);
+                products_begin();
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    multiply(c, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, 1);
+                }
+                products_end();
+                products_wait<0>();
+                hold(c);
+                release();
+            } else {
+                add_groups<OWN>(c, tile, (LOW ? 0u : warpgroup * HALF_ROWS), unit % arguments.steps * CHUNKS + skipped,
+                                weight_from, x_from);
+            }
+            if (++stage == stages.count) {
+                stage = 0;
+                parity ^= 1;
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity); }
+    __device__ __forceinline__ void release() const {
+        if (threadIdx.x % 32 == 0) {
+            barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
+        }
+    }
+
+    // The products of a chunk, which stands at these places of the stage. `add`: to what is in c.
+    __device__ __forceinline__ void multiply(float (&c)[ROWS / 8][4], uint32_t weight_from, uint32_t x_from,
+                                             int add) const {
+        constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
+        const uint32_t at = shared + stage * stages.bytes;
+#pragma unroll
+        for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
+            Warpgroup<typename Format::Operand>::multiply(c, matrix_at(LAYOUT, at + weight_from + 32 * k),
+                                                          matrix_at(LAYOUT, at + x_from + 32 * k), add || k > 0);
+        }
+    }
+
+    // One step of E4M3: each chunk is a group of columns, `group` and on, with sums of its own.
+    template <uint32_t OWN>
+    __device__ __forceinline__ void add_groups(float (&c)[ROWS / 8][4], const Features& tile, uint32_t skipped_rows,
+                                               uint32_t group, uint32_t weight_from, uint32_t x_from) {
+        static_assert(CHUNK<Format> == GROUP, "a chunk has one scale");
+        const uint32_t first = tile.first + skipped_rows + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
+        const uint32_t most = arguments.features - 1, features[2] = {min(first, most), min(first + 8, most)};
+#pragma unroll
+        for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+            GroupScales<Format, Format::BY_BLOCKS ? ROWS : 8> scales;
+            if constexpr (Format::BY_BLOCKS) {
+                scales.load(arguments.scales, features, threadIdx.x % 4 * 2, arguments.rows, group + chunk);
+            }
+            if (chunk == 0) {
+                await();
+            }
+            float sums[ROWS / 8][4];
+            hold(sums);
+            products_begin();
+            multiply(sums, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, 0);
+            products_end();
+            products_wait<0>();
+            if (chunk + 1 == OWN) {
+                release();
+            }
+            hold(sums);
+#pragma unroll
+            for (uint32_t eight = 0; eight < ROWS / 8; ++eight) {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    if constexpr (Format::BY_BLOCKS) {
+                        c[eight][i] += sums[eight][i] * (scales.x[eight][i % 2] * scales.weight[i / 2]);
+                    } else {
+                        c[eight][i] += sums[eight][i];
+                    }
+                }
+            }
+        }
+    }
+};
+
+// The tile that a cluster of blocks has to itself, each block a stretch of its columns. SHARERS warpgroups have sums of
+// the same rows of the tile, and share the rows of x among them: each sends the others what is theirs, and finishes its
+// own. A block gets here once at most, so that what it is told is never overwritten.
+template <typename Format, uint32_t ROWS, bool GATED, uint32_t SHARERS>
+__device__ __forceinline__ void multiply_together(const Arguments<Format>& arguments, Steps<Format, ROWS>& steps,
+                                                  uint32_t tile, uint32_t first, uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS / 8 < SHARERS ? 1 : ROWS / 8 / SHARERS, OWNERS = ROWS / 8 / GROUPS;
+    constexpr uint32_t IN_BLOCK = SHARERS / TEAM, SENT_BYTES = GROUPS * WARPGROUP * 16;
+    static_assert((SHARERS - 1) * SENT_BYTES <= Shared<ROWS>::TOLD_BYTES / 2, "both warpgroups are told at once");
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP, thread = threadIdx.x % WARPGROUP;
+    const uint32_t own = cluster_rank() * IN_BLOCK + warpgroup % IN_BLOCK;
+    const auto barrier = [&](uint32_t warpgroup) { return steps.shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup; };
+    // Where a warpgroup is told by another one what it finishes of a group of rows.
+    const auto place = [&](uint32_t warpgroup, uint32_t from, uint32_t to, uint32_t group) {
+        const uint32_t at = (from < to ? from : from - 1) * SENT_BYTES + (group * WARPGROUP + thread) * 16;
+        return steps.shared + Shared<ROWS>::told_at(warpgroup) + at;
+    };
+    const bool is_owner = own < OWNERS;  // eight rows are one warpgroup's
+    Piece<Format, GROUPS, GATED> piece(arguments, features_of<Format, GATED>(arguments, tile),
+                                        threadIdx.x / 32 % (8 / IN_BLOCK), own * GROUPS);
+    if (is_owner) {
+        if (thread == 0) {
+            barrier_arrive_expecting(barrier(warpgroup), (SHARERS - 1) * SENT_BYTES);
+        }
+        piece.fetch();
+    }
+    cluster_wait();
+    float c[ROWS / 8][4] = {};
+    steps.template add<SHARERS == 2 * TEAM>(c, features_of<Format, GATED>(arguments, tile), first, last);
+    // Who is told is still there: it waits for this.
+#pragma unroll
+    for (uint32_t to = 0; to < OWNERS; ++to) {
+        if (to != own) {
+            const uint32_t there = IN_BLOCK == 2 ? to % 2 : warpgroup;
+#pragma unroll
+            for (uint32_t group = 0; group < GROUPS; ++group) {
+                send_to(to / IN_BLOCK, place(there, own, to, group), barrier(there), c[to * GROUPS + group]);
+            }
+        }
+    }
+    if (!is_owner) {
+        return;
+    }
+    barrier_wait_cluster(barrier(warpgroup), 0);
+    // In the order of the columns, whoever finishes.
+    float sum[GROUPS][4] = {};
+#pragma unroll
+    for (uint32_t from = 0; from < SHARERS; ++from) {
+#pragma unroll
+        for (uint32_t group = 0; group < GROUPS; ++group) {
+            float part[4];
+            if (from != own) {
+                load_shared(part, place(warpgroup, from, own, group));
+            } else {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    part[i] = c[from < OWNERS ? from * GROUPS + group : 0][i];
+                }
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                sum[group][i] += part[i];
+            }
+        }
+    }
+    piece.write(sum);
+}
+
+// Tiles that a block has whole, but for its last: a warp writes them while the others multiply, which makes a step of
+// 64 rows faster by one in a hundred.
+__device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
+    return begin >= first && begin + steps < last;
+}
+
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, uint32_t shared, uint32_t first,
+                                            uint32_t last) {
+    constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+    const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
+    wait_for_previous_kernel();
+    uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
+    for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
+        part_arrive(WRITER_IS_FREE, threads + 32);
+        const Features features = features_of<Format, GATED>(arguments, tile);
+        part_sync(TILE_TO_WRITE, threads + 32);
+#pragma unroll 1
+        for (uint32_t warp = 0; warp < threads / 32; ++warp) {
+#pragma unroll 1
+            for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                float c[GROUPS][4];
+                Piece<Format, GROUPS, GATED> piece(arguments, features, warp, group);
+                piece.fetch();
+#pragma unroll
+                for (uint32_t i = 0; i < GROUPS; ++i) {
+                    const uint32_t slot = (group + i) * threads + warp * 32 + threadIdx.x % 32;
+                    load_shared(c[i], shared + Shared<ROWS>::TOLD_AT + slot * 16);
+                }
+                piece.write(c);
+            }
+        }
+    }
+}
+
+// What a multiplier does from the first to the last unit of its block.
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void multiply(const Arguments<Format>& arguments, const Line& line, const Stages& stages,
+                                         uint32_t shared, uint32_t first, uint32_t last) {
+    const uint32_t warpgroup = threadIdx.x / WARPGROUP;
+    const bool low = arguments.tile_rows <= HALF_ROWS;
+    const uint32_t told = shared + Shared<ROWS>::told_at(1) + threadIdx.x % WARPGROUP * 4;
+    Steps<Format, ROWS> steps = {arguments, stages, shared};
+    wait_for_previous_kernel();
+    const uint32_t lead = blockIdx.x / TEAM * TEAM, own = first / arguments.steps, own_begin = own * arguments.steps;
+    if (line.start(lead) == own_begin && line.start(lead + TEAM) == own_begin + arguments.steps) {
+        if (low) {
+            multiply_together<Format, ROWS, GATED, 2 * TEAM>(arguments, steps, own, first, last);
+        } else {
+            multiply_together<Format, ROWS, GATED, TEAM>(arguments, steps, own, first, last);
+        }
+        return;
+    }
+    for (uint32_t unit = first; unit < last;) {
+        const uint32_t tile = unit / arguments.steps;
+        const uint32_t begin = tile * arguments.steps;
+        const uint32_t end = min(begin + arguments.steps, last);
+        const bool whole = unit == begin && end == begin + arguments.steps;
+        const Features features = features_of<Format, GATED>(arguments, tile);
+        float c[ROWS / 8][4] = {};
+        if (low) {
+            steps.template add<true>(c, features, unit, end);
+        } else {
+            steps.template add<false>(c, features, unit, end);
+        }
+        unit = end;
+        if (!whole && !gather<Format, ROWS>(c, arguments, line, shared, tile)) {
+            continue;
+        }
+        float* flat = &c[0][0];
+        if (low && warpgroup == 1) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                asm volatile("st.shared.f32 [%0], %1;" ::"r"(told + i * WARPGROUP * 4), "f"(flat[i]) : "memory");
+            }
+        }
+        if (low) {
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+        }
+        if (low && warpgroup == 0) {
+#pragma unroll
+            for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                float other;
+                asm volatile("ld.shared.f32 %0, [%1];" : "=f"(other) : "r"(told + i * WARPGROUP * 4) : "memory");
+                flat[i] += other;
+            }
+        }
+        if (!low || warpgroup == 0) {
+            if (is_for_writer(begin, arguments.steps, first, last)) {
+                const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
+                part_sync(WRITER_IS_FREE, threads + 32);
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; ++group) {
+                    store_shared(shared + Shared<ROWS>::TOLD_AT + (group * threads + threadIdx.x) * 16, c[group]);
+                }
+                part_arrive(TILE_TO_WRITE, threads + 32);
+            } else {
+                constexpr uint32_t GROUPS = ROWS < 32 ? ROWS / 8 : 4;  // at once
+#pragma unroll
+                for (uint32_t group = 0; group < ROWS / 8; group += GROUPS) {
+                    Piece<Format, GROUPS, GATED> piece(arguments, features, threadIdx.x / 32, group);
+                    piece.fetch();
+                    piece.write(reinterpret_cast<const float(&)[GROUPS][4]>(c[group]));
+                }
+            }
+        }
+        if (low && unit < last) {
+            part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
+        }
+    }
+}
+
+template <typename Format, uint32_t ROWS, bool GATED>
+__device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments) {
+    extern __shared__ __align__(1024) uint8_t stages_bytes[];
+    let_next_kernel_start();
+    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
+    const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
+    if (threadIdx.x == COPIER) {
+        fetch_map(weight);
+        fetch_map(x);
+        for (uint32_t stage = 0; stage < stages.count; ++stage) {
+            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, 1);
+            barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
+        }
+        for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
+            barrier_init(shared + Shared<ROWS>::TOLD_ALL_AT + 8 * warpgroup, 1);
+        }
+        barrier_init_done();
+    }
+    __syncthreads();
+    cluster_arrive();
+    Line line;
+    line.units = arguments.tiles * arguments.steps;
+    line.blocks = min(gridDim.x, line.units);
+    if (blockIdx.x >= line.blocks) {
+        wait_for_previous_kernel();
+        return;
+    }
+    const uint32_t first = line.start(blockIdx.x), last = line.start(blockIdx.x + 1);
+    // The same in all threads of a warp, as the compiler sees it.
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp < MULTIPLIERS / 32) {
+        multiply<Format, ROWS, GATED>(arguments, line, stages, shared, first, last);
+    } else if (warp == COPIER / 32) {
+        if (is_elected()) {
+            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
+        }
+    } else {
+        write_tiles<Format, ROWS, GATED>(arguments, shared, first, last);
+    }
+}

@@ -1,0 +1,283 @@
+// Rounding activations to E4M3: rows as they are, rows that are normalised, rows that are gated. The norm and the gate
+// round what they make, so that no pass of its own has to read it again.
+// Targets: sm_90a
+//
+// quantize_<type>           out = x
+// rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
+// silu_mul_rounded_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+//
+// x        [rows, columns]       rows x_pitch elements apart
+// gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
+// weight   [columns]             activations' type
+// plain    [rows, columns]       out in activations' type, contiguous, or null
+// data     [rows, columns]       out / scale in E4M3, contiguous
+// scales   [rows, div_ceil(columns, 128)] f32 if kind is BY_GROUPS, [rows] if it is BY_ROWS
+// fixed    the scale if kind is FIXED
+//
+// A scale is the largest magnitude of what it is for, divided by 448, in f32 and never below the smallest normal number;
+// out is divided by it, rounded to the nearest, ties to even, and is at most 448 in size. A NaN stays one and counts for
+// no scale, but a NaN in a row makes its norm NaN. f32 inside. columns is a multiple of 8; any alignment of rows, with
+// 16-byte accesses where they allow it; data is on 8 bytes.
+
+#include "contract.cuh"
+#include "e4m3.cuh"
+#include "element.cuh"
+#include "hopper_cluster.cuh"
+#include "kernel_order.cuh"
+#include "reduce.cuh"
+
+using contract::fp8::BY_GROUPS;
+using contract::fp8::BY_ROWS;
+constexpr uint32_t WIDTH = contract::fp8::VECTOR;
+constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
+// Vectors that a thread keeps; it makes others again when it needs them again.
+constexpr uint32_t HELD = 2;
+// Blocks of a cluster that share a gated row: it is five times as long as others, and stands between two products.
+constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
+
+template <typename Element>
+struct Target {
+    uint32_t columns;
+    Element* plain;
+    uint32_t kind;
+    float fixed;
+    uint8_t* data;
+    float* scales;
+};
+
+// Eight neighbours, with one access if they are `aligned`.
+template <typename Element>
+__device__ __forceinline__ void load_eight(const Element* from, bool aligned, float (&values)[WIDTH]) {
+    if (aligned) {
+        load<WIDTH>(from, values);
+    } else {
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            values[i] = to_float(from[i]);
+        }
+    }
+}
+
+__device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        largest = larger_magnitude(largest, values[i]);
+    }
+    return largest;
+}
+
+// The largest of the `LANES` neighbours that this lane is one of, in each of them.
+template <uint32_t LANES>
+__device__ __forceinline__ float largest_of_lanes(float value) {
+#pragma unroll
+    for (uint32_t distance = LANES / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    }
+    return value;
+}
+
+// Of a block of whole warps.
+__device__ __forceinline__ float largest_of_block(float value, float (&partial)[WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    value = largest_of_lanes<WARP>(value);
+    if (warps == 1) {
+        return value;
+    }
+    if (lane == 0) {
+        partial[warp] = value;
+    }
+    __syncthreads();
+    return largest_of_lanes<WARP>(lane < warps ? partial[lane] : 0.0f);
+}
+
+template <typename Element>
+__device__ __forceinline__ void write(const Target<Element>& target, uint64_t row, uint32_t column, float scale,
+                                      const float (&values)[WIDTH]) {
+    const uint64_t at = row * target.columns + column;
+    if (target.plain != nullptr) {
+        store<WIDTH>(target.plain + at, values);
+    }
+    uint2 eight;
+    const auto pair = [&](uint32_t i) {
+        return e4m3_pair(__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale));
+    };
+    eight.x = pair(0) | pair(2) << 16;
+    eight.y = pair(4) | pair(6) << 16;
+    *reinterpret_cast<uint2*>(target.data + at) = eight;
+}
+
+// The largest that the blocks of a cluster have. None of them ends before all have read it.
+__device__ __forceinline__ float largest_of_cluster(float value) {
+    __shared__ float own;
+    if (threadIdx.x == 0) {
+        own = value;
+    }
+    cluster_sync();
+    const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(&own));
+#pragma unroll
+    for (uint32_t rank = 0; rank < GATE_BLOCKS; ++rank) {
+        float other;
+        asm volatile(
+            "{\n"
+            ".reg .b32 place;\n"
+            "mapa.shared::cluster.u32 place, %1, %2;\n"
+            "ld.shared::cluster.f32 %0, [place];\n"
+            "}\n"
+            : "=f"(other)
+            : "r"(at), "r"(rank)
+            : "memory");
+        value = fmaxf(value, other);
+    }
+    cluster_sync();
+    return value;
+}
+
+// Writes a row, or this block's part of the row of its cluster. Eight numbers from a column on are made by
+// `make(column, values)`. All threads take each turn, because lanes of a group ask each other.
+template <uint32_t BLOCKS, typename Element, typename Make>
+__device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, Make&& make) {
+    __shared__ float partial[WARPS_MAX];
+    // Each block has whole groups.
+    const uint32_t all = target.columns / WIDTH;
+    const uint32_t share = (all + BLOCKS * GROUP_LANES - 1) / (BLOCKS * GROUP_LANES) * GROUP_LANES;
+    const uint32_t first = BLOCKS == 1 ? 0 : min(cluster_rank() * share, all), vectors = BLOCKS == 1 ? all : min(first + share, all);
+    const uint32_t turns = (vectors - first + blockDim.x - 1) / blockDim.x;
+    float held[HELD][WIDTH];
+    const auto vector_of = [&](uint32_t turn) { return first + turn * blockDim.x + threadIdx.x; };
+    const auto each = [&](auto&& run) {
+#pragma unroll
+        for (uint32_t turn = 0; turn < HELD; ++turn) {
+            if (turn < turns) {
+                run(vector_of(turn), held[turn]);
+            }
+        }
+        for (uint32_t turn = HELD; turn < turns; ++turn) {
+            float values[WIDTH] = {};
+            if (vector_of(turn) < vectors) {
+                make(vector_of(turn) * WIDTH, values);
+            }
+            run(vector_of(turn), values);
+        }
+    };
+#pragma unroll
+    for (uint32_t turn = 0; turn < HELD; ++turn) {
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            held[turn][i] = 0.0f;
+        }
+        if (vector_of(turn) < vectors) {
+            make(vector_of(turn) * WIDTH, held[turn]);
+        }
+    }
+    float of_row = target.fixed;
+    if (target.kind == BY_ROWS) {
+        float largest = 0.0f;
+        each([&](uint32_t, const float(&values)[WIDTH]) { largest = fmaxf(largest, largest_of(values)); });
+        largest = largest_of_block(largest, partial);
+        if constexpr (BLOCKS > 1) {
+            largest = largest_of_cluster(largest);
+        }
+        of_row = e4m3_scale(largest);
+        if (threadIdx.x == 0 && first == 0) {
+            target.scales[row] = of_row;
+        }
+    }
+    const uint32_t groups = (target.columns + GROUP - 1) / GROUP;
+    each([&](uint32_t vector, const float(&values)[WIDTH]) {
+        float scale = of_row;
+        if (target.kind == BY_GROUPS) {
+            scale = e4m3_scale(largest_of_lanes<GROUP_LANES>(largest_of(values)));
+            if (vector % GROUP_LANES == 0 && vector < vectors) {
+                target.scales[row * groups + vector / GROUP_LANES] = scale;
+            }
+        }
+        if (vector < vectors) {
+            write(target, row, vector * WIDTH, scale, values);
+        }
+    });
+}
+
+template <typename Element>
+__device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, const Target<Element>& target) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const uint64_t row = blockIdx.x;
+    const Element* from = x + row * x_pitch;
+    const bool aligned = aligned_to(from, 16);
+    write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); });
+}
+
+template <typename Element>
+__device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
+                                         const Target<Element>& target) {
+    __shared__ float partial[WARPS_MAX];
+    let_next_kernel_start();
+    const uint64_t row = blockIdx.x;
+    const Element* from = x + row * x_pitch;
+    const bool aligned = aligned_to(from, 16), weight_aligned = aligned_to(weight, 16);
+    const uint32_t vectors = target.columns / WIDTH;
+    wait_for_previous_kernel();
+    float squares = 0.0f;
+    for (uint32_t vector = threadIdx.x; vector < vectors; vector += blockDim.x) {
+        float values[WIDTH];
+        load_eight(from + vector * WIDTH, aligned, values);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            squares += values[i] * values[i];
+        }
+    }
+    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / target.columns + epsilon);
+    write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) {
+        float by[WIDTH];
+        load_eight(from + column, aligned, values);
+        load_eight(weight + column, weight_aligned, by);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            values[i] = values[i] * factor * by[i];
+        }
+    });
+}
+
+template <typename Element>
+__device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, const Target<Element>& target) {
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    const uint64_t row = blockIdx.x / GATE_BLOCKS;
+    const Element *gate = gate_up + row * pitch, *up = gate + target.columns;
+    const bool aligned = aligned_to(gate, 16) && aligned_to(up, 16);
+    write_row<GATE_BLOCKS>(target, row, [&](uint32_t column, float(&values)[WIDTH]) {
+        float ups[WIDTH];
+        load_eight(gate + column, aligned, values);
+        load_eight(up + column, aligned, ups);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+            values[i] = __fdividef(values[i], 1.0f + __expf(-values[i])) * ups[i];
+        }
+    });
+}
+
+#define KERNEL(name, Element)                                                                                      \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
+        quantize_##name(const Element* x, uint32_t x_pitch, uint32_t columns, Element* plain, uint32_t kind,       \
+                        float fixed, uint8_t* data, float* scales) {                                               \
+        quantize(x, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                          \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
+        rms_norm_rounded_##name(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,          \
+                                uint32_t columns, Element* plain, uint32_t kind, float fixed, uint8_t* data,       \
+                                float* scales) {                                                                   \
+        rms_norm(x, x_pitch, weight, epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});         \
+    }                                                                                                              \
+    extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
+        __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
+        silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
+                                uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
+        silu_mul(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                    \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+// Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8), no dynamic shared memory;
+// silu_mul_rounded has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.
+// rows and columns > 0. Any block of whole warps, at most THREADS_MAX, is right.

@@ -1,0 +1,269 @@
+"""FP8: activations rounded to E4M3, and products of E4M3 numbers with scales."""
+
+import functools
+import itertools
+
+import torch
+from torch.nn import functional
+
+from contract import contract
+from device import ENDINGS, LIMITS, Kernel, Output, divide_up, error, processors, tensor_map
+from table import Case
+
+FP8, FEW, MANY = contract("fp8"), contract("linear_few"), contract("linear_many")
+GROUP, LARGEST, TINY = FP8.GROUP, 448.0, torch.finfo(torch.float32).tiny
+KINDS = {"groups": FP8.BY_GROUPS, "rows": FP8.BY_ROWS, "fixed": FP8.FIXED}
+E4M3, SWIZZLE, FIXED = torch.float8_e4m3fn, 3, 0.0123
+TILE_GROUP = 16  # of tiles of many rows
+
+
+def by_groups(numbers):
+    """[rows, groups, 128], zeros behind the last column."""
+    rows, columns = numbers.shape
+    return functional.pad(numbers, (0, -columns % GROUP)).view(rows, -1, GROUP)
+
+
+def scales_of(numbers, kind):
+    """What the definition says, in f32: [rows, groups] of scales, one of which is for each 128 columns."""
+    groups = by_groups(numbers.float().nan_to_num(0.0, float("inf"), float("-inf"))).abs().amax(-1)
+    if kind == "fixed":
+        return torch.full_like(groups, FIXED)
+    largest = groups if kind == "groups" else groups.amax(-1, keepdim=True).expand_as(groups)
+    return (largest / torch.full_like(largest, LARGEST)).clamp_min(TINY)  # torch multiplies by what a number is one over
+
+
+def rounded(numbers, scales):
+    """E4M3 [rows, columns]."""
+    spread = scales.repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
+    return (numbers.float() / spread).clamp(-LARGEST, LARGEST).to(E4M3)
+
+
+def widened(numbers, scales):
+    """Numbers times scales, in f64."""
+    return numbers.double() * scales.double().repeat_interleave(GROUP, 1)[:, : numbers.shape[1]]
+
+
+class Rounded:
+    """Poisoned rows in E4M3 and their scales."""
+
+    def __init__(self, rows, columns, kind, plain=None):
+        self.kind, self.data = kind, Output((rows, columns), torch.uint8)
+        shape = {"groups": (rows, divide_up(columns, GROUP)), "rows": (rows, 1), "fixed": (1, 1)}[kind]
+        self.scales = Output(shape, torch.float32)
+        self.plain = Output((rows, columns), plain) if plain else None
+
+    def arguments(self):
+        scales = None if self.kind == "fixed" else self.scales.tensor
+        return (self.plain.tensor if self.plain else None, KINDS[self.kind], FIXED, self.data.tensor, scales)
+
+    def error(self, wanted, exactly=False):
+        """Against f64. A number that stands between two may go to either, for its f32 differs in the last bits."""
+        outputs = [self.data, self.scales] + ([self.plain] if self.plain else [])
+        if not all(output.is_guarded() for output in outputs):
+            return float("inf")
+        rows, columns = self.data.tensor.shape
+        scales = FIXED * torch.ones(rows, divide_up(columns, GROUP), device="cuda")
+        if self.kind != "fixed":
+            scales = self.scales.tensor.expand_as(scales)
+            off = error(scales, scales_of(wanted, self.kind))
+            if not off <= (0 if exactly else 1e-3):
+                return float("inf")
+        data = self.data.tensor.view(E4M3)
+        if exactly and not torch.equal(data.view(torch.uint8), rounded(wanted, scales).view(torch.uint8)):
+            return float("inf")
+        # Half a step of E4M3 is 1/16 of a number, or 2^-10 where numbers are smallest. A sum's error goes with its terms.
+        spread = scales.double().repeat_interleave(GROUP, 1)[:, :columns]
+        ideal = (wanted.double() / spread).clamp(-LARGEST, LARGEST)
+        slack = 1e-3 * wanted.double().abs().amax() / spread
+        far = (data.double() - ideal).abs() > ideal.abs() / 16 + 2**-10 * (1 + 1e-4) + slack
+        if bool(far.any()):
+            return float("inf")
+        return self.plain.error(wanted) if self.plain else 0.0
+
+
+def row_shape(operation, rows, columns):
+    blocks = FP8.GATE_BLOCKS if operation == "silu_mul_rounded" else 1
+    threads = min(max(divide_up(divide_up(columns // FP8.VECTOR, blocks), 32) * 32, 32), FP8.THREADS_MAX)
+    return (rows * blocks,), (threads,)
+
+
+def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False):
+    """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`; `gap` elements lie between rows."""
+    width = 2 * columns if operation == "silu_mul_rounded" else columns
+    x = (torch.randn(rows, width + gap, device="cuda") * torch.rand(rows, 1, device="cuda") * 4).to(dtype)[:, :width]
+    x[rows // 2, : columns // 2] = 0
+    weight = torch.randn(columns, device="cuda").to(dtype)
+    out, pitch = Rounded(rows, columns, kind, dtype if plain else None), x.stride(0)
+    before = (x, pitch, weight, 1e-6) if operation == "rms_norm_rounded" else (x, pitch)
+
+    def run():
+        Kernel("quantize", f"{operation}_{ENDINGS[dtype]}")(*row_shape(operation, rows, columns), *before, columns, *out.arguments(), early=True)
+
+    def wanted():
+        numbers = x.double()
+        if operation == "rms_norm_rounded":
+            return numbers * (numbers.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight.double()
+        if operation == "silu_mul_rounded":
+            return functional.silu(numbers[:, :columns]) * numbers[:, columns:]
+        return numbers
+
+    size = 2 * rows * width + rows * columns * (3 if plain else 1)
+    limit = LIMITS[dtype] if plain else 0.0
+    return Case(run, lambda: out.error(wanted(), operation == "quantize"), limit, size)
+
+
+class Product:
+    """x and a weight in E4M3; `height` rows of the weight have a scale for each 128 columns, or None: each row has one, and
+    rows of x then have one each, or all have `fixed`."""
+
+    def __init__(self, rows, features, columns, dtype, height=128, fixed=False):
+        self.rows, self.features, self.columns, self.dtype = rows, features, columns, dtype
+        self.height, self.fixed, self.groups = height, fixed, divide_up(columns, GROUP)
+        x = torch.randn(rows, columns, device="cuda") * torch.rand(rows, 1, device="cuda").exp()
+        kind = "groups" if height else "fixed" if fixed else "rows"
+        self.x_scales = scales_of(x, kind)
+        self.x = rounded(x * (50 * FIXED if fixed else 1), self.x_scales)
+        self.weight = (torch.randn(features, columns, device="cuda") * 100).clamp(-LARGEST, LARGEST).to(E4M3)
+        shape = (divide_up(features, height), self.groups) if height else (features, 1)
+        self.scales = (torch.rand(shape, device="cuda") + 0.5) * columns**-0.5 / 100
+        self.bias = torch.randn(features, device="cuda").to(dtype)
+
+    def expected(self, biased):
+        spread = self.scales.repeat_interleave(self.height or 1, 0)[: self.features].expand(self.features, self.groups)
+        out = widened(self.x, self.x_scales) @ widened(self.weight, spread).T
+        return out + self.bias.double() if biased else out
+
+    def scale_arguments(self):
+        """Behind the others: of the weight, of x, for all of x, groups and height."""
+        of_x = None if self.fixed else self.x_scales.contiguous() if self.height else self.x_scales[:, 0].contiguous()
+        self.held = of_x
+        return self.scales, of_x, FIXED, self.groups, self.height or 1
+
+    @property
+    def ending(self):
+        return f"{'blocks' if self.height else 'rows'}_{ENDINGS[self.dtype]}"
+
+    def bytes(self):
+        return self.features * self.columns + self.rows * self.columns
+
+
+@functools.cache
+def few_memory():
+    return torch.full((8 << 20,), float("nan"), device="cuda"), torch.zeros(FEW.STREAM_COUNTERS, device="cuda", dtype=torch.int32)
+
+
+def few(product, cut=2, biased=False, added=False, out_type=None, grid=None):
+    """A product of few rows, cut as `linear_few.rs` does."""
+    rows, features, columns = product.rows, product.features, product.columns
+    parts, counters = few_memory()
+    most = next(most for most in FEW.SHARED_BYTES if rows <= most)
+    steps = divide_up(columns, 2 * FEW.STEP_COLUMNS)
+    blocks = min((grid or processors()) // FEW.TEAM * FEW.TEAM, features * cut)
+    at_once = max(blocks // cut, 1)
+    tiles = at_once * divide_up(features, at_once * FEW.TILE_ROWS)
+    tile_rows, blocks = divide_up(features, tiles), divide_up(min(blocks, tiles * steps), FEW.TEAM) * FEW.TEAM
+    out = Output((rows, features), out_type or product.dtype, gap=3)
+    before = torch.randn(rows, features, device="cuda").to(out.tensor.dtype)
+    maps = (tensor_map(product.weight, [columns, features], [columns], [GROUP, tile_rows], SWIZZLE),
+            tensor_map(product.x, [columns, rows], [columns], [GROUP, most], SWIZZLE))  # fmt: skip
+    flags = FEW.ADD_TO_OUT * added + FEW.OUT_IS_F32 * (out.tensor.dtype == torch.float32)
+    if added:
+        out.tensor.copy_(before)
+    kernel = Kernel("linear_few_e4m3", f"linear_few_e4m3_{product.ending}_r{most}", FEW.SHARED_BYTES[most])
+    arguments = (*maps, out.tensor, product.bias if biased else None, parts, counters, out.tensor.stride(0), rows, features,
+                 steps, tiles, tile_rows, flags, *product.scale_arguments())  # fmt: skip
+    limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
+    return Case(lambda: kernel((blocks,), (FEW.THREADS,), *arguments, early=True),
+                lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
+                product.bytes())  # fmt: skip
+
+
+def many(product, kind="linear", biased=False, grid=None):
+    """A product of many rows: `linear`, `linear_add`, `linear_gated`, or gated and rounded by `groups` or `fixed`."""
+    is_gated, is_rounded = kind not in ("linear", "linear_add"), kind in ("groups", "fixed")
+    rows, columns = product.rows, product.columns
+    features = product.features // 2 if is_gated else product.features
+    tiles = divide_up(rows, MANY.CLUSTER * MANY.TILE_ROWS) * divide_up(features, MANY.TILE_WEIGHTS // (2 if is_gated else 1))
+    blocks = MANY.CLUSTER * min((grid or processors()) // MANY.CLUSTER, tiles)
+    name = "linear_gated_rounded" if is_rounded else kind
+    out = Rounded(rows, features, kind) if is_rounded else Output((rows, features), product.dtype, gap=8)
+    to = out.data.tensor.view(E4M3) if is_rounded else out.tensor
+    before = torch.randn(rows, features, device="cuda").to(product.dtype)
+    if kind == "linear_add":
+        out.tensor.copy_(before)
+    maps = (tensor_map(product.x, [columns, rows], [columns], [GROUP, MANY.TILE_ROWS], SWIZZLE),
+            tensor_map(product.weight, [columns, product.features], [columns], [GROUP, MANY.TILE_WEIGHTS // 2], SWIZZLE),
+            tensor_map(to, [features, rows], [to.stride(0) * to.itemsize], [128 if is_rounded else MANY.BOX, MANY.BOX], SWIZZLE))  # fmt: skip
+    arguments = (*maps, product.bias if biased else None, rows, features, columns, TILE_GROUP, *product.scale_arguments(),
+                 out.scales.tensor if kind == "groups" else None, FIXED)  # fmt: skip
+    kernel = Kernel("linear_many_e4m3", f"{name}_e4m3_{product.ending}", MANY.SHARED_BYTES)
+
+    def found():
+        wanted = product.expected(biased)
+        if is_gated:
+            wanted = functional.silu(wanted[:, :features]) * wanted[:, features:]
+        return out.error(wanted + (before.double() if kind == "linear_add" else 0))
+
+    limit = 0.0 if is_rounded else LIMITS[product.dtype]
+    return Case(lambda: kernel((blocks,), (MANY.THREADS,), *arguments, early=True), found, limit, product.bytes(),
+                2 * rows * product.features * columns)  # fmt: skip
+
+
+def beside_few(product):
+    """cuBLASLt's product with a scale a row, as torch takes it; its out is bf16 alone."""
+    weight, out_scales = product.weight.T, product.scales.view(1, -1)
+    of_x = product.x_scales[:, :1].contiguous()
+    return {"torch": lambda: torch._scaled_mm(product.x, weight, of_x, out_scales, out_dtype=torch.bfloat16)}
+
+
+SHAPES = [(3584, 3584), (77, 144), (4608, 2048), (1, 16), (264, 1296), (136, 400)]
+SEVEN_BILLION = {"qkv": (4608, 3584), "o": (3584, 3584), "gate and up": (37888, 3584), "down": (3584, 18944)}
+
+
+def check(table):
+    for dtype, kind, (rows, columns) in itertools.product(LIMITS, KINDS, [(3, 3584), (1, 16), (5, 144), (2, 18944), (4, 40000)]):
+        for operation, plain in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [False, True]):
+            for gap in (0, 1):
+                if operation == "quantize" and plain:
+                    continue
+                table.check(operation, f"{kind}, {rows} x {columns}, gap {gap}", rounding(operation, kind, rows, columns, dtype, gap, plain))
+    turn = 0
+    for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
+        for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, None]):
+            product = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0)
+            way = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)][turn % 5]
+            cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
+            table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
+        for rows, height in itertools.product([65, 128, 300, 515], [128, 16, None]):
+            fixed, turn = height is None and turn % 2 == 0, turn + 1
+            for kind, biased in itertools.product(["linear", "linear_add", "linear_gated", "groups", "fixed"], [False, True]):
+                wide = divide_up(features, 16) * (32 if "linear" not in kind or kind == "linear_gated" else 16)
+                if height and wide % (2 * height) and kind in ("linear_gated", "groups", "fixed"):
+                    wide = divide_up(wide, 2 * height) * 2 * height
+                product = Product(rows, wide, columns, dtype, height, fixed)
+                table.check("linear_many_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", many(product, kind, biased))
+
+
+def measure(table):
+    bf16 = torch.bfloat16
+    for rows in (1, 64, 256, 8192):
+        for operation, columns, kind in itertools.product(["rms_norm_rounded", "silu_mul_rounded", "quantize"], [3584, 18944], ["rows", "groups"]):
+            if operation == "rms_norm_rounded" and columns == 18944:
+                continue
+            table.row(operation, f"{kind}, {rows} x {columns}", lambda: rounding(operation, kind, rows, columns, bf16))
+    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 64]):
+        for height in (None, 128):
+            for cut in (1, 2, 4):
+                table.row("linear_few_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, cut {cut}",
+                          lambda: few(Product(rows, features, columns, bf16, height), cut, added=name in ("o", "down")))  # fmt: skip
+    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [128, 256, 1024, 8192]):
+        for height in (None, 128):
+            kinds = ["linear_gated", "groups"] if name == "gate and up" else ["linear_add" if name in ("o", "down") else "linear"]
+            for kind in kinds:
+                def make():
+                    product = Product(rows, features, columns, bf16, height)
+                    case = many(product, kind)
+                    if height is None:
+                        case.beside = beside_few(product)
+                    return case
+                table.row("linear_many_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
