@@ -1,15 +1,18 @@
 //! `bursar bench`: a server's key figures, measured through the serving engine, each beside the best that the device
 //! could do.
 
+mod draw;
 mod fits;
 mod machine;
 mod measure;
 mod options;
+mod replay;
 mod report;
 mod roofline;
 mod workload;
 
 use std::{
+    fmt::Display,
     process::ExitCode,
     sync::Arc,
     time::{Duration, Instant, SystemTime},
@@ -27,6 +30,7 @@ use bursar::{
     },
 };
 use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
 use serde_json::json;
 
 use self::{
@@ -56,16 +60,32 @@ const PICTURE_RUNS: usize = 3;
 
 /// Runs the command; `main` is when the process entered `main`.
 pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> ExitCode {
-    let told = measure(device, &options, main).await.map(|report| match options.json {
-        true => println!("{}", json!(report)),
-        false => print!("{report}"),
-    });
+    let told = match options.replay.is_wanted() {
+        true => replay::replay(device, &options, main).await.and_then(|report| {
+            show(&report, options.json);
+            match report.is_a_failure() {
+                false => Ok(()),
+                true => Err(Failure {
+                    error: "a run had no answer".to_owned(),
+                    hint: "what its requests failed of stands above".to_owned(),
+                }),
+            }
+        }),
+        false => measure(device, &options, main).await.map(|report| show(&report, options.json)),
+    };
     match (options.json, told) {
         (true, Err(failure)) => {
             println!("{}", told::failure(&failure));
             ExitCode::FAILURE
         }
         (_, told) => report(told),
+    }
+}
+
+fn show<R: Display + Serialize>(report: &R, as_json: bool) {
+    match as_json {
+        true => println!("{}", json!(report)),
+        false => print!("{report}"),
     }
 }
 

@@ -40,6 +40,15 @@ use self::{
 };
 use crate::failure::{self, Failure};
 
+#[cfg(feature = "prometheus")]
+pub use self::samples::Samples;
+
+/// The samples of this process' own text, which is well-formed.
+#[cfg(feature = "prometheus")]
+pub fn read(text: &str) -> Samples {
+    exposition::read(text, "bursar_").unwrap_or_default()
+}
+
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {

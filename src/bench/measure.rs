@@ -9,11 +9,20 @@ use std::{
 use bursar::{Chat, ChatEvent, Image, ModelHandle, Usage};
 use tokio::task::JoinSet;
 
-use super::workload::{Pictures, Prompts};
+use super::{
+    draw::Draw,
+    workload::{Pictures, Prompts},
+};
 use crate::failure::Failure;
 
 /// Ids that prompts are drawn from, the same as for vLLM: text tokens, no special ones.
 const IDS: Range<u32> = 1000..100_000;
+
+/// The ids to draw from, for a model whose text has ids below `text_ids`.
+pub fn ids(text_ids: u32) -> Range<u32> {
+    let end = IDS.end.min(text_ids).max(1);
+    IDS.start.min(end / 2)..end
+}
 
 /// The question about every picture.
 const QUESTION: &str = "Describe.";
@@ -21,7 +30,7 @@ const QUESTION: &str = "Describe.";
 pub struct Meter {
     model: ModelHandle,
     ids: Range<u32>,
-    random: SplitMix,
+    random: Draw,
 }
 
 /// Answered requests.
@@ -35,8 +44,7 @@ pub struct Run {
 impl Meter {
     /// Measures `model`, whose text has ids below `text_ids`.
     pub fn new(model: ModelHandle, text_ids: u32, seed: u64) -> Self {
-        let end = IDS.end.min(text_ids).max(1);
-        Meter { model, ids: IDS.start.min(end / 2)..end, random: SplitMix(seed) }
+        Meter { model, ids: ids(text_ids), random: Draw::new(seed) }
     }
 
     /// Prompts of new random tokens, each answered with `reply` tokens.
@@ -44,7 +52,7 @@ impl Meter {
     /// # Errors
     /// A request that got a wrong answer, since the figure would mean something else.
     pub async fn text(&mut self, prompts: Prompts, reply: usize) -> Result<Run, Failure> {
-        let chat = |random: &mut SplitMix| {
+        let chat = |random: &mut Draw| {
             let ids = iter::repeat_with(|| self.ids.start + random.below(self.ids.end - self.ids.start));
             Chat::from_tokens(ids.take(prompts.length).collect::<Vec<u32>>())
         };
@@ -87,7 +95,7 @@ impl Meter {
 }
 
 /// Greedy decoding with a fixed length, whatever the checkpoint's defaults.
-fn greedy(chat: Chat, reply: usize) -> Chat {
+pub fn greedy(chat: Chat, reply: usize) -> Chat {
     let plain = chat.temperature(0.0).repetition_penalty(1.0).presence_penalty(0.0).frequency_penalty(0.0);
     plain.max_tokens(reply).ignore_end()
 }
@@ -114,28 +122,4 @@ fn check(usage: Usage, reply: usize) -> Result<(), Failure> {
 
 fn failure(error: String) -> Failure {
     Failure { error, hint: "this is a bug in Bursar; please report it with the figure that was measured".to_owned() }
-}
-
-/// SplitMix64 (Steele, Lea, Flood 2014).
-struct SplitMix(u64);
-
-impl SplitMix {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, end: u32) -> u32 {
-        ((u128::from(self.next()) * u128::from(end)) >> 64) as u32
-    }
-
-    fn bytes(&mut self, count: usize) -> Vec<u8> {
-        let mut bytes = vec![0; count];
-        for piece in bytes.chunks_mut(8) {
-            piece.copy_from_slice(&self.next().to_le_bytes()[..piece.len()]);
-        }
-        bytes
-    }
 }

@@ -4,6 +4,7 @@ use bursar::{BlasSearch, LoadOptions};
 use clap::Args;
 
 use super::{
+    replay::ReplayOptions,
     roofline::Rates,
     workload::{FULL, Part, QUICK, Workload},
 };
@@ -38,6 +39,8 @@ pub struct Options {
     pub commit: Option<String>,
 
     #[command(flatten)]
+    pub replay: ReplayOptions,
+    #[command(flatten)]
     pub knobs: KnobOptions,
 }
 
@@ -50,6 +53,11 @@ impl Options {
     /// Whether figures of this kind were asked for.
     pub fn wants(&self, part: Part) -> bool {
         self.only.is_empty() || self.only.contains(&part)
+    }
+
+    /// Whether sizes are to be small.
+    pub fn is_quick(&self) -> bool {
+        self.quick
     }
 
     pub fn workload(&self) -> Workload {

@@ -153,14 +153,25 @@ fn grouped(value: f64) -> String {
     text
 }
 
+/// What was measured, where and when.
+pub fn write_head(
+    f: &mut fmt::Formatter<'_>,
+    model: &str,
+    random_weights: bool,
+    machine: &Machine,
+    seed: u64,
+) -> fmt::Result {
+    let Machine { device, driver, cpus, version, commit, date, .. } = machine;
+    let weights = if random_weights { ", random weights" } else { "" };
+    let driver = driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
+    let commit = commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default();
+    writeln!(f, "{model}{weights} on {device}{driver}, {cpus} CPUs")?;
+    writeln!(f, "bursar {version}{commit}, {date}, seed {seed}")
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Machine { device, driver, cpus, version, commit, date, .. } = &self.machine;
-        let weights = if self.random_weights { ", random weights" } else { "" };
-        let driver = driver.as_ref().map(|driver| format!(", driver {driver}")).unwrap_or_default();
-        let commit = commit.as_ref().map(|commit| format!(" ({commit})")).unwrap_or_default();
-        writeln!(f, "{}{weights} on {device}{driver}, {cpus} CPUs", self.model)?;
-        writeln!(f, "bursar {version}{commit}, {date}, seed {}", self.seed)?;
+        write_head(f, &self.model, self.random_weights, &self.machine, self.seed)?;
         if let Some(rates) = &self.rates {
             let (flops, bytes) = (rates.flops_per_second / 1e12, rates.bytes_per_second / 1e12);
             writeln!(f, "roofline: {flops} TFLOP/s and {bytes} TB/s ({})", rates.source)?;

@@ -2,10 +2,13 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     process::{Command, Output},
 };
 
 use serde_json::Value;
+
+use crate::stage::Folder;
 
 fn bench(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
@@ -89,6 +92,54 @@ fn random_weights_of_a_shape_print_a_table_of_figures() {
     }
     assert!(!table.contains("decode,") && !table.contains("start"), "nobody asked for it: {table}");
     assert!(!table.contains('%'), "nobody said what this device can do: {table}");
+}
+
+/// A replay's only run.
+fn run(arguments: &[&str]) -> Value {
+    let report = report(&bench(&[&["--json", "--seed", "7"], arguments].concat()));
+    let [run] = &report["runs"].as_array().expect("a list")[..] else { panic!("{report}") };
+    run.clone()
+}
+
+#[test]
+fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
+    let run = run(&["--synthetic", "agents", "--quick", "--rate", "6", "--seconds", "1"]);
+    let requests = run["requests"].as_u64().expect("a number");
+    assert!(requests >= 6 && run["answered"] == requests, "{run}");
+    assert!(number(&run["throughput"]) > 0.0 && number(&run["first_token_ms"]["picture"]["p50"]) > 0.0, "{run}");
+    // A turn finds what the turns before it computed.
+    assert!(number(&run["cached_tokens"]) * 2.0 > number(&run["prompt_tokens"]), "{run}");
+    let counts = &run["counts"];
+    assert!(number(&counts["pictures_encoded"]) >= 1.0, "{run}");
+    assert!(counts["pictures_encoded"].as_u64() < counts["pictures_wanted"].as_u64(), "later turns show it too: {run}");
+    assert!(number(&counts["sequences"]["permits"]) > 0.0, "{run}");
+}
+
+#[test]
+fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
+    let folder = Folder::empty();
+    let lines = [(0, "[1]"), (300, "[1]"), (900, "[2]")].map(|(at, hashes)| {
+        format!("{{\"timestamp\": {at}, \"input_length\": 200, \"output_length\": 5, \"hash_ids\": {hashes}}}\n")
+    });
+    let request =
+        "{\"timestamp\": 1000, \"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 3}";
+    let trace = folder.path().join("day.jsonl");
+    fs::write(&trace, lines.concat() + request).expect("it is written");
+    let trace = trace.to_str().expect("UTF-8");
+    let own = run(&["--trace", trace]);
+    assert_eq!((&own["name"], &own["answered"], &own["reply_tokens"]), (&"day".into(), &4.into(), &18.into()), "{own}");
+    assert!(number(&own["seconds"]) >= 1.0 && number(&own["rate"]) == 4.0, "{own}");
+    // All whole blocks of 16 of the second prompt but the last token's.
+    assert_eq!(own["cached_tokens"], 192, "{own}");
+    let slower = run(&["--trace", trace, "--rate", "2"]);
+    assert_eq!((&slower["name"], &slower["rate"]), (&"day at 2/s".into(), &2.0.into()), "{slower}");
+    assert!(number(&slower["seconds"]) >= 2.0, "{slower}");
+    let refused = bench(&["--trace", folder.path().join("none").to_str().expect("UTF-8"), "--json"]);
+    let told: Value = serde_json::from_slice(&refused.stdout).expect("one JSON object");
+    assert!(told["hint"].as_str().is_some_and(|hint| hint.contains("docs/commands.md")), "{told}");
+    for wrong in [&["--synthetic", "dreams"][..], &["--rate", "0"], &["--objective", "ttft"]] {
+        assert_eq!(bench(wrong).status.code(), Some(2), "{wrong:?}");
+    }
 }
 
 #[test]

@@ -1,0 +1,159 @@
+//! Who asks what, and when: pure.
+
+use std::{path::PathBuf, time::Duration};
+
+use bursar::Chat;
+use serde_json::Value;
+
+/// Requests that are played together, as a trace gives them or as they are drawn.
+#[derive(Clone, Debug)]
+pub struct Arrivals {
+    pub name: String,
+    /// In order of their times.
+    pub callers: Vec<Caller>,
+}
+
+/// A caller, who asks one turn after another.
+#[derive(Clone, Debug)]
+pub struct Caller {
+    /// When the first turn is asked, from the start.
+    pub at: Duration,
+    /// The functions that it offers.
+    pub tools: Vec<Value>,
+    pub system: Option<String>,
+    pub turns: Vec<Turn>,
+}
+
+/// A request.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Figures are told by kind.
+    pub kind: Kind,
+    /// From the end of the last reply until it is asked.
+    pub pause: Duration,
+    pub asked: Asked,
+    /// Tokens of the reply, which ignores its end.
+    pub reply: usize,
+}
+
+/// What a turn adds to the conversation.
+#[derive(Clone, Debug)]
+pub enum Asked {
+    /// A prompt of tokens: so many from each of these seeds, in order.
+    Tokens(Vec<Piece>),
+    /// A whole request, which replaces what was said before.
+    Whole(Box<Chat>),
+    /// A turn of the user, after pictures.
+    Said { text: String, pictures: Vec<Picture> },
+    /// The last reply was a call of this function, and this is its result.
+    Result { call: Value, text: String, pictures: Vec<Picture> },
+}
+
+/// A run of tokens. Equal ones are equal in all requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub seed: u64,
+    pub tokens: usize,
+}
+
+/// A picture.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Picture {
+    /// In a file, which is read before the start.
+    File(PathBuf),
+    /// Of random pixels.
+    Drawn { seed: u64, width: u32, height: u32 },
+}
+
+/// A kind of request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    /// New text alone, perhaps after a history with pictures.
+    Text,
+    /// Shows a new picture.
+    Picture,
+}
+
+impl Kind {
+    pub const ALL: [Kind; 2] = [Kind::Text, Kind::Picture];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Text => "text",
+            Kind::Picture => "picture",
+        }
+    }
+}
+
+impl Arrivals {
+    pub fn requests(&self) -> usize {
+        self.callers.iter().map(|caller| caller.turns.len()).sum()
+    }
+
+    /// Requests a second, from the start to the last arrival.
+    pub fn rate(&self) -> Option<f64> {
+        let last = self.callers.last()?.at.as_secs_f64();
+        (last > 0.0).then(|| self.requests() as f64 / last)
+    }
+
+    /// The same callers, faster or slower by one factor, so that `rate` requests come each second.
+    pub fn at_rate(mut self, rate: f64) -> Self {
+        if let Some(factor) = self.rate().map(|own| own / rate) {
+            self.callers.iter_mut().for_each(|caller| caller.at = caller.at.mul_f64(factor));
+            self.name = format!("{} at {rate}/s", self.name);
+        }
+        self
+    }
+
+    /// Cuts prompts of tokens to what a context has room for beside their reply. Returns how many were cut.
+    pub fn cut_to(&mut self, context_tokens: usize) -> usize {
+        let mut cut = 0;
+        for turn in self.callers.iter_mut().flat_map(|caller| &mut caller.turns) {
+            let Asked::Tokens(pieces) = &mut turn.asked else { continue };
+            let most = context_tokens.saturating_sub(turn.reply).max(1);
+            let mut room = most;
+            let before: usize = pieces.iter().map(|piece| piece.tokens).sum();
+            pieces.retain_mut(|piece| {
+                piece.tokens = piece.tokens.min(room);
+                room -= piece.tokens;
+                piece.tokens > 0
+            });
+            cut += usize::from(before > most);
+        }
+        cut
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caller(seconds: f64, pieces: &[usize], reply: usize) -> Caller {
+        let piece = |(seed, tokens): (usize, &usize)| Piece { seed: seed as u64, tokens: *tokens };
+        let asked = Asked::Tokens(pieces.iter().enumerate().map(piece).collect());
+        let turn = Turn { kind: Kind::Text, pause: Duration::ZERO, asked, reply };
+        Caller { at: Duration::from_secs_f64(seconds), tools: Vec::new(), system: None, turns: vec![turn] }
+    }
+
+    #[test]
+    fn a_rate_scales_all_times_alike() {
+        let callers = vec![caller(1.0, &[5], 1), caller(3.0, &[5], 1), caller(4.0, &[5], 1), caller(8.0, &[5], 1)];
+        let arrivals = Arrivals { name: "a day".to_owned(), callers };
+        assert_eq!(arrivals.rate(), Some(0.5));
+        let faster = arrivals.at_rate(2.0);
+        let at: Vec<f64> = faster.callers.iter().map(|caller| caller.at.as_secs_f64()).collect();
+        assert_eq!((&*faster.name, at), ("a day at 2/s", vec![0.25, 0.75, 1.0, 2.0]));
+    }
+
+    #[test]
+    fn prompts_that_are_too_long_lose_their_end() {
+        let mut arrivals =
+            Arrivals { name: String::new(), callers: vec![caller(0.0, &[60, 60], 20), caller(1.0, &[60], 40)] };
+        assert_eq!(arrivals.cut_to(100), 1);
+        let pieces = |at: usize| match &arrivals.callers[at].turns[0].asked {
+            Asked::Tokens(pieces) => pieces.iter().map(|piece| piece.tokens).collect::<Vec<_>>(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!((pieces(0), pieces(1)), (vec![60, 20], vec![60]));
+    }
+}

@@ -1,0 +1,135 @@
+//! What the process counts of itself while a run lasts.
+
+use serde::Serialize;
+
+/// Counted from the start of a run to its end.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Counts {
+    /// Times that a sequence lost its blocks: to older ones, and because keys and values shrank.
+    pub preempted_for_blocks: u64,
+    pub preempted_by_shrinks: u64,
+    /// Tokens of beginning sequences, and those of them that were in the prefix cache.
+    pub prefix_tokens_sought: u64,
+    pub prefix_tokens_found: u64,
+    /// Pictures that requests needed, and those of them that were encoded for it.
+    pub pictures_wanted: u64,
+    pub pictures_encoded: u64,
+    /// Times that a sequence had to get its pictures again.
+    pub pictures_wanted_again: u64,
+    /// Steps, and the slow end of their duration as far as its buckets tell, in milliseconds.
+    pub steps: u64,
+    pub step_ms_p99: Option<f64>,
+    /// Permits in use, looked at ten times a second.
+    pub sequences: InUse,
+    pub patches: InUse,
+}
+
+/// How many permits were in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct InUse {
+    pub permits: f64,
+    pub mean: f64,
+    pub most: f64,
+}
+
+#[cfg(feature = "prometheus")]
+pub use watching::Counter;
+
+#[cfg(feature = "prometheus")]
+mod watching {
+    use std::time::Duration;
+
+    use bursar::MetricsText;
+    use tokio::{sync::oneshot, task::JoinHandle, time::MissedTickBehavior};
+
+    use super::{Counts, InUse};
+    use crate::{
+        failure::Failure,
+        top::{self, Samples},
+    };
+
+    /// How often permits in use are looked at.
+    const LOOKED_EVERY: Duration = Duration::from_millis(100);
+
+    /// Reads this process' own metrics.
+    #[derive(Clone)]
+    pub struct Counter(MetricsText);
+
+    /// A run that is watched.
+    pub struct Watch {
+        counter: Counter,
+        before: Samples,
+        stop: oneshot::Sender<()>,
+        looking: JoinHandle<[InUse; 2]>,
+    }
+
+    impl Counter {
+        /// Counts from now on. Must be made before a model is loaded.
+        pub fn install() -> Result<Self, Failure> {
+            Ok(Counter(MetricsText::install()?))
+        }
+
+        fn read(&self) -> Samples {
+            top::read(&self.0.render())
+        }
+
+        pub fn watch(&self) -> Watch {
+            let (stop, stopped) = oneshot::channel();
+            let looking = tokio::spawn(look(self.clone(), stopped));
+            Watch { before: self.read(), counter: self.clone(), stop, looking }
+        }
+    }
+
+    /// Looks at the permits until it is stopped.
+    async fn look(counter: Counter, mut stopped: oneshot::Receiver<()>) -> [InUse; 2] {
+        let mut looks = tokio::time::interval(LOOKED_EVERY);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut seen = [InUse::default(); 2];
+        let mut times = 0.0;
+        loop {
+            tokio::select! {
+                _ = looks.tick() => {}
+                _ = &mut stopped => break,
+            }
+            let samples = counter.read();
+            times += 1.0;
+            for (in_use, permit) in seen.iter_mut().zip(["sequences", "patches"]) {
+                let value = |name| samples.value(name, &[("permit", permit)]).unwrap_or(0.0);
+                let used = value("bursar_permits_used");
+                in_use.permits = value("bursar_permits");
+                in_use.most = in_use.most.max(used);
+                in_use.mean += (used - in_use.mean) / times;
+            }
+        }
+        seen
+    }
+
+    impl Watch {
+        pub async fn end(self) -> Counts {
+            let Watch { counter, before, stop, looking } = self;
+            drop(stop);
+            let [sequences, patches] = looking.await.unwrap_or_default();
+            let after = counter.read();
+            let more = |name: &str, labels: &[(&str, &str)]| {
+                let of = |samples: &Samples| samples.count(name, labels).unwrap_or(0);
+                of(&after).saturating_sub(of(&before))
+            };
+            let wanted = more("bursar_encoder_cache_queries_total", &[]);
+            let steps =
+                after.histogram("bursar_step_seconds", &[]).since(&before.histogram("bursar_step_seconds", &[]));
+            Counts {
+                preempted_for_blocks: more("bursar_preemptions_total", &[("reason", "blocks")]),
+                preempted_by_shrinks: more("bursar_preemptions_total", &[("reason", "shrink")]),
+                prefix_tokens_sought: more("bursar_prefix_cache_queries_total", &[]),
+                prefix_tokens_found: more("bursar_prefix_cache_hits_total", &[]),
+                pictures_wanted: wanted,
+                pictures_encoded: wanted.saturating_sub(more("bursar_encoder_cache_hits_total", &[])),
+                pictures_wanted_again: more("bursar_pictures_wanted_again_total", &[]),
+                steps: steps.count() as u64,
+                step_ms_p99: steps.quantile(0.99).map(|seconds| seconds * 1e3),
+                sequences,
+                patches,
+            }
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! What came of a run: pure.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use super::{arrivals::Kind, counts::Counts, objective::Objective};
+
+/// The times of a whole request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Times {
+    /// Until the first token.
+    pub first: Duration,
+    /// From each token to the next, as they reached the caller.
+    pub intervals: Vec<Duration>,
+    /// Until the last token.
+    pub whole: Duration,
+}
+
+/// A request that was answered.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    pub kind: Kind,
+    pub times: Times,
+    pub prompt_tokens: usize,
+    pub cached_tokens: usize,
+    pub reply_tokens: usize,
+}
+
+/// A run.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figures {
+    pub name: String,
+    /// Requests that were asked. Those that follow a failed one of the same caller are not.
+    pub requests: usize,
+    /// Requests a second, as they came.
+    pub rate: Option<f64>,
+    pub answered: usize,
+    /// Requests that ended in an error, by what it says.
+    pub failed: BTreeMap<String, usize>,
+    /// Prompts of tokens that were cut to the context.
+    pub cut: usize,
+    /// From the start to the last token.
+    pub seconds: f64,
+    /// Tokens of prompts, and those of them that other requests had computed.
+    pub prompt_tokens: usize,
+    pub cached_tokens: usize,
+    pub reply_tokens: usize,
+    /// Tokens of replies a second.
+    pub throughput: f64,
+    pub objective: Objective,
+    /// Requests a second that met the objective.
+    pub goodput: f64,
+    /// The share of the requests that met it.
+    pub met: f64,
+    /// Until the first token, by kind, in milliseconds.
+    pub first_token_ms: BTreeMap<&'static str, Quantiles>,
+    /// Between tokens, over all requests.
+    pub interval_ms: Quantiles,
+    /// The longest interval of each request.
+    pub longest_interval_ms: Quantiles,
+    /// Until the last token.
+    pub whole_ms: Quantiles,
+    /// What the process counted meanwhile. None in a build without metrics.
+    pub counts: Option<Counts>,
+}
+
+/// The middle and the slow end of some times. None if there were none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    pub count: usize,
+    pub p50: Option<f64>,
+    pub p99: Option<f64>,
+}
+
+impl Quantiles {
+    fn of(mut times: Vec<Duration>) -> Self {
+        times.sort_unstable();
+        let at = |share| of_sorted(&times, share).map(|time| time.as_secs_f64() * 1e3);
+        Quantiles { count: times.len(), p50: at(0.5), p99: at(0.99) }
+    }
+}
+
+/// The value below which this share of the times is, by the nearest rank.
+pub fn quantile(times: &[Duration], share: f64) -> Option<Duration> {
+    let mut times = times.to_vec();
+    times.sort_unstable();
+    of_sorted(&times, share)
+}
+
+fn of_sorted(times: &[Duration], share: f64) -> Option<Duration> {
+    let last = times.len().checked_sub(1)?;
+    Some(times[(last as f64 * share).round() as usize])
+}
+
+/// A run that has ended.
+pub struct Ended {
+    pub name: String,
+    pub rate: Option<f64>,
+    pub cut: usize,
+    pub time: Duration,
+    pub answered: Vec<Answered>,
+    pub failed: Vec<String>,
+    pub counts: Option<Counts>,
+}
+
+impl Figures {
+    pub fn of(ended: Ended, objective: &Objective) -> Self {
+        let Ended { name, rate, cut, time, answered, failed, counts } = ended;
+        let requests = answered.len() + failed.len();
+        let seconds = time.as_secs_f64();
+        let sum = |tokens: fn(&Answered) -> usize| answered.iter().map(tokens).sum::<usize>();
+        let of = |times: fn(&Times) -> Duration| Quantiles::of(answered.iter().map(|a| times(&a.times)).collect());
+        let met = answered.iter().filter(|answered| objective.is_met(&answered.times)).count();
+        let first = |kind: Kind| {
+            let of_kind = answered.iter().filter(|answered| answered.kind == kind);
+            Quantiles::of(of_kind.map(|answered| answered.times.first).collect())
+        };
+        let first = Kind::ALL.iter().map(|kind| (kind.name(), first(*kind)));
+        let reply_tokens = sum(|answered| answered.reply_tokens);
+        let intervals = answered.iter().flat_map(|answered| answered.times.intervals.iter().copied());
+        Figures {
+            name,
+            requests,
+            rate,
+            answered: answered.len(),
+            failed: failed.into_iter().fold(BTreeMap::new(), |mut failed, error| {
+                *failed.entry(error).or_default() += 1;
+                failed
+            }),
+            cut,
+            seconds,
+            prompt_tokens: sum(|answered| answered.prompt_tokens),
+            cached_tokens: sum(|answered| answered.cached_tokens),
+            reply_tokens,
+            throughput: reply_tokens as f64 / seconds,
+            goodput: met as f64 / seconds,
+            met: if requests > 0 { met as f64 / requests as f64 } else { 0.0 },
+            objective: objective.clone(),
+            first_token_ms: first.filter(|(_, first)| first.count > 0).collect(),
+            interval_ms: Quantiles::of(intervals.collect()),
+            longest_interval_ms: of(|times| times.intervals.iter().max().copied().unwrap_or_default()),
+            whole_ms: of(|times| times.whole),
+            counts,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answered(kind: Kind, first: u64, intervals: &[u64]) -> Answered {
+        let milliseconds = |time: &u64| Duration::from_millis(*time);
+        let times = Times {
+            first: milliseconds(&first),
+            intervals: intervals.iter().map(milliseconds).collect(),
+            whole: milliseconds(&(first + intervals.iter().sum::<u64>())),
+        };
+        Answered { kind, times, prompt_tokens: 100, cached_tokens: 16, reply_tokens: intervals.len() + 1 }
+    }
+
+    #[test]
+    fn a_run_is_summed_up_by_kind_and_objective() {
+        let ended = Ended {
+            name: "4/s".to_owned(),
+            rate: Some(4.0),
+            cut: 0,
+            time: Duration::from_secs(2),
+            answered: vec![
+                answered(Kind::Text, 20, &[5, 5, 60]),
+                answered(Kind::Text, 30, &[5]),
+                answered(Kind::Picture, 200, &[]),
+            ],
+            failed: vec!["too many".to_owned(), "too many".to_owned()],
+            counts: None,
+        };
+        let figures = Figures::of(ended, &"ttft=100ms,interval=50ms".parse().expect("it is one"));
+        assert_eq!((figures.requests, figures.answered, figures.failed["too many"]), (5, 3, 2));
+        assert_eq!((figures.prompt_tokens, figures.cached_tokens, figures.reply_tokens), (300, 48, 7));
+        assert_eq!((figures.throughput, figures.goodput, figures.met), (3.5, 0.5, 0.2));
+        let text = figures.first_token_ms["text"];
+        assert_eq!((text.count, text.p50, text.p99), (2, Some(30.0), Some(30.0)));
+        assert_eq!(figures.first_token_ms["picture"].p99, Some(200.0));
+        assert_eq!((figures.interval_ms.count, figures.interval_ms.p50), (4, Some(5.0)));
+        assert_eq!(figures.longest_interval_ms.p99, Some(60.0));
+    }
+
+    #[test]
+    fn the_nearest_rank_is_the_peers() {
+        let times: Vec<Duration> = (1..=101).map(Duration::from_millis).collect();
+        assert_eq!(quantile(&times, 0.99), Some(Duration::from_millis(100)));
+        assert_eq!(quantile(&times, 0.5), Some(Duration::from_millis(51)));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+}

@@ -1,0 +1,125 @@
+//! What a user wants of a request: a goodput counts the requests that had all of it.
+
+use std::{str::FromStr, time::Duration};
+
+use serde::Serialize;
+
+use super::figures::{Times, quantile};
+
+/// Bounds on a request's times, as vLLM's `--goodput` and DistServe (arXiv 2401.09670) set them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Objective {
+    /// Until the first token.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
+    pub ttft: Option<Duration>,
+    /// Between two tokens: 99 of 100 intervals of a request must keep it.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
+    pub interval: Option<Duration>,
+    /// Between two tokens on average.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
+    pub tpot: Option<Duration>,
+    /// Until the last token.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "seconds")]
+    pub whole: Option<Duration>,
+}
+
+fn seconds<S: serde::Serializer>(bound: &Option<Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    bound.map(|bound| bound.as_secs_f64()).serialize(serializer)
+}
+
+impl Objective {
+    /// Whether a whole request had all of it.
+    pub fn is_met(&self, times: &Times) -> bool {
+        let within = |bound: Option<Duration>, time: Option<Duration>| match (bound, time) {
+            (Some(bound), Some(time)) => time <= bound,
+            _ => true,
+        };
+        let decoding = times.whole.saturating_sub(times.first);
+        let mean = (!times.intervals.is_empty()).then(|| decoding / times.intervals.len() as u32);
+        within(self.ttft, Some(times.first))
+            && within(self.interval, quantile(&times.intervals, 0.99))
+            && within(self.tpot, mean)
+            && within(self.whole, Some(times.whole))
+    }
+}
+
+impl FromStr for Objective {
+    type Err = String;
+
+    /// Reads `ttft=2s,interval=50ms`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut objective = Objective::default();
+        for part in text.split(',') {
+            let (name, bound) = part.split_once('=').ok_or_else(|| format!("`{part}` has no bound, as in ttft=2s"))?;
+            let place = match name.trim() {
+                "ttft" => &mut objective.ttft,
+                "interval" => &mut objective.interval,
+                "tpot" => &mut objective.tpot,
+                "whole" => &mut objective.whole,
+                name => return Err(format!("`{name}` is none of ttft, interval, tpot and whole")),
+            };
+            if place.replace(duration(bound.trim())?).is_some() {
+                return Err(format!("`{name}` stands there twice"));
+            }
+        }
+        Ok(objective)
+    }
+}
+
+/// Reads `2s`, `50ms` or `1.5s`.
+fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = match text.strip_suffix("ms") {
+        Some(number) => (number, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or_default(), 1.0),
+    };
+    let seconds = number.parse::<f64>().ok().map(|number| number * unit).filter(|seconds| *seconds > 0.0);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .ok_or_else(|| format!("`{text}` is no time above 0, such as 2s or 50ms"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn times(first: u64, intervals: &[u64]) -> Times {
+        let milliseconds = |time: &u64| Duration::from_millis(*time);
+        let whole = first + intervals.iter().sum::<u64>();
+        Times {
+            first: milliseconds(&first),
+            intervals: intervals.iter().map(milliseconds).collect(),
+            whole: milliseconds(&whole),
+        }
+    }
+
+    #[test]
+    fn a_request_meets_an_objective_that_it_keeps_in_every_part() {
+        let objective: Objective = "ttft=2s,interval=50ms".parse().expect("it is one");
+        assert!(objective.is_met(&times(2000, &[50; 20])));
+        assert!(!objective.is_met(&times(2001, &[50; 20])), "the first token was late");
+        let mut stutters = [10; 20];
+        stutters[7] = 51;
+        assert!(!objective.is_met(&times(10, &stutters)), "one of twenty is more than one of a hundred");
+        assert!(objective.is_met(&times(10, &[])), "a reply of one token has no interval");
+        let mut rarely = [10; 300];
+        rarely[7] = 500;
+        assert!(objective.is_met(&times(10, &rarely)), "one of 300 is less than one of a hundred");
+        let mean: Objective = "tpot=50ms, whole=1s".parse().expect("it is one");
+        assert!(mean.is_met(&times(10, &stutters)) && !mean.is_met(&times(900, &[49; 3])));
+    }
+
+    #[test]
+    fn a_bound_that_cannot_be_read_is_named() {
+        for (text, told) in [
+            ("ttft", "`ttft` has no bound"),
+            ("first=2s", "`first` is none of"),
+            ("ttft=2", "`2` is no time above 0"),
+            ("ttft=-1s", "`-1s` is no time"),
+            ("ttft=infs", "`infs` is no time"),
+            ("ttft=1s,ttft=2s", "`ttft` stands there twice"),
+        ] {
+            let error = text.parse::<Objective>().expect_err(text);
+            assert!(error.contains(told), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Plays arrivals through a served model, each at its own time, and notes when its tokens came.
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use bursar::{Chat, ChatEvent, Hint, Image, ModelHandle, Usage};
+use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
+
+use super::{
+    super::{draw::Draw, measure::greedy},
+    arrivals::{Arrivals, Asked, Caller, Kind, Picture, Piece, Turn},
+    figures::{Answered, Times},
+};
+use crate::failure::Failure;
+
+/// Pictures and prompts are made this long before they are asked, so that a caller who draws delays nobody.
+const AHEAD: Duration = Duration::from_millis(500);
+
+/// The model, and what prompts are made of.
+#[derive(Clone)]
+pub struct Player {
+    pub model: ModelHandle,
+    /// Ids of text.
+    pub ids: Range<u32>,
+    pub seed: u64,
+    /// Whether the model's template shows tools.
+    pub shows_tools: bool,
+    /// Files of pictures, read before the start.
+    files: Arc<BTreeMap<PathBuf, Arc<[u8]>>>,
+}
+
+/// What all callers saw.
+pub struct Played {
+    /// From the start to the last token.
+    pub time: Duration,
+    pub answered: Vec<Answered>,
+    pub failed: Vec<String>,
+}
+
+type Outcome = Result<Answered, String>;
+
+impl Player {
+    pub fn new(model: ModelHandle, ids: Range<u32>, seed: u64, shows_tools: bool) -> Self {
+        Player { model, ids, seed, shows_tools, files: Arc::default() }
+    }
+
+    /// Reads the files of pictures that arrivals show.
+    ///
+    /// # Errors
+    /// Names a file that cannot be read.
+    pub fn read_pictures(&mut self, arrivals: &Arrivals) -> Result<(), Failure> {
+        let mut files = BTreeMap::new();
+        for turn in arrivals.callers.iter().flat_map(|caller| &caller.turns) {
+            let Asked::Said { pictures, .. } = &turn.asked else { continue };
+            for picture in pictures {
+                if let Picture::File(path) = picture
+                    && !files.contains_key(path)
+                {
+                    let bytes = std::fs::read(path).map_err(|error| Failure {
+                        error: format!("the picture {} cannot be read: {error}", path.display()),
+                        hint: "give the folder of the trace's pictures with --pictures, or leave it out to draw them"
+                            .to_owned(),
+                    })?;
+                    files.insert(path.clone(), bytes.into());
+                }
+            }
+        }
+        self.files = Arc::new(files);
+        Ok(())
+    }
+
+    /// Plays all of it, and returns when every caller has ended. Nothing of another run is found in a cache.
+    pub async fn play(&self, arrivals: &Arrivals, run: usize) -> Played {
+        let (told, mut outcomes) = mpsc::channel(arrivals.requests().max(1));
+        let started = Instant::now() + AHEAD;
+        let mut callers = JoinSet::new();
+        for (number, caller) in arrivals.callers.iter().cloned().enumerate() {
+            let (player, told) = (self.clone(), told.clone());
+            let salt = format!("{} {run}", self.seed);
+            callers.spawn(async move { player.converse(caller, number, started, &salt, &told).await });
+        }
+        drop(told);
+        let mut played = Played { time: Duration::ZERO, answered: Vec::new(), failed: Vec::new() };
+        while let Some((ended, outcome)) = outcomes.recv().await {
+            played.time = played.time.max(Instant::saturating_duration_since(&ended, started));
+            match outcome {
+                Ok(answered) => played.answered.push(answered),
+                Err(error) => played.failed.push(error),
+            }
+        }
+        while let Some(ended) = callers.join_next().await {
+            played.failed.extend(ended.err().map(|error| format!("a caller died: {error}")));
+        }
+        played
+    }
+
+    /// Asks one turn after another. A turn that fails is the caller's last.
+    async fn converse(
+        &self,
+        caller: Caller,
+        number: usize,
+        started: Instant,
+        salt: &str,
+        told: &mpsc::Sender<(Instant, Outcome)>,
+    ) {
+        let mut at = started + caller.at;
+        let opened = caller.system.iter().fold(Chat::new(), |chat, system| chat.system(system));
+        let mut history = if self.shows_tools { opened.tools(caller.tools) } else { opened };
+        for (place, Turn { kind, pause, asked, reply }) in caller.turns.into_iter().enumerate() {
+            at += pause;
+            sleep_until((at - AHEAD.min(at.saturating_duration_since(Instant::now()))).into()).await;
+            let draw = Draw::new(self.seed ^ (((number as u64) << 20) + place as u64 + 1));
+            let outcome = match self.chat(history.clone(), asked, draw).await {
+                Err(error) => Err(error),
+                Ok(chat) => {
+                    history = chat.clone();
+                    sleep_until(at.into()).await;
+                    self.ask(greedy(chat, reply).cache_salt(salt), kind).await
+                }
+            };
+            at = Instant::now();
+            match outcome {
+                Ok((answered, text)) => {
+                    history = history.assistant(text);
+                    drop(told.send((at, Ok(answered))).await);
+                }
+                Err(error) => return drop(told.send((at, Err(error))).await),
+            }
+        }
+    }
+
+    /// The conversation with the next turn.
+    async fn chat(&self, history: Chat, asked: Asked, mut draw: Draw) -> Result<Chat, String> {
+        match asked {
+            Asked::Tokens(pieces) => Ok(Chat::from_tokens(self.tokens(&pieces, &mut draw))),
+            Asked::Whole(chat) => Ok(*chat),
+            Asked::Said { text, pictures } => self.show(history.user(text), pictures).await,
+            Asked::Result { call, text, pictures } => {
+                let chat = match self.shows_tools {
+                    true => history.tool_call(call).tool_result(text),
+                    false => history.user(text),
+                };
+                self.show(chat, pictures).await
+            }
+        }
+    }
+
+    fn tokens(&self, pieces: &[Piece], draw: &mut Draw) -> Vec<u32> {
+        let of = |piece: &Piece| {
+            // A piece without a seed is new.
+            let seed = if piece.seed == 0 { draw.next() } else { piece.seed ^ self.seed };
+            let mut draw = Draw::new(seed);
+            let ids = self.ids.clone();
+            std::iter::repeat_with(move || ids.start + draw.below(ids.end - ids.start)).take(piece.tokens)
+        };
+        pieces.iter().flat_map(of).collect()
+    }
+
+    async fn show(&self, chat: Chat, pictures: Vec<Picture>) -> Result<Chat, String> {
+        let mut shown = chat;
+        for picture in pictures {
+            let image = match picture {
+                Picture::File(path) => Image::from_bytes(self.files[&path].clone()),
+                Picture::Drawn { seed, width, height } => {
+                    let seed = seed ^ self.seed;
+                    let pixels = move || Draw::new(seed).bytes(3 * width as usize * height as usize);
+                    let pixels = tokio::task::spawn_blocking(pixels).await.map_err(|error| error.to_string())?;
+                    Image::from_rgb(width, height, pixels).map_err(|error| error.to_string())?
+                }
+            };
+            shown = shown.image(image);
+        }
+        Ok(shown)
+    }
+
+    async fn ask(&self, chat: Chat, kind: Kind) -> Result<(Answered, String), String> {
+        let asked = Instant::now();
+        let told = |error: bursar::ChatError| match error.hint() {
+            hint if hint.to_string().is_empty() => error.to_string(),
+            hint => format!("{error} ({hint})"),
+        };
+        let mut reply = self.model.chat(chat.token_ids()).await.map_err(told)?;
+        let (mut first, mut last, mut intervals) = (None, asked, Vec::new());
+        while let Some(event) = reply.next().await {
+            match event.map_err(told)? {
+                ChatEvent::TokenId(_) => {
+                    let now = Instant::now();
+                    match first {
+                        None => first = Some(now),
+                        Some(_) => intervals.push(now - last),
+                    }
+                    last = now;
+                }
+                ChatEvent::Done { usage, text, .. } => {
+                    let Usage { prompt_tokens, cached_tokens, completion_tokens, .. } = usage;
+                    let times = Times { first: first.unwrap_or(last) - asked, intervals, whole: last - asked };
+                    let answered =
+                        Answered { kind, times, prompt_tokens, cached_tokens, reply_tokens: completion_tokens };
+                    return Ok((answered, text));
+                }
+                _ => {}
+            }
+        }
+        Err("a reply had no end".to_owned())
+    }
+}

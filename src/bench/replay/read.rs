@@ -1,0 +1,265 @@
+//! Traces in files: JSON lines as Mooncake publishes them (arXiv 2407.00079) or of OpenAI's requests, and one object
+//! with several runs. `docs/commands.md` describes them.
+
+use std::{fs, path::Path, time::Duration};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    arrivals::{Arrivals, Asked, Caller, Kind, Picture, Piece, Turn},
+    messages,
+};
+use crate::failure::Failure;
+
+/// Tokens that a hash id stands for, in Mooncake's traces.
+const HASHED_TOKENS: usize = 512;
+
+/// Tokens of a reply where a request names no limit.
+const REPLY: usize = 128;
+
+/// One object with several runs: requests of random tokens, or with a picture's file.
+#[derive(Deserialize)]
+struct Runs {
+    runs: Vec<Run>,
+}
+
+#[derive(Deserialize)]
+struct Run {
+    name: String,
+    requests: Vec<Drawn>,
+}
+
+#[derive(Deserialize)]
+struct Drawn {
+    /// Seconds from the start.
+    t: f64,
+    /// Tokens of a prompt without a picture.
+    prompt: usize,
+    out: usize,
+    #[serde(default)]
+    file: String,
+    seed: u64,
+}
+
+/// A line.
+#[derive(Deserialize)]
+struct Line {
+    /// Milliseconds from the start.
+    #[serde(default)]
+    timestamp: f64,
+    input_length: Option<usize>,
+    output_length: Option<usize>,
+    #[serde(default)]
+    hash_ids: Vec<u64>,
+    /// A request of OpenAI's chat completions, as a batch's file has it; its fields may also stand in the line itself.
+    body: Option<Value>,
+    messages: Option<Value>,
+    tools: Option<Value>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+}
+
+/// Where pictures come from.
+pub struct Pictures<'p> {
+    /// The folder of a trace's pictures. Without it, those of runs are drawn.
+    pub folder: Option<&'p Path>,
+    /// The sides of a drawn one, in pixels.
+    pub side: u32,
+}
+
+/// Reads a file.
+///
+/// # Errors
+/// Names the line and what is wrong with it.
+pub fn trace(path: &Path, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, Failure> {
+    let wrong = |error: String| Failure {
+        error: format!("the trace {} cannot be read: {error}", path.display()),
+        hint: "its forms are described in docs/commands.md, under bench".to_owned(),
+    };
+    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let beside = pictures.folder.or(path.parent()).unwrap_or(Path::new("."));
+    let arrivals = match serde_json::from_str::<Runs>(&text) {
+        Ok(Runs { runs }) => runs.into_iter().map(|run| drawn(run, pictures)).collect::<Result<_, _>>(),
+        // A file of one object that is no line either: the reason is that of the object.
+        Err(error) if text.trim_start().starts_with("{\"runs\"") => Err(error.to_string()),
+        Err(_) => lines(name, &text, beside).map(|arrivals| vec![arrivals]),
+    };
+    let arrivals: Vec<Arrivals> = arrivals.map_err(wrong)?;
+    match arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
+        true => Ok(arrivals),
+        false => Err(wrong("it has no request".to_owned())),
+    }
+}
+
+fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
+    let caller = |(number, drawn): (usize, Drawn)| {
+        let Drawn { t, prompt, out, file, seed } = drawn;
+        let kind = if file.is_empty() { Kind::Text } else { Kind::Picture };
+        let asked = match (kind, pictures.folder) {
+            (Kind::Text, _) => Asked::Tokens(vec![Piece { seed, tokens: prompt }]),
+            (Kind::Picture, folder) => {
+                let side = pictures.side;
+                let drawn = Picture::Drawn { seed, width: side, height: side };
+                let picture = folder.map_or(drawn, |folder| Picture::File(folder.join(&file)));
+                Asked::Said { text: "Describe.".to_owned(), pictures: vec![picture] }
+            }
+        };
+        let at = seconds(t).ok_or_else(|| format!("request {number} of run {}: t is no time", run.name))?;
+        Ok(alone(at, Turn { kind, pause: Duration::ZERO, asked, reply: out.max(1) }))
+    };
+    let callers = run.requests.into_iter().enumerate().map(caller).collect::<Result<_, String>>()?;
+    Ok(in_order(run.name.clone(), callers))
+}
+
+fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let read = |(number, line): (usize, &str)| {
+        let read = serde_json::from_str(line).map_err(|error| error.to_string());
+        read.and_then(|line| caller(line, beside)).map_err(|error| format!("line {}: {error}", number + 1))
+    };
+    Ok(in_order(name, lines.map(read).collect::<Result<_, _>>()?))
+}
+
+fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
+    let at = seconds(line.timestamp / 1e3).ok_or("timestamp is no time")?;
+    let body = line.body.clone().or_else(|| {
+        let Line { messages, tools, max_tokens, max_completion_tokens, .. } = &line;
+        messages.as_ref().map(|messages| {
+            json!({ "messages": messages, "tools": tools, "max_tokens": max_completion_tokens.or(*max_tokens) })
+        })
+    });
+    let turn = match (body, line.input_length) {
+        (Some(body), _) => {
+            let messages::Read { chat, reply, pictures } = messages::read(&body, beside)?;
+            let kind = if pictures > 0 { Kind::Picture } else { Kind::Text };
+            let reply = line.output_length.or(reply).unwrap_or(REPLY).max(1);
+            Turn { kind, pause: Duration::ZERO, asked: Asked::Whole(Box::new(chat)), reply }
+        }
+        (None, Some(tokens)) => {
+            let reply = line.output_length.ok_or("output_length is missing")?.max(1);
+            Turn {
+                kind: Kind::Text,
+                pause: Duration::ZERO,
+                asked: Asked::Tokens(hashed(&line.hash_ids, tokens)?),
+                reply,
+            }
+        }
+        (None, None) => return Err("neither input_length nor messages".to_owned()),
+    };
+    Ok(alone(at, turn))
+}
+
+/// The prompt of these blocks. Without hashes it is new.
+fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
+    if tokens == 0 {
+        return Err("input_length is 0".to_owned());
+    }
+    if hashes.is_empty() {
+        return Ok(vec![Piece { seed: 0, tokens }]);
+    }
+    if hashes.len() != tokens.div_ceil(HASHED_TOKENS) {
+        return Err(format!("{} hash ids for {tokens} tokens, each stands for {HASHED_TOKENS}", hashes.len()));
+    }
+    let piece = |(block, seed): (usize, &u64)| Piece {
+        // Nothing else is drawn from 0.
+        seed: seed.wrapping_add(1),
+        tokens: HASHED_TOKENS.min(tokens - block * HASHED_TOKENS),
+    };
+    Ok(hashes.iter().enumerate().map(piece).collect())
+}
+
+fn seconds(seconds: f64) -> Option<Duration> {
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+fn alone(at: Duration, turn: Turn) -> Caller {
+    Caller { at, tools: Vec::new(), system: None, turns: vec![turn] }
+}
+
+fn in_order(name: String, mut callers: Vec<Caller>) -> Arrivals {
+    callers.sort_by_key(|caller| caller.at);
+    Arrivals { name, callers }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIDE: Pictures<'_> = Pictures { folder: None, side: 28 };
+
+    fn read(text: &str, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, String> {
+        let path = std::env::temp_dir().join(format!("bursar-trace-{}-{:p}.json", std::process::id(), text));
+        fs::write(&path, text).expect("it is written");
+        let read = trace(&path, pictures).map_err(|failure| failure.error);
+        fs::remove_file(&path).expect("it was there");
+        read
+    }
+
+    #[test]
+    fn runs_keep_times_lengths_and_pictures() {
+        let text = r#"{"runs": [{"name": "4/s", "requests": [
+            {"t": 0.5, "kind": "text", "prompt": 600, "out": 150, "file": "", "seed": 7},
+            {"t": 0.25, "kind": "picture", "prompt": 0, "out": 100, "file": "p0000.jpg", "seed": 8}]}]}"#;
+        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        assert_eq!((&*run.name, run.requests(), run.rate()), ("4/s", 2, Some(4.0)));
+        let turns: Vec<&Turn> = run.callers.iter().flat_map(|caller| &caller.turns).collect();
+        assert_eq!((turns[0].kind, turns[0].reply, turns[1].kind), (Kind::Picture, 100, Kind::Text));
+        assert!(matches!(&turns[1].asked, Asked::Tokens(pieces) if *pieces == [Piece { seed: 7, tokens: 600 }]));
+        let pictures = |turn: &Turn| match &turn.asked {
+            Asked::Said { pictures, .. } => pictures.clone(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(pictures(turns[0]), [Picture::Drawn { seed: 8, width: 28, height: 28 }]);
+        let folder = Pictures { folder: Some(Path::new("/pictures")), side: 28 };
+        let [run] = read(text, &folder).expect("it is a trace").try_into().expect("one run");
+        assert_eq!(pictures(&run.callers[0].turns[0]), [Picture::File("/pictures/p0000.jpg".into())]);
+    }
+
+    #[test]
+    fn equal_hash_ids_are_equal_tokens() {
+        let text = "{\"timestamp\": 0, \"input_length\": 1100, \"output_length\": 9, \"hash_ids\": [0, 1, 2]}\n\n\
+                    {\"timestamp\": 1500, \"input_length\": 600, \"output_length\": 2, \"hash_ids\": [0, 5]}\n\
+                    {\"timestamp\": 1600, \"input_length\": 7, \"output_length\": 0}\n";
+        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        let pieces = |at: usize| match &run.callers[at].turns[0].asked {
+            Asked::Tokens(pieces) => pieces.clone(),
+            other => panic!("{other:?}"),
+        };
+        let lengths: Vec<usize> = pieces(0).iter().map(|piece| piece.tokens).collect();
+        assert_eq!(lengths, [512, 512, 76]);
+        assert_eq!(pieces(0)[0], pieces(1)[0], "one beginning");
+        assert_ne!(pieces(0)[1].seed, pieces(1)[1].seed);
+        assert_eq!((run.callers[1].at, run.callers[2].turns[0].reply), (Duration::from_millis(1500), 1));
+    }
+
+    #[test]
+    fn requests_of_openai_are_asked_as_they_are() {
+        let text = r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}}
+{"timestamp": 40, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
+        let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
+        let facts = |at: usize| (run.callers[at].turns[0].kind, run.callers[at].turns[0].reply);
+        assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::Picture, 3)));
+        assert!(matches!(run.callers[0].turns[0].asked, Asked::Whole(_)));
+    }
+
+    #[test]
+    fn a_wrong_line_is_named() {
+        let good = "{\"input_length\": 7, \"output_length\": 1}\n";
+        for (line, told) in [
+            ("{\"timestamp\": 3}", "line 2: neither input_length nor messages"),
+            ("{\"input_length\": 3}", "line 2: output_length is missing"),
+            ("{\"timestamp\": -3, \"input_length\": 3}", "line 2: timestamp is no time"),
+            ("{\"input_length\": 0, \"output_length\": 3}", "line 2: input_length is 0"),
+            ("{\"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1]}", "line 2: 1 hash ids for 600 tokens"),
+            ("{\"messages\": [{\"role\": \"robot\"}]}", "line 2: `robot` is no role"),
+            ("nothing", "line 2: expected"),
+        ] {
+            let error = read(&format!("{good}{line}"), &SIDE).expect_err(line);
+            assert!(error.contains(told), "{error}");
+        }
+        assert!(read("", &SIDE).expect_err("nothing").contains("no request"));
+        assert!(read("{\"runs\": [{\"name\": 3}]}", &SIDE).expect_err("no name").contains("invalid type"));
+    }
+}
