@@ -2,7 +2,7 @@
 
 use bursar_budgets::Bytes;
 
-use crate::{KernelError, Target, ops::*};
+use crate::{KernelError, Rank, Target, ops::*};
 
 /// Layers that autotuning should run through, if the model has that many. In a real step no cache still holds a layer's
 /// weights from the step before; autotuning over this many layers sees the same.
@@ -25,6 +25,11 @@ pub trait Backend {
 
     /// The machine this backend computes on.
     fn target(&self) -> &Target;
+
+    /// Its place among the devices that compute a model together.
+    fn rank(&self) -> Rank {
+        Rank::ALONE
+    }
 
     /// Turns autotuning on or off. While it is on, results are thrown away (the stress before READY), so the backend
     /// may time several algorithms. The weights of products must stay where they are until it is turned off.
@@ -108,6 +113,10 @@ pub trait Backend {
     fn gated_experts(&self, call: gated_experts::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by the experts' down weights, and adds each row's weighted sum.
     fn add_experts(&self, call: add_experts::Call<'_>) -> Result<(), KernelError>;
+    /// Adds up what the ranks have. Unlike other operations it may wait for other devices, for a bounded time.
+    fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
+    /// Puts what the ranks have side by side. It may wait like [`all_reduce`](Backend::all_reduce).
+    fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
     /// Rotates queries and keys, and writes keys and values into the cache's blocks.

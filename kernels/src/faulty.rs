@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use bursar_budgets::DeviceError;
 
-use crate::{Backend, Graph, KernelError, Target, backend::each_operation, ops::*};
+use crate::{Backend, Graph, KernelError, Rank, Target, backend::each_operation, ops::*};
 
 /// A backend whose operations can be made to fail, as if the device had refused their launches. Only the passes that
 /// they belong to fail. Until then it computes as the backend that it wraps.
@@ -54,6 +54,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.target()
     }
 
+    fn rank(&self) -> Rank {
+        self.backend.rank()
+    }
+
     fn autotune(&self, on: bool) {
         self.backend.autotune(on);
     }
@@ -82,6 +86,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.download_later(call)
     }
 
-    launches! { gated_linear: gated_linear::Call<'_>, }
+    launches! {
+        gated_linear: gated_linear::Call<'_>,
+        all_reduce: all_reduce::Call<'_>,
+        all_gather: all_gather::Call<'_>,
+    }
     each_operation!(launches);
 }

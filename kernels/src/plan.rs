@@ -1,18 +1,24 @@
 //! The backend with no arithmetic: a plan is the same code run on shapes alone.
 
-use crate::{Backend, KernelError, Target, backend::each_operation, ops::*};
+use crate::{Backend, KernelError, Rank, Target, backend::each_operation, ops::*};
 
 /// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
 /// operations and the bytes moved, in milliseconds and without memory. Downloads leave the host buffer unchanged.
 #[derive(Clone, Debug)]
 pub struct Plan {
     target: Target,
+    rank: Rank,
 }
 
 impl Plan {
     /// Plans for `target`.
     pub fn new(target: Target) -> Self {
-        Plan { target }
+        Plan::of_rank(target, Rank::ALONE)
+    }
+
+    /// Plans for `target` as a rank among others.
+    pub fn of_rank(target: Target, rank: Rank) -> Self {
+        Plan { target, rank }
     }
 }
 
@@ -42,10 +48,19 @@ impl Backend for Plan {
         &self.target
     }
 
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
     fn download_later(&self, _: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
         Ok(Box::new(Nothing))
     }
 
-    nothing_to_compute! { upload: transfer::Upload<'_>, download: transfer::Download<'_>, }
+    nothing_to_compute! {
+        upload: transfer::Upload<'_>,
+        download: transfer::Download<'_>,
+        all_reduce: all_reduce::Call<'_>,
+        all_gather: all_gather::Call<'_>,
+    }
     each_operation!(nothing_to_compute);
 }

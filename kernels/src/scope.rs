@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Frame, Workspace};
 
-use crate::{Backend, DType, KernelError, Shape, Target, Tensor, Work, WorkCounter};
+use crate::{Backend, DType, KernelError, Rank, Shape, Target, Tensor, Work, WorkCounter};
 
 /// Where a pass takes its temporaries and runs its operations.
 ///
@@ -50,6 +50,11 @@ impl<'w, B: Backend> Scope<'w, B> {
     /// The machine that this pass is planned for or runs on.
     pub fn target(&self) -> &Target {
         self.backend.target()
+    }
+
+    /// The place of this machine among those that compute a model together.
+    pub fn rank(&self) -> Rank {
+        self.backend.rank()
     }
 
     /// An uninitialised tensor of the target's activation type.

@@ -145,6 +145,8 @@ impl Backend for Slow {
         route: route::Call<'_>,
         gated_experts: gated_experts::Call<'_>,
         add_experts: add_experts::Call<'_>,
+        all_reduce: all_reduce::Call<'_>,
+        all_gather: all_gather::Call<'_>,
         rotary: rotary::Call<'_>,
         rotary_kv_write: rotary_kv_write::Call<'_>,
         position_grid: position_grid::Call<'_>,

@@ -5,21 +5,32 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    InputToken,
+    InputToken, Share,
     ops::{argmax::NO_CHOICE, embed::Call},
 };
 
 pub(super) fn embed(threads: &Threads, call: Call<'_>) {
     let (ids, previous) = (indices(&call.ids), indices(&call.previous));
     write_rows(threads, &call.out, 1, |token, out| match InputToken::of_code(ids[token]) {
-        InputToken::Known(id) => widen(&call.table, id as usize, out),
+        InputToken::Known(id) => look_up(&call, id, out),
         InputToken::Unseen(unseen) => {
             let row = unseen.row as usize;
             assert!(row < previous.len(), "row {row} of {} choices of the step before", previous.len());
             match previous[row] {
                 NO_CHOICE => out.fill(0.0),
-                id => widen(&call.table, id as usize, out),
+                id => look_up(&call, id, out),
             }
         }
     });
+}
+
+/// Copies a token's row; zeros if another rank has it.
+#[inline(always)]
+fn look_up(call: &Call<'_>, id: u32, out: &mut [f32]) {
+    let (Share { first, count, whole }, id) = (call.tokens, id as usize);
+    assert!(id < whole, "row {id} of {whole}");
+    match id.checked_sub(first).filter(|row| *row < count) {
+        Some(row) => widen(&call.table, row, out),
+        None => out.fill(0.0),
+    }
 }

@@ -46,6 +46,7 @@ pub(super) fn gated_experts(threads: &Threads, call: gated_experts::Call<'_>) {
     });
     if let Some(rounded) = &call.out.rounded {
         let plain = Rows::<f32>::of(plain);
+        // Rows of experts that are elsewhere hold what an earlier operation left there, and are rounded for nothing.
         round_rows(threads, rounded, |row| plain.row(row));
     }
 }
@@ -70,14 +71,32 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
     );
     let (products, weights) = (Rows::<f32>::of(&call.products), Rows::<f32>::of(&call.routing.weights));
     let (places, top, sum) = (indices(&call.routing.places), call.routing.top, Output::of(&call.sum));
+    let here = places_here(&call.routing);
     threads.share(call.sum.rows(), call.products.shape().elements(), |_, row| {
         // SAFETY: each row is one item.
         let sum = unsafe { sum.part(row, 0, features) };
         for (weight, place) in weights.row(row).iter().zip(&places[row * top..][..top]) {
+            if !here.contains(&(*place as usize)) {
+                continue;
+            }
             let product = products.row(*place as usize);
             sum.iter_mut().zip(product).for_each(|(sum, product)| *sum += weight * product);
         }
     });
+}
+
+/// The places of an expert's choices.
+fn places_of(expert: usize, ends: &[u32]) -> Range<usize> {
+    if expert == 0 { 0..ends[0] as usize } else { ends[expert - 1] as usize..ends[expert] as usize }
+}
+
+/// The places of the choices of all experts whose weights are here.
+fn places_here(routing: &Routing<'_>) -> Range<usize> {
+    let (ends, held) = (indices(&routing.ends), routing.held.range());
+    if held.is_empty() {
+        return 0..0;
+    }
+    places_of(held.start, ends).start..places_of(held.end - 1, ends).end
 }
 
 /// The rows that experts multiply.
@@ -132,10 +151,11 @@ impl Panels<'_> {
         let share = cpu_experts_share(self.out_features, in_features, self.weight.dtype());
         let scratch = Scratch::of(self.scratch, share);
         let choices = routing.rows() * routing.top;
-        let cost = (choices + routing.experts()) * self.out_features * in_features;
-        threads.share(routing.experts() * panels, cost, |worker, item| {
+        let held = routing.held;
+        let cost = (choices + held.count) * self.out_features * in_features;
+        threads.share(held.count * panels, cost, |worker, item| {
             let (expert, panel) = (item / panels, item % panels);
-            let places = if expert == 0 { 0 } else { ends[expert - 1] as usize }..ends[expert] as usize;
+            let places = places_of(held.first + expert, ends);
             if places.is_empty() {
                 return;
             }

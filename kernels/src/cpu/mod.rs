@@ -17,10 +17,12 @@ mod gather_rows;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod link;
 mod memory;
 mod patchify;
 mod position_grid;
 mod quantize;
+mod ranks;
 mod residual;
 mod rms_norm;
 mod rotary;
@@ -32,9 +34,10 @@ mod silu_mul;
 mod threads;
 mod transfer;
 
+pub use link::HostLink;
 use threads::Threads;
 
-use crate::{Backend, KernelError, Target, ops};
+use crate::{Backend, KernelError, Rank, Target, ops};
 
 /// Computes on host memory with the calling thread and a pool of its own.
 ///
@@ -43,6 +46,7 @@ use crate::{Backend, KernelError, Target, ops};
 pub struct Cpu {
     target: Target,
     threads: Threads,
+    link: Option<HostLink>,
 }
 
 impl Cpu {
@@ -52,7 +56,15 @@ impl Cpu {
     /// If the operating system refuses the threads.
     pub fn new(threads: usize) -> Self {
         let threads = threads.max(1);
-        Cpu { target: Target::Cpu { threads }, threads: Threads::new(threads) }
+        Cpu { target: Target::Cpu { threads }, threads: Threads::new(threads), link: None }
+    }
+
+    /// As [`new`](Cpu::new), as one of several ranks that compute a model together.
+    ///
+    /// # Panics
+    /// As [`new`](Cpu::new).
+    pub fn linked(threads: usize, link: HostLink) -> Self {
+        Cpu { link: Some(link), ..Cpu::new(threads) }
     }
 }
 
@@ -67,6 +79,18 @@ impl Backend for Cpu {
 
     fn target(&self) -> &Target {
         &self.target
+    }
+
+    fn rank(&self) -> Rank {
+        self.link.as_ref().map_or(Rank::ALONE, HostLink::rank)
+    }
+
+    fn all_reduce(&self, call: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
+        ranks::all_reduce(&self.threads, self.link.as_ref(), call)
+    }
+
+    fn all_gather(&self, call: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
+        ranks::all_gather(&self.threads, self.link.as_ref(), call)
     }
 
     fn download_later(

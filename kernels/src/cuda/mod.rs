@@ -250,7 +250,18 @@ impl Backend for Cuda {
         elementwise::position_grid(self, call)
     }
 
+    fn all_reduce(&self, _: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "all_reduce" })
+    }
+
+    fn all_gather(&self, _: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
+        Err(KernelError::NoKernel { op: "all_gather" })
+    }
+
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
+        if !call.tokens.is_whole() {
+            return Err(KernelError::NoKernel { op: "embed of a share of the tokens" });
+        }
         elementwise::embed(self, call)
     }
 
@@ -259,10 +270,16 @@ impl Backend for Cuda {
     }
 
     fn gated_experts(&self, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
+        if !call.routing.held.is_whole() {
+            return Err(KernelError::NoKernel { op: "gated_experts of a share of the experts" });
+        }
         experts::gated_experts(self, call)
     }
 
     fn add_experts(&self, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+        if !call.routing.held.is_whole() {
+            return Err(KernelError::NoKernel { op: "add_experts of a share of the experts" });
+        }
         experts::add_experts(self, call)
     }
 

@@ -4,8 +4,8 @@
 use super::{check, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `sum[row] += Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row, in the
-/// order of their ranks, so that the same row has the same bits whatever stands beside it.
+/// Computes `sum[row] += Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row whose
+/// experts are here, in the order of their ranks, so that the same row has the same bits whatever stands beside it.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows * top, in_features]` activations in the format that the weight wants, and no other, in the routing's order of
@@ -42,7 +42,7 @@ impl<B: Backend> Scope<'_, B> {
         check::activation(OP, "sum", sum, self.target().activation())?;
         check::writable(OP, "sum", sum);
         let (choices, in_features, out_features) = (routing.rows() * routing.top, weight.columns(), sum.columns());
-        let is_shared = weight.rows() == routing.experts() * out_features;
+        let is_shared = weight.rows() == routing.held.count * out_features;
         check::holds(is_shared, OP, "weight", &weight.data, "as many rows for each expert as the sum has columns")?;
         check::holds(x.any().is_contiguous() && x.rows() == choices, OP, "x", x.any(), "a row for each choice")?;
         check::holds(sum.rows() == routing.rows(), OP, "sum", sum, "as many rows as were routed")?;

@@ -1,16 +1,19 @@
 //! Embedding: one row of a table per id.
 
-use crate::{Backend, KernelError, Scope, Tensor, Work, input_token::PREVIOUS};
+use crate::{Backend, KernelError, Scope, Share, Tensor, Work, input_token::PREVIOUS};
 
 use super::check;
 
 /// Computes `out[i] = table[ids[i]]`, converted to activations. An id is the [code](crate::InputToken::code) of a
 /// token; one that the host has not seen is `previous[row]`. If that is [`NO_CHOICE`](super::argmax::NO_CHOICE), nothing was chosen and the output row is all
-/// zeros.
+/// zeros. So is the row of a token that is not among
+/// `tokens`.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// `[vocabulary, hidden]`, floating point.
+    /// `[tokens.count, hidden]`, floating point.
     pub table: Tensor<'a>,
+    /// The tokens of the vocabulary that the table has, from its first row on.
+    pub tokens: Share,
     /// `[tokens]` u32: codes of tokens, known ones below the vocabulary, unseen ones with a row of `previous`.
     pub ids: Tensor<'a>,
     /// `[rows]` u32, each below the vocabulary or [`NO_CHOICE`](super::argmax::NO_CHOICE); empty if no id refers to it.
@@ -28,15 +31,29 @@ impl<B: Backend> Scope<'_, B> {
         ids: &Tensor<'_>,
         previous: &Tensor<'_>,
     ) -> Result<Tensor<'_>, KernelError> {
+        self.embed_share(table, Share::all(table.rows()), ids, previous)
+    }
+
+    /// As [`embed`](Scope::embed) of a vocabulary of which `table` `[tokens.count, hidden]` has a share: rows of other
+    /// tokens are zeros.
+    pub fn embed_share(
+        &self,
+        table: &Tensor<'_>,
+        tokens: Share,
+        ids: &Tensor<'_>,
+        previous: &Tensor<'_>,
+    ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "embed";
         check::weight(OP, "table", table, self.target())?;
-        check::holds(table.rows() < PREVIOUS as usize, OP, "table", table, "fewer than 2^31 rows")?;
+        check::holds(tokens.whole < PREVIOUS as usize, OP, "table", table, "fewer than 2^31 rows")?;
+        check::shape(OP, "table", table, [tokens.count, table.columns()])?;
         check::index_list(OP, "ids", ids)?;
         check::index_list(OP, "previous", previous)?;
         let out = self.empty([ids.rows(), table.columns()])?;
         self.count(Work { flops: 0, bytes: table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes() });
         self.backend.embed(Call {
             table: table.view(),
+            tokens,
             ids: ids.view(),
             previous: previous.view(),
             out: out.view(),

@@ -7,13 +7,13 @@ use super::{check, route::Routing};
 use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
 /// Computes `out[place] = silu(gate) * up`, where `[gate | up] = x[row] @ weight[expert]^T` for the row and the expert
-/// of the choice at `place`.
+/// of the choice at `place`. Places of experts whose weights are not here are undefined.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows, in_features]` activations in the format that the weight wants, and no other. A gap between plain rows is
     /// allowed.
     pub x: Activations<'a>,
-    /// `[experts * 2 * features, in_features]`, contiguous: of each expert gate, then up.
+    /// `[experts * 2 * features, in_features]`, contiguous: of each expert that is here gate, then up.
     pub weight: Weight<'a>,
     /// Which experts each row has.
     pub routing: Routing<'a>,
@@ -48,10 +48,10 @@ impl<B: Backend> Scope<'_, B> {
         const OP: &str = "gated_experts";
         let (x, weight) = (x.into(), weight.into());
         self.check_product(OP, &x, &weight, None)?;
-        let is_paired = weight.rows().is_multiple_of(2 * routing.experts());
+        let is_paired = weight.rows().is_multiple_of(2 * routing.held.count);
         check::holds(is_paired, OP, "weight", &weight.data, "as many rows of gate and of up for each expert")?;
         check::holds(x.rows() == routing.rows(), OP, "x", x.any(), "as many rows as were routed")?;
-        let (in_features, features) = (weight.columns(), weight.rows() / routing.experts() / 2);
+        let (in_features, features) = (weight.columns(), weight.rows() / routing.held.count / 2);
         let choices = routing.rows() * routing.top;
         let out = self.empty_in(format, choices, features)?;
         let inner = self.scope();

@@ -6,6 +6,8 @@ pub mod add_experts;
 pub mod add_layer_norm;
 pub mod add_rms_norm;
 pub mod add_rows;
+pub mod all_gather;
+pub mod all_reduce;
 pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;

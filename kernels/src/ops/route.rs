@@ -6,7 +6,7 @@
 use bursar_budgets::Bytes;
 
 use super::check;
-use crate::{Backend, KernelError, Scope, Tensor, Weight, Work};
+use crate::{Backend, KernelError, Scope, Share, Tensor, Weight, Work};
 
 /// Most experts of a layer.
 pub const EXPERTS_MAX: usize = 512;
@@ -28,9 +28,20 @@ pub struct Routing<'s> {
     pub places: Tensor<'s>,
     /// `[experts]` u32: where each expert's places end. They begin where those of the expert before end.
     pub ends: Tensor<'s>,
+    /// The experts whose weights are here. Choices of others are left out of what follows: other ranks compute them.
+    pub held: Share,
 }
 
-impl Routing<'_> {
+impl<'s> Routing<'s> {
+    /// The same choices, where only these experts' weights are here.
+    ///
+    /// # Panics
+    /// If `held` is a share of another number of experts.
+    pub fn held(self, held: Share) -> Routing<'s> {
+        assert_eq!(held.whole, self.experts(), "a share of other experts");
+        Routing { held, ..self }
+    }
+
     /// Rows that were routed.
     pub fn rows(&self) -> usize {
         self.weights.rows()
@@ -48,12 +59,13 @@ impl Routing<'_> {
             choices: self.choices.view(),
             places: self.places.view(),
             ends: self.ends.view(),
+            held: self.held,
         }
     }
 
     /// The share of an expert-wise weight that a pass reads at most: no more experts than choices.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
-        let experts = self.experts().max(1);
+        let experts = self.held.count.max(1);
         weight.bytes() / experts as u64 * experts.min(self.rows() * self.top) as u64
     }
 }
@@ -107,6 +119,7 @@ impl<B: Backend> Scope<'_, B> {
             choices: self.empty_u32([rows * top])?,
             places: self.empty_u32([rows * top])?,
             ends: self.empty_u32([experts])?,
+            held: Share::all(experts),
         };
         let flops = (rows * experts * (5 + top)) as u64;
         self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends, loads, loads]));

@@ -62,6 +62,29 @@ pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T
     pass(&Scope::new(&cpu, &workspace, &counter)).unwrap()
 }
 
+/// Runs `pass` on each of `ranks` host ranks, in poisoned memory of its own, and returns what each gets.
+pub fn on_ranks<T: Send>(
+    ranks: usize,
+    threads: usize,
+    pass: impl Fn(&Scope<'_, Cpu>) -> Result<T, KernelError> + Sync,
+) -> Vec<Result<T, KernelError>> {
+    let links = HostLink::between(ranks, PATIENCE);
+    std::thread::scope(|scope| {
+        let run = |link| {
+            let pass = &pass;
+            scope.spawn(move || {
+                let (cpu, workspace) = (Cpu::linked(threads, link), poisoned(Bytes::mib(2)));
+                pass(&Scope::new(&cpu, &workspace, &WorkCounter::default()))
+            })
+        };
+        let running: Vec<_> = links.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
+    })
+}
+
+/// So long that a test which waits for it would be noticed.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(300);
+
 /// Runs `pass` on shapes alone. Returns its result, the workspace's peak and the work.
 pub fn plan<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Plan>) -> T) -> (T, Bytes, Work) {
     let (plan, workspace, counter) = (Plan::new(Target::Cpu { threads }), Workspace::dry(), WorkCounter::default());

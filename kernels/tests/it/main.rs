@@ -10,4 +10,5 @@ mod fp8;
 mod independence;
 mod planning;
 mod random_weights;
+mod ranks;
 mod refusals;

@@ -1,0 +1,190 @@
+//! The link between host ranks: threads of one process that meet in an operation and read each other's memory.
+
+use std::{
+    fmt::Write,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use bursar_budgets::DeviceError;
+
+use super::memory::start_of;
+use crate::{KernelError, Rank, Tensor};
+
+/// A rank's end of the link between the host ranks of a group.
+///
+/// All ranks come to the same operations in the same order. One that does not come in time, that is dropped or that
+/// comes to another operation breaks the link: each rank gets [`DeviceError::Lost`], now and from then on.
+pub struct HostLink {
+    rank: Rank,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// How long a rank waits for the others.
+    patience: Duration,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// One meeting after the other.
+struct State {
+    /// Counts meetings that are over.
+    meeting: u64,
+    /// What each rank has brought to the current one.
+    brought: Vec<Option<Brought>>,
+    /// Ranks that have read what they need of the current one.
+    done: usize,
+    /// Why there are no more meetings.
+    broken: Option<String>,
+}
+
+/// What a rank brings: rows of f32 that stay as they are until all ranks have read them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Brought {
+    /// The operation's name.
+    op: &'static str,
+    /// Rows and columns.
+    shape: [usize; 2],
+    start: usize,
+    pitch: usize,
+}
+
+impl Brought {
+    pub(super) fn of(op: &'static str, tensor: &Tensor<'_>) -> Self {
+        let shape = [tensor.rows(), tensor.columns()];
+        Brought { op, shape, start: start_of::<f32>(tensor) as usize, pitch: tensor.pitch() }
+    }
+
+    /// One row.
+    ///
+    /// # Safety
+    /// The meeting that it was brought to is not over.
+    pub(super) unsafe fn row(&self, row: usize) -> &[f32] {
+        let [rows, columns] = self.shape;
+        assert!(row < rows, "row {row} of {rows}");
+        // SAFETY: the rank that brought it vouches for its rows, and neither frees nor writes them during the meeting.
+        unsafe { std::slice::from_raw_parts((self.start as *const f32).add(row * self.pitch), columns) }
+    }
+}
+
+impl HostLink {
+    /// The ends of a link between `ranks` ranks, in the order of their indices. A rank waits `patience` for the others in
+    /// each operation.
+    pub fn between(ranks: usize, patience: Duration) -> Vec<HostLink> {
+        let state = State { meeting: 0, brought: vec![None; ranks], done: 0, broken: None };
+        let shared = Arc::new(Shared { patience, state: Mutex::new(state), changed: Condvar::new() });
+        Rank::all(ranks).map(|rank| HostLink { rank, shared: shared.clone() }).collect()
+    }
+
+    /// Its place in the group.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Brings `own` to the next meeting, waits until all ranks have brought theirs, and calls `read` with all of these
+    /// in the ranks' order. Returns when all ranks have read.
+    ///
+    /// Only the first wait needs a bound: after it every rank is inside this function and only computes.
+    pub(super) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
+        let mut state = self.lock();
+        let meeting = state.meeting;
+        if state.broken.is_none() {
+            state.brought[self.rank.index()] = Some(own);
+            self.shared.changed.notify_all();
+        }
+        let is_waiting = |state: &mut State| !state.is_complete() && state.broken.is_none();
+        (state, _) = self
+            .shared
+            .changed
+            .wait_timeout_while(state, self.shared.patience, is_waiting)
+            .unwrap_or_else(PoisonError::into_inner);
+        if !state.is_complete() {
+            if state.broken.is_none() {
+                let patience = self.shared.patience.as_secs_f64();
+                let reason = format!("{} did not come to {} within {patience} s", state.missing(), own.op);
+                self.shared.break_off(&mut state, reason);
+            }
+            return Err(lost(&state));
+        }
+        let all: Vec<Brought> = state.brought.iter().flatten().copied().collect();
+        if let Some(other) = all.iter().find(|other| (other.op, other.shape) != (all[0].op, all[0].shape)) {
+            let (one, other) = (all[0].told(), other.told());
+            self.shared.break_off(&mut state, format!("one rank came to {one}, another to {other}"));
+        }
+        let is_apart = state.broken.is_some() && all.iter().any(|other| (other.op, other.shape) != (own.op, own.shape));
+        drop(state);
+        let left = Leaving { link: self };
+        if !is_apart {
+            read(&all);
+        }
+        drop(left);
+        let is_going_on = |state: &mut State| state.meeting == meeting;
+        let state = self.shared.changed.wait_while(self.lock(), is_going_on).unwrap_or_else(PoisonError::into_inner);
+        if is_apart { Err(lost(&state)) } else { Ok(()) }
+    }
+
+    /// A thread that panicked while it held the lock has left a whole state: each change of it is one statement.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for HostLink {
+    fn drop(&mut self) {
+        let reason = format!("rank {} of {} is gone", self.rank.index(), self.rank.of());
+        self.shared.break_off(&mut self.lock(), reason);
+    }
+}
+
+impl Shared {
+    fn break_off(&self, state: &mut State, reason: String) {
+        state.broken.get_or_insert(reason);
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    fn is_complete(&self) -> bool {
+        self.brought.iter().all(Option::is_some)
+    }
+
+    fn missing(&self) -> String {
+        let mut text = String::from("rank");
+        for (index, _) in self.brought.iter().enumerate().filter(|(_, brought)| brought.is_none()) {
+            let separator = if text == "rank" { "" } else { "," };
+            write!(text, "{separator} {index}").expect("a text takes all");
+        }
+        text
+    }
+}
+
+impl Brought {
+    fn told(&self) -> String {
+        let [rows, columns] = self.shape;
+        format!("{} of [{rows}, {columns}]", self.op)
+    }
+}
+
+fn lost(state: &State) -> KernelError {
+    let reason = state.broken.clone().unwrap_or_default();
+    DeviceError::Lost { reason: format!("the ranks of a model went apart: {reason}") }.into()
+}
+
+/// Tells the others when it drops that this rank reads no more, also if reading panicked.
+struct Leaving<'l> {
+    link: &'l HostLink,
+}
+
+impl Drop for Leaving<'_> {
+    fn drop(&mut self) {
+        let mut state = self.link.lock();
+        state.done += 1;
+        if state.done == state.brought.len() {
+            state.done = 0;
+            state.brought.fill(None);
+            state.meeting += 1;
+            self.link.shared.changed.notify_all();
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The columns of all ranks side by side, on each of them: the logits of a head whose rows are shared out.
+
+use super::check;
+use crate::{Backend, KernelError, Scope, Tensor, Work};
+
+/// Computes `out[:, rank * columns..][..columns] = part of that rank`. When ranks come and what it waits for is as for
+/// [`all_reduce`](super::all_reduce::Call).
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, columns]` activations or f32: what this rank has. A gap between rows is allowed.
+    pub part: Tensor<'a>,
+    /// `[rows, ranks * columns]` of the same type; a gap between rows is allowed.
+    pub out: Tensor<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Writes all ranks' `part` `[rows, columns]` side by side to `out` `[rows, ranks * columns]`, in the order of their
+    /// indices. Both hold activations, or f32 as logits do.
+    ///
+    /// # Errors
+    /// Shapes disagree; the device is lost, because a rank did not come.
+    pub fn all_gather_into(&self, part: &Tensor<'_>, out: &mut Tensor<'_>) -> Result<(), KernelError> {
+        const OP: &str = "all_gather";
+        check::activation_or_f32(OP, "part", part, self.target())?;
+        check::activation(OP, "out", out, part.dtype())?;
+        check::writable(OP, "out", out);
+        check::shape(OP, "out", out, [part.rows(), self.rank().of() * part.columns()])?;
+        self.count(Work::over(0, &[part, out]));
+        self.backend.all_gather(Call { part: part.view(), out: out.view() })
+    }
+}

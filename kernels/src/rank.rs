@@ -1,0 +1,126 @@
+//! Ranks: devices that compute one model together, and what each of them has.
+
+use std::ops::Range;
+
+/// A device's place among those that compute one model together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rank {
+    index: usize,
+    of: usize,
+}
+
+/// A rank's share of rows or columns that all ranks have together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Share {
+    /// The first one that it has.
+    pub first: usize,
+    /// How many it has.
+    pub count: usize,
+    /// How many there are.
+    pub whole: usize,
+}
+
+impl Rank {
+    /// The only one.
+    pub const ALONE: Rank = Rank { index: 0, of: 1 };
+
+    /// Rank `index` of `of`.
+    ///
+    /// # Panics
+    /// Unless `index` is below `of`.
+    pub fn new(index: usize, of: usize) -> Self {
+        assert!(index < of, "rank {index} of {of}");
+        Rank { index, of }
+    }
+
+    /// All ranks of a group of `of`.
+    pub fn all(of: usize) -> impl ExactSizeIterator<Item = Rank> {
+        (0..of).map(move |index| Rank { index, of })
+    }
+
+    /// Its place, from 0.
+    pub fn index(self) -> usize {
+        self.index
+    }
+
+    /// How many there are.
+    pub fn of(self) -> usize {
+        self.of
+    }
+
+    /// Whether there is no other.
+    pub fn is_alone(self) -> bool {
+        self.of == 1
+    }
+
+    /// Its share of `whole` things of which each rank has as many; `None` if they cannot be shared out so.
+    pub fn share(self, whole: usize) -> Option<Share> {
+        let count = whole / self.of;
+        whole.is_multiple_of(self.of).then_some(Share { first: self.index * count, count, whole })
+    }
+
+    /// As [`share`](Rank::share), and where there are fewer than ranks, as many ranks beside each other have the same
+    /// one.
+    pub fn share_or_copy(self, whole: usize) -> Option<Share> {
+        if whole == 0 || whole >= self.of {
+            return self.share(whole);
+        }
+        self.of.is_multiple_of(whole).then(|| Share { first: self.index / (self.of / whole), count: 1, whole })
+    }
+}
+
+impl Share {
+    /// All of them.
+    pub fn all(whole: usize) -> Self {
+        Share { first: 0, count: whole, whole }
+    }
+
+    /// Whether it is all of them.
+    pub fn is_whole(self) -> bool {
+        self.count == self.whole
+    }
+
+    /// Where it lies among all of them.
+    pub fn range(self) -> Range<usize> {
+        self.first..self.first + self.count
+    }
+
+    /// The same share, of things that consist of `parts` parts each.
+    pub fn times(self, parts: usize) -> Self {
+        Share { first: self.first * parts, count: self.count * parts, whole: self.whole * parts }
+    }
+}
+
+/// All of them.
+impl From<usize> for Share {
+    fn from(whole: usize) -> Self {
+        Share::all(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_out_all_there_is_and_each_once() {
+        for of in [1, 2, 3, 4, 8] {
+            let shares: Vec<_> = Rank::all(of).map(|rank| rank.share(24).expect("24 divide")).collect();
+            let all: Vec<usize> = shares.iter().flat_map(|share| share.range()).collect();
+            assert_eq!(all, (0..24).collect::<Vec<_>>(), "{of} ranks");
+        }
+        assert_eq!(Rank::new(1, 4).share(6), None);
+        assert_eq!(Rank::new(2, 4).share(8).map(|share| share.times(3).range()), Some(12..18));
+    }
+
+    #[test]
+    fn where_there_are_fewer_than_ranks_neighbours_have_the_same() {
+        let firsts = |whole: usize| -> Option<Vec<usize>> {
+            Rank::all(8).map(|rank| rank.share_or_copy(whole).map(|share| share.first)).collect()
+        };
+        assert_eq!(firsts(2), Some(vec![0, 0, 0, 0, 1, 1, 1, 1]));
+        assert_eq!(firsts(1), Some(vec![0; 8]));
+        assert_eq!(firsts(16), Some(vec![0, 2, 4, 6, 8, 10, 12, 14]));
+        assert_eq!((firsts(3), firsts(12)), (None, None));
+    }
+}

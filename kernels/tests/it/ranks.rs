@@ -1,0 +1,294 @@
+//! Ranks that compute together: sums and columns of all, in the same bits on each; and ranks that do not come.
+
+use std::time::Duration;
+
+use bursar_budgets::{Bytes, DeviceError, Workspace};
+use bursar_kernels::{ops::argmax::NO_CHOICE, *};
+
+use crate::ground::{PATIENCE, Random, on_ranks, poisoned};
+
+/// What rank `rank` brings.
+fn numbers(rank: Rank, count: usize) -> Vec<f32> {
+    Random::new(31 + rank.index() as u64).floats(count)
+}
+
+/// Columns before and after a view with gaps.
+const GAP: usize = 3;
+
+/// Adds up what ranks bring, into and onto tensors with gaps. Returns both with their surroundings.
+fn sums(scope: &Scope<'_, Cpu>, rows: usize, columns: usize) -> Result<Vec<f32>, KernelError> {
+    let wide = columns + 2 * GAP;
+    let partial = scope.upload([rows, wide], &numbers(scope.rank(), rows * wide))?;
+    let partial = partial.column_range(GAP..GAP + columns);
+    let before = Random::new(5).floats(rows * wide);
+    let (mut new, mut sum) = (scope.upload([rows, wide], &before)?, scope.upload([rows, wide], &before)?);
+    scope.all_reduce_into(&partial, &mut new.column_range_mut(GAP..GAP + columns))?;
+    scope.all_reduce_add(&partial, &mut sum.column_range_mut(GAP..GAP + columns))?;
+    Ok([scope.download::<f32>(&new)?, scope.download::<f32>(&sum)?].concat())
+}
+
+#[test]
+fn each_rank_gets_the_sum_in_the_order_of_ranks() {
+    for (rows, columns) in [(1, 1), (5, 37), (0, 8), (3, 1031), (131, 256)] {
+        for of in [1, 2, 3, 4] {
+            let wide = columns + 2 * GAP;
+            let brought: Vec<_> = Rank::all(of).map(|rank| numbers(rank, rows * wide)).collect();
+            let before = Random::new(5).floats(rows * wide);
+            let is_inside = |at: usize| (GAP..GAP + columns).contains(&(at % wide));
+            let total = |at: usize| brought[1..].iter().fold(brought[0][at], |total, other| total + other[at]);
+            let new = (0..rows * wide).map(|at| if is_inside(at) { total(at) } else { before[at] });
+            let sum = (0..rows * wide).map(|at| if is_inside(at) { before[at] + total(at) } else { before[at] });
+            let expected: Vec<u32> = new.chain(sum).map(f32::to_bits).collect();
+            for threads in [1, 2] {
+                for found in on_ranks(of, threads, |scope| sums(scope, rows, columns)) {
+                    let found: Vec<u32> = found.expect("all come").into_iter().map(f32::to_bits).collect();
+                    assert!(found == expected, "[{rows}, {columns}] of {of} ranks");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_rank_gets_the_columns_of_all_side_by_side() {
+    let (rows, columns) = (7, 29);
+    for of in [1, 2, 4] {
+        let brought: Vec<_> = Rank::all(of).map(|rank| numbers(rank, rows * (columns + 1))).collect();
+        let row = |row: usize| brought.iter().flat_map(move |part| part[row * (columns + 1)..][..columns].to_vec());
+        let expected: Vec<f32> = (0..rows).flat_map(row).collect();
+        let gathered = on_ranks(of, 2, |scope| {
+            let part = scope.upload([rows, columns + 1], &numbers(scope.rank(), rows * (columns + 1)))?;
+            let mut out = scope.empty_f32([rows, of * columns])?;
+            scope.all_gather_into(&part.column_range(0..columns), &mut out)?;
+            scope.download::<f32>(&out)
+        });
+        gathered.into_iter().for_each(|found| assert_eq!(found.expect("all come"), expected, "{of} ranks"));
+    }
+}
+
+#[test]
+fn a_thousand_meetings_give_the_same_bits_again() {
+    let run = || {
+        on_ranks(3, 1, |scope| {
+            let mut sum = scope.upload([2, 33], &numbers(scope.rank(), 66))?;
+            for _ in 0..1000 {
+                let inner = scope.scope();
+                let mut partial = inner.empty([2, 33])?;
+                inner.all_reduce_into(&sum, &mut partial)?;
+                // Smaller, so that numbers stay finite; memory of the last meeting is taken again by the next.
+                let third = inner.upload([33, 33], &third())?;
+                inner.linear_into(&partial, &third, None, &mut sum)?;
+            }
+            scope.download::<f32>(&sum)
+        })
+    };
+    let bits = |runs: Vec<Result<Vec<f32>, _>>| -> Vec<Vec<u32>> {
+        runs.into_iter().map(|run| run.expect("all come").into_iter().map(f32::to_bits).collect()).collect()
+    };
+    let (first, second) = (bits(run()), bits(run()));
+    assert!(first == second && first.iter().all(|rank| *rank == first[0]));
+    assert!(first[0].iter().any(|bits| f32::from_bits(*bits) != 0.0));
+}
+
+/// `[33, 33]` with thirds on the diagonal.
+fn third() -> Vec<f32> {
+    (0..33 * 33).map(|at| if at / 33 == at % 33 { 1.0 / 3.0 } else { 0.0 }).collect()
+}
+
+/// The reason that a lost device gives.
+fn reason<T>(found: Result<T, KernelError>) -> String {
+    match found.map(drop) {
+        Err(KernelError::Device(DeviceError::Lost { reason })) => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// So many sums, on a rank alone in its thread.
+fn one_sum(link: HostLink, times: usize) -> Result<StillLinked, KernelError> {
+    let (cpu, workspace) = (Cpu::linked(1, link), poisoned(Bytes::mib(1)));
+    for _ in 0..times {
+        let counter = WorkCounter::default();
+        let scope = Scope::new(&cpu, &workspace, &counter);
+        let partial = scope.upload([2, 5], &[1.0f32; 10])?;
+        scope.all_reduce_into(&partial, &mut scope.empty([2, 5])?)?;
+    }
+    Ok(StillLinked(cpu))
+}
+
+/// Keeps a rank's link whole until the test is over.
+struct StillLinked(#[expect(dead_code, reason = "it is only held")] Cpu);
+
+#[test]
+fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
+    let mut links = HostLink::between(3, Duration::from_millis(50)).into_iter();
+    let [first, absent, third] = [(); 3].map(|()| links.next().expect("three ends"));
+    let (one, other) = std::thread::scope(|scope| {
+        let running = [first, third].map(|link| scope.spawn(move || reason(one_sum(link, 1))));
+        running.map(|rank| rank.join().expect("it ends")).into()
+    });
+    let expected = "the ranks of a model went apart: rank 1 did not come to all_reduce within 0.05 s";
+    assert!(one == expected || other == expected, "{one}; {other}");
+    // The one who comes late hears why at once, and is not waited for.
+    let late = reason(one_sum(absent, 1));
+    assert!(late.contains("rank 1 did not come") || late.contains("is gone"), "{late}");
+}
+
+#[test]
+fn a_rank_that_dies_is_not_waited_for() {
+    for times in [0, 3] {
+        let mut links = HostLink::between(2, PATIENCE).into_iter();
+        let [first, second] = [(); 2].map(|()| links.next().expect("two ends"));
+        let found = std::thread::scope(|scope| {
+            let dying = scope.spawn(move || one_sum(second, times).map(drop));
+            let living = scope.spawn(move || reason(one_sum(first, times + 1)));
+            dying.join().expect("it ends").expect("until then all came");
+            living.join().expect("it ends")
+        });
+        assert_eq!(found, "the ranks of a model went apart: rank 1 of 2 is gone");
+    }
+}
+
+#[test]
+fn ranks_that_come_to_different_operations_are_all_told() {
+    let different = on_ranks(3, 1, |scope| {
+        let rows = if scope.rank().index() == 2 { 3 } else { 2 };
+        let partial = scope.upload([rows, 4], &vec![1.0f32; rows * 4])?;
+        scope.all_reduce_into(&partial, &mut scope.empty([rows, 4])?)
+    });
+    for found in different {
+        let found = reason(found);
+        assert!(found.ends_with("one rank came to all_reduce of [2, 4], another to all_reduce of [3, 4]"), "{found}");
+    }
+}
+
+#[test]
+fn shares_of_a_table_add_up_to_its_rows() {
+    let (vocabulary, hidden) = (24, 19);
+    let table = Random::new(3).floats(vocabulary * hidden);
+    let ids: Vec<u32> = (0..vocabulary as u32).chain([1, 2, 0].map(|row| UnseenToken { row }.code())).collect();
+    let previous = [23, NO_CHOICE, 7];
+    let whole = on_ranks(1, 1, |scope| {
+        let table = scope.upload([vocabulary, hidden], &table)?;
+        let (ids, previous) = (scope.upload([ids.len()], &ids)?, scope.upload([3], &previous)?);
+        scope.download::<f32>(&scope.embed(&table, &ids, &previous)?)
+    });
+    let whole = whole.into_iter().next().expect("one rank").expect("it is alone");
+    for of in [2, 4] {
+        let shared = on_ranks(of, 2, |scope| {
+            let tokens = scope.rank().share(vocabulary).expect("it divides");
+            let own = &table[tokens.first * hidden..][..tokens.count * hidden];
+            let table = scope.upload([tokens.count, hidden], own)?;
+            let (ids, previous) = (scope.upload([ids.len()], &ids)?, scope.upload([3], &previous)?);
+            let mut out = scope.empty([ids.rows(), hidden])?;
+            let inner = scope.scope();
+            inner.all_reduce_into(&inner.embed_share(&table, tokens, &ids, &previous)?, &mut out)?;
+            scope.download::<f32>(&out)
+        });
+        shared.into_iter().for_each(|found| assert_eq!(found.expect("all come"), whole, "{of} ranks"));
+    }
+}
+
+/// A weight of f32, or of E4M3 with a scale for each row.
+fn weight<'s>(
+    scope: &'s Scope<'_, Cpu>,
+    shape: [usize; 2],
+    numbers: &[f32],
+    is_fp8: bool,
+) -> Result<Weight<'s>, KernelError> {
+    if !is_fp8 {
+        return Ok(Weight::plain(scope.upload(shape, numbers)?));
+    }
+    let codes: Vec<E4m3> = numbers.iter().map(|number| E4m3::from_f32(*number)).collect();
+    let scales = scope.upload([shape[0]], &vec![0.5f32; shape[0]])?;
+    Ok(Weight { data: scope.upload(shape, &codes)?, scales: Scales::Rows { scales, activations: None } })
+}
+
+#[test]
+fn experts_on_several_ranks_add_up_to_those_on_one() {
+    let (rows, experts, top, hidden, features) = (70, 8, 3, 40, 24);
+    let mut random = Random::new(9);
+    let (logits, x) = (random.floats(rows * experts), random.floats(rows * hidden));
+    let (gate_up, down) = (random.floats(experts * 2 * features * hidden), random.floats(experts * hidden * features));
+    let run = |of: usize, is_fp8: bool| {
+        on_ranks(of, 2, |scope| {
+            let held = scope.rank().share(experts).expect("they divide");
+            let part = |numbers: &[f32], size: usize| numbers[held.times(size).range()].to_vec();
+            let logits = scope.upload([rows, experts], &logits)?;
+            let routing = scope.route(&logits, top, true, &scope.upload([experts], &vec![0u32; experts])?)?.held(held);
+            let x = scope.upload([rows, hidden], &x)?;
+            let gate_up = part(&gate_up, 2 * features * hidden);
+            let gate_up = weight(scope, [held.count * 2 * features, hidden], &gate_up, is_fp8)?;
+            let down = weight(scope, [held.count * hidden, features], &part(&down, hidden * features), is_fp8)?;
+            let mut partial = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
+            // The places of other ranks' experts hold NaN, and are rounded too.
+            let gated = scope.gated_experts_as(&x, &gate_up, &routing, ActivationFormat::of(down.wants()))?;
+            scope.add_experts(&gated, &down, &routing, &mut partial)?;
+            let mut sum = scope.empty([rows, hidden])?;
+            scope.all_reduce_into(&partial, &mut sum)?;
+            scope.download::<f32>(&sum)
+        })
+    };
+    for is_fp8 in [false, true] {
+        let whole = run(1, is_fp8).remove(0).expect("it is alone");
+        let largest = whole.iter().copied().map(f32::abs).fold(0.0, f32::max);
+        for of in [2, 4, 8] {
+            for found in run(of, is_fp8) {
+                let found = found.expect("all come");
+                let worst = found.iter().zip(&whole).map(|(one, other)| (one - other).abs()).fold(0.0, f32::max);
+                assert!(found.iter().all(|number| number.is_finite()), "{of} ranks");
+                assert!(worst < 1e-6 * largest, "{of} ranks, FP8 {is_fp8}: {worst:e} of {largest}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_plan_of_a_rank_is_what_it_takes() {
+    fn pass<B: Backend>(scope: &Scope<'_, B>) -> Result<(), KernelError> {
+        let mut sum = scope.upload([7, 40], &[0.5f32; 280])?;
+        let inner = scope.scope();
+        let partial = inner.upload([7, 40], &[0.5f32; 280])?;
+        inner.all_reduce_add(&partial, &mut sum)?;
+        let mut gathered = inner.empty_f32([7, 160])?;
+        inner.all_gather_into(&partial, &mut gathered)
+    }
+    let planned = Rank::all(4).map(|rank| {
+        let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, rank), Workspace::dry());
+        let counter = WorkCounter::default();
+        pass(&Scope::new(&plan, &workspace, &counter)).expect("shapes agree");
+        (workspace.high_water(), counter.total())
+    });
+    let links = HostLink::between(4, PATIENCE);
+    let measured: Vec<_> = std::thread::scope(|scope| {
+        let run = |link| {
+            scope.spawn(move || {
+                let (cpu, workspace, counter) = (Cpu::linked(1, link), poisoned(Bytes::mib(1)), WorkCounter::default());
+                pass(&Scope::new(&cpu, &workspace, &counter)).expect("all come");
+                (workspace.high_water(), counter.total())
+            })
+        };
+        let running: Vec<_> = links.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("it ends")).collect()
+    });
+    assert_eq!(planned.collect::<Vec<_>>(), measured);
+}
+
+#[test]
+fn shapes_that_ranks_cannot_bring_together_are_refused() {
+    let text = |pass: &dyn Fn(&Scope<'_, Plan>) -> Result<(), KernelError>| {
+        let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, Rank::new(1, 2)), Workspace::dry());
+        let counter = WorkCounter::default();
+        pass(&Scope::new(&plan, &workspace, &counter)).expect_err("they disagree").to_string()
+    };
+    let sum = text(&|scope| scope.all_reduce_add(&scope.empty([3, 4])?, &mut scope.empty([3, 5])?));
+    assert_eq!(sum, "all_reduce: out is [3, 5], expected [3, 4]");
+    let gathered = text(&|scope| scope.all_gather_into(&scope.empty([3, 4])?, &mut scope.empty([3, 4])?));
+    assert_eq!(gathered, "all_gather: out is [3, 4], expected [3, 8]");
+    let table = text(&|scope| {
+        let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("it divides"));
+        scope.embed_share(&scope.empty([5, 4])?, share, &ids, &scope.empty_u32([0])?).map(drop)
+    });
+    assert_eq!(table, "embed: table is [5, 4], expected [4, 4]");
+    let numbers = text(&|scope| scope.all_reduce_add(&scope.empty_u32([3, 4])?, &mut scope.empty([3, 4])?));
+    assert_eq!(numbers, "all_reduce: partial holds u32, expected the target's activations");
+}
