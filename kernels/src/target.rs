@@ -67,7 +67,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The type of activations and cached keys and values.
+    /// The type of activations, and of cached keys and values that are not rounded.
     pub fn activation(&self) -> DType {
         match self {
             Target::Cpu { .. } => DType::F32,
@@ -160,6 +160,11 @@ impl Target {
 
     /// Whether there are kernels for FP8 weights. A plan can be made either way.
     pub fn has_fp8(&self) -> bool {
+        matches!(self, Target::Cpu { .. })
+    }
+
+    /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.
+    pub fn has_fp8_cache(&self) -> bool {
         matches!(self, Target::Cpu { .. })
     }
 
