@@ -19,7 +19,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, LoadOptions, ModelSource, Runtime, RuntimeConfig,
+    Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, RuntimeConfig, StartError,
     crates::{
         kernels::{KernelError, Target, Work},
         model::{
@@ -100,7 +100,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     options.knobs.tell_notes()?;
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config).await?;
-    let quantization = load.quantization;
+    let (quantization, kv_cache_dtype) = (load.quantization, load.kv_cache_dtype);
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
@@ -117,7 +117,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         figures.extend(driver_free(&runtime, "ready", "at READY"));
     }
     let planner = Planner {
-        model: planned(source.clone(), serving.target, quantization).await?,
+        model: planned(source.clone(), serving.target, quantization, kv_cache_dtype).await?,
         target: serving.target,
         step_tokens: serving.record.step_tokens,
         launch_patches: serving.record.launch_patches,
@@ -189,10 +189,13 @@ async fn planned(
     source: ModelSource,
     target: Target,
     quantization: Option<WeightQuantization>,
+    kv_cache_dtype: KvCacheType,
 ) -> Result<Model, Failure> {
+    let cache = kv_cache_dtype.on(&target).map_err(StartError::from)?;
     let plan = move || {
         // Loading has fetched its files already.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(quantization);
+        let checkpoint = checkpoint.with_cache(cache);
         Model::plan(&checkpoint, &target)
     };
     let planned = tokio::task::spawn_blocking(plan).await;

@@ -65,8 +65,8 @@ pub use bursar_actors::{
     },
     compute::lane::LaneError,
     engine::{
-        Change, Forecast, Lack, Limits, LoadOptions, Precision, PrecisionError, Progress, Serving, StartError,
-        Suggestion, Unfit,
+        Change, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, Precision, PrecisionError,
+        Progress, Serving, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,

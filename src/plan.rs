@@ -122,6 +122,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
+    let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
     let model = Model::plan(&checkpoint, &target)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let pictures = checkpoint.image_processor.as_ref();

@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Address, Bytes};
 
-use crate::DType;
+use crate::{DType, Tensor};
 
 /// Tokens per block of the cache.
 pub const BLOCK_TOKENS: usize = 16;
@@ -16,7 +16,7 @@ pub struct KvShape {
     pub kv_heads: usize,
     /// Elements per head.
     pub head_dim: usize,
-    /// Element type of the cache.
+    /// Element type of the cache: that of activations, or E4M3 with scales beside the layers.
     pub dtype: DType,
 }
 
@@ -54,6 +54,11 @@ impl KvLayer {
         KvLayer { address, blocks, shape }
     }
 
+    /// Where the first block is.
+    pub fn address(&self) -> Address {
+        self.address
+    }
+
     /// Blocks that are backed by memory.
     pub fn blocks(&self) -> usize {
         self.blocks
@@ -62,5 +67,27 @@ impl KvLayer {
     /// The shape of a token's keys and values.
     pub fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    /// This layer as operations take it, with `scales` if it holds E4M3.
+    pub fn scaled<'a>(&'a self, scales: Option<&'a Tensor<'a>>) -> ScaledLayer<'a> {
+        ScaledLayer { layer: self, scales }
+    }
+}
+
+/// A layer and what its numbers are multiplied by.
+#[derive(Clone, Copy, Debug)]
+pub struct ScaledLayer<'a> {
+    /// The layer.
+    pub layer: &'a KvLayer,
+    /// `[2, kv_heads]` f32, above zero, for a layer of E4M3: what the keys of each head are multiplied by, then what its
+    /// values are.
+    pub scales: Option<&'a Tensor<'a>>,
+}
+
+/// A layer that needs no scales.
+impl<'a> From<&'a KvLayer> for ScaledLayer<'a> {
+    fn from(layer: &'a KvLayer) -> Self {
+        layer.scaled(None)
     }
 }

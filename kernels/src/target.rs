@@ -67,7 +67,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// The type of activations and cached keys and values.
+    /// The type of activations, and of cached keys and values that are not rounded.
     pub fn activation(&self) -> DType {
         match self {
             Target::Cpu { .. } => DType::F32,
@@ -169,6 +169,11 @@ impl Target {
 
     /// Whether there are kernels for experts' FP8 weights.
     pub fn has_fp8_experts(&self) -> bool {
+        matches!(self, Target::Cpu { .. })
+    }
+
+    /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.
+    pub fn has_fp8_cache(&self) -> bool {
         matches!(self, Target::Cpu { .. })
     }
 

@@ -109,6 +109,8 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
         Pass::Paged { head_dim, .. } => is_among(head_dim, target.paged_head_dims()),
         Pass::Packed { head_dim, .. } => is_among(head_dim, target.packed_head_dims()),
+        Pass::PagedFp8 { head_dim, .. } => target.has_fp8_cache() && is_among(head_dim, target.paged_head_dims()),
+        Pass::Turned(turned) => target.has_fp8_cache() || !turned.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
         Pass::Fp8(fp8) => fp8.is_served(target),
         _ => true,
@@ -125,7 +127,9 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Argmax { .. } => 0.0,
         // Ids must be equal; log-probabilities are f32.
         Pass::Sample { .. } => 2e-6,
-        Pass::Paged { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
+        Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
+        // Half a step of E4M3, of numbers that f32 may bring over the middle of two.
+        Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
         // The normalised sum is rounded first.
         Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
         // What the gate gives is rounded before it is summed up again, and so is each expert's product.

@@ -19,7 +19,7 @@ use crate::{
     blocks::{ConfigError, decoder::StepCaches},
     checkpoint::{Checkpoint, QuantizationError, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     error::CheckpointError,
-    flow::{ResizedImage, StepBatch, StepLayout},
+    flow::{CacheFormat, ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
         MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, rounded_to_fp8,
@@ -88,6 +88,7 @@ impl Hint for LoadError {
 pub struct Model {
     config: FamilyConfig,
     family: Family,
+    cache: CacheFormat,
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory behind the family's tensors; none for a plan.
@@ -105,7 +106,8 @@ impl Model {
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
-        Ok(Model { config, family, weight_bytes: map.used(), parameters: map.parameters(), segment: None })
+        let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
+        Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
     /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
@@ -146,7 +148,8 @@ impl Model {
                 return Err(LoadError::Stopped);
             }
         }
-        Ok(Model { config, family, weight_bytes: total, parameters: map.parameters(), segment: Some(segment) })
+        let (cache, parameters) = (checkpoint.cache(), map.parameters());
+        Ok(Model { config, family, cache, weight_bytes: total, parameters, segment: Some(segment) })
     }
 
     /// The family's configuration.
@@ -171,7 +174,7 @@ impl Model {
 
     /// Layers, heads and element type of the keys and values on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
-        self.config.decoder().kv_shape(target)
+        self.config.decoder().kv_shape(self.cache.dtype(target))
     }
 
     /// Bytes of one row of the vision cache on `target`.

@@ -67,6 +67,7 @@ impl Shape {
         let checkpoint = Checkpoint::open(files)?.with_quantization(load.quantization);
         let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);
         let usual = on(&Gpu::expected())?;
+        let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&usual).map_err(StartError::from)?);
         let model = Model::plan(&checkpoint, &usual)?;
         let mut kv_tokens = BTreeMap::new();
         for gpu in cards {

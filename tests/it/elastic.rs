@@ -9,8 +9,8 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Chat, Class, DeviceChoice, HostDevice, Intensity, LoadOptions, ModelHandle, Runtime, RuntimeConfig,
-    Snapshot, WatchOptions,
+    Bytes, Chat, Class, DeviceChoice, HostDevice, Intensity, KvCacheType, LoadOptions, ModelHandle, Runtime,
+    RuntimeConfig, Snapshot, WatchOptions,
 };
 use tokio::task::JoinHandle;
 
@@ -181,8 +181,12 @@ fn of_a_picture(number: u32) -> Chat {
 
 #[test]
 fn a_neighbour_takes_memory_stepwise_beside_chats_and_returns_it() {
+    [KvCacheType::Auto, KvCacheType::Fp8].into_iter().for_each(comes_stepwise);
+}
+
+fn comes_stepwise(kv_cache_dtype: KvCacheType) {
     story(async {
-        let card = Card::filled(watchful()).await;
+        let card = Card::with(watchful(), LoadOptions { kv_cache_dtype, ..filling() }).await;
         let expected = undisturbed(&card.model, 9, long).await;
         let crowd = Crowd::of(&card.model, &expected, long);
         let (kv, free) = (card.kv().await, card.before.free);

@@ -2,10 +2,10 @@
 
 use std::process::{Command, Output};
 
-use bursar::{Bytes, Class, LoadOptions, knobs::Knobs};
+use bursar::{Bytes, Class, LoadOptions, TokenScore, knobs::Knobs};
 use serde_json::{Value, json};
 
-use crate::stage::{Folder, Stage, about, answer, small, story};
+use crate::stage::{Folder, Stage, about, answer, ask, small, story};
 
 fn options(settings: Value) -> LoadOptions {
     let knobs: Knobs = serde_json::from_value(settings).expect("all of it is known");
@@ -37,6 +37,25 @@ fn a_key_value_size_in_bytes_is_leased_exactly() {
         let tokens = stage.model.serving().await.expect("it serves").record.kv_tokens();
         assert_eq!(tokens * 2048, kv.as_usize(), "four layers of 512 bytes a token");
         assert!(!answer(&stage.model, about(1)).await.is_empty());
+    });
+}
+
+#[test]
+fn an_fp8_cache_holds_four_times_the_tokens_on_a_host_and_a_prefix_found_again_gives_the_same_logits() {
+    story(async {
+        let stage = Stage::set(options(json!({ "kv_cache_memory_bytes": "9MiB", "kv_cache_dtype": "fp8" }))).await;
+        let serving = stage.model.serving().await.expect("it serves");
+        let ledger = stage.snapshot().await;
+        let kv: Bytes = ledger.leases.iter().filter(|line| line.class == Class::Kv).map(|line| line.bytes).sum();
+        assert_eq!(serving.record.kv_tokens() * 512, kv.as_usize(), "four layers of 128 bytes a token");
+        let chat = || about(1).max_tokens(12).log_probabilities(3);
+        let first = ask(&stage.model, chat()).await.expect("it answers");
+        let again = ask(&stage.model, chat()).await.expect("it answers");
+        assert_eq!((first.cached_tokens, again.text == first.text), (0, true));
+        assert!(again.cached_tokens >= 16, "its blocks were found again");
+        let near = |(a, b): (&TokenScore, &TokenScore)| (a.token.log_probability - b.token.log_probability).abs();
+        let worst = first.tokens.iter().zip(&again.tokens).map(near).fold(0.0, f32::max);
+        assert!(!first.tokens.is_empty() && worst < 1e-3, "{worst}");
     });
 }
 

@@ -72,8 +72,7 @@ impl Preparation {
         let prompt_read = samplers.first().map_or_else(|| [].into(), |sampler| sampler.read_of(&prompt.tokens));
         let told_ids = asked.token_ids.then(|| prompt.tokens.as_slice().into());
         let prompt = Arc::new(prompt);
-        let salted = |salt: &String| PrefixKeys::salted(salt.as_bytes());
-        let prefix = asked.cache_salt.as_ref().map_or_else(PrefixKeys::default, salted);
+        let prefix = PrefixKeys::of(context.cache, asked.cache_salt.as_deref());
         let prepared = samplers.into_iter().enumerate().map(|(sample, sampler)| Preparation {
             prompt: prompt.clone(),
             pictures: pictures.clone(),

@@ -5,7 +5,7 @@ use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
-use super::{PrecisionError, Suggestion, Unfit};
+use super::{KvCacheTypeError, PrecisionError, Suggestion, Unfit};
 use crate::{
     budget::LeaseError,
     profile::{AttemptReport, ProfileError},
@@ -36,6 +36,9 @@ pub enum StartError {
     /// The device does not compute in the requested type.
     #[error(transparent)]
     Precision(#[from] PrecisionError),
+    /// The device does not keep keys and values in the requested type.
+    #[error(transparent)]
+    KvCacheType(#[from] KvCacheTypeError),
     /// A share of memory is not above 0 and up to 1.
     #[error("`{name}` is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
@@ -91,6 +94,7 @@ impl Hint for StartError {
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
+            StartError::KvCacheType(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
                 "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
             }

@@ -14,7 +14,9 @@ mod serving;
 mod start;
 mod status;
 
-pub use crate::knobs::{Limits, LoadOptions, Precision, PrecisionError, UnknownPrecision};
+pub use crate::knobs::{
+    KvCacheType, KvCacheTypeError, Limits, LoadOptions, Precision, PrecisionError, UnknownPrecision,
+};
 pub use crate::profile::{Lanes, LanesPlace, Progress, ProgressSink, Records, WeightStore};
 pub use actor::{EngineActor, EngineArguments};
 pub use elastic::{ElasticError, Outcome};

@@ -6,7 +6,7 @@ use bursar_model::{
     Envelope,
     checkpoint::Checkpoint,
     error::GrammarError,
-    flow::ImageLimits,
+    flow::{CacheFormat, ImageLimits},
     processor::VisualProcessors,
     registry::FamilyConfig,
     sampling::{GenerationDefaults, GrammarCompiler},
@@ -27,6 +27,8 @@ pub struct ModelContext {
     pub processors: Option<Arc<VisualProcessors>>,
     /// Sampling defaults for requests that set none.
     pub generation: GenerationDefaults,
+    /// How keys and values are kept.
+    pub cache: CacheFormat,
     /// The limits that were planned for.
     pub envelope: Envelope,
     /// Limits on a picture's file, checked before decoding.
@@ -55,6 +57,7 @@ impl ModelContext {
             prompts,
             processors: visual.map(Arc::new),
             generation: checkpoint.generation.clone(),
+            cache: checkpoint.cache(),
             envelope,
             image_limits: options.image_limits.clone(),
             grammars: OnceLock::new(),

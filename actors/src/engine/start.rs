@@ -169,6 +169,7 @@ impl EngineArguments {
     }
 
     async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan, Arc<Needs>), LoadError> {
+        self.check_cache_type().await?;
         // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
         (self.progress)(Progress::Planning);
@@ -179,6 +180,13 @@ impl EngineArguments {
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
         let (checkpoint, plan, needs) = self.plan(checkpoint, &processor).await?;
         Ok((processor, checkpoint, plan, needs))
+    }
+
+    /// Refuses keys and values that the device has no kernels for, before anything is fetched.
+    async fn check_cache_type(&self) -> Result<(), StartError> {
+        let (device, kv_cache_dtype, threads) =
+            (self.device.clone(), self.options.kv_cache_dtype, self.options.threads);
+        off_actor(move || Ok(kv_cache_dtype.check_served(&Processor::best_target(&device, threads)?)?)).await
     }
 
     async fn load_or_find(
@@ -229,6 +237,7 @@ impl EngineArguments {
         let is_host = self.device.is_host_memory();
         let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
         off_actor(move || {
+            let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
             let model = Model::plan(&checkpoint, &target)?;
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.

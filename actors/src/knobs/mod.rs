@@ -2,6 +2,7 @@
 //!
 //! [`TABLE`] is the one definition: the flags of the command line, the JSON form and `docs/knobs.md` follow from it.
 
+mod cache_type;
 mod error;
 mod limits;
 mod nested;
@@ -11,6 +12,7 @@ mod product;
 mod resolve;
 mod table;
 
+pub use cache_type::{KvCacheType, KvCacheTypeError};
 pub use error::KnobError;
 pub use limits::Limits;
 pub use options::LoadOptions;

@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
 use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
 
-use super::{Limits, Names, Precision};
+use super::{KvCacheType, Limits, Names, Precision};
 use crate::{
     profile::{FaultPlan, KvChoice},
     supervise::Intensity,
@@ -41,10 +41,12 @@ pub struct LoadOptions {
     pub device_fraction: Option<f64>,
     /// The size of the cache in bytes, instead of `kv_tokens`. Rounded down to whole pages for each layer.
     pub kv_bytes: Option<Bytes>,
-    /// The type of weights, activations, keys and values. A type that the device does not compute in is refused.
+    /// The type of weights and activations. A type that the device does not compute in is refused.
     pub dtype: Precision,
     /// Rounds the decoder's projections to FP8 while they load. Default: weights are as the checkpoint has them.
     pub quantization: Option<WeightQuantization>,
+    /// The type of cached keys and values. Default: that of activations.
+    pub kv_cache_dtype: KvCacheType,
     /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
@@ -84,6 +86,7 @@ impl Default for LoadOptions {
             kv_bytes: None,
             dtype: Precision::Auto,
             quantization: None,
+            kv_cache_dtype: KvCacheType::Auto,
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,

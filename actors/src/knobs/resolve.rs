@@ -181,6 +181,7 @@ impl Knobs {
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);
         options.quantization = self.quantization.or(options.quantization);
+        options.kv_cache_dtype = self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype);
         options.requests = self.requests.unwrap_or(options.requests);
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);

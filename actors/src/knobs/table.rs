@@ -5,8 +5,8 @@ use bursar_model::checkpoint::WeightQuantization;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::Precision;
 use super::{KnobError, product::product};
+use super::{KvCacheType, Precision};
 
 /// The kind of value that a knob takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,8 @@ pub enum Kind {
     Name,
     /// The name of an element type.
     Type,
+    /// The name of a type of keys and values.
+    CacheType,
     /// The name of a format that weights are rounded to.
     Format,
     /// Yes or no. As a flag it takes no value.
@@ -42,7 +44,7 @@ impl Kind {
             Kind::Share => "share",
             Kind::Gibibytes => "GiB",
             Kind::Name => "name",
-            Kind::Type => "type",
+            Kind::Type | Kind::CacheType => "type",
             Kind::Format => "format",
             Kind::Switch => "switch",
         }
@@ -59,6 +61,7 @@ impl Kind {
             Kind::Gibibytes => "a number of GiB",
             Kind::Name => "a text that is not empty",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
+            Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
             Kind::Format => "fp8, fp8_per_channel, fp8_per_block or fp8_per_tensor",
             Kind::Switch => "true or false",
         }
@@ -166,6 +169,12 @@ impl Set for Precision {
     }
 }
 
+impl Set for KvCacheType {
+    fn of(value: &Value) -> Option<Self> {
+        value.as_str()?.trim().parse().ok()
+    }
+}
+
 impl Set for WeightQuantization {
     fn of(value: &Value) -> Option<Self> {
         value.as_str()?.parse().ok()
@@ -225,7 +234,7 @@ macro_rules! knobs {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
-                            Kind::Type | Kind::Format | Kind::Switch => true,
+                            Kind::Type | Kind::CacheType | Kind::Format | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -280,10 +289,12 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
-    /// Type of weights, activations, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
+    /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
     /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it.
     quantization: WeightQuantization, Kind::Format, [];
+    /// Type of cached keys and values: auto (that of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
+    kv_cache_dtype: KvCacheType, Kind::CacheType, [];
     /// The model's name in tables and metrics, instead of its checkpoint's.
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// `bursar serve` logs no line of a request, unless it goes wrong. Elsewhere it changes nothing. No log has the text of requests.

@@ -225,6 +225,7 @@ impl Attempt {
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().picture_row().width());
+        let activation = self.processor.target().activation();
         // Without faults to inject, memory does not know of them.
         let device = if self.faults.is_empty() { self.device.clone() } else { faulty.clone() };
         self.on_a_thread(move || {
@@ -240,7 +241,7 @@ impl Attempt {
             if let Some((workspace, cache)) = vision {
                 vision_workspace = Some(Arc::new(backed_segment(&device, needs.vision_workspace, workspace)?));
                 let segment = backed_segment(&device, needs.vision_cache, cache)?;
-                vision_cache = Some(VisionCache::over(segment, row_width, needs.kv_shape.dtype));
+                vision_cache = Some(VisionCache::over(segment, row_width, activation));
             }
             let kv = backed_probe(&device, &needs, probe)?;
             Ok(EngineMemory::new(EngineParts { step_workspace, sampling, vision_workspace, vision_cache, kv, graphs }))

@@ -52,6 +52,7 @@ impl Basis {
         let mut basis = Basis::default();
         basis.add("bursar", env!("CARGO_PKG_VERSION"));
         basis.add("weights", short(checkpoint.weights_fingerprint().to_string()));
+        basis.add("cache", checkpoint.cache().name());
         basis.add("config", short(checkpoint.config_fingerprint().to_string()));
         let pictures = checkpoint.image_processor.as_ref().map(ImageProcessor::config);
         let videos = checkpoint.video_processor.as_ref().map(VideoProcessor::config);
@@ -151,7 +152,7 @@ impl fmt::Display for Difference {
 
 #[cfg(test)]
 mod tests {
-    use bursar_model::demo;
+    use bursar_model::{demo, flow::CacheFormat};
 
     use super::*;
 
@@ -228,6 +229,10 @@ mod tests {
             ("device_fraction was not said, is 0.5", |start| start.kv.device_fraction = Some(0.5)),
             ("kv_tokens was not said, is 1024", |start| start.kv.kv_tokens = Some(1024)),
             ("kv_bytes was not said, is 1,024 B", |start| start.kv.kv_bytes = Some(Bytes(1024))),
+            ("cache was plain, is fp8", |start| {
+                let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+                start.checkpoint = checkpoint.with_cache(CacheFormat::Fp8);
+            }),
             ("processor.max_pixels was 200704, is 100352", |Start { checkpoint, .. }| {
                 let pictures = checkpoint.image_processor.as_ref().expect("it sees");
                 checkpoint.image_processor = Some(changed(pictures, |config| config.pixel_bounds.max = 100_352));

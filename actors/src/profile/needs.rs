@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
-use bursar_kernels::{BLOCK_TOKENS, KernelError, KvShape, Target};
+use bursar_kernels::{BLOCK_TOKENS, DType, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
@@ -140,7 +140,7 @@ impl Needs {
 
     /// One line per claimant, with the probe as the least that keys and values need.
     pub fn memory_plan(&self) -> MemoryPlan {
-        let how = format!("{} blocks of {BLOCK_TOKENS} tokens in {} layers", self.probe_blocks, self.kv_shape.layers);
+        let how = self.blocks_in_words(self.probe_blocks);
         let mut plan = self.memory_beside_kv();
         plan.push(Class::Kv, "probe", self.probe(), how);
         plan
@@ -148,10 +148,15 @@ impl Needs {
 
     /// As [`memory_plan`](Self::memory_plan), with this many blocks of keys and values.
     pub fn memory_plan_with(&self, blocks: usize) -> MemoryPlan {
-        let how = format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers", self.kv_shape.layers);
+        let how = self.blocks_in_words(blocks);
         let mut plan = self.memory_beside_kv();
         plan.push(Class::Kv, "keys and values", KvMemory::bytes(self.kv_shape, blocks, self.page), how);
         plan
+    }
+
+    fn blocks_in_words(&self, blocks: usize) -> String {
+        let format = if self.kv_shape.dtype == DType::F8E4M3 { ", FP8" } else { "" };
+        format!("{blocks} blocks of {BLOCK_TOKENS} tokens in {} layers{format}", self.kv_shape.layers)
     }
 
     fn memory_beside_kv(&self) -> MemoryPlan {

@@ -7,7 +7,7 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    BLOCK_TOKENS,
+    BLOCK_TOKENS, E4m3,
     ops::attention_paged::Call,
     target::{CPU_TILE_KEYS, CPU_TILE_QUERIES, cpu_attention_tile},
 };
@@ -115,10 +115,24 @@ fn gather(call: &Call<'_>, table: &[u32], start: usize, count: usize, head: usiz
     for ((index, (keys, values)), block) in halves.enumerate().zip(&table[start / BLOCK_TOKENS..]) {
         let Some(left) = count.checked_sub(index * BLOCK_TOKENS).filter(|left| *left > 0) else { break };
         let elements = left.min(BLOCK_TOKENS) * head_dim;
+        for (half, to) in [keys, values].into_iter().enumerate() {
+            take(call, *block as usize, half, head, &mut to[..elements]);
+        }
+    }
+}
+
+/// Copies the first elements of the keys (half 0) or values (half 1) of one head in a block.
+fn take(call: &Call<'_>, block: usize, half: usize, head: usize, to: &mut [f32]) {
+    let layer = call.layer;
+    match &call.scales {
         // SAFETY: nothing writes the layer during the operation.
-        let [from_keys, from_values] = [0, 1].map(|half| unsafe { cached(call.layer, *block as usize, half, head) });
-        keys[..elements].copy_from_slice(&from_keys[..elements]);
-        values[..elements].copy_from_slice(&from_values[..elements]);
+        None => to.copy_from_slice(&unsafe { cached::<f32>(layer, block, half, head) }[..to.len()]),
+        Some(scales) => {
+            let scale = Rows::<f32>::of(scales).all()[half * layer.shape.kv_heads + head];
+            // SAFETY: as above.
+            let from = unsafe { cached::<E4m3>(layer, block, half, head) };
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = from.to_f32() * scale);
+        }
     }
 }
 

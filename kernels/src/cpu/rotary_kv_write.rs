@@ -8,7 +8,7 @@ use super::{
     threads::Threads,
 };
 use crate::{
-    BLOCK_TOKENS, DType, KvLayer,
+    BLOCK_TOKENS, E4m3, Element, KvLayer,
     ops::rotary_kv_write::{Call, HeadNorms, NO_SLOT},
 };
 
@@ -18,6 +18,18 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
         normalise(threads, &call, norms);
     }
     turn(threads, &call.qkv, call.heads + shape.kv_heads, &call.positions, &call.frequencies, call.axes);
+    match &call.scales {
+        None => write(&call, |_, x| x),
+        Some(scales) => {
+            let scales = Rows::<f32>::of(scales).all();
+            write(&call, |head, x| E4m3::from_f32(x / scales[head]));
+        }
+    }
+}
+
+/// Writes keys and values to their slots. `stored` is given the head, those of values after those of keys.
+fn write<E: Element>(call: &Call<'_>, stored: impl Fn(usize, f32) -> E) {
+    let shape = call.layer.shape;
     let rows = Rows::<f32>::of(&call.qkv);
     let columns = shape.kv_heads * shape.head_dim;
     for (row, slot) in indices(&call.slots).iter().enumerate().filter(|(_, slot)| **slot != NO_SLOT) {
@@ -27,9 +39,10 @@ pub(super) fn rotary_kv_write(threads: &Threads, call: Call<'_>) {
             for (head, vector) in source.chunks_exact(shape.head_dim).enumerate() {
                 // SAFETY: the layer's maker vouches that only this lane uses it, and this lane is here.
                 let vectors = unsafe {
-                    slice::from_raw_parts_mut(place(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
+                    slice::from_raw_parts_mut(place::<E>(call.layer, block, half, head), BLOCK_TOKENS * shape.head_dim)
                 };
-                vectors[token * shape.head_dim..][..shape.head_dim].copy_from_slice(vector);
+                let to = &mut vectors[token * shape.head_dim..][..shape.head_dim];
+                to.iter_mut().zip(vector).for_each(|(to, x)| *to = stored(half * shape.kv_heads + head, *x));
             }
         }
     }
@@ -53,16 +66,16 @@ fn normalise(threads: &Threads, call: &Call<'_>, norms: &HeadNorms<'_>) {
 ///
 /// # Safety
 /// Nothing writes the layer while the slice is alive.
-pub(super) unsafe fn cached(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[f32] {
+pub(super) unsafe fn cached<E: Element>(layer: &KvLayer, block: usize, half: usize, head: usize) -> &[E] {
     // SAFETY: the layer's maker vouches for its memory, and the caller ensures that nothing writes it.
-    unsafe { slice::from_raw_parts(place(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }
+    unsafe { slice::from_raw_parts(place::<E>(layer, block, half, head), BLOCK_TOKENS * layer.shape.head_dim) }
 }
 
 /// Address of those keys or values. Panics if out of bounds.
-fn place(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut f32 {
+fn place<E: Element>(layer: &KvLayer, block: usize, half: usize, head: usize) -> *mut E {
     let shape = layer.shape;
     assert!(block < layer.blocks, "block {block} of a layer of {} blocks", layer.blocks);
-    assert!(half < 2 && head < shape.kv_heads && shape.dtype == DType::F32, "{half} {head} of {shape:?}");
+    assert!(half < 2 && head < shape.kv_heads && shape.dtype == E::DTYPE, "{half} {head} of {shape:?}");
     let vector = ((block * 2 + half) * shape.kv_heads + head) * BLOCK_TOKENS;
-    layer.address.offset(shape.dtype.bytes(vector * shape.head_dim)).0 as *mut f32
+    layer.address.offset(shape.dtype.bytes(vector * shape.head_dim)).0 as *mut E
 }

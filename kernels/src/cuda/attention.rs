@@ -6,6 +6,7 @@ use super::{
     decode_launch::DecodeLaunch,
     launch::{Arguments, Extent, Function, arguments, count},
     linear_few,
+    rotary::plain_cache,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
@@ -40,6 +41,7 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
 }
 
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
+    plain_cache("attention_paged", call.layer)?;
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;

@@ -6,7 +6,7 @@ use super::{
     launch::{Extent, arguments, count},
 };
 use crate::{
-    KernelError,
+    DType, KernelError, KvLayer,
     ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
 };
 
@@ -54,7 +54,21 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
+/// Refuses a cache in E4M3, for which there are no kernels yet.
+pub(super) fn plain_cache(op: &'static str, layer: &KvLayer) -> Result<(), KernelError> {
+    match layer.shape.dtype {
+        found @ DType::F8E4M3 => Err(KernelError::Type {
+            op,
+            what: "layer",
+            expected: "activations: a GPU has no kernels for others",
+            found,
+        }),
+        _ => Ok(()),
+    }
+}
+
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
+    plain_cache("rotary_kv_write", call.layer)?;
     let shape = call.layer.shape;
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
     let arguments = arguments![

@@ -1,7 +1,9 @@
 //! Causal attention of new tokens over a paged cache (PagedAttention, Kwon et al., SOSP'23, arXiv 2309.06180), for
 //! prefill chunks and single decoding tokens in one batch. No score matrix is ever stored.
 
-use crate::{Backend, KernelError, KvLayer, KvShape, Scope, Tensor, Work};
+use bursar_budgets::Bytes;
+
+use crate::{Backend, KernelError, KvLayer, KvShape, ScaledLayer, Scope, Tensor, Work};
 
 use super::check;
 
@@ -35,6 +37,8 @@ pub struct Call<'a> {
     /// The layer's keys and values, including this step's. Where every sequence has one row, the tokens before that row
     /// may be read before the preceding operation has ended, because they were written before this step.
     pub layer: &'a KvLayer,
+    /// `[2, kv_heads]` f32 for a layer of E4M3: what the keys and the values of each head are multiplied by.
+    pub scales: Option<Tensor<'a>>,
     /// Rows, context lengths and block tables.
     pub sequences: &'a PagedSequences<'a>,
     /// What the target declared with [`Target::paged_scratch`](crate::Target::paged_scratch).
@@ -44,20 +48,21 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `layer`, where each row sees its own
+    /// Attention of `queries` `[tokens, heads * head_dim]` over the blocks of `cache`, where each row sees its own
     /// sequence up to itself. Scores are multiplied by `scale`, mostly `head_dim^-0.5`. Returns
     /// `[tokens, heads * head_dim]`.
-    pub fn attention_paged(
+    pub fn attention_paged<'a>(
         &self,
         queries: &Tensor<'_>,
-        layer: &KvLayer,
+        cache: impl Into<ScaledLayer<'a>>,
         sequences: &PagedSequences<'_>,
         scale: f32,
     ) -> Result<Tensor<'_>, KernelError> {
         const OP: &str = "attention_paged";
-        let shape = layer.shape;
+        let cache = cache.into();
+        let shape = cache.layer.shape;
         let heads = queries.columns() / shape.head_dim;
-        check::cache(OP, layer, self.target().activation())?;
+        check::cache(OP, cache, self.target().activation())?;
         check::activation(OP, "queries", queries, self.target().activation())?;
         check::holds(
             queries.columns() == heads * shape.head_dim && heads.is_multiple_of(shape.kv_heads) && heads > 0,
@@ -87,7 +92,7 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "context_lengths", &sequences.context_lengths)?;
         check::indices(OP, "block_tables", &sequences.block_tables)?;
         let out = self.empty([queries.rows(), queries.columns()])?;
-        self.count(work(sequences, layer, queries, &out));
+        self.count(work(sequences, cache, queries, &out));
         let inner = self.scope();
         let bytes = self.target().paged_scratch(shape, heads, sequences.single_rows, queries.rows());
         let scratch = inner.take_scratch(bytes)?;
@@ -95,7 +100,8 @@ impl<B: Backend> Scope<'_, B> {
             queries: queries.view(),
             heads,
             scale,
-            layer,
+            layer: cache.layer,
+            scales: cache.scales.map(Tensor::view),
             sequences,
             scratch: scratch.view(),
             out: out.view(),
@@ -107,12 +113,12 @@ impl<B: Backend> Scope<'_, B> {
 /// The cost of a call. The context lengths are on the device, so the number of keys to read is derived from the pairs.
 /// That is exact if all sequences have equally many rows (`n` rows over a context of `c` see `n * c - n * (n - 1) / 2`
 /// keys), as in a decoding step or one prefill, and an estimate in a mixed step.
-fn work(sequences: &PagedSequences<'_>, layer: &KvLayer, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
+fn work(sequences: &PagedSequences<'_>, cache: ScaledLayer<'_>, queries: &Tensor<'_>, out: &Tensor<'_>) -> Work {
     let (count, rows) = (sequences.context_lengths.rows() as u64, queries.rows() as u64);
     let keys = (count * sequences.query_key_pairs).checked_div(rows).unwrap_or(0) + rows.saturating_sub(count) / 2;
-    let token_bytes = KvShape { layers: 1, ..layer.shape }.token_bytes();
+    let token_bytes = KvShape { layers: 1, ..cache.layer.shape }.token_bytes();
     let flops = 4 * sequences.query_key_pairs * queries.columns() as u64;
     let mut work = Work::over(flops, &[queries, out, &sequences.block_tables]);
-    work.bytes += token_bytes * keys;
+    work.bytes += token_bytes * keys + cache.scales.map_or(Bytes::ZERO, Tensor::bytes);
     work
 }

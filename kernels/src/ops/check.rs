@@ -1,6 +1,6 @@
 //! Argument checks shared by the operations.
 
-use crate::{DType, KernelError, KvLayer, Shape, Target, Tensor};
+use crate::{DType, KernelError, ScaledLayer, Shape, Target, Tensor};
 
 /// `found` must have the shape `expected`.
 pub(super) fn shape(
@@ -140,12 +140,22 @@ pub(super) fn index_list(op: &'static str, what: &'static str, found: &Tensor<'_
     shape(op, what, found, [found.rows()])
 }
 
-/// A layer of the cache must hold the activations' type, because keys and values are copied, not converted.
-pub(super) fn cache(op: &'static str, layer: &KvLayer, activation: DType) -> Result<(), KernelError> {
-    if layer.shape.dtype == activation {
-        return Ok(());
+/// A layer of the cache must hold the activations' type, or E4M3 with a scale for the keys and for the values of each
+/// head.
+pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType) -> Result<(), KernelError> {
+    let found = cache.layer.shape;
+    match (found.dtype, cache.scales) {
+        (DType::F8E4M3, Some(scales)) => {
+            f32(op, "scales", scales)?;
+            shape(op, "scales", scales, [2, found.kv_heads])?;
+            holds(scales.is_contiguous(), op, "scales", scales, "no gaps between rows")
+        }
+        (dtype, None) if dtype == activation => Ok(()),
+        (dtype, _) => {
+            let expected = "the target's activations without scales, or E4M3 with scales";
+            Err(KernelError::Type { op, what: "layer", expected, found: dtype })
+        }
     }
-    Err(KernelError::Type { op, what: "layer", expected: "the target's activations", found: layer.shape.dtype })
 }
 
 /// What an operation changes in place must be borrowed exclusively. The type system ensures that for a tensor; this

@@ -1,6 +1,8 @@
 //! Rotates queries and keys and writes keys and values into the cache's blocks, reading each element once.
 
-use crate::{Backend, KernelError, KvLayer, Scope, Tensor, Work};
+use bursar_budgets::Bytes;
+
+use crate::{Backend, KernelError, KvLayer, ScaledLayer, Scope, Tensor, Work};
 
 use super::{
     check,
@@ -42,14 +44,17 @@ pub struct Call<'a> {
     pub slots: Tensor<'a>,
     /// The layer to write to.
     pub layer: &'a KvLayer,
+    /// `[2, kv_heads]` f32 for a layer of E4M3: keys and values of a head are divided by theirs and rounded once, to the
+    /// nearest. What is then beyond 448 becomes it; what is no number stays none.
+    pub scales: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
     /// Normalises each query and key head if there are `norms`, rotates the queries and keys of `qkv`
-    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and writes keys and values into `layer` at `slots` `[tokens]`. Afterwards only the queries in
-    /// `qkv` are valid.
+    /// `[tokens, (heads + 2 * kv_heads) * head_dim]` by `positions` `[axes, tokens]`, and writes keys and values into
+    /// `cache` at `slots` `[tokens]`. Afterwards only the queries in `qkv` are valid.
     #[expect(clippy::too_many_arguments, reason = "one pass over memory does three things")]
-    pub fn rotary_kv_write(
+    pub fn rotary_kv_write<'a>(
         &self,
         qkv: &mut Tensor<'_>,
         heads: usize,
@@ -57,20 +62,23 @@ impl<B: Backend> Scope<'_, B> {
         positions: &Tensor<'_>,
         rope: &Rope<'_>,
         slots: &Tensor<'_>,
-        layer: &KvLayer,
+        cache: impl Into<ScaledLayer<'a>>,
     ) -> Result<(), KernelError> {
         const OP: &str = "rotary_kv_write";
-        let shape = layer.shape;
+        let cache = cache.into();
+        let shape = cache.layer.shape;
         check::activation(OP, "qkv", qkv, self.target().activation())?;
-        check::cache(OP, layer, self.target().activation())?;
+        check::cache(OP, cache, self.target().activation())?;
         check::writable(OP, "qkv", qkv);
         check::index_list(OP, "slots", slots)?;
         check::shape(OP, "qkv", qkv, [slots.rows(), (heads + 2 * shape.kv_heads) * shape.head_dim])?;
         check_rope(OP, qkv, positions, rope)?;
         check::shape(OP, "frequencies", &rope.frequencies, [shape.head_dim / 2])?;
         let turned = qkv.rows() * (heads + shape.kv_heads) * shape.head_dim;
-        let mut work = Work::over(3 * turned as u64, &[qkv, qkv, positions, slots]);
-        work.bytes += rope.frequencies.bytes();
+        let cached = qkv.rows() * 2 * shape.kv_heads * shape.head_dim;
+        let mut work = Work::over(3 * turned as u64, &[qkv, positions, slots]);
+        work.bytes += qkv.dtype().bytes(qkv.rows() * heads * shape.head_dim) + shape.dtype.bytes(cached);
+        work.bytes += rope.frequencies.bytes() + cache.scales.map_or(Bytes::ZERO, Tensor::bytes);
         if let Some(HeadNorms { query, key, .. }) = norms {
             for (what, weight) in [("query norm", query), ("key norm", key)] {
                 check::weight(OP, what, weight, self.target())?;
@@ -89,7 +97,8 @@ impl<B: Backend> Scope<'_, B> {
             frequencies: rope.frequencies.view(),
             axes: &rope.axes,
             slots: slots.view(),
-            layer,
+            layer: cache.layer,
+            scales: cache.scales.map(Tensor::view),
         })
     }
 }

@@ -148,6 +148,11 @@ pub fn rounded(dtype: DType, numbers: &[f32]) -> Vec<f64> {
     numbers.iter().map(|number| round(*number)).collect()
 }
 
+/// Scales of the keys of `heads` heads, then of their values, such that numbers below one become at most 300.
+pub fn cache_scales(heads: usize, random: &mut Random) -> Vec<f32> {
+    random.floats(2 * heads).iter().map(|number| 2.0f32.powf(number * 3.0) / 32.0).collect()
+}
+
 /// Softmax attention of one query over keys and values, in `f64`.
 pub fn attend(query: &[f32], keys: &[&[f32]], values: &[&[f32]]) -> Vec<f64> {
     let scale = (query.len() as f64).powf(-0.5);

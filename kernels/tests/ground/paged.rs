@@ -10,7 +10,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Random, attend, narrowed,
+    Random, attend, cache_scales, narrowed,
     pass::starts,
     rounded,
     wide::{Wide, floats, inside, margins},
@@ -25,6 +25,8 @@ fn pairs_of(rows: usize, context: usize) -> u64 {
 pub struct PagedData {
     heads: usize,
     shape: KvShape,
+    activation: DType,
+    scales: Option<Vec<f32>>, // [2, kv_heads]
     sequences: Vec<(usize, usize)>,
     queries: Vec<f32>,
     keys_values: Vec<f32>, // [tokens of all contexts and two of padding, 2 * kv_heads * head_dim]
@@ -35,15 +37,16 @@ pub struct PagedData {
 }
 
 impl PagedData {
+    /// With a cache in E4M3 if `is_fp8`.
     pub fn new(
         activation: DType,
-        heads: usize,
-        kv_heads: usize,
-        head_dim: usize,
+        is_fp8: bool,
+        [heads, kv_heads, head_dim]: [usize; 3],
         sequences: &[(usize, usize)],
         random: &mut Random,
     ) -> Self {
-        let shape = KvShape { layers: 1, kv_heads, head_dim, dtype: activation };
+        let dtype = if is_fp8 { DType::F8E4M3 } else { activation };
+        let shape = KvShape { layers: 1, kv_heads, head_dim, dtype };
         let needed: Vec<usize> = sequences.iter().map(|(_, context)| context.div_ceil(BLOCK_TOKENS)).collect();
         let blocks = needed.iter().sum::<usize>() + 3;
         let table_columns = needed.iter().copied().max().unwrap_or(0) + 1;
@@ -60,6 +63,8 @@ impl PagedData {
         PagedData {
             heads,
             shape,
+            activation,
+            scales: is_fp8.then(|| cache_scales(kv_heads, random)),
             sequences: sequences.to_vec(),
             queries: Wide::new(activation, rows, heads * head_dim, random).numbers,
             keys_values: rounded(activation, &random.floats(slots.len() * 2 * kv_heads * head_dim))
@@ -75,17 +80,23 @@ impl PagedData {
 
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>) -> Result<Vec<f32>, KernelError> {
         let (count, half) = (self.sequences.len(), self.shape.kv_heads * self.shape.head_dim);
-        let cache = scope.empty([self.blocks, self.shape.block_bytes().as_usize() / self.shape.dtype.size()])?;
+        let words = self.shape.block_bytes().as_usize() / DType::F32.size();
+        let cache = scope.empty_f32([self.blocks, words])?;
         // SAFETY: the cache lives as long as the layer, and nothing else uses it.
         let layer = unsafe { KvLayer::new(cache.address(), self.blocks, self.shape) };
-        let mut keys_values = narrowed(scope, [self.slots.len(), 2 * half], self.shape.dtype, &self.keys_values)?;
+        let scales = match &self.scales {
+            Some(scales) => Some(scope.upload([2, self.shape.kv_heads], scales)?),
+            None => None,
+        };
+        let cached = layer.scaled(scales.as_ref());
+        let mut keys_values = narrowed(scope, [self.slots.len(), 2 * half], self.activation, &self.keys_values)?;
         let slots = scope.upload([self.slots.len()], &self.slots)?;
         // Position 0 rotates nothing.
         let positions = scope.upload([1, self.slots.len()], &vec![0u32; self.slots.len()])?;
         let pairs = self.shape.head_dim / 2;
         let rope =
             Rope { frequencies: scope.upload([pairs], &vec![1.0f32; pairs])?, axes: PairAxes::Sections(vec![pairs]) };
-        scope.rotary_kv_write(&mut keys_values, 0, None, &positions, &rope, &slots, &layer)?;
+        scope.rotary_kv_write(&mut keys_values, 0, None, &positions, &rope, &slots, cached)?;
         let lengths: Vec<usize> = self.sequences.iter().map(|(rows, _)| *rows).collect();
         let contexts: Vec<u32> = self.sequences.iter().map(|(_, context)| *context as u32).collect();
         let sequences = PagedSequences {
@@ -95,17 +106,28 @@ impl PagedData {
             single_rows: lengths.iter().take_while(|rows| **rows == 1).count(),
             query_key_pairs: self.sequences.iter().map(|(rows, context)| pairs_of(*rows, *context)).sum(),
         };
-        let (before, behind) = margins(self.shape.dtype);
+        let (before, behind) = margins(self.activation);
         let pitch = before + self.heads * self.shape.head_dim + behind;
-        let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.shape.dtype, &self.queries)?;
+        let queries = narrowed(scope, [self.queries.len() / pitch, pitch], self.activation, &self.queries)?;
         let scale = (self.shape.head_dim as f32).powf(-0.5);
-        floats(scope, &scope.attention_paged(&inside(&queries), &layer, &sequences, scale)?)
+        floats(scope, &scope.attention_paged(&inside(&queries), cached, &sequences, scale)?)
+    }
+
+    /// Keys and values as they are read from the cache.
+    fn cached(&self) -> Vec<f32> {
+        let Some(scales) = &self.scales else { return self.keys_values.clone() };
+        let read = |(at, number): (usize, &f32)| {
+            let scale = scales[at / self.shape.head_dim % scales.len()];
+            E4m3::from_f32(number / scale).to_f32() * scale
+        };
+        self.keys_values.iter().enumerate().map(read).collect()
     }
 
     pub fn expected(&self) -> Vec<f64> {
         let (kv_heads, head_dim) = (self.shape.kv_heads, self.shape.head_dim);
         let columns = self.heads * head_dim;
-        let (before, behind) = margins(self.shape.dtype);
+        let (before, behind) = margins(self.activation);
+        let keys_values = self.cached();
         let (mut out, mut row, mut token) = (Vec::new(), 0, 0);
         for (rows, context) in &self.sequences {
             if *context == 0 {
@@ -118,7 +140,7 @@ impl PagedData {
                     let kv_head = head / (self.heads / kv_heads);
                     let seen = token..token + context - rows + index + 1;
                     let vector = |token: usize, half: usize| {
-                        &self.keys_values[((token * 2 + half) * kv_heads + kv_head) * head_dim..][..head_dim]
+                        &keys_values[((token * 2 + half) * kv_heads + kv_head) * head_dim..][..head_dim]
                     };
                     let [keys, values] =
                         [0, 1].map(|half| seen.clone().map(|token| vector(token, half)).collect::<Vec<_>>());

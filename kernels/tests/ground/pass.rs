@@ -26,7 +26,7 @@ pub enum How {
     Add,
 }
 
-/// One operation at one size. Inputs that may have gaps between their rows are views of wider tensors.
+/// One operation at one size; `PagedFp8` is `Paged` over a cache in E4M3. Inputs that may have gaps between their rows are views of wider tensors.
 #[derive(Clone, Debug)]
 pub enum Pass {
     Patchify { pictures: Vec<(usize, usize, usize)>, side: usize, frames: usize, patches: usize },
@@ -43,6 +43,7 @@ pub enum Pass {
     Mixed(Mixed),
     Turned(Turned),
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
+    PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     Packed { heads: usize, head_dim: usize, lengths: Vec<usize> },
     SiluMul { rows: usize, features: usize },
     Gelu { rows: usize, features: usize, kind: Gelu },
@@ -161,6 +162,14 @@ pub fn passes() -> Vec<Pass> {
     for (rows, vocabulary) in [(1, 5), (3, 4096), (76, 1009), (21, 9001), (5, 151_937)] {
         passes.push(Pass::Sample { rows, vocabulary });
     }
+    let rounded = |pass: &Pass| match pass.clone() {
+        Pass::Paged { heads, kv_heads, head_dim, sequences } => {
+            Some(Pass::PagedFp8 { heads, kv_heads, head_dim, sequences })
+        }
+        _ => None,
+    };
+    let rounded: Vec<Pass> = passes.iter().filter_map(rounded).collect();
+    passes.extend(rounded);
     passes
 }
 
@@ -248,9 +257,12 @@ impl Pass {
             Pass::Mixed(mixed) => mixed.run(scope, &mut random),
             Pass::Turned(turned) => turned.run(scope, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
-                let data =
-                    PagedData::new(scope.target().activation(), heads, kv_heads, head_dim, &sequences, &mut random);
-                data.run(scope)
+                let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
+                PagedData::new(activation, false, sizes, &sequences, &mut random).run(scope)
+            }
+            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences } => {
+                let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
+                PagedData::new(activation, true, sizes, &sequences, &mut random).run(scope)
             }
             Pass::Packed { heads, head_dim, lengths } => {
                 let rows: usize = lengths.iter().sum();
@@ -414,7 +426,10 @@ impl Pass {
             Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
             Pass::Turned(turned) => turned.expected(activation, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
-                PagedData::new(activation, heads, kv_heads, head_dim, &sequences, &mut random).expected()
+                PagedData::new(activation, false, [heads, kv_heads, head_dim], &sequences, &mut random).expected()
+            }
+            Pass::PagedFp8 { heads, kv_heads, head_dim, sequences } => {
+                PagedData::new(activation, true, [heads, kv_heads, head_dim], &sequences, &mut random).expected()
             }
             Pass::Packed { heads, head_dim, lengths } => {
                 let qkv = Wide::new(activation, lengths.iter().sum(), 3 * heads * head_dim, &mut random);

@@ -1,4 +1,5 @@
-//! Queries, keys and values on their way into the cache: normalised by heads or not, rotated, and put into blocks.
+//! Queries, keys and values on their way into the cache: normalised by heads or not, rotated, and put into blocks,
+//! rounded or not.
 
 use bursar_kernels::{
     ops::{
@@ -9,7 +10,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Random, narrowed, rounded,
+    Random, cache_scales, narrowed, rounded,
     wide::{Wide, floats, margins, wide},
 };
 
@@ -25,6 +26,8 @@ pub struct Turned {
     pub head_dim: usize,
     pub axes: PairAxes,
     pub has_norms: bool,
+    /// The cache is in E4M3.
+    pub is_fp8: bool,
 }
 
 /// The numbers beside the row itself, drawn in this order after it.
@@ -33,6 +36,7 @@ struct Numbers {
     frequencies: Vec<f32>,
     slots: Vec<u32>,
     norms: [Vec<f32>; 2],
+    scales: Vec<f32>,
 }
 
 impl Turned {
@@ -42,8 +46,10 @@ impl Turned {
         for (heads, kv_heads, head_dim) in [(4, 2, 128), (7, 1, 64), (3, 3, 80), (5, 1, 32), (2, 1, 34), (32, 8, 128)] {
             let third = head_dim / 8;
             for axes in [PairAxes::Sections(vec![head_dim / 2]), PairAxes::Interleaved(third, third)] {
-                let case = Turned { heads, kv_heads, head_dim, axes, has_norms: true };
-                cases.extend([Turned { has_norms: false, ..case.clone() }, case]);
+                let case = Turned { heads, kv_heads, head_dim, axes, has_norms: true, is_fp8: false };
+                let plain = [Turned { has_norms: false, ..case.clone() }, case];
+                cases.extend(plain.clone().map(|case| Turned { is_fp8: true, ..case }));
+                cases.extend(plain);
             }
         }
         cases
@@ -59,18 +65,21 @@ impl Turned {
             frequencies: random.floats(self.head_dim / 2),
             slots: random.shuffled(TOKENS),
             norms: [(); 2].map(|()| random.floats(self.head_dim)),
+            scales: cache_scales(self.kv_heads, random),
         }
     }
 
-    /// The queries, then the cache.
+    /// The queries, then the cache as it is read.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let activation = scope.target().activation();
-        let shape = KvShape { layers: 1, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: activation };
+        let dtype = if self.is_fp8 { DType::F8E4M3 } else { activation };
+        let shape = KvShape { layers: 1, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype };
         let mut row = wide(scope, TOKENS, self.columns(), random)?;
         let numbers = self.numbers(random);
-        let cache = scope.empty([BLOCKS, shape.block_bytes().as_usize() / activation.size()])?;
+        let memory = scope.empty_f32([shape.block_bytes().as_usize() * BLOCKS / DType::F32.size()])?;
         // SAFETY: the cache lives as long as the layer, and nothing else uses it.
-        let layer = unsafe { KvLayer::new(cache.address(), BLOCKS, shape) };
+        let layer = unsafe { KvLayer::new(memory.address(), BLOCKS, shape) };
+        let scales = scope.upload([2, self.kv_heads], &numbers.scales)?;
         let positions = scope.upload([self.axes.count(), TOKENS], &numbers.positions)?;
         let frequencies = scope.upload([self.head_dim / 2], &numbers.frequencies)?;
         let slots = scope.upload([TOKENS], &numbers.slots)?;
@@ -90,12 +99,23 @@ impl Turned {
             &positions,
             &rope,
             &slots,
-            &layer,
+            layer.scaled(self.is_fp8.then_some(&scales)),
         )?;
         let pitch = row.columns();
         let queries = |row: &[f32]| row[before..][..self.heads * self.head_dim].to_vec();
         let queries: Vec<f32> = floats(scope, &row)?.chunks_exact(pitch).flat_map(queries).collect();
-        Ok([queries, floats(scope, &cache)?].concat())
+        // SAFETY: as above.
+        let cache =
+            unsafe { Tensor::persistent(memory.address(), [TOKENS * 2 * self.kv_heads * self.head_dim], dtype) };
+        let cached = match self.is_fp8 {
+            false => floats(scope, &cache)?,
+            true => {
+                let codes: Vec<E4m3> = scope.download(&cache)?;
+                let scale = |at: usize| numbers.scales[at / (BLOCK_TOKENS * self.head_dim) % numbers.scales.len()];
+                codes.into_iter().enumerate().map(|(at, code)| code.to_f32() * scale(at)).collect()
+            }
+        };
+        Ok([queries, cached].concat())
     }
 
     pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {

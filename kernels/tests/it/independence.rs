@@ -23,10 +23,12 @@ fn any_number_of_threads_gives_the_same_bits() {
 const HEADS: usize = 14;
 const SHAPE: KvShape = KvShape { layers: 1, kv_heads: 2, head_dim: 32, dtype: DType::F32 };
 
+const CACHES: [DType; 2] = [DType::F32, DType::F8E4M3];
+
 /// One step: writes each sequence's new rows, of a prompt determined by its seed, and attends to them.
 fn step(
     scope: &Scope<'_, Cpu>,
-    layer: &KvLayer,
+    cache: ScaledLayer<'_>,
     sequences: &[(u64, std::ops::Range<usize>)],
 ) -> Result<Vec<Vec<f32>>, KernelError> {
     let (heads, half) = (HEADS * SHAPE.head_dim, SHAPE.kv_heads * SHAPE.head_dim);
@@ -43,7 +45,7 @@ fn step(
     let slots = pass.upload([slots.len()], &slots)?;
     let pairs = SHAPE.head_dim / 2;
     let rope = Rope { frequencies: pass.upload([pairs], &vec![0.0f32; pairs])?, axes: PairAxes::Sections(vec![pairs]) };
-    pass.rotary_kv_write(&mut qkv, heads / SHAPE.head_dim, None, &positions, &rope, &slots, layer)?;
+    pass.rotary_kv_write(&mut qkv, heads / SHAPE.head_dim, None, &positions, &rope, &slots, cache)?;
     let contexts: Vec<u32> = sequences.iter().map(|(_, rows)| rows.end as u32).collect();
     let tables: Vec<u32> = sequences.iter().flat_map(|(seed, _)| *seed as u32 * 25..(*seed as u32 + 1) * 25).collect();
     let paged = PagedSequences {
@@ -53,46 +55,51 @@ fn step(
         single_rows: 0,
         query_key_pairs: 1,
     };
-    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), layer, &paged, 0.2)?)?;
+    let out: Vec<f32> = pass.download(&pass.attention_paged(&qkv.column_range(0..heads), cache, &paged, 0.2)?)?;
     Ok(starts.windows(2).map(|at| out[at[0] as usize * heads..at[1] as usize * heads].to_vec()).collect())
 }
 
-/// Runs `steps` over a fresh cache.
-fn over_a_cache<T>(steps: impl FnOnce(&Scope<'_, Cpu>, &KvLayer) -> Result<T, KernelError>) -> T {
+/// Runs `steps` over a fresh cache of `dtype`.
+fn over_a_cache<T>(dtype: DType, steps: impl FnOnce(&Scope<'_, Cpu>, ScaledLayer<'_>) -> Result<T, KernelError>) -> T {
     compute(2, |scope| {
-        let blocks = 75;
-        let cache = scope.empty([blocks, SHAPE.block_bytes().as_usize() / 4])?;
+        let (blocks, shape) = (75, KvShape { dtype, ..SHAPE });
+        let cache = scope.empty([blocks, shape.block_bytes().as_usize() / 4])?;
         // SAFETY: the cache outlives the layer, and nothing else uses it.
-        let layer = unsafe { KvLayer::new(cache.address(), blocks, SHAPE) };
-        steps(scope, &layer)
+        let layer = unsafe { KvLayer::new(cache.address(), blocks, shape) };
+        let scales = scope.upload([2, SHAPE.kv_heads], &[0.01f32, 0.003, 0.02, 0.7])?;
+        steps(scope, layer.scaled((dtype == DType::F8E4M3).then_some(&scales)))
     })
 }
 
 #[test]
 fn a_prompt_in_chunks_gives_what_the_whole_prompt_gives() {
-    let whole = over_a_cache(|scope, layer| step(scope, layer, &[(1, 0..391)])).remove(0);
-    let cuts = [0, 1, 17, 64, 65, 200, 390, 391];
-    let chunked = over_a_cache(|scope, layer| {
-        let mut rows = Vec::new();
-        for cut in cuts.windows(2) {
-            rows.extend(step(scope, layer, &[(1, cut[0]..cut[1])])?.remove(0));
-        }
-        Ok(rows)
-    });
-    assert_close("chunked prefill", &chunked, &widened(&whole), 1e-6);
+    for dtype in CACHES {
+        let whole = over_a_cache(dtype, |scope, cache| step(scope, cache, &[(1, 0..391)])).remove(0);
+        let cuts = [0, 1, 17, 64, 65, 200, 390, 391];
+        let chunked = over_a_cache(dtype, |scope, cache| {
+            let mut rows = Vec::new();
+            for cut in cuts.windows(2) {
+                rows.extend(step(scope, cache, &[(1, cut[0]..cut[1])])?.remove(0));
+            }
+            Ok(rows)
+        });
+        assert_close(&format!("chunked prefill over {dtype}"), &chunked, &widened(&whole), 1e-6);
+    }
 }
 
 #[test]
 fn neighbours_in_the_batch_leave_a_sequences_attention_as_it_is() {
-    let alone = over_a_cache(|scope, layer| {
-        step(scope, layer, &[(1, 0..123)])?;
-        step(scope, layer, &[(1, 123..124)])
-    });
-    let beside = over_a_cache(|scope, layer| {
-        step(scope, layer, &[(0, 0..30), (1, 0..123), (2, 0..399)])?;
-        step(scope, layer, &[(2, 399..400), (1, 123..124), (0, 30..95)])
-    });
-    assert_eq!(alone[0], beside[1], "an item of work is one sequence's, so even the bits agree");
+    for dtype in CACHES {
+        let alone = over_a_cache(dtype, |scope, cache| {
+            step(scope, cache, &[(1, 0..123)])?;
+            step(scope, cache, &[(1, 123..124)])
+        });
+        let beside = over_a_cache(dtype, |scope, cache| {
+            step(scope, cache, &[(0, 0..30), (1, 0..123), (2, 0..399)])?;
+            step(scope, cache, &[(2, 399..400), (1, 123..124), (0, 30..95)])
+        });
+        assert_eq!(alone[0], beside[1], "an item of work is one sequence's, so even the bits agree over {dtype}");
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod ground;
 mod arithmetic;
 mod faults;
 mod fp8;
+mod fp8_cache;
 mod independence;
 mod planning;
 mod random_weights;

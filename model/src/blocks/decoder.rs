@@ -1,7 +1,7 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
 use bursar_kernels::{
-    Backend, KernelError, KvLayer, KvShape, Scope, Target, Tensor,
+    Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
     ops::rotary::{PairAxes, Rope},
 };
 
@@ -78,9 +78,9 @@ impl DecoderConfig {
         (all, of_layers.into_iter().flatten())
     }
 
-    /// Layers, heads and element type of the keys and values on `target`.
-    pub fn kv_shape(&self, target: &Target) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype: target.activation() }
+    /// Layers and heads of keys and values that are kept as `dtype`.
+    pub fn kv_shape(&self, dtype: DType) -> KvShape {
+        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype }
     }
 }
 
@@ -354,6 +354,7 @@ impl Layer {
                     }),
                     false => None,
                 },
+                cache_scales: map.cache_scales(&name("self_attn"), config.kv_heads)?,
                 out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, biases.out)?,
                 heads: config.heads,
                 scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),

@@ -19,6 +19,8 @@ pub struct PagedAttention {
     pub out: Linear,
     /// Norms of each query and key head, if the model has them.
     pub norms: Option<HeadNorms>,
+    /// `[2, kv_heads]` f32: what cached keys and values of each head are multiplied by, if the cache is FP8.
+    pub cache_scales: Option<Tensor<'static>>,
     /// Number of query heads.
     pub heads: usize,
     /// What scores are multiplied by.
@@ -39,6 +41,7 @@ impl PagedAttention {
     ) -> Result<Tensor<'s>, KernelError> {
         let mut qkv = self.qkv.forward(scope, normed)?;
         let norms = self.norms.as_ref();
+        let cache = cache.scaled(self.cache_scales.as_ref());
         scope.rotary_kv_write(&mut qkv, self.heads, norms, &step.positions, rope, &step.slots, cache)?;
         Ok(qkv)
     }
@@ -53,6 +56,7 @@ impl PagedAttention {
         cache: &KvLayer,
     ) -> Result<Tensor<'s>, KernelError> {
         let queries = qkv.column_range(0..self.heads * cache.shape().head_dim);
+        let cache = cache.scaled(self.cache_scales.as_ref());
         scope.attention_paged(&queries, cache, &step.sequences, self.scale)
     }
 

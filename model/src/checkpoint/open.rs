@@ -11,6 +11,7 @@ use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
 use super::quantization::{MODELOPT, QuantizationError, WeightFormats, WeightQuantization, stored_formats};
 use super::tensors::{TensorIndex, TensorInfo};
+use crate::flow::CacheFormat;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
 use crate::sampling::GenerationDefaults;
 use crate::text::error::TextError;
@@ -35,6 +36,7 @@ pub struct Checkpoint {
     /// Every weight by name.
     pub tensors: TensorIndex,
     quantization: Option<WeightQuantization>,
+    cache: CacheFormat,
     has_own_video_processor: bool, // and not that of pictures
     source: CheckpointSource,
     files: TextFiles,
@@ -75,6 +77,7 @@ impl Checkpoint {
             template,
             config,
             quantization: None,
+            cache: CacheFormat::Plain,
             image_processor,
             video_processor,
             has_own_video_processor: processors.has_own_video,
@@ -89,6 +92,16 @@ impl Checkpoint {
     /// The same checkpoint, whose weights a user wants rounded while they load.
     pub fn with_quantization(self, quantization: Option<WeightQuantization>) -> Self {
         Checkpoint { quantization, ..self }
+    }
+
+    /// The same checkpoint, whose keys and values a user wants kept like this.
+    pub fn with_cache(self, cache: CacheFormat) -> Self {
+        Checkpoint { cache, ..self }
+    }
+
+    /// How its keys and values are kept.
+    pub fn cache(&self) -> CacheFormat {
+        self.cache
     }
 
     /// The folder, embedded files or shape that it was opened from.

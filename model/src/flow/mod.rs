@@ -3,6 +3,7 @@
 //! Embeddings are rows of the vision cache, and logits are rows of a workspace. They have no file here because they
 //! stay on the device.
 
+mod cache_format;
 pub mod image_bytes;
 mod image_error;
 mod picture_limits;
@@ -16,6 +17,7 @@ mod tiles;
 pub mod token;
 pub mod video;
 
+pub use cache_format::CacheFormat;
 pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
 pub use image_error::ImageError;
 pub use picture_limits::PictureLimits;

@@ -4,7 +4,7 @@ use std::{fmt, ops::Range};
 
 use bursar_kernels::BLOCK_TOKENS;
 
-use super::{POSITION_AXES, PictureHash};
+use super::{CacheFormat, POSITION_AXES, PictureHash};
 
 /// The hash of a whole block and of everything before it in its sequence. Equal hashes mean equal keys and values. It
 /// is BLAKE3 for the same reason as [`PictureHash`]: an attacker with a collision could read another user's prompt.
@@ -35,6 +35,19 @@ pub struct PrefixKeys {
 }
 
 impl PrefixKeys {
+    /// Keys of a cache of one format: a block of another holds other numbers. See [`salted`](Self::salted).
+    pub fn of(cache: CacheFormat, salt: Option<&str>) -> Self {
+        match (cache, salt) {
+            (CacheFormat::Plain, None) => PrefixKeys::default(),
+            (CacheFormat::Plain, Some(salt)) => PrefixKeys::salted(salt.as_bytes()),
+            (cache, salt) => {
+                let content = [&[u8::from(salt.is_some())][..], salt.unwrap_or_default().as_bytes()].concat();
+                let context = format!("bursar: keys and values in {}", cache.name());
+                PrefixKeys { salt: Some(PrefixKey(blake3::derive_key(&context, &content))), keys: Vec::new() }
+            }
+        }
+    }
+
     /// Keys that only sequences of the same salt share. Without the salt, the time to an answer does not tell whether
     /// another user has sent the same prompt.
     pub fn salted(salt: &[u8]) -> Self {
@@ -105,6 +118,20 @@ mod tests {
         for ((unsalted, one), other) in unsalted.iter().zip(&one).zip(&other) {
             assert!(unsalted != one && one != other && unsalted != other);
         }
+    }
+
+    #[test]
+    fn a_cache_of_another_format_has_other_keys_with_and_without_a_salt() {
+        let (tokens, positions) = ([1; 32], [[0; 3]; 32]);
+        let mut all = std::collections::BTreeSet::new();
+        for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
+            for salt in [None, Some(""), Some("one")] {
+                let mut keys = PrefixKeys::of(cache, salt);
+                keys.extend(&tokens, &positions, &[]);
+                all.extend(keys.as_slice().iter().copied());
+            }
+        }
+        assert_eq!(all.len(), 12);
     }
 
     #[test]

@@ -7,7 +7,10 @@ use super::{
     map::{MadeScales, Place, SpreadScales, WeightError, WeightMap, WeightSource, expected},
     scaling::numbers,
 };
-use crate::checkpoint::{Fp8Scheme, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION};
+use crate::{
+    checkpoint::{Fp8Scheme, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION},
+    flow::CacheFormat,
+};
 
 /// The scale of activations where a checkpoint without weights has none.
 const UNKNOWN_SCALE: f32 = 1.0;
@@ -236,7 +239,43 @@ impl WeightMap<'_> {
         Ok(largest)
     }
 
-    /// Whether a tensor is a scale of cached keys or values, which are kept as activations and need none.
+    /// Claims the scales of a layer's cached keys and values, `[2, kv_heads]` f32, if the cache is FP8: the
+    /// checkpoint's, one for all heads or one for each, and 1 for a layer that has none, as in vLLM.
+    pub fn cache_scales(&mut self, attention: &str, kv_heads: usize) -> Result<Option<Tensor<'static>>, WeightError> {
+        if self.checkpoint.cache() != CacheFormat::Fp8 {
+            return Ok(None);
+        }
+        if !self.is_dry() && !self.target.has_fp8_cache() {
+            return Err(WeightError::Unserved { what: "FP8 keys and values", target: self.target.name() });
+        }
+        // Under compressed-tensors' name or ModelOpt's.
+        let names = ["k", "v"]
+            .map(|part| [format!("{attention}.{part}_scale"), format!("{attention}.{part}_proj.{part}_scale")]);
+        let is_promised = matches!(&self.formats, WeightFormats::Stored(stored) if stored.has_cache_scales);
+        let scales = match is_promised && names.iter().flatten().any(|name| self.has(name)) {
+            false => vec![1.0; 2 * kv_heads],
+            true => {
+                let [keys, values] = names;
+                [self.stored_cache_scales(keys, kv_heads)?, self.stored_cache_scales(values, kv_heads)?].concat()
+            }
+        };
+        Ok(Some(self.constant(&scales).into_shape([2, kv_heads])))
+    }
+
+    /// The checkpoint's scales of each head, under either name.
+    fn stored_cache_scales(&mut self, [own, other]: [String; 2], kv_heads: usize) -> Result<Vec<f32>, WeightError> {
+        let name = if self.has(&own) { own } else { other };
+        let found = self.checkpoint.tensor(&name)?;
+        let scales = numbers(&found);
+        if scales.len() != 1 && scales.len() != kv_heads {
+            return Err(WeightError::Shape { name, expected: vec![kv_heads], found: found.shape.to_vec() });
+        }
+        scales.iter().try_for_each(|scale| check_scale(&name, *scale, true))?;
+        self.read.push(name);
+        Ok((0..kv_heads).map(|head| scales[head % scales.len()]).collect())
+    }
+
+    /// Whether a tensor is a scale of cached keys or values, which plain ones do not need.
     pub(super) fn is_cache_scale(&self, name: &str) -> bool {
         let WeightFormats::Stored(stored) = &self.formats else { return false };
         stored.has_cache_scales && [".k_scale", ".v_scale"].iter().any(|end| name.ends_with(end))

@@ -57,7 +57,7 @@ fn settings_that_are_not_served_are_refused_by_name() {
             "modules_to_not_convert is lm_head, supported: a list",
         ),
         (CHANNEL, vec!["format"], json!("pack-quantized"), "format is pack-quantized, supported: float-quantized"),
-        (CHANNEL, vec!["kv_cache_scheme"], json!({ "num_bits": 8 }), "kv_cache_scheme is {\"num_bits\":8}"),
+        (CHANNEL, vec!["kv_cache_scheme"], json!({ "num_bits": 4 }), "kv_cache_scheme.num_bits is 4"),
         (CHANNEL, vec!["ignore"], json!(["re:("]), "the pattern \"re:(\" of modules is not understood"),
         (CHANNEL, group(&["targets"]), json!(["Linear", "Conv2d"]), "group_0.targets is [\"Linear\",\"Conv2d\"]"),
         (CHANNEL, group(&["weights", "num_bits"]), json!(4), "group_0.weights.num_bits is 4"),

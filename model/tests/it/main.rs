@@ -12,6 +12,7 @@ mod checkpoints;
 mod common;
 mod copy;
 mod forced_calls;
+mod fp8_cache;
 mod fp8_weights;
 mod gguf;
 mod golden_fp8;

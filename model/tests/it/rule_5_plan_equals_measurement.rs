@@ -11,7 +11,7 @@ use bursar_kernels::{
 use bursar_model::{
     Depth, Envelope, Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
+    flow::{CacheFormat, Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     registry,
     sampling::{SamplingBuffers, SamplingShape},
     workload::Workload,
@@ -83,8 +83,8 @@ struct Machine {
 }
 
 impl Machine {
-    fn load(folder: &str, threads: usize, room: CacheCapacity) -> Self {
-        let (checkpoint, cpu, memory) = (bench::open(folder), Cpu::new(threads), Memory::new(Bytes::mib(160)));
+    fn load(checkpoint: Checkpoint, threads: usize, room: CacheCapacity) -> Self {
+        let (cpu, memory) = (Cpu::new(threads), Memory::new(Bytes::mib(160)));
         let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model =
@@ -116,7 +116,8 @@ impl Machine {
             self.kv.iter().map(|segment| unsafe { KvLayer::new(segment.address(), self.room.blocks, shape) }).collect();
         let cache_shape = [self.room.cache_rows, self.model.config().picture_row().width()];
         // SAFETY: as above.
-        let mut cache = unsafe { Tensor::persistent(self.cache.address(), cache_shape, shape.dtype) };
+        let mut cache =
+            unsafe { Tensor::persistent(self.cache.address(), cache_shape, self.cpu.target().activation()) };
         let sequences = match pass {
             Pass::Step(batch) => batch.logit_rows.len(),
             Pass::Encode(_) => SEQUENCES,
@@ -145,15 +146,15 @@ fn every_worst_case_takes_what_its_plan_says(folder: &str) {
         let short = machine.run(pass, proof, planned.workspace - Bytes(256));
         assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}, {proof:?}: {short:?}");
     };
-    every_worst_case(folder, alike);
+    every_worst_case(folder, CacheFormat::Plain, alike);
 }
 
 /// Compares each worst case with its plan, and then calls `check` with it.
-fn every_worst_case(folder: &str, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
+fn every_worst_case(folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
     // Fewer blocks than the longest context takes, so worst cases use some of them several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
     for threads in [1, 2] {
-        let machine = Machine::load(folder, threads, room);
+        let machine = Machine::load(bench::open(folder).with_cache(cache), threads, room);
         for envelope in envelopes() {
             for worst_case in worst_cases::worst_cases(&machine.model, &envelope, room) {
                 let what = format!("{folder}, {threads} threads, {envelope:?}, {}", worst_case.name);
@@ -206,7 +207,12 @@ fn every_worst_case_of_mixtures_takes_what_its_plan_says() {
 
 #[test]
 fn every_worst_case_of_fp8_weights_takes_what_its_plan_says() {
-    FP8.into_iter().for_each(|folder| every_worst_case(folder, |_, _, _, _| {}));
+    FP8.into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Plain, |_, _, _, _| {}));
+}
+
+#[test]
+fn every_worst_case_over_an_fp8_cache_takes_what_its_plan_says() {
+    [QWEN2_5_VL, QWEN3].into_iter().for_each(|folder| every_worst_case(folder, CacheFormat::Fp8, |_, _, _, _| {}));
 }
 
 #[test]

@@ -20,6 +20,7 @@ fn values(kind: Kind) -> [Value; 2] {
         Kind::Gibibytes => [json!(0), json!("4")],
         Kind::Name => [json!("eyes"), json!("ears")],
         Kind::Type => [json!("half"), json!("bf16")],
+        Kind::CacheType => [json!("fp8_e4m3"), json!("auto")],
         Kind::Format => [json!("fp8"), json!("fp8_per_block")],
         Kind::Switch => [json!(true), json!("false")],
     }
@@ -83,6 +84,7 @@ fn an_impossible_value_is_refused_with_what_it_must_be() {
         json!({ "kv_cache_memory_bytes": 0 }),
         json!({ "max_model_len": "16k" }),
         json!({ "dtype": "int8" }),
+        json!({ "kv_cache_dtype": "fp8_e5m2" }),
         json!({ "served_model_name": " " }),
         json!({ "served_model_name": ["a", "b"] }),
         json!({ "disable_log_requests": "yes" }),

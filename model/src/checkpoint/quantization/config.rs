@@ -68,7 +68,9 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "ignore",
         "global_compression_ratio",
         "version",
+        "kv_cache_scheme",
     ])?;
+    let has_cache_scales = cache_scheme(part)?;
     let groups = part.inner("config_groups")?;
     let one = "one group";
     let mut names = groups.fields.keys();
@@ -117,7 +119,21 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         weights.among("block_structure", &[Value::Null], "null")?;
         [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
     }
-    Ok(StoredFp8 { scheme, scale: "weight_scale", plain: part.modules(&["ignore"])?, has_cache_scales: false })
+    Ok(StoredFp8 { scheme, scale: "weight_scale", plain: part.modules(&["ignore"])?, has_cache_scales })
+}
+
+/// Whether compressed-tensors has scales of keys and values, one for all heads of a layer or one for each.
+fn cache_scheme(part: &Fields<'_>) -> Result<bool, QuantizationError> {
+    let Some(scheme) = Fields::part(part.file, &part.place, part.fields, "kv_cache_scheme")? else { return Ok(false) };
+    scheme.among("num_bits", &[json!(8)], "8")?;
+    scheme.among("type", &[json!("float")], "float")?;
+    scheme.among("symmetric", &[json!(true), Value::Null], "true")?;
+    scheme.among("dynamic", &[json!(false), Value::Null], "false")?;
+    scheme.among("strategy", &[json!("tensor"), json!("attn_head")], "tensor and attn_head")?;
+    scheme.among("group_size", &[Value::Null], "null")?;
+    scheme.among("block_structure", &[Value::Null], "null")?;
+    scheme.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])?;
+    Ok(true)
 }
 
 /// FP8 of ModelOpt, as NVIDIA releases it.

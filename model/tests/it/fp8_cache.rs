@@ -1,0 +1,119 @@
+//! Keys and values in FP8: their memory, their scales, and how far logits are from those over a plain cache.
+
+use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_model::{
+    LoadError, Model, checkpoint::Checkpoint, error::CheckpointError, flow::CacheFormat, weights::WeightError,
+};
+use serde_json::json;
+
+use crate::{
+    bench::{self, Bench, Case, alone, encode, relative_error, together},
+    copy::Copy,
+};
+
+const CPU: Target = Target::Cpu { threads: 2 };
+const FOLDER: &str = "tests/golden/qwen2_5_vl";
+const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
+const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
+const FILE: &str = "model.safetensors";
+const KEYS: &str = "model.layers.0.self_attn.k_proj.k_scale";
+
+fn open(folder: &str, cache: CacheFormat) -> Checkpoint {
+    bench::open(folder).with_cache(cache)
+}
+
+fn refused(checkpoint: Checkpoint) -> LoadError {
+    Model::plan(&checkpoint, &CPU).map(drop).expect_err("it cannot be a scale")
+}
+
+#[test]
+fn an_fp8_cache_takes_a_byte_an_element_and_pictures_stay_as_they_are() {
+    let gpu = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+    for (target, times) in [(CPU, 4), (gpu, 2)] {
+        let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8]
+            .map(|cache| Model::plan(&open(FOLDER, cache), &target).expect("it is planned, with kernels or without"));
+        assert_eq!(plain.kv_shape(&target).token_bytes(), rounded.kv_shape(&target).token_bytes() * times);
+        assert_eq!(plain.picture_row_bytes(&target), rounded.picture_row_bytes(&target));
+        let (layers, scales) = (plain.kv_shape(&target).layers as u64, 256);
+        assert!((1..=layers * scales).contains(&(rounded.weight_bytes() - plain.weight_bytes()).0), "scales alone");
+    }
+}
+
+#[test]
+fn logits_over_an_fp8_cache_stay_near_those_over_a_plain_one_whole_and_beside_others() {
+    let [plain, rounded] = [CacheFormat::Plain, CacheFormat::Fp8].map(|cache| Bench::of(open(FOLDER, cache), 2));
+    let cases: Vec<Case> = ["single_image", "two_turns", "text_only"]
+        .iter()
+        .map(|name| Case::read(FOLDER, &plain.checkpoint, name))
+        .collect();
+    let mut runs = Vec::new();
+    for case in &cases {
+        let (of_plain, of_rounded) = (encode(&plain, case), encode(&rounded, case));
+        let expected = alone(&plain, case, &of_plain, &[usize::MAX]);
+        let whole = alone(&rounded, case, &of_rounded, &[usize::MAX]);
+        let worst = |found: &[Vec<f32>], expected: &[Vec<f32>]| {
+            found.iter().zip(expected).map(|(found, expected)| relative_error(found, expected)).fold(0.0, f32::max)
+        };
+        let distance = worst(&whole.logits[..1], &expected.logits[..1]);
+        println!("{}: logits after the prompt over FP8 differ by {distance:.1e}", case.name);
+        assert!((1e-4..0.1).contains(&distance), "{}: {distance:e}", case.name);
+        let chunked = alone(&rounded, case, &of_rounded, &[17, 40, 3]);
+        // Another order of sums may bring a key over the middle of two numbers.
+        let noise = worst(&chunked.logits[..1], &whole.logits[..1]);
+        println!("{}: in chunks by {noise:.1e}", case.name);
+        assert!(noise < distance, "{}: {noise:e} in chunks, {distance:e} by rounding", case.name);
+        runs.push((whole, of_rounded));
+    }
+    let asked: Vec<_> = cases.iter().zip(&runs).map(|(case, (_, rows))| (case, rows.clone())).collect();
+    for ((found, (whole, _)), case) in together(&rounded, &asked, 2, 5).iter().zip(&runs).zip(&cases) {
+        let noise = relative_error(&found.logits[0], &whole.logits[0]);
+        println!("{}: beside others by {noise:.1e}", case.name);
+        assert!(noise < 0.05, "{}: {noise:e} beside others", case.name);
+    }
+}
+
+/// Logits after a text, of a checkpoint over an FP8 cache.
+fn logits(checkpoint: Checkpoint, folder: &str) -> Vec<f32> {
+    let bench = Bench::of(checkpoint, 1);
+    let case = Case::read(folder, &bench.checkpoint, "long");
+    alone(&bench, &case, &[], &[usize::MAX]).logits.swap_remove(0)
+}
+
+#[test]
+fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
+    let stored = logits(open(TENSOR, CacheFormat::Fp8), TENSOR);
+    let copy = Copy::of(TENSOR).rewrite(FILE, |header, data| {
+        let start = header[KEYS]["data_offsets"][0].as_u64().expect("a place") as usize;
+        data[start..start + 4].copy_from_slice(&64.0f32.to_le_bytes());
+    });
+    let coarse = logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR);
+    assert!(relative_error(&coarse, &stored) > 1e-3, "keys in steps of eight are others");
+    let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
+    let of_plain = logits(copy.open(), TENSOR);
+    assert_eq!(of_plain, plain, "a plain cache does not read them");
+}
+
+#[test]
+fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
+    let rounded = |copy: Copy| refused(copy.open().with_cache(CacheFormat::Fp8));
+    for bytes in [f32::NAN, 0.0, -1.0, f32::INFINITY].map(f32::to_le_bytes) {
+        let error = rounded(Copy::of(TENSOR).rewrite(FILE, |header, data| {
+            let start = header[KEYS]["data_offsets"][0].as_u64().expect("a place") as usize;
+            data[start..start + 4].copy_from_slice(&bytes);
+        }));
+        assert!(matches!(&error, LoadError::Weights(WeightError::Scale { name, .. }) if name == KEYS), "{error}");
+    }
+    let values = "model.layers.0.self_attn.v_proj.v_scale";
+    let error = rounded(Copy::of(TENSOR).rename(FILE, |name| name.replace("v_proj.v_scale", "v_proj.old.v_scale")));
+    let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(tensor, values, "one without the other");
+    // Of all heads of a layer or of each, and none at all.
+    for strategy in ["tensor", "attn_head"] {
+        let scheme =
+            json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": false });
+        let copy = Copy::of(CHANNEL).set("config.json", &["quantization_config", "kv_cache_scheme"], scheme);
+        Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).expect("a layer without scales has those of 1");
+    }
+}
