@@ -4,7 +4,7 @@
 //
 // quantize_<type>           out = x
 // rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
-// silu_mul_rounded_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// silu_mul_rounded_<type>, silu_mul_rounded_few_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
 // x        [rows, columns]       rows x_pitch elements apart
 // gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
@@ -32,7 +32,8 @@ constexpr uint32_t WIDTH = contract::fp8::VECTOR;
 constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
 // Vectors that a thread keeps; it makes others again when it needs them again.
 constexpr uint32_t HELD = 2;
-// Blocks of a cluster that share a gated row: it is five times as long as others, and stands between two products.
+// Blocks of a cluster that share one of few gated rows, which are five times as long as others. Of 256 rows they are
+// slower than one block a row.
 constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
 
 template <typename Element>
@@ -239,14 +240,14 @@ __device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, con
     });
 }
 
-template <typename Element>
+template <uint32_t BLOCKS, typename Element>
 __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch, const Target<Element>& target) {
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const uint64_t row = blockIdx.x / GATE_BLOCKS;
+    const uint64_t row = blockIdx.x / BLOCKS;
     const Element *gate = gate_up + row * pitch, *up = gate + target.columns;
     const bool aligned = aligned_to(gate, 16) && aligned_to(up, 16);
-    write_row<GATE_BLOCKS>(target, row, [&](uint32_t column, float(&values)[WIDTH]) {
+    write_row<BLOCKS>(target, row, [&](uint32_t column, float(&values)[WIDTH]) {
         float ups[WIDTH];
         load_eight(gate + column, aligned, values);
         load_eight(up + column, aligned, ups);
@@ -270,14 +271,19 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
                                 float* scales) {                                                                   \
         rms_norm(x, x_pitch, weight, epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});         \
     }                                                                                                              \
-    extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
-        __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
         silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
                                 uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
-        silu_mul(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                    \
+        silu_mul<1>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                 \
+    }                                                                                                              \
+    extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
+        __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
+        silu_mul_rounded_few_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,    \
+                                    uint32_t kind, float fixed, uint8_t* data, float* scales) {                    \
+        silu_mul<GATE_BLOCKS>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});       \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8), no dynamic shared memory;
-// silu_mul_rounded has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.
+// silu_mul_rounded_few has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.
 // rows and columns > 0. Any block of whole warps, at most THREADS_MAX, is right.

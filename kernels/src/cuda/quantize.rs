@@ -30,7 +30,12 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounde
 /// The gate of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
-    launch(cuda, "silu_mul", |kernels| (kernels.silu_mul_rounded, GATE_BLOCKS), input(gate_up), out.plain.as_ref(), rounded)
+    let is_few = out.rows() * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
+    let kernel = |kernels: &HopperEntryPoints<Function>| match is_few {
+        true => (kernels.silu_mul_rounded_few, GATE_BLOCKS),
+        false => (kernels.silu_mul_rounded, 1),
+    };
+    launch(cuda, "silu_mul", kernel, input(gate_up), out.plain.as_ref(), rounded)
 }
 
 fn input(x: &Tensor<'_>) -> Arguments {

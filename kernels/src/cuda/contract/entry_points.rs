@@ -120,6 +120,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub quantize: F,
     pub rms_norm_rounded: F,
     pub silu_mul_rounded: F,
+    pub silu_mul_rounded_few: F,
 }
 
 /// Products of many rows with weights in E4M3.
@@ -216,6 +217,7 @@ impl<F> HopperEntryPoints<F> {
             quantize: all.typed(QUANTIZE, "quantize")?,
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
+            silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
         })
     }
 }
