@@ -148,12 +148,7 @@ struct Trial<'t> {
 
 impl<'t> Trial<'t> {
     /// A trial in `room`, or `None` if that is too small.
-    fn within(
-        cuda: &'t Cuda,
-        product: Product,
-        weights: &'t [LayerWeight],
-        room: &Tensor<'_>,
-    ) -> Option<Trial<'t>> {
+    fn within(cuda: &'t Cuda, product: Product, weights: &'t [LayerWeight], room: &Tensor<'_>) -> Option<Trial<'t>> {
         let start = room.address().0;
         let mut end = start;
         let mut take = |bytes: usize| {

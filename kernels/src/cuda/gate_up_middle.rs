@@ -103,7 +103,17 @@ mod tests {
     }
 
     fn places() -> Places {
-        Places { weight: 512, x: 1024, bias: Some(4), weight_scales: 0, x_scales: 0, x_scale: 1.0, out: 2048, workspace: 0, workspace_bytes: 0 }
+        Places {
+            weight: 512,
+            x: 1024,
+            bias: Some(4),
+            weight_scales: 0,
+            x_scales: 0,
+            x_scale: 1.0,
+            out: 2048,
+            workspace: 0,
+            workspace_bytes: 0,
+        }
     }
 
     #[test]

@@ -118,7 +118,14 @@ impl<'a> Operands<'a> {
         let Some(scales) = weight.scales.tensor() else {
             let (numbers, none) = (Numbers::Plain, Address(0));
             let x = x.lone_plain()?;
-            return Some(Operands { numbers, x, weight: &weight.data, weight_scales: none, x_scales: none, x_scale: 1.0 });
+            return Some(Operands {
+                numbers,
+                x,
+                weight: &weight.data,
+                weight_scales: none,
+                x_scales: none,
+                x_scale: 1.0,
+            });
         };
         let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
         let (numbers, x_scale) = match (&weight.scales, rounded.quantization) {

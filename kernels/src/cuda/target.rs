@@ -62,10 +62,7 @@ impl CudaTarget {
     /// Hopper has kernels for E4M3, whose copies want rows of whole 16 bytes and write 8 columns at a time.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
-        self.capability == (9, 0)
-            && in_features.is_multiple_of(16)
-            && out_features.is_multiple_of(8)
-            && has_tall_blocks
+        self.capability == (9, 0) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
     /// The architecture's name in tables and fingerprints.

@@ -344,7 +344,8 @@ impl<'c> WeightMap<'c> {
         let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = (0..experts).map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        let both = [self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?];
+        let both =
+            [self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?];
         self.served_experts(both)
     }
 
