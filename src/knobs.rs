@@ -237,7 +237,7 @@ mod tests {
         for flag in FLAGS.iter().filter(|flag| flag.value != "JSON") {
             let value = match Knob::named(flag.name).map(|knob| knob.kind) {
                 Some(Kind::Type) => "half",
-                Some(Kind::Format) => "fp8",
+                Some(Kind::Format | Kind::CacheType) => "fp8",
                 Some(Kind::Switch) => "true",
                 _ => "1",
             };
