@@ -63,7 +63,9 @@ impl WeightMap<'_> {
         if self.is_dry() || self.target.has_fp8([data.rows(), data.columns()], block_rows) {
             return Ok(());
         }
-        Err(WeightError::Unserved { what: "FP8 weights of such a shape", target: self.target.name() })
+        let has_any = self.target.has_fp8([FP8_BLOCK, FP8_BLOCK], None);
+        let what = if has_any { "FP8 weights of such a shape" } else { "FP8 weights" };
+        Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
     /// Refuses experts in FP8 that the target has no kernels for, unless only a plan is made.
