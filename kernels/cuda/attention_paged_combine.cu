@@ -38,7 +38,8 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
     Job job;
     int32_t steps;
     const uint32_t count = measure<S>(job, arguments, tile, steps);
-    const float factor = arguments.scale * LOG2_E;
+    const uint32_t kv_head = tile_and_head % arguments.kv_heads;
+    const float factor = arguments.factor(kv_head);
     float maximum = -INFINITY;
     float sum = 0.0f;
     float gathered[4] = {};
@@ -59,8 +60,8 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
         gathered[2] = gathered[2] * before + high.x * here;
         gathered[3] = gathered[3] * before + high.y * here;
     }
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    const uint32_t head = tile_and_head % arguments.kv_heads * arguments.group + query % arguments.group;
+    const float inverse = sum == 0.0f ? 0.0f : arguments.value_scale(kv_head) / sum;
+    const uint32_t head = kv_head * arguments.group + query % arguments.group;
     T* to = out + static_cast<size_t>(tile.first_row + query / arguments.group) * arguments.out_pitch + head * S::D;
     using Element = TensorCoreElement<T>;
     reinterpret_cast<uint32_t*>(to)[lane] = Element::pack(gathered[0] * inverse, gathered[1] * inverse);
@@ -73,10 +74,10 @@ __device__ __forceinline__ void combine(T* out, const float* parts, const Argume
     extern "C" __global__ void __launch_bounds__(32 * WARPS) attention_paged_combine_##NAME##_d128(     \
         TYPE* out, const float* parts, const uint32_t* query_starts, const uint32_t* context_lengths,   \
         uint32_t out_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, \
-        uint32_t kv_heads, uint32_t blocks_max, uint32_t splits, float scale) {                         \
+        uint32_t kv_heads, uint32_t blocks_max, uint32_t splits, const float* scales, float scale) {    \
         const Arguments arguments = {                                                                   \
             query_starts,   context_lengths,  nullptr,  out_pitch, 0,          rows,   sequences,       \
-            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, splits, scale};          \
+            first_sequence, heads / kv_heads, kv_heads, 0,         blocks_max, splits, scales,   scale}; \
         combine<PagedSplit128>(out, parts, arguments);                                                  \
     }
 

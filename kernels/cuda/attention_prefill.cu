@@ -4,7 +4,8 @@
 //
 // attention_paged_<type>_d<D>: causal, over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180).
 //   queries          [rows, heads * D], rows `query_pitch` elements apart
-//   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous
+//   layer            [blocks, 2 (keys, values), kv_heads, 16 tokens, D], contiguous; attention_paged_e4m3: in E4M3
+//   scales           [2, kv_heads] f32, what those in E4M3 are multiplied by; not read otherwise
 //   query_starts     [sequences + 1] u32: sequence s has the rows query_starts[s] .. query_starts[s + 1]
 //   context_lengths  [sequences] u32: tokens of s in the cache, those of this step's rows included
 //   block_tables     [sequences, blocks_max] u32: the blocks of s in order; places past its context are not read
@@ -31,6 +32,7 @@
 // One code for sm_75 (f16 only: compile with -DBURSAR_NO_BF16) and all later. H200: see attention_prefill_hopper.cu.
 
 #include "include/attention_tiles.cuh"
+#include "include/cached_operand.cuh"
 #include "include/contract.cuh"
 #include "include/online_softmax.cuh"
 #include "include/tensor_core.cuh"
@@ -46,15 +48,16 @@ using contract::common::BLOCK_TOKENS;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Where the keys and values of one sequence and head stand in the cache.
-template <typename T, int D>
+template <typename Cached, int D>
 struct PagedKeys {
-    const T* head;          // this head's place in block 0
+    using Element = Cached;
+    const Cached* head;     // this head's place in block 0
     const uint32_t* table;  // [blocks_max]
     uint32_t blocks;
     size_t block_pitch;   // elements from block to block
     size_t values_after;  // elements from a block's keys to its values
 
-    __device__ __forceinline__ const T* row(uint32_t token, bool& valid) const {
+    __device__ __forceinline__ const Cached* row(uint32_t token, bool& valid) const {
         const uint32_t block = valid ? __ldg(table + token / BLOCK_TOKENS) : 0u;
         valid = valid && block < blocks;
         return valid ? head + block * block_pitch + (token % BLOCK_TOKENS) * D : head;
@@ -64,6 +67,7 @@ struct PagedKeys {
 // Where those of a stretch stand in the packed rows.
 template <typename T, int D>
 struct PackedKeys {
+    using Element = T;
     const T* head;  // this head's keys in the stretch's first row
     size_t pitch;
     size_t values_after;
@@ -97,6 +101,19 @@ constexpr int WIDE = (D + 15) / 16 * 16;
 template <int D>
 constexpr int ROW = WIDE<D> + 8;
 
+// Starts the copy of eight neighbours, or makes them zeros where they are not `valid`; those in E4M3 are there on return.
+template <typename Cached>
+__device__ __forceinline__ void copy_neighbours(uint32_t destination, const Cached* from, bool valid) {
+    if constexpr (std::is_same_v<Cached, E4m3>) {
+        const uint2 raw = valid ? __ldg(reinterpret_cast<const uint2*>(from)) : make_uint2(0, 0);
+        const uint16_t* pairs = reinterpret_cast<const uint16_t*>(&raw);
+        store_16_bytes(destination, make_uint4(to_operand<Cached>(pairs[0]), to_operand<Cached>(pairs[1]),
+                                               to_operand<Cached>(pairs[2]), to_operand<Cached>(pairs[3])));
+    } else {
+        copy_16_bytes(destination, from, valid);
+    }
+}
+
 // Starts the copy of keys or values first_key .. first_key + KEYS; those from `keys` on become zeros.
 template <typename T, int D, typename Keys>
 __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t offset, uint32_t first_key,
@@ -109,10 +126,10 @@ __device__ __forceinline__ void copy_keys(T* shared, const Keys& source, size_t 
         const uint32_t key = piece / PIECES;
         const uint32_t column = piece % PIECES * 8;
         bool valid = first_key + key < keys;
-        const T* row = source.row(first_key + key, valid);
+        const auto* row = source.row(first_key + key, valid);
         const bool is_of_head = column < D;
-        copy_16_bytes(shared_address(shared + key * ROW<D> + column), row + offset + (is_of_head ? column : 0),
-                      valid && is_of_head);
+        copy_neighbours(shared_address(shared + key * ROW<D> + column), row + offset + (is_of_head ? column : 0),
+                        valid && is_of_head);
     }
 }
 
@@ -179,8 +196,9 @@ __device__ __forceinline__ void add_values(float (&gathered)[WIDE<D> / 8][4], co
 // Writes a warp's 16 rows. They pass through shared memory that no other warp uses, so that 16 bytes a lane leave.
 template <typename T, int D>
 __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& places,
-                                      const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax, T* shared) {
-    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
+                                      const float (&gathered)[WIDE<D> / 8][4], const OnlineSoftmax& softmax,
+                                      float value_scale, T* shared) {
+    const float inverse[2] = {softmax.inverse(0) * value_scale, softmax.inverse(1) * value_scale};
     __syncwarp();  // what the warp read there is read
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
@@ -212,23 +230,30 @@ __device__ __forceinline__ void store(T* out, size_t pitch, const QueryPlaces& p
 template <typename T, int D, bool CAUSAL, typename Keys>
 __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* out, size_t out_pitch,
                                        const QueryPlaces& places, const Keys& source, int32_t keys, int32_t visible,
-                                       float scale) {
-    __shared__ __align__(16) T key_rows[KEYS * ROW<D>];
-    __shared__ __align__(16) T value_rows[KEYS * ROW<D>];
+                                       float scale, float value_scale) {
+    using Cached = typename Keys::Element;
+    using Operand = Multiplied<T, Cached>;
+    __shared__ __align__(16) Operand key_rows[KEYS * ROW<D>];
+    __shared__ __align__(16) Operand value_rows[KEYS * ROW<D>];
     const uint32_t lane = threadIdx.x % 32;
 
     // The queries pass through the values' place into registers.
     const int32_t steps = (keys + KEYS - 1) / KEYS;
-    copy_queries<T, D>(value_rows, queries, query_pitch, places);
+    T* query_rows = reinterpret_cast<T*>(value_rows);
+    copy_queries<T, D>(query_rows, queries, query_pitch, places);
     if (steps > 0) {
-        copy_keys<T, D>(key_rows, source, 0, (steps - 1) * KEYS, keys);
+        copy_keys<Operand, D>(key_rows, source, 0, (steps - 1) * KEYS, keys);
     }
     wait_for_copies();
     __syncthreads();
     uint32_t query[WIDE<D> / 16][4];
 #pragma unroll
     for (int k = 0; k < WIDE<D> / 16; ++k) {
-        load_query<T, D>(query[k], value_rows, k);
+        load_query<T, D>(query[k], query_rows, k);
+#pragma unroll
+        for (uint32_t& pair : query[k]) {
+            pair = query_operand<Cached, T>(pair);
+        }
     }
     __syncthreads();
 
@@ -244,11 +269,11 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
     softmax.begin();
     float gathered[WIDE<D> / 8][4] = {};
     for (int32_t step = steps - 1; step >= 0; --step) {
-        copy_keys<T, D>(value_rows, source, source.values_after, step * KEYS, keys);
+        copy_keys<Operand, D>(value_rows, source, source.values_after, step * KEYS, keys);
         float scores[KEYS / 8][4] = {};
 #pragma unroll
         for (int k = 0; k < WIDE<D> / 16; ++k) {
-            add_scores<T, D>(scores, query[k], key_rows, k);
+            add_scores<Operand, D>(scores, query[k], key_rows, k);
         }
         if ((step + 1) * KEYS > seen_by_all) {
             OnlineSoftmax::mask(scores, step * KEYS + static_cast<int32_t>(lane % 4 * 2), limit);
@@ -265,14 +290,14 @@ __device__ __forceinline__ void attend(const T* queries, size_t query_pitch, T* 
         wait_for_copies();
         __syncthreads();  // the values are there, and no warp needs these keys any more
         if (step > 0) {
-            copy_keys<T, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
+            copy_keys<Operand, D>(key_rows, source, 0, (step - 1) * KEYS, keys);
         }
-        add_values<T, D>(gathered, scores, value_rows);
+        add_values<Operand, D>(gathered, scores, value_rows);
         wait_for_copies();
         __syncthreads();  // the next keys are there, and no warp needs these values any more
     }
     softmax.finish();
-    store<T, D>(out, out_pitch, places, gathered, softmax, key_rows);
+    store<T, D>(out, out_pitch, places, gathered, softmax, value_scale, reinterpret_cast<T*>(key_rows));
 }
 
 // One tile of at most KEYS keys, which all its queries see: everything is copied at once, and little is kept in
@@ -306,15 +331,16 @@ __device__ __forceinline__ void attend_once(const T* queries, size_t query_pitch
     float gathered[WIDE<D> / 8][4] = {};
     add_values<T, D>(gathered, scores, value_rows);
     softmax.finish();
-    store<T, D>(out, out_pitch, places, gathered, softmax, query_rows);
+    store<T, D>(out, out_pitch, places, gathered, softmax, 1.0f, query_rows);
 }
 
-template <typename T, int D>
-__device__ __forceinline__ void attention_paged(T* out, const T* queries, const T* layer, const uint32_t* query_starts,
-                                                const uint32_t* context_lengths, const uint32_t* block_tables,
-                                                uint32_t out_pitch, uint32_t query_pitch, uint32_t rows,
-                                                uint32_t sequences, uint32_t first_sequence, uint32_t heads,
-                                                uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, float scale) {
+template <typename T, typename Cached, int D>
+__device__ __forceinline__ void attention_paged(T* out, const T* queries, const Cached* layer,
+                                                const uint32_t* query_starts, const uint32_t* context_lengths,
+                                                const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,
+                                                uint32_t rows, uint32_t sequences, uint32_t first_sequence,
+                                                uint32_t heads, uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max,
+                                                const float* scales, float scale) {
     const uint32_t group = heads / kv_heads;
     const uint32_t kv_head = blockIdx.x % kv_heads;
     TileCursor cursor = {first_sequence, 0};
@@ -327,14 +353,19 @@ __device__ __forceinline__ void attention_paged(T* out, const T* queries, const 
     const int32_t visible = context - static_cast<int32_t>(tile.rows) + 1;  // to row 0
     const QueryPlaces places = {tile.first_query, tile.rows * group, group, kv_head * group, tile.first_row};
     const int32_t last_row = min((tile.first_query + QUERIES - 1) / group, tile.rows - 1);
-    PagedKeys<T, D> source;
+    PagedKeys<Cached, D> source;
     source.values_after = static_cast<size_t>(kv_heads) * BLOCK_TOKENS * D;
     source.block_pitch = 2 * source.values_after;
     source.head = layer + static_cast<size_t>(kv_head) * BLOCK_TOKENS * D;
     source.table = block_tables + static_cast<size_t>(tile.sequence) * blocks_max;
     source.blocks = blocks;
+    float value_scale = 1.0f;
+    if constexpr (std::is_same_v<Cached, E4m3>) {
+        scale *= __ldg(scales + kv_head);
+        value_scale = __ldg(scales + kv_heads + kv_head);
+    }
     attend<T, D, true>(queries, query_pitch, out, out_pitch, places, source, max(visible + last_row, 0), visible,
-                       scale);
+                       scale, value_scale);
 }
 
 // `WINDOWS`: each stretch is one tile.
@@ -363,7 +394,7 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
     if (WINDOWS) {
         attend_once<T, D>(qkv, pitch, out, out_pitch, places, source, keys, scale);
     } else {
-        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, scale);
+        attend<T, D, false>(qkv, pitch, out, out_pitch, places, source, keys, 0, scale, 1.0f);
     }
 }
 
@@ -373,15 +404,15 @@ __device__ __forceinline__ void attention_packed(T* out, const T* qkv, const uin
 template <int D>
 constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
 
-#define ATTENTION_PAGED(TYPE, NAME, D)                                                                              \
+#define ATTENTION_PAGED(TYPE, CACHED, NAME, D)                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT<D>) attention_paged_##NAME##_d##D(               \
-        TYPE* out, const TYPE* queries, const TYPE* layer, const uint32_t* query_starts,                            \
+        TYPE* out, const TYPE* queries, const CACHED* layer, const uint32_t* query_starts,                          \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,    \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,              \
-        uint32_t blocks, uint32_t blocks_max, float scale) {                                                        \
-        attention_paged<TYPE, D>(out, queries, layer, query_starts, context_lengths, block_tables, out_pitch,       \
-                                 query_pitch, rows, sequences, first_sequence, heads, kv_heads, blocks, blocks_max, \
-                                 scale);                                                                            \
+        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                   \
+        attention_paged<TYPE, CACHED, D>(out, queries, layer, query_starts, context_lengths, block_tables,          \
+                                         out_pitch, query_pitch, rows, sequences, first_sequence, heads, kv_heads,  \
+                                         blocks, blocks_max, scales, scale);                                        \
     }
 
 #define ATTENTION_PACKED(TYPE, NAME, D)                                                                        \
@@ -399,13 +430,18 @@ constexpr int RESIDENT = D == 32 ? 4 : D == 128 ? 2 : 3;
     }
 
 #define ATTENTION_ALL(TYPE, NAME)                          \
-    FOR_EACH_HEAD_DIM(ATTENTION_PAGED, TYPE, NAME)         \
+    FOR_EACH_HEAD_DIM(ATTENTION_PAGED, TYPE, TYPE, NAME)   \
     FOR_EACH_PACKED_HEAD_DIM(ATTENTION_PACKED, TYPE, NAME) \
     FOR_EACH_HEAD_DIM_OF_WINDOWS(ATTENTION_WINDOWS, TYPE, NAME)
 
 ATTENTION_ALL(__half, f16)
 #if !defined(BURSAR_NO_BF16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
+#endif
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __half, E4m3, e4m3_f16)
+FOR_EACH_HEAD_DIM(ATTENTION_PAGED, __nv_bfloat16, E4m3, e4m3_bf16)
 #endif
 
 // Launch. Block THREADS, no dynamic shared memory (static: at most 34,816 bytes), no scratch.

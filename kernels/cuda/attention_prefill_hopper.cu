@@ -12,6 +12,9 @@
 //   Heads of 72 are multiplied as if they had 80 elements, the last eight of which are zeros in shared memory: the copy
 //   engine's map ends a head after 72 columns.
 //
+// attention_paged_hopper_e4m3_<type>_d128, attention_paged_hopper_split_e4m3_<type>_d128
+//   Over a cache in E4M3: a warpgroup widens what the copy engine brings to f16, in which the others multiply.
+//
 // attention_paged_hopper_split_<type>_d128
 //   The same for few rows that see a long past, which alone would not fill the card: the keys of a tile are split among
 //   `splits` jobs (at least 1), whose results go to `parts` [jobs, 128, D + 2] f32 and from there, by the launch of
@@ -20,6 +23,7 @@
 // Targets: sm_90a
 
 #include "include/attention_jobs.cuh"
+#include "include/cached_operand.cuh"
 #include "include/hopper_copy.cuh"
 #include "include/online_softmax.cuh"
 #include "include/tensor_core.cuh"
@@ -39,7 +43,13 @@ struct Barriers {
     uint64_t keys_empty[STAGES];
     uint64_t values_full[STAGES];
     uint64_t values_empty[STAGES];
+    // In E4M3, keys and values as they come; those above are then of widened ones.
+    uint64_t raw_full[STAGES];
+    uint64_t raw_empty[STAGES];
+    uint32_t raw_is[STAGES];  // of RAW_KEYS, RAW_VALUES and RAW_END
 };
+
+constexpr uint32_t RAW_KEYS = 0, RAW_VALUES = 1, RAW_END = 2;
 
 // Keys and values of all jobs, step by step, into the rings. One warp.
 template <typename S>
@@ -64,10 +74,15 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
     const auto copy = [&](const Job& job, uint32_t to, uint64_t& full, int32_t step, uint32_t block, uint32_t which) {
         const uint32_t barrier = shared_address(&full);
         if (lane == 0) {
-            barrier_arrive_expecting(barrier, S::STEP_BYTES);
+            barrier_arrive_expecting(barrier, S::E4M3 ? S::RAW_BYTES : S::STEP_BYTES);
         }
         __syncwarp();
-        if (S::PAGED) {
+        if (S::E4M3) {
+            if (lane < STEP_BLOCKS) {
+                copy_box(to + lane * BLOCK_TOKENS * S::D, map, barrier, 0, 0,
+                         static_cast<int32_t>((block * 2 + which) * arguments.kv_heads + job.head));
+            }
+        } else if (S::PAGED) {
             if (lane < STEP_BLOCKS) {
                 copy_box(to + lane * BLOCK_TOKENS * S::WIDE * 2, map, barrier, 0, 0, 0, 0,
                          static_cast<int32_t>((block * 2 + which) * arguments.kv_heads + job.head));
@@ -79,13 +94,33 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
                      static_cast<int32_t>((1 + which) * arguments.kv_heads + job.head));
         }
     };
-    Ring<STAGES> keys, values;
+    Ring<STAGES> keys, values, raw;
+    // The lane that says what comes also begins the phase in which it does.
+    const auto announce = [&](uint32_t what) {
+        barrier_wait(shared_address(&barriers.raw_empty[raw.stage]), raw.parity ^ 1);
+        if (lane == 0) {
+            barriers.raw_is[raw.stage] = what;
+        }
+    };
+    const auto copy_raw = [&](const Job& job, int32_t step, uint32_t block, uint32_t which) {
+        announce(which);
+        copy(job, shared + S::RAW_AT + raw.stage * S::RAW_BYTES, barriers.raw_full[raw.stage], step, block, which);
+        raw.advance();
+    };
     const auto copy_keys = [&](const Job& job, int32_t step, uint32_t block) {
+        if (S::E4M3) {
+            copy_raw(job, step, block, RAW_KEYS);
+            return;
+        }
         barrier_wait(shared_address(&barriers.keys_empty[keys.stage]), keys.parity ^ 1);
         copy(job, shared + S::KEYS_AT + keys.stage * S::STEP_BYTES, barriers.keys_full[keys.stage], step, block, 0);
         keys.advance();
     };
     const auto copy_values = [&](const Job& job, int32_t step, uint32_t block) {
+        if (S::E4M3) {
+            copy_raw(job, step, block, RAW_VALUES);
+            return;
+        }
         barrier_wait(shared_address(&barriers.values_empty[values.stage]), values.parity ^ 1);
         copy(job, shared + S::VALUES_AT + values.stage * S::STEP_BYTES, barriers.values_full[values.stage], step, block,
              1);
@@ -112,6 +147,67 @@ __device__ __forceinline__ void copy_steps(const TensorMap& map, const Arguments
         copy_values(job, step, block);
         job = next;
         block = first_of_next;
+    }
+    if (S::E4M3) {
+        announce(RAW_END);
+        if (lane == 0) {
+            barrier_arrive(shared_address(&barriers.raw_full[raw.stage]));
+        }
+    }
+}
+
+// What `copy_steps` brings, as f16 where the multiplying warpgroups look for it. One warpgroup.
+template <typename S>
+__device__ __forceinline__ void widen_steps(uint32_t shared, Barriers& barriers) {
+    static_assert(!S::E4M3 || (S::D == 128 && S::CHUNK == 64), "lanes are dealt out so");
+    const uint32_t thread = threadIdx.x % WARPGROUP;
+    // Eight lanes take 64 bytes of two rows each, of one the left half and of the other the right one, so that they never
+    // meet in a bank of shared memory.
+    const uint32_t quarter = thread % 4, odd = thread / 4 % 2;
+    Ring<STAGES> raw, keys, values;
+    const auto widen = [&](uint32_t to, uint64_t (&full)[STAGES], uint64_t (&empty)[STAGES], Ring<STAGES>& ring) {
+        const uint32_t from = shared + S::RAW_AT + raw.stage * S::RAW_BYTES;
+        barrier_wait(shared_address(&empty[ring.stage]), ring.parity ^ 1);
+        constexpr uint32_t AT_ONCE = 2, APART = WARPGROUP / 8;
+#pragma unroll 1
+        for (uint32_t first = thread / 8; first < S::KEYS; first += AT_ONCE * APART) {
+            uint4 bytes[AT_ONCE];
+            const auto row = [&](uint32_t i) { return (first + i * APART) / 2 * 2 + odd; };
+            const uint32_t chunk = first % 2 ^ odd;
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                bytes[i] = load_16_bytes(from + row(i) * S::D + chunk * 64 + quarter * 16);
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < AT_ONCE; ++i) {
+                const uint16_t* pairs = reinterpret_cast<const uint16_t*>(&bytes[i]);
+                const uint32_t line = to + ring.stage * S::STEP_BYTES + row(i) / 8 * S::DOWN + chunk * S::ACROSS;
+#pragma unroll
+                for (uint32_t half = 0; half < 2; ++half) {
+                    const uint16_t* four = pairs + 4 * half;
+                    store_16_bytes(line + Swizzle<S::CHUNK>::place(row(i) % 8, 2 * quarter + half),
+                                   make_uint4(to_operand<E4m3>(four[0]), to_operand<E4m3>(four[1]),
+                                              to_operand<E4m3>(four[2]), to_operand<E4m3>(four[3])));
+                }
+            }
+        }
+        barrier_arrive(shared_address(&barriers.raw_empty[raw.stage]));
+        publish_writes();
+        barrier_arrive(shared_address(&full[ring.stage]));
+        ring.advance();
+    };
+    while (true) {
+        barrier_wait(shared_address(&barriers.raw_full[raw.stage]), raw.parity);
+        const uint32_t what = barriers.raw_is[raw.stage];
+        if (what == RAW_END) {
+            return;
+        }
+        if (what == RAW_KEYS) {
+            widen(shared + S::KEYS_AT, barriers.keys_full, barriers.keys_empty, keys);
+        } else {
+            widen(shared + S::VALUES_AT, barriers.values_full, barriers.values_empty, values);
+        }
+        raw.advance();
     }
 }
 
@@ -160,6 +256,16 @@ __device__ __forceinline__ void copy_queries(const T* queries, const Arguments& 
             }
         }
         wait_for_copies();
+        if (S::E4M3 && !std::is_same_v<T, __half>) {
+            // Each thread its own pieces, which it need not wait for.
+            for (index = thread < ROUND * PIECES ? thread / PIECES : S::QUERIES; index < S::QUERIES; index += ROUND) {
+                const uint32_t at =
+                    place + index / 64 * (64 * S::WIDE * 2) + Swizzle<S::CHUNK>::place(index % 64, piece % (S::CHUNK / 8));
+                const uint4 words = load_16_bytes(at);
+                store_16_bytes(at, make_uint4(query_operand<E4m3, T>(words.x), query_operand<E4m3, T>(words.y),
+                                              query_operand<E4m3, T>(words.z), query_operand<E4m3, T>(words.w)));
+            }
+        }
         publish_writes();
         barrier_arrive(full);
         ring.advance();
@@ -191,7 +297,8 @@ __device__ __forceinline__ void store(T* out, const Job& job, const Arguments& a
                                       uint32_t own) {
     using Element = TensorCoreElement<T>;
     const uint32_t lane = threadIdx.x % 4;
-    const float inverse[2] = {softmax.inverse(0), softmax.inverse(1)};
+    const float value_scale = S::E4M3 ? arguments.value_scale(job.head) : 1.0f;
+    const float inverse[2] = {softmax.inverse(0) * value_scale, softmax.inverse(1) * value_scale};
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         const uint32_t query = job.first_query + own + 8 * half;
@@ -246,7 +353,7 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
         const uint32_t chunk = item / PIECES % S::CHUNKS;
         const uint32_t row = first + item / (PIECES * S::CHUNKS);
         const uint32_t address = values + row / 8 * S::DOWN + chunk * S::ACROSS + row % 8 * (S::CHUNK * 2) + piece * 16;
-        asm volatile("st.shared.v4.u32 [%0], {%1,%1,%1,%1};" ::"r"(address), "r"(0u) : "memory");
+        store_16_bytes(address, make_uint4(0, 0, 0, 0));
     }
     publish_writes();
 }
@@ -255,13 +362,13 @@ __device__ __forceinline__ void mend(uint32_t values, uint32_t first, uint32_t t
 template <typename S, typename T>
 __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& arguments, uint32_t shared,
                                          Barriers& barriers, const Job (&jobs)[STAGES], uint32_t warpgroup) {
-    using Element = TensorCoreElement<T>;
-    using Products = Warpgroup<T>;
+    using Operand = std::conditional_t<S::E4M3, __half, T>;
+    using Element = TensorCoreElement<Operand>;
+    using Products = Warpgroup<Operand>;
     constexpr int TILES = S::KEYS / 8;
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t own = warpgroup * 64 + thread / 32 * 16 + lane / 4;  // and own + 8
-    const float factor = arguments.scale * LOG2_E;
     constexpr uint64_t QUERY_LAYOUT = matrix_layout<S::CHUNK>(16, S::QUERY_DOWN);
     constexpr uint64_t KEY_LAYOUT = matrix_layout<S::CHUNK>(16, S::DOWN);
     constexpr uint64_t VALUE_LAYOUT = matrix_layout<S::CHUNK>(S::ACROSS, S::DOWN);
@@ -336,6 +443,7 @@ __device__ __forceinline__ void multiply(T* out, float* parts, const Arguments& 
             limit[1] = min(job.keys, job.visible + static_cast<int32_t>((job.first_query + own + 8) / arguments.group));
             seen_by_all = min(job.keys, job.visible + static_cast<int32_t>(job.first_query / arguments.group));
         }
+        const float factor = S::E4M3 ? arguments.factor(job.head) : arguments.scale * LOG2_E;
         OnlineSoftmax softmax;
         softmax.begin();
         float shrink[2];
@@ -427,17 +535,23 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
             barrier_init(shared_address(&barriers.queries_full[stage]), QUERY_THREADS);
             barrier_init(shared_address(&barriers.queries_empty[stage]), S::MULTIPLIERS);
-            barrier_init(shared_address(&barriers.keys_full[stage]), 1);
+            const uint32_t bringers = S::E4M3 ? WARPGROUP : 1;
+            barrier_init(shared_address(&barriers.keys_full[stage]), bringers);
             barrier_init(shared_address(&barriers.keys_empty[stage]), S::MULTIPLIERS);
-            barrier_init(shared_address(&barriers.values_full[stage]), 1);
+            barrier_init(shared_address(&barriers.values_full[stage]), bringers);
             barrier_init(shared_address(&barriers.values_empty[stage]), S::MULTIPLIERS);
+            barrier_init(shared_address(&barriers.raw_full[stage]), 1);
+            barrier_init(shared_address(&barriers.raw_empty[stage]), WARPGROUP);
         }
         barrier_init_done();
     }
     __syncthreads();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
-    if (warpgroup == 0) {
-        give_registers<S::COPY_REGISTERS>();
+    if (S::E4M3 && warpgroup == 1) {
+        give_registers<S::HELPER_REGISTERS>();
+        widen_steps<S>(shared, barriers);
+    } else if (warpgroup == 0) {
+        give_registers<S::HELPER_REGISTERS>();
         if (threadIdx.x < 32) {
             copy_steps<S>(map, arguments, shared, barriers);
         } else {
@@ -445,33 +559,32 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         }
     } else {
         take_registers<S::MULTIPLY_REGISTERS>();
-        multiply<S>(out, parts, arguments, shared, barriers, jobs, warpgroup - 1);
+        multiply<S>(out, parts, arguments, shared, barriers, jobs, warpgroup - S::HELPERS);
     }
 }
 
 }  // namespace
 
-#define ATTENTION_PREFILL_HOPPER(TYPE, NAME)                                                                           \
-    extern "C" __global__ void __launch_bounds__(Paged128::THREADS, 1) attention_paged_hopper_##NAME##_d128(           \
+#define ATTENTION_PREFILL_HOPPER(TYPE, NAME, WHOLE, SPLIT)                                                             \
+    extern "C" __global__ void __launch_bounds__(WHOLE::THREADS, 1) attention_paged_hopper_##NAME##_d128(              \
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,           \
         const uint32_t* context_lengths, const uint32_t* block_tables, uint32_t out_pitch, uint32_t query_pitch,       \
         uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads, uint32_t kv_heads,                 \
-        uint32_t blocks, uint32_t blocks_max, float scale) {                                                           \
+        uint32_t blocks, uint32_t blocks_max, const float* scales, float scale) {                                      \
         const Arguments arguments = {                                                                                  \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows, sequences,                   \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scale};                      \
-        attention<Paged128>(map, out, nullptr, queries, arguments);                                                    \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  1,    scales,    scale};           \
+        attention<WHOLE>(map, out, nullptr, queries, arguments);                                                       \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(PagedSplit128::THREADS, 1)                                            \
-        attention_paged_hopper_split_##NAME##_d128(                                                                    \
-            const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,       \
-            const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,           \
-            uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,          \
-            uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, float scale) {                   \
+    extern "C" __global__ void __launch_bounds__(SPLIT::THREADS, 1) attention_paged_hopper_split_##NAME##_d128(        \
+        const __grid_constant__ TensorMap map, TYPE* out, const TYPE* queries, const uint32_t* query_starts,           \
+        const uint32_t* context_lengths, const uint32_t* block_tables, float* parts, uint32_t out_pitch,               \
+        uint32_t query_pitch, uint32_t rows, uint32_t sequences, uint32_t first_sequence, uint32_t heads,              \
+        uint32_t kv_heads, uint32_t blocks, uint32_t blocks_max, uint32_t splits, const float* scales, float scale) {  \
         const Arguments arguments = {                                                                                  \
             query_starts,   context_lengths,  block_tables, out_pitch, query_pitch, rows,   sequences,                 \
-            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scale};                    \
-        attention<PagedSplit128>(map, out, parts, queries, arguments);                                                 \
+            first_sequence, heads / kv_heads, kv_heads,     blocks,    blocks_max,  splits, scales,    scale};         \
+        attention<SPLIT>(map, out, parts, queries, arguments);                                                         \
     }
 
 #define ATTENTION_PACKED_HOPPER(TYPE, NAME, D)                                                                         \
@@ -480,19 +593,21 @@ __device__ __forceinline__ void attention(const TensorMap& map, T* out, float* p
         const __grid_constant__ TensorMap map, TYPE* out, const TYPE* qkv, const uint32_t* starts, uint32_t out_pitch, \
         uint32_t pitch, uint32_t rows, uint32_t stretches, uint32_t heads, float scale) {                              \
         const Arguments arguments = {starts, nullptr, nullptr, out_pitch, pitch, rows, stretches,                      \
-                                     0,      1,       heads,   0,         0,     1,    scale};                         \
+                                     0,      1,       heads,   0,         0,     1,    nullptr, scale};                \
         attention<Packed<D>>(map, out, nullptr, qkv, arguments);                                                       \
     }
 
-#define ATTENTION_ALL(TYPE, NAME)        \
-    ATTENTION_PREFILL_HOPPER(TYPE, NAME) \
+#define ATTENTION_ALL(TYPE, NAME)                                                   \
+    ATTENTION_PREFILL_HOPPER(TYPE, NAME, Paged128, PagedSplit128)                   \
+    ATTENTION_PREFILL_HOPPER(TYPE, e4m3_##NAME, PagedE4m3, PagedSplitE4m3)          \
     FOR_EACH_PACKED_HEAD_DIM(ATTENTION_PACKED_HOPPER, TYPE, NAME)
 
 ATTENTION_ALL(__half, f16)
 ATTENTION_ALL(__nv_bfloat16, bf16)
 
 // Launch. Persistent: grid x = min(multiprocessors, jobs), with an upper bound of the jobs in
-//   attention_paged_hopper_<type>_d128   block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES
+//   attention_paged_hopper_<type>_d128   block PAGED_THREADS, dynamic shared memory PAGED_SHARED_BYTES; of E4M3 block
+//     PAGED_E4M3_THREADS and PAGED_E4M3_SHARED_BYTES
 //     jobs = kv_heads * ((rows * (heads / kv_heads) + 127 * (sequences - first_sequence)) / 128)
 //   attention_paged_hopper_split_<type>_d128   the same, with splits times as many jobs
 //     Worth it if the jobs of the other would be at most half of the multiprocessors and contexts reach some thousand
@@ -508,6 +623,10 @@ ATTENTION_ALL(__nv_bfloat16, bf16)
 //     dimensions  {64, 8, 2, 2, blocks * 2 * kv_heads}   columns of a half, 8 tokens, halves, the next 8 tokens, pieces
 //     strides     {256, 128, 2048, 4096} bytes           of all dimensions but the first
 //     box         {64, 8, 2, 2, 1}                       16 tokens of one head, keys or values: 4096 bytes
+//   the same in E4M3 (type UINT8):   rank 3, no swizzle
+//     dimensions  {128, 16, blocks * 2 * kv_heads}       columns, tokens, pieces
+//     strides     {128, 2048} bytes
+//     box         {128, 16, 1}                           16 tokens of one head, keys or values: 2048 bytes
 //   packed, over qkv:                rank 3, swizzle 128B where PACKED_CHUNK<D> is 64, else 32B
 //     dimensions  {D, rows, 3 * heads}               columns of a head, rows, heads of queries, keys and values
 //     strides     {2 * pitch, 2 * D} bytes

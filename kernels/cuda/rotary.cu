@@ -18,6 +18,8 @@
 // slots       [tokens] u32                                      where a token's keys and values go: place slot % 16 of
 //                                                               block slot / 16; 0xffffffff writes nothing
 // cache       [blocks, 2, kv_heads, 16, head_dim]               one layer, keys then values
+// scales      [2, kv_heads] f32                                 of a cache in E4M3: keys and values are divided by those of
+//                                                               their head, rounded once and at most 448 in size
 //
 // Elements i and i + head_dim / 2 of a head turn as a pair by position * frequency[i] (the halves convention). The
 // angle is an f32 product, as on the host; whole turns are taken off it in f64, so its sine and cosine are right to
@@ -26,7 +28,10 @@
 // write them. A slot in no block of the cache writes nothing. head_dim is even and at most 256. 16-byte accesses when addresses,
 // pitch and head_dim / 2 are aligned to it.
 
+#include <type_traits>
+
 #include "contract.cuh"
+#include "e4m3.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
@@ -48,10 +53,12 @@ struct Norms {
     float epsilon;
 };
 
+template <typename Cached>
 struct Cache {
-    void* start;        // [blocks, 2, kv_heads, 16, head_dim]
+    Cached* start;        // [blocks, 2, kv_heads, 16, head_dim]
+    const float* scales;  // [2, kv_heads], in E4M3
     uint32_t blocks;
-    uint32_t kv_heads;  // 0: there is none
+    uint32_t kv_heads;    // 0: there is none
 };
 
 __device__ __forceinline__ uint32_t axis_of(uint32_t pair, const Sections& sections) {
@@ -90,11 +97,27 @@ __device__ __forceinline__ void find_scales(const Element* row, uint32_t heads, 
     }
 }
 
+// Writes neighbours divided by `scale` as E4M3.
+template <uint32_t COUNT>
+__device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT], float scale) {
+    if constexpr (COUNT == 1) {
+        to->bits = static_cast<uint8_t>(e4m3_pair(__fdiv_rn(values[0], scale), 0.0f));
+    } else {
+        Words<COUNT, E4m3> words;
+        uint16_t* pairs = reinterpret_cast<uint16_t*>(&words);
+#pragma unroll
+        for (uint32_t pair = 0; pair < COUNT / 2; ++pair) {
+            pairs[pair] = e4m3_pair(__fdiv_rn(values[2 * pair], scale), __fdiv_rn(values[2 * pair + 1], scale));
+        }
+        *reinterpret_cast<Words<COUNT, E4m3>*>(to) = words;
+    }
+}
+
 // One token's row, `WIDTH` pairs an item. The heads behind the queries, keys then values, stand in the cache in the same
 // order and 16 vectors apart, so that all heads are one loop; values do not turn.
-template <uint32_t WIDTH, bool NORMED, typename Element>
-__device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Element* cached,
-                                         uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
+template <uint32_t WIDTH, bool NORMED, typename Element, typename Cached>
+__device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Cached* cached,
+                                         const float* cache_scales, uint32_t kv_heads, const uint32_t* positions, uint32_t positions_pitch,
                                          const float* frequencies, const Sections& sections,
                                          const Norms<Element>& norms) {
     __shared__ float cosines[PAIRS_MAX], sines[PAIRS_MAX];
@@ -137,11 +160,13 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
         if (head >= heads && cached == nullptr) {
             break;
         }
-        Element* to = head < heads ? row + head * head_dim : cached + (head - heads) * BLOCK_TOKENS * head_dim;
-        if (head < heads + kv_heads) {
-            float left[WIDTH], right[WIDTH];
+        constexpr bool IS_E4M3 = std::is_same_v<Cached, E4m3>;
+        float left[WIDTH], right[WIDTH];
+        if (IS_E4M3 || head < heads + kv_heads) {
             widen<WIDTH, Element>(left_words, left);
             widen<WIDTH, Element>(right_words, right);
+        }
+        if (head < heads + kv_heads) {
             if constexpr (NORMED) {
                 float scale = 0.0f;
                 if (by_lanes) {
@@ -175,34 +200,47 @@ __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t 
             left_words = to_words<WIDTH, Element>(left);
             right_words = to_words<WIDTH, Element>(right);
         }
-        *reinterpret_cast<Words<WIDTH, Element>*>(to + pair) = left_words;
-        *reinterpret_cast<Words<WIDTH, Element>*>(to + pair + half) = right_words;
+        const auto write = [&](Element* to) {
+            *reinterpret_cast<Words<WIDTH, Element>*>(to + pair) = left_words;
+            *reinterpret_cast<Words<WIDTH, Element>*>(to + pair + half) = right_words;
+        };
+        if (head < heads) {
+            write(row + head * head_dim);
+            continue;
+        }
+        Cached* to = cached + (head - heads) * BLOCK_TOKENS * head_dim;
+        if constexpr (IS_E4M3) {
+            store_e4m3<WIDTH>(to + pair, left, cache_scales[head - heads]);
+            store_e4m3<WIDTH>(to + pair + half, right, cache_scales[head - heads]);
+        } else {
+            write(to);
+        }
     }
 }
 
-template <bool NORMED, typename Element>
+template <bool NORMED, typename Element, typename Cached>
 __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim,
                                        const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,
-                                       Sections sections, const uint32_t* slots, Cache cache,
+                                       Sections sections, const uint32_t* slots, Cache<Cached> cache,
                                        Norms<Element> norms) {
     let_next_kernel_start();
     const uint32_t token = blockIdx.x, half = head_dim / 2;
     // Where the first key of this token goes.
-    Element* cached = nullptr;
+    Cached* cached = nullptr;
     if (cache.kv_heads > 0) {
         const uint32_t slot = slots[token], block = slot / BLOCK_TOKENS;
         if (block < cache.blocks) {
-            cached = static_cast<Element*>(cache.start)
+            cached = cache.start
                 + (static_cast<uint64_t>(block) * 2 * cache.kv_heads * BLOCK_TOKENS + slot % BLOCK_TOKENS) * head_dim;
         }
     }
     Element* row = x + static_cast<uint64_t>(token) * pitch;
     if (aligned_to(row, 16) && aligned_to(cache.start, 16) && half % VECTOR<Element> == 0) {
-        turn_row<VECTOR<Element>, NORMED>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch,
-                                          frequencies, sections, norms);
+        turn_row<VECTOR<Element>, NORMED>(row, heads, half, cached, cache.scales, cache.kv_heads, positions,
+                                          positions_pitch, frequencies, sections, norms);
     } else {
-        turn_row<1, NORMED>(row, heads, half, cached, cache.kv_heads, positions, positions_pitch, frequencies,
-                            sections, norms);
+        turn_row<1, NORMED>(row, heads, half, cached, cache.scales, cache.kv_heads, positions, positions_pitch,
+                            frequencies, sections, norms);
     }
 }
 
@@ -210,26 +248,35 @@ __device__ __forceinline__ void rotary(Element* x, uint32_t pitch, uint32_t head
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_##name(Element* x, uint32_t pitch, uint32_t heads, uint32_t head_dim, const uint32_t* positions,        \
                       uint32_t positions_pitch, const float* frequencies, Sections sections) {                         \
-        rotary<false>(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr, Cache{},  \
-                      Norms<Element>{});                                                                               \
-    }                                                                                                                  \
+        rotary<false>(x, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, nullptr,           \
+                      Cache<Element>{}, Norms<Element>{});                                                             \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+#define WRITE_KERNELS(name, Element, Cached)                                                                           \
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_kv_write_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads, uint32_t head_dim,     \
                                const uint32_t* positions, uint32_t positions_pitch, const float* frequencies,          \
-                               Sections sections, const uint32_t* slots, Element* cache, uint32_t blocks) {            \
+                               Sections sections, const uint32_t* slots, Cached* cache, const float* scales,           \
+                               uint32_t blocks) {                                                                      \
         rotary<false>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,           \
-                      Cache{cache, blocks, kv_heads}, Norms<Element>{});                                               \
+                      Cache<Cached>{cache, scales, blocks, kv_heads}, Norms<Element>{});                               \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(contract::rotary::THREADS_MAX)                                        \
         rotary_kv_write_normed_##name(Element* qkv, uint32_t pitch, uint32_t heads, uint32_t kv_heads,                 \
                                       uint32_t head_dim, const uint32_t* positions, uint32_t positions_pitch,          \
                                       const float* frequencies, Sections sections, const uint32_t* slots,              \
-                                      Element* cache, uint32_t blocks, const Element* query_norm,                      \
+                                      Cached* cache, const float* scales, uint32_t blocks, const Element* query_norm,  \
                                       const Element* key_norm, float epsilon) {                                        \
         rotary<true>(qkv, pitch, heads, head_dim, positions, positions_pitch, frequencies, sections, slots,            \
-                     Cache{cache, blocks, kv_heads}, Norms<Element>{query_norm, key_norm, epsilon});                   \
+                     Cache<Cached>{cache, scales, blocks, kv_heads}, Norms<Element>{query_norm, key_norm, epsilon});   \
     }
-FOR_EACH_ACTIVATION(KERNEL)
+#define WRITE_PLAIN(name, Element) WRITE_KERNELS(name, Element, Element)
+FOR_EACH_ACTIVATION(WRITE_PLAIN)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+#define WRITE_E4M3(name, Element) WRITE_KERNELS(e4m3_##name, Element, E4m3)
+FOR_EACH_ACTIVATION(WRITE_E4M3)
+#endif
 
 // Launch: grid (tokens), no dynamic shared memory, block (clamp(round_up(items, 32), 64, THREADS_MAX)), where items is
 // div_ceil(heads * head_dim, 16) for rotary and div_ceil((heads + 2 * kv_heads) * head_dim, 16) for the others.

@@ -174,7 +174,10 @@ impl Target {
 
     /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.
     pub fn has_fp8_cache(&self) -> bool {
-        matches!(self, Target::Cpu { .. })
+        match self {
+            Target::Cpu { .. } => true,
+            Target::Cuda(cuda) => cuda.has_fp8_cache(),
+        }
     }
 
     /// Scratch for attention within packed stretches, with heads of `head_dim` elements. The CPU needs one tile of

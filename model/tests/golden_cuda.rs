@@ -6,6 +6,7 @@ mod bench;
 
 use bench::{Bench, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
 use bursar_kernels::{Backend, Cuda, DType};
+use bursar_model::flow::CacheFormat;
 
 /// A recorded checkpoint, and its cases.
 struct Recorded {
@@ -222,6 +223,44 @@ fn every_case_gets_the_recorded_logits_and_answer_but_for_near_ties() {
         assert!(margin <= 2.0 * bound, "{}: another token wins by {margin:e}", story.name);
         let most = if story.bench.model.expert_loads().is_some() { 10 } else { 5 };
         assert!(flipped * 100 <= most * tokens, "{}: {flipped} of {tokens} tokens are others", story.name);
+    }
+}
+
+/// The families whose attention differs: heads of 32, 64, 80 and 128 elements, norms of heads, rows of pictures.
+const OVER_FP8: [&str; 5] = [
+    "tests/golden/llama",
+    "tests/golden/qwen2",
+    "tests/golden/qwen3",
+    "tests/golden/qwen2_5_vl",
+    "tests/golden/qwen3_vl",
+];
+
+#[test]
+fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for recorded in RECORDED.iter().filter(|recorded| OVER_FP8.contains(&recorded.folder)) {
+        for kernels in &gpu.kernels {
+            if !kernels.target().has_fp8_cache() {
+                println!("{} has no FP8 cache", kernels.target().name());
+                continue;
+            }
+            let bench = gpu.bench(bench::open(recorded.folder).with_cache(CacheFormat::Fp8), kernels);
+            let name = format!("{} in {}", recorded.folder, bench.backend.target().activation());
+            for case in &recorded.cases[..2] {
+                let case = Case::read(recorded.folder, &bench.checkpoint, case);
+                let rows = bench::encode(&bench, &case);
+                for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
+                    let run = alone(&bench, &case, &rows, sizes);
+                    let recorded = case.logits("decode_steps", "decode_logits");
+                    let errors = recorded.iter().map(|(step, expected)| relative_error(&run.logits[*step], expected));
+                    let worst = errors.fold(0.0, f32::max);
+                    println!("{name}, {} in chunks of {sizes:?}: logits over FP8 are {worst:.1e} off", case.name);
+                    // On a CPU, whose rounding of the cache is the same, they are off by less than a tenth.
+                    assert!((1e-3..0.2).contains(&worst), "{name}, {}: {worst:e}", case.name);
+                }
+                bench.forget(rows);
+            }
+        }
     }
 }
 

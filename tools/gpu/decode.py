@@ -55,7 +55,7 @@ class Step:
         self.gate_up, self.gated = rows(2 * FEATURES), rows(FEATURES)
         self.logits = torch.zeros(batch, VOCABULARY, device="cuda")
         self.chosen = torch.zeros(batch, device="cuda", dtype=torch.int32)
-        self.decode = Decode(torch.bfloat16, HEAD_DIM, shape_of(batch, KV_HEADS, HEADS // KV_HEADS))
+        self.decode = Decode("bf16", HEAD_DIM, shape_of(batch, KV_HEADS, HEADS // KV_HEADS))
 
     def norm(self, early, x, out):
         arguments = (x, HIDDEN, self.weights["norm"], self.batch, HIDDEN, 1e-6, out)
@@ -63,7 +63,7 @@ class Step:
 
     def rotary(self, early, cache):
         arguments = (self.qkv, QKV, HEADS, KV_HEADS, HEAD_DIM, self.positions, self.batch, self.frequencies,
-                     Sections(16, 24, 24, 0), self.slots, cache, cache.shape[0])  # fmt: skip
+                     Sections(16, 24, 24, 0), self.slots, cache, None, cache.shape[0])  # fmt: skip
         Kernel("rotary", "rotary_kv_write_bf16")((self.batch,), rotary_block(QKV), *arguments, early=early)
 
     def attention(self, early, cache):

@@ -36,7 +36,7 @@ pub enum KvCacheTypeError {
         activation: DType,
     },
     /// The device has no kernels for it.
-    #[error("kv_cache_dtype is {asked}, but {device} has no kernels for such keys and values yet")]
+    #[error("kv_cache_dtype is {asked}, but {device} has no kernels for such keys and values")]
     Unserved {
         /// The requested type.
         asked: KvCacheType,
@@ -54,7 +54,7 @@ impl Hint for KvCacheTypeError {
                 "leave kv_cache_dtype out, or set it to auto or fp8; dtype sets the type of activations".to_owned()
             }
             KvCacheTypeError::Unserved { .. } => {
-                "leave kv_cache_dtype out, or load the model on a CPU; `bursar plan` says what fp8 would save"
+                "leave kv_cache_dtype out, or load the model on a Hopper or a CPU; `bursar plan` says what fp8 would save"
                     .to_owned()
             }
         }
@@ -136,6 +136,8 @@ mod tests {
     const HOST: Target = Target::Cpu { threads: 1 };
     const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
 
+    const OLDER: Target = Target::Cuda(CudaTarget { capability: (8, 9), processors: 142, activation: DType::BF16 });
+
     fn named(name: &str) -> KvCacheType {
         name.parse().expect("a name")
     }
@@ -160,12 +162,9 @@ mod tests {
                 [Ok(CacheFormat::Fp8), Ok(CacheFormat::Fp8)]
             );
         }
-        assert_eq!(named("fp8").check_served(&HOST), Ok(()));
-        assert_eq!(named("auto").check_served(&GPU), Ok(()));
-        let error = named("fp8").check_served(&GPU).expect_err("no kernels");
-        assert_eq!(
-            error.to_string(),
-            "kv_cache_dtype is fp8, but cuda sm_90 has no kernels for such keys and values yet"
-        );
+        assert_eq!([&HOST, &GPU].map(|target| named("fp8").check_served(target)), [Ok(()), Ok(())]);
+        assert_eq!(named("auto").check_served(&OLDER), Ok(()));
+        let error = named("fp8").check_served(&OLDER).expect_err("no kernels");
+        assert_eq!(error.to_string(), "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for such keys and values");
     }
 }

@@ -10,17 +10,19 @@ constexpr uint32_t WARPGROUP = 128;
 constexpr float LOG2_E = 1.4426950408889634f;
 
 // Sizes of one kernel. `MULTIPLIERS` warpgroups multiply 64 query vectors each; one more warpgroup copies.
-// `SPLIT`: a tile's keys are split among several jobs.
-template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_>
+// `SPLIT`: a tile's keys are split among several jobs. `E4M3`: so is the cache, and another warpgroup widens it.
+template <int D_, int MULTIPLIERS_, int KEYS_, bool PAGED_, bool SPLIT_, bool E4M3_ = false>
 struct Sizes {
     static constexpr int D = D_;
     static constexpr int WIDE = (D + 15) / 16 * 16;  // in shared memory: products are 16 deep, and zeros fill the rest
     static constexpr int MULTIPLIERS = MULTIPLIERS_;
     static constexpr bool PAGED = PAGED_;
     static constexpr bool SPLIT = SPLIT_;
+    static constexpr bool E4M3 = E4M3_;
     static constexpr int KEYS = KEYS_;  // of a step
     static constexpr int QUERIES = 64 * MULTIPLIERS;
-    static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + 1);
+    static constexpr int HELPERS = E4M3 ? 2 : 1;  // warpgroups that do not multiply
+    static constexpr int THREADS = WARPGROUP * (MULTIPLIERS + HELPERS);
     static constexpr int CHUNK = D % 64 == 0 ? 64 : 16;  // columns
     static constexpr int CHUNKS = WIDE / CHUNK;
     static_assert(!PAGED || WIDE == D, "a block of the cache has no room for zeros");
@@ -34,13 +36,15 @@ struct Sizes {
     static constexpr uint32_t STEP_BYTES = KEYS * WIDE * 2;
     static constexpr uint32_t KEYS_AT = STAGES * QUERY_BYTES;
     static constexpr uint32_t VALUES_AT = KEYS_AT + STAGES * STEP_BYTES;
-    static constexpr uint32_t SHARED_BYTES = VALUES_AT + STAGES * STEP_BYTES;
+    static constexpr uint32_t RAW_AT = VALUES_AT + STAGES * STEP_BYTES;
+    static constexpr uint32_t RAW_BYTES = E4M3 ? KEYS * D : 0;  // of a step's keys or values as they come
+    static constexpr uint32_t SHARED_BYTES = RAW_AT + STAGES * RAW_BYTES;
     static_assert(QUERY_BYTES % (16 * CHUNK) == 0 && STEP_BYTES % (16 * CHUNK) == 0,
                   "a swizzle repeats after so many bytes");
     static_assert(SHARED_BYTES <= 226 * 1024, "a block's dynamic share of shared memory");
     // Registers of a thread, out of 65,536 for the block.
-    static constexpr uint32_t COPY_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
-    static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : 232;
+    static constexpr uint32_t HELPER_REGISTERS = MULTIPLIERS == 3 ? 32 : 40;
+    static constexpr uint32_t MULTIPLY_REGISTERS = MULTIPLIERS == 3 ? 160 : E4M3 ? 216 : 232;
 };
 
 namespace sizes {
@@ -49,6 +53,9 @@ using Paged = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false>
 using PagedSplit = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true>;
 static_assert(Paged::QUERIES == PAGED_QUERIES && Paged::THREADS == PAGED_THREADS, "as they are launched");
 static_assert(Paged::SHARED_BYTES == PAGED_SHARED_BYTES, "likewise");
+using PagedE4m3 = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, false, true>;
+using PagedSplitE4m3 = Sizes<PAGED_HEAD_DIM, PAGED_QUERIES / 64, PAGED_KEYS, true, true, true>;
+static_assert(PagedE4m3::THREADS == PAGED_E4M3_THREADS && PagedE4m3::SHARED_BYTES == PAGED_E4M3_SHARED_BYTES, "likewise");
 static_assert(PagedSplit::QUERIES * (PagedSplit::D + 2) == PAGED_PART_NUMBERS, "scratch is made of such parts");
 template <int D>
 using Packed = Sizes<D, PACKED_QUERIES<D> / 64, PACKED_KEYS<D>, false, false>;
@@ -59,6 +66,8 @@ constexpr bool AS_LAUNCHED =
 }  // namespace sizes
 using Paged128 = sizes::Paged;
 using PagedSplit128 = sizes::PagedSplit;
+using sizes::PagedE4m3;
+using sizes::PagedSplitE4m3;
 using sizes::Packed;
 static_assert(Paged128::D == 128, "as kernels are named");
 
@@ -76,7 +85,17 @@ struct Arguments {
     uint32_t blocks;
     uint32_t blocks_max;
     uint32_t splits;  // of a tile's keys; 1 if `SPLIT` is not set
+    const float* scales;  // [2, kv_heads], of a cache in E4M3; null otherwise
     float scale;
+
+    // From the products of queries and keys of a head to powers of two.
+    __device__ __forceinline__ float factor(uint32_t head) const {
+        return scale * LOG2_E * (scales == nullptr ? 1.0f : __ldg(scales + head));
+    }
+    // Of a head's values.
+    __device__ __forceinline__ float value_scale(uint32_t head) const {
+        return scales == nullptr ? 1.0f : __ldg(scales + kv_heads + head);
+    }
 };
 
 // What one turn of a thread block is about: a tile of query vectors, a head, and some or all steps of keys.

@@ -211,6 +211,10 @@ constexpr uint32_t SPLIT_KEYS = 512;
 constexpr uint32_t PAGED_THREADS = 384;
 // Bytes of dynamic shared memory.
 constexpr uint32_t PAGED_SHARED_BYTES = 196608;
+// Threads of a block over a cache in E4M3, which a warpgroup of its own widens.
+constexpr uint32_t PAGED_E4M3_THREADS = 512;
+// Bytes of dynamic shared memory likewise: stages of what is to be widened are added.
+constexpr uint32_t PAGED_E4M3_SHARED_BYTES = 229376;
 // f32 numbers of a part of a split tile: for each query vector a weighted sum of values, the highest score and the sum
 // of weights.
 constexpr uint32_t PAGED_PART_NUMBERS = 16640;

@@ -1,16 +1,17 @@
 // A warp's own ring of cache blocks in shared memory, and their way from there into the tensor cores' registers.
 //
 // A product does not care in which order the elements of a head are added, as long as keys and queries agree, nor in
-// which order the elements of an output stand, as long as whoever writes it knows. So each lane reads 16 neighbouring
-// bytes and calls them what suits it. With `group = lane / 4` and `pair = lane % 4`:
+// which order the elements of an output stand, as long as the code that writes it knows. So the bytes of a row are dealt
+// out to the lanes that share it in portions of 16 neighbouring bytes, and of 8, 4 and 2 at its end (`LaneRow`); the
+// elements of a portion count as neighbours in a lane's fragment. With `group = lane / 4` and `pair = lane % 4`:
 //
-// - keys: A [16 keys, 16 elements], a lane has elements of keys `group` and `group + 8`; of every 32 elements its own are
-//   the 8 from 8 * pair on, of a tail of 16 the 4 from 4 * pair on. Queries, B, have the same elements of query `group`.
-// - values: A [16 elements, 16 keys], a lane has the keys 2 * pair, 2 * pair + 1, and those 8 further; of every 64
-//   elements its own are the 8 from 8 * group on, of a tail of 32 the 4 from 4 * group on, of a tail of 16 the 2 from
-//   2 * group on. Two rows of A, `group` and `group + 8`, are a pair of neighbours among them.
+// - keys: A [16 keys, 16 elements], a lane has elements of keys `group` and `group + 8`, whose rows four lanes share.
+//   Queries, B, have the same elements of query `group`.
+// - values: A [16 elements, 16 keys], a lane has the keys 2 * pair, 2 * pair + 1, and those 8 further, whose rows eight
+//   lanes share. Two rows of A, `group` and `group + 8`, are a pair of neighbours among its elements.
 #pragma once
 
+#include "cached_operand.cuh"
 #include "contract.cuh"
 #include "element.cuh"
 #include "tensor_core.cuh"
@@ -38,32 +39,32 @@ __device__ __forceinline__ void copy_16_bytes_from_cache(uint32_t destination, c
 // Sixteen keys or values of one head in shared memory, 16-byte chunks as they come, but rows of whole 128 bytes have
 // theirs exchanged so that the eight lanes which read together, two keys' neighbours or four keys' beginnings, never meet
 // in a bank.
-template <uint32_t HEAD_DIM>
+template <uint32_t HEAD_DIM, typename Cached>
 struct HalfBlock {
-    static constexpr uint32_t ROW_BYTES = 2 * HEAD_DIM, BYTES = BLOCK_TOKENS * ROW_BYTES, CHUNKS = ROW_BYTES / 16;
+    static constexpr uint32_t ROW_BYTES = sizeof(Cached) * HEAD_DIM, BYTES = BLOCK_TOKENS * ROW_BYTES;
 
-    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t chunk) {
-        const uint32_t exchange = HEAD_DIM % 64 == 0 ? (row & 6) ^ ((row & 1) << 2) : 0;
-        return row * ROW_BYTES + 16 * (chunk ^ exchange);
+    static __device__ __forceinline__ uint32_t place(uint32_t row, uint32_t byte) {
+        const uint32_t exchange = ROW_BYTES % 128 == 0 ? (row & 6) ^ ((row & 1) << 2) : 0;
+        return row * ROW_BYTES + (byte ^ 16 * exchange);
     }
 
     // A warp begins to copy the half from where it lies in one piece.
     template <bool READ_ONCE>
     static __device__ __forceinline__ void copy(const char* from, uint32_t to, uint32_t lane) {
 #pragma unroll
-        for (uint32_t chunk = lane; chunk < BLOCK_TOKENS * CHUNKS; chunk += 32) {
-            copy_16_bytes_from_cache<READ_ONCE>(to + place(chunk / CHUNKS, chunk % CHUNKS), from + 16 * chunk);
+        for (uint32_t byte = 16 * lane; byte < BYTES; byte += 16 * 32) {
+            copy_16_bytes_from_cache<READ_ONCE>(to + place(byte / ROW_BYTES, byte % ROW_BYTES), from + byte);
         }
     }
 };
 
 // The blocks on their way to one warp.
-template <uint32_t HEAD_DIM>
+template <uint32_t HEAD_DIM, typename Cached>
 struct Ring {
-    static constexpr uint32_t BLOCK_BYTES = 2 * HalfBlock<HEAD_DIM>::BYTES;
-    static constexpr uint32_t STAGES = contract::attention_decode::RING_STAGES<HEAD_DIM>;
-    static constexpr uint32_t BYTES = STAGES * BLOCK_BYTES;
-    static_assert(BYTES == contract::attention_decode::RING_BYTES<HEAD_DIM>, "the launch gives so many to each warp");
+    static constexpr uint32_t BYTES = contract::attention_decode::RING_BYTES<HEAD_DIM>;
+    static constexpr uint32_t BLOCK_BYTES = 2 * HalfBlock<HEAD_DIM, Cached>::BYTES;
+    static constexpr uint32_t STAGES = BYTES / BLOCK_BYTES;
+    static_assert(BYTES % BLOCK_BYTES == 0, "whole blocks");
 };
 
 // Ends a group of copies, which may be empty.
@@ -81,128 +82,144 @@ __device__ __forceinline__ void wait_for_all_but() {
 #endif
 }
 
-// A lane's elements of one row, which `LANES` lanes share: pieces of 16 bytes each, and a smaller one at the end.
-template <uint32_t HEAD_DIM, uint32_t LANES>
-struct Pieces {
-    static constexpr uint32_t WHOLE = HEAD_DIM / (8 * LANES), TAIL = HEAD_DIM % (8 * LANES) / LANES / 2;  // pieces, words
-    static constexpr uint32_t TAIL_BYTES = 16 * WHOLE * LANES;  // where it begins
-    static_assert(TAIL == 0 || TAIL == 1 || TAIL == 2, "a tail is one load");
+// Some neighbouring bytes of a lane's row: `SIZE` from byte `START` of the lane's own on.
+template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached, uint32_t START, uint32_t SIZE>
+struct Portion {
+    static constexpr uint32_t FIRST_WORD = START / (2 * sizeof(Cached)), WORDS = SIZE / (2 * sizeof(Cached));
+
+    static __device__ __forceinline__ uint32_t byte(uint32_t lane) { return START * LANES + SIZE * lane; }
+
+    using Raw = typename Word<SIZE>::Type;
+
+    static __device__ __forceinline__ Raw load(const char* half, uint32_t row, uint32_t lane) {
+        return *reinterpret_cast<const Raw*>(half + HalfBlock<HEAD_DIM, Cached>::place(row, byte(lane)));
+    }
+
+    // Pairs of neighbours as operands.
+    static __device__ __forceinline__ void operands(const Raw& raw, uint32_t (&words)[WORDS]) {
+        using Pair = typename Word<2 * sizeof(Cached)>::Type;
+#pragma unroll
+        for (uint32_t word = 0; word < WORDS; ++word) {
+            words[word] = to_operand<Cached>(reinterpret_cast<const Pair*>(&raw)[word]);
+        }
+    }
+};
+
+// A lane's elements of one row, which `LANES` lanes share.
+template <uint32_t HEAD_DIM, uint32_t LANES, typename Cached>
+struct LaneRow {
+    static constexpr uint32_t BYTES = sizeof(Cached) * HEAD_DIM / LANES, WORDS = HEAD_DIM / LANES / 2;
+
+    // The largest portion that may start at byte `start`.
+    static __host__ __device__ constexpr uint32_t size_at(uint32_t start) {
+        const uint32_t left = BYTES - start;
+        return left >= 16 ? 16 : left >= 8 ? 8 : left >= 4 ? 4 : 2;
+    }
 
     // The first of the two elements in a lane's word.
-    static __device__ __forceinline__ uint32_t element(uint32_t lane, uint32_t word) {
-        return word + 1 <= 4 * WHOLE ? 8 * (word / 4 * LANES + lane) + 2 * (word % 4)
-                                     : 8 * WHOLE * LANES + 2 * (TAIL * lane + word - 4 * WHOLE);
-    }
-
-    static __device__ __forceinline__ uint4 piece(const char* half, uint32_t row, uint32_t lane, uint32_t piece) {
-        return *reinterpret_cast<const uint4*>(half + HalfBlock<HEAD_DIM>::place(row, piece * LANES + lane));
-    }
-
-    // The smaller one; words that it lacks are not to be used.
-    static __device__ __forceinline__ uint4 tail(const char* row, uint32_t lane) {
-        const char* from = row + TAIL_BYTES + 4 * TAIL * lane;
-        uint4 words = make_uint4(0, 0, 0, 0);
-        if constexpr (TAIL == 1) {
-            words.x = *reinterpret_cast<const uint32_t*>(from);
-        } else {
-            const uint2 both = *reinterpret_cast<const uint2*>(from);
-            words.x = both.x;
-            words.y = both.y;
+    static __device__ __forceinline__ constexpr uint32_t element(uint32_t lane, uint32_t word) {
+        const uint32_t byte = 2 * sizeof(Cached) * word;
+        uint32_t start = 0;
+        while (start + size_at(start) <= byte) {
+            start += size_at(start);
         }
-        return words;
+        return (start * LANES + size_at(start) * lane + byte - start) / sizeof(Cached);
+    }
+
+    // Calls `work(portion)` for each portion.
+    template <uint32_t START = 0, typename Work>
+    static __device__ __forceinline__ void for_each_portion(const Work& work) {
+        if constexpr (START < BYTES) {
+            constexpr uint32_t SIZE = size_at(START);
+            work(Portion<HEAD_DIM, LANES, Cached, START, SIZE>{});
+            for_each_portion<START + SIZE>(work);
+        }
     }
 };
 
 // The query vectors of a tile in a lane's registers, B of the keys' products.
-template <uint32_t HEAD_DIM>
+template <uint32_t HEAD_DIM, typename Element, typename Cached>
 struct Queries {
-    using Row = Pieces<HEAD_DIM, 4>;
-    uint4 words[Row::WHOLE + (Row::TAIL > 0)];
+    using Row = LaneRow<HEAD_DIM, 4, Cached>;
+    uint32_t words[Row::WORDS];
 
     // `row` lies in global memory; null is zeros.
     __device__ __forceinline__ void load(const char* row, uint32_t lane) {
+        Row::for_each_portion([&](auto portion) {
+            constexpr uint32_t WORDS = portion.WORDS, AT_ONCE = WORDS < 4 ? WORDS : 4;
+            using Raw = typename Word<4 * AT_ONCE>::Type;
+            const Raw* from = reinterpret_cast<const Raw*>(row + 2 * portion.byte(lane % 4) / sizeof(Cached));
 #pragma unroll
-        for (uint32_t piece = 0; piece < Row::WHOLE; ++piece) {
-            words[piece] = make_uint4(0, 0, 0, 0);
-            if (row != nullptr) {
-                words[piece] = *reinterpret_cast<const uint4*>(row + 16 * (4 * piece + lane % 4));
+            for (uint32_t some = 0; some < WORDS / AT_ONCE; ++some) {
+                Raw raw = Raw{};
+                if (row != nullptr) {
+                    raw = from[some];
+                }
+#pragma unroll
+                for (uint32_t word = 0; word < AT_ONCE; ++word) {
+                    words[portion.FIRST_WORD + some * AT_ONCE + word] =
+                        query_operand<Cached, Element>(reinterpret_cast<const uint32_t*>(&raw)[word]);
+                }
             }
-        }
-        if constexpr (Row::TAIL > 0) {
-            words[Row::WHOLE] = row != nullptr ? Row::tail(row, lane % 4) : make_uint4(0, 0, 0, 0);
-        }
+        });
     }
 };
 
 // Keys of a block times queries: [16 keys, 8 queries], in two sums so that the products do not all wait for one another.
-template <uint32_t HEAD_DIM, typename Element>
-__device__ __forceinline__ void multiply_keys(const char* keys, const Queries<HEAD_DIM>& queries, uint32_t lane,
-                                              float (&scores)[4]) {
-    using Core = TensorCoreElement<Element>;
-    using Row = Pieces<HEAD_DIM, 4>;
-    float even[4] = {0.0f, 0.0f, 0.0f, 0.0f}, odd[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+template <uint32_t HEAD_DIM, typename Element, typename Cached>
+__device__ __forceinline__ void multiply_keys(const char* keys, const Queries<HEAD_DIM, Element, Cached>& queries,
+                                              uint32_t lane, float (&scores)[4]) {
+    using Core = TensorCoreElement<Multiplied<Element, Cached>>;
+    float sums[2][4] = {};
+    LaneRow<HEAD_DIM, 4, Cached>::for_each_portion([&](auto portion) {
+        uint32_t low[portion.WORDS], high[portion.WORDS];
+        portion.operands(portion.load(keys, lane / 4, lane % 4), low);
+        portion.operands(portion.load(keys, lane / 4 + 8, lane % 4), high);
 #pragma unroll
-    for (uint32_t piece = 0; piece < Row::WHOLE; ++piece) {
-        const uint4 low = Row::piece(keys, lane / 4, lane % 4, piece);
-        const uint4 high = Row::piece(keys, lane / 4 + 8, lane % 4, piece);
-        Core::multiply_add(even, {low.x, high.x, low.y, high.y}, queries.words[piece].x, queries.words[piece].y);
-        Core::multiply_add(odd, {low.z, high.z, low.w, high.w}, queries.words[piece].z, queries.words[piece].w);
-    }
-    if constexpr (Row::TAIL > 0) {
-        const char* own = keys + lane / 4 * HalfBlock<HEAD_DIM>::ROW_BYTES;
-        const uint4 low = Row::tail(own, lane % 4), high = Row::tail(own + 8 * HalfBlock<HEAD_DIM>::ROW_BYTES, lane % 4);
-        Core::multiply_add(even, {low.x, high.x, low.y, high.y}, queries.words[Row::WHOLE].x,
-                           queries.words[Row::WHOLE].y);
-    }
+        for (uint32_t word = 0; word < portion.WORDS; word += 2) {
+            const uint32_t* query = queries.words + portion.FIRST_WORD + word;
+            Core::multiply_add(sums[word / 2 % 2], {low[word], high[word], low[word + 1], high[word + 1]}, query[0],
+                               query[1]);
+        }
+    });
 #pragma unroll
     for (uint32_t i = 0; i < 4; ++i) {
-        scores[i] = even[i] + odd[i];
+        scores[i] = sums[0][i] + sums[1][i];
     }
 }
 
 // Adds weights [16 keys, 8 queries] times values to `gathered` [head_dim, 8 queries]. Values of keys from `limit` on count
 // as zeros: what was never written may be no number, and no weight makes that a zero.
-template <uint32_t HEAD_DIM, typename Element>
+template <uint32_t HEAD_DIM, typename Element, typename Cached>
 __device__ __forceinline__ void add_values(const char* values, const uint32_t (&weights)[2], uint32_t limit,
                                            uint32_t lane, float (&gathered)[HEAD_DIM / 16][4]) {
-    using Core = TensorCoreElement<Element>;
-    using Row = Pieces<HEAD_DIM, 8>;
-    const auto key = [&](uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; };
-    const auto known = [&](uint4 words, uint32_t i) { return key(i) < limit ? words : make_uint4(0, 0, 0, 0); };
-    const auto add = [&](const uint32_t (&word)[4], float(&to)[4]) {
-        Core::multiply_add(to, {__byte_perm(word[0], word[1], 0x5410), __byte_perm(word[0], word[1], 0x7632),
-                                __byte_perm(word[2], word[3], 0x5410), __byte_perm(word[2], word[3], 0x7632)},
-                           weights[0], weights[1]);
-    };
-#pragma unroll
-    for (uint32_t piece = 0; piece + 1 <= Row::WHOLE; ++piece) {
-        uint4 of[4];
+    using Core = TensorCoreElement<Multiplied<Element, Cached>>;
+    LaneRow<HEAD_DIM, 8, Cached>::for_each_portion([&](auto portion) {
+        typename decltype(portion)::Raw raw[4];
+        uint32_t of[4][portion.WORDS];
+        const auto key = [&](uint32_t i) { return 2 * (lane % 4) + i % 2 + i / 2 * 8; };
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            of[i] = Row::piece(values, key(i), lane / 4, piece);
+            raw[i] = portion.load(values, key(i), lane / 4);
         }
         if (limit < BLOCK_TOKENS) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
-                of[i] = known(of[i], i);
+                raw[i] = key(i) < limit ? raw[i] : typename decltype(portion)::Raw{};
             }
         }
-        add({of[0].x, of[1].x, of[2].x, of[3].x}, gathered[4 * piece]);
-        add({of[0].y, of[1].y, of[2].y, of[3].y}, gathered[4 * piece + 1]);
-        add({of[0].z, of[1].z, of[2].z, of[3].z}, gathered[4 * piece + 2]);
-        add({of[0].w, of[1].w, of[2].w, of[3].w}, gathered[4 * piece + 3]);
-    }
-    if constexpr (Row::TAIL > 0) {
-        uint4 of[4];
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            of[i] = known(Row::tail(values + key(i) * HalfBlock<HEAD_DIM>::ROW_BYTES, lane / 4), i);
+            portion.operands(raw[i], of[i]);
         }
-        add({of[0].x, of[1].x, of[2].x, of[3].x}, gathered[4 * Row::WHOLE]);
-        if constexpr (Row::TAIL == 2) {
-            add({of[0].y, of[1].y, of[2].y, of[3].y}, gathered[4 * Row::WHOLE + 1]);
+#pragma unroll
+        for (uint32_t word = 0; word < portion.WORDS; ++word) {
+            Core::multiply_add(gathered[portion.FIRST_WORD + word],
+                               {__byte_perm(of[0][word], of[1][word], 0x5410), __byte_perm(of[0][word], of[1][word], 0x7632),
+                                __byte_perm(of[2][word], of[3][word], 0x5410), __byte_perm(of[2][word], of[3][word], 0x7632)},
+                               weights[0], weights[1]);
         }
-    }
+    });
 }
 
 // An 8 x 8 matrix of 16-bit elements, one word a lane, turned over its diagonal.

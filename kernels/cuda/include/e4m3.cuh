@@ -24,5 +24,12 @@ __device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
     return pair;
 }
 
+// The other way: two numbers as f16, which has all of them.
+__device__ __forceinline__ uint32_t e4m3_pair_to_halves(uint16_t pair) {
+    uint32_t halves;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+    return halves;
+}
+
 // The larger magnitude; what is no number counts for none.
 __device__ __forceinline__ float larger_magnitude(float largest, float value) { return fmaxf(largest, fabsf(value)); }

@@ -77,6 +77,21 @@ __device__ __forceinline__ void load_quarters_transposed(uint32_t (&out)[4], uin
                  : "memory");
 }
 
+__device__ __forceinline__ uint4 load_16_bytes(uint32_t address) {
+    uint4 value;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "r"(address)
+                 : "memory");
+    return value;
+}
+
+__device__ __forceinline__ void store_16_bytes(uint32_t address, uint4 value) {
+    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(address), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
 // Starts the copy of 16 bytes into shared memory, or writes 16 zero bytes where `valid` is false; `source` is then not
 // read, but must be an address of global memory. On Turing the copy is done on return.
 __device__ __forceinline__ void copy_16_bytes(uint32_t destination, const void* source, bool valid) {
@@ -90,9 +105,7 @@ __device__ __forceinline__ void copy_16_bytes(uint32_t destination, const void* 
     if (valid) {
         value = __ldg(static_cast<const uint4*>(source));
     }
-    asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(destination), "r"(value.x), "r"(value.y), "r"(value.z),
-                 "r"(value.w)
-                 : "memory");
+    store_16_bytes(destination, value);
 #endif
 }
 

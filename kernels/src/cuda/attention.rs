@@ -4,16 +4,18 @@ use super::{
     Cuda,
     contract::{HeadDim, HopperEntryPoints, PackedHeadDim, attention_decode, attention_hopper, attention_prefill},
     decode_launch::DecodeLaunch,
+    e4m3_cache::{e4m3_cache, scales_address},
     launch::{Arguments, Extent, Function, arguments, count},
     linear_few,
-    rotary::plain_cache,
     tensor_map::{Layout, Swizzle, TensorMap},
 };
 use crate::{BLOCK_TOKENS, DType, KernelError, Tensor, ops};
 
 /// As many blocks over the cache as a Hopper device runs at once, at most; each takes one job after another.
-fn paged_extent(jobs: usize, processors: usize) -> Extent {
-    let (threads, shared) = (attention_hopper::PAGED_THREADS, attention_hopper::PAGED_SHARED_BYTES);
+fn paged_extent(is_e4m3: bool, jobs: usize, processors: usize) -> Extent {
+    use attention_hopper::{PAGED_E4M3_SHARED_BYTES, PAGED_E4M3_THREADS, PAGED_SHARED_BYTES, PAGED_THREADS};
+    let (threads, shared) =
+        if is_e4m3 { (PAGED_E4M3_THREADS, PAGED_E4M3_SHARED_BYTES) } else { (PAGED_THREADS, PAGED_SHARED_BYTES) };
     Extent { shared, ..Extent::line(jobs.min(processors), threads) }
 }
 
@@ -41,7 +43,6 @@ fn tiles(tile: usize, vectors: usize, sequences: usize) -> usize {
 }
 
 pub(super) fn paged(cuda: &Cuda, call: ops::attention_paged::Call<'_>) -> Result<(), KernelError> {
-    plain_cache("attention_paged", call.layer)?;
     let singles = call.sequences.single_rows;
     if singles > 0 {
         decode(cuda, &call, singles)?;
@@ -79,6 +80,7 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         call.sequences.block_tables.address(),
         count(sequences),
         count(call.sequences.block_tables.columns()),
+        scales_address(&call.scales),
         call.scale,
         launch.piece,
         flags,
@@ -87,8 +89,12 @@ fn decode(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, sequences: usize) 
         call.out.address(),
     ];
     let extent = Extent { grid: [launch.workers, 1, 1], block: [32 * launch.warps, 1], shared: launch.warps * ring };
+    let kernels = match e4m3_cache(cuda, "attention_paged", call.layer)? {
+        Some(e4m3) => &e4m3.attention_decode,
+        None => &cuda.entry_points().attention_decode,
+    };
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(cuda.entry_points().attention_decode[head_dim], extent, arguments) }
+    unsafe { cuda.launch(kernels[head_dim], extent, arguments) }
 }
 
 /// Computes the sequences from `first_sequence` on.
@@ -108,16 +114,20 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
     let keys = (call.sequences.query_key_pairs / call.queries.rows() as u64) as usize;
     let splits = (processors / jobs).min(keys / attention_hopper::SPLIT_KEYS);
     let split = hopper.filter(|_| splits > 1);
+    let e4m3 = e4m3_cache(cuda, "attention_paged", call.layer)?;
     let (arguments, kernel, extent) = if let Some(hopper) = hopper {
         let arguments = arguments![cache_map(call)?, call.out.address(), call.queries.address()];
-        match split {
-            Some(_) => (arguments, hopper.attention_paged_split, paged_extent(jobs * splits, processors)),
-            None => (arguments, hopper.attention_paged, paged_extent(jobs, processors)),
-        }
+        let (whole_kernel, split_kernel) = match e4m3 {
+            Some(e4m3) => (e4m3.attention_paged_hopper, e4m3.attention_paged_hopper_split),
+            None => (hopper.attention_paged, hopper.attention_paged_split),
+        };
+        let (kernel, jobs) = if split.is_some() { (split_kernel, jobs * splits) } else { (whole_kernel, jobs) };
+        (arguments, kernel, paged_extent(e4m3.is_some(), jobs, processors))
     } else {
         let arguments = arguments![call.out.address(), call.queries.address(), call.layer.address];
         let blocks = shape.kv_heads * tiles(attention_prefill::TILE_QUERIES, vectors, left);
-        (arguments, cuda.entry_points().attention_paged[head_dim], Extent::line(blocks, attention_prefill::THREADS))
+        let kernels = e4m3.map_or(&cuda.entry_points().attention_paged, |e4m3| &e4m3.attention_paged);
+        (arguments, kernels[head_dim], Extent::line(blocks, attention_prefill::THREADS))
     };
     let mut arguments = arguments
         .with(call.sequences.query_starts.address())
@@ -142,7 +152,7 @@ fn prefill(cuda: &Cuda, call: &ops::attention_paged::Call<'_>, first_sequence: u
         arguments = arguments.with(count(splits));
     }
     // SAFETY: these are the kernel's parameters, and the front has checked the shapes.
-    unsafe { cuda.launch(kernel, extent, arguments.with(call.scale)) }?;
+    unsafe { cuda.launch(kernel, extent, arguments.with(scales_address(&call.scales)).with(call.scale)) }?;
     match split {
         Some(hopper) => combine(cuda, hopper, call, first_sequence, jobs, splits),
         None => Ok(()),
@@ -171,6 +181,7 @@ fn combine(
         count(call.layer.shape.kv_heads),
         count(call.sequences.block_tables.columns()),
         count(splits),
+        scales_address(&call.scales),
         call.scale,
     ];
     let warps = attention_hopper::COMBINE_WARPS;
@@ -183,12 +194,22 @@ fn combine(
 fn cache_map(call: &ops::attention_paged::Call<'_>) -> Result<TensorMap, KernelError> {
     let shape = call.layer.shape;
     let pieces = (call.layer.blocks * 2 * shape.kv_heads) as u64;
-    let layout = Layout {
+    let layout = if shape.dtype == DType::F8E4M3 {
+        // Columns of a head, tokens, pieces.
+        Layout {
+            dimensions: &[128, BLOCK_TOKENS as u64, pieces],
+            strides: &[128, 2048],
+            cube: &[128, count(BLOCK_TOKENS), 1],
+            swizzle: Swizzle::None,
+        }
+    } else {
         // Columns of half a head, eight tokens, halves, the next eight tokens, pieces.
-        dimensions: &[64, 8, 2, BLOCK_TOKENS as u64 / 8, pieces],
-        strides: &[256, 128, 2048, 4096],
-        cube: &[64, 8, 2, 2, 1],
-        swizzle: Swizzle::Bytes128,
+        Layout {
+            dimensions: &[64, 8, 2, BLOCK_TOKENS as u64 / 8, pieces],
+            strides: &[256, 128, 2048, 4096],
+            cube: &[64, 8, 2, 2, 1],
+            swizzle: Swizzle::Bytes128,
+        }
     };
     Ok(TensorMap::new(call.layer.address, shape.dtype, &layout)?)
 }

@@ -7,6 +7,7 @@ mod autotune;
 mod blas;
 mod contract;
 mod decode_launch;
+mod e4m3_cache;
 mod elementwise;
 mod error;
 mod experts;

@@ -3,10 +3,11 @@
 use super::{
     Cuda,
     contract::rotary::{AXES_MAX, NORMED_HEADS_MAX, THREADS_MAX},
+    e4m3_cache::{e4m3_cache, scales_address},
     launch::{Extent, arguments, count},
 };
 use crate::{
-    DType, KernelError, KvLayer,
+    KernelError,
     ops::{self, rotary::PairAxes, rotary_kv_write::HeadNorms},
 };
 
@@ -54,21 +55,7 @@ pub(super) fn rotary(cuda: &Cuda, call: ops::rotary::Call<'_>) -> Result<(), Ker
     unsafe { cuda.launch(cuda.entry_points().rotary, extent(call.x.rows(), call.heads * head_dim), arguments) }
 }
 
-/// Refuses a cache in E4M3, for which there are no kernels yet.
-pub(super) fn plain_cache(op: &'static str, layer: &KvLayer) -> Result<(), KernelError> {
-    match layer.shape.dtype {
-        found @ DType::F8E4M3 => Err(KernelError::Type {
-            op,
-            what: "layer",
-            expected: "activations: a GPU has no kernels for others",
-            found,
-        }),
-        _ => Ok(()),
-    }
-}
-
 pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>) -> Result<(), KernelError> {
-    plain_cache("rotary_kv_write", call.layer)?;
     let shape = call.layer.shape;
     let elements = (call.heads + 2 * shape.kv_heads) * shape.head_dim;
     let arguments = arguments![
@@ -83,15 +70,20 @@ pub(super) fn rotary_kv_write(cuda: &Cuda, call: ops::rotary_kv_write::Call<'_>)
         Sections::of(call.axes),
         call.slots.address(),
         call.layer.address,
+        scales_address(&call.scales),
         count(call.layer.blocks),
     ];
+    let (plain, normed) = match e4m3_cache(cuda, "rotary_kv_write", call.layer)? {
+        Some(e4m3) => (e4m3.rotary_kv_write, e4m3.rotary_kv_write_normed),
+        None => (cuda.entry_points().rotary_kv_write, cuda.entry_points().rotary_kv_write_normed),
+    };
     let (entry_point, arguments) = match call.norms {
-        None => (cuda.entry_points().rotary_kv_write, arguments),
+        None => (plain, arguments),
         Some(HeadNorms { query, key, epsilon }) => {
             let heads = call.heads + shape.kv_heads;
             assert!(heads <= NORMED_HEADS_MAX, "{heads} heads to normalise; the kernel takes {NORMED_HEADS_MAX}");
             let arguments = arguments.with(query.address()).with(key.address()).with(*epsilon);
-            (cuda.entry_points().rotary_kv_write_normed, arguments)
+            (normed, arguments)
         }
     };
     // SAFETY: as above.

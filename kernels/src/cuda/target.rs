@@ -65,6 +65,11 @@ impl CudaTarget {
         self.capability == (9, 0) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
+    /// Hopper has kernels for a cache in E4M3.
+    pub(crate) fn has_fp8_cache(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
     /// The architecture's name in tables and fingerprints.
     pub(crate) fn name(&self) -> &'static str {
         match self.capability {

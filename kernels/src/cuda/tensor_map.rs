@@ -14,6 +14,8 @@ pub(super) struct TensorMap([u64; 16]);
 /// How the rows of a box are spread over the banks of shared memory.
 #[derive(Clone, Copy)]
 pub(super) enum Swizzle {
+    /// As they come.
+    None,
     /// Pattern of 32 bytes.
     Bytes32,
     /// Pattern of 128 bytes.
@@ -68,6 +70,7 @@ impl TensorMap {
             _ => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
         let pattern = match layout.swizzle {
+            Swizzle::None => Pattern::CU_TENSOR_MAP_SWIZZLE_NONE,
             Swizzle::Bytes32 => Pattern::CU_TENSOR_MAP_SWIZZLE_32B,
             Swizzle::Bytes128 => Pattern::CU_TENSOR_MAP_SWIZZLE_128B,
         };

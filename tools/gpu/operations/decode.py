@@ -3,7 +3,7 @@
 import torch
 
 from contract import contract
-from device import ENDINGS, LIMITS, Kernel, Output, divide_up, processors
+from device import LIMITS, Kernel, Output, divide_up, processors
 from operations.paged import Paged
 from table import Case
 
@@ -30,21 +30,22 @@ def shape_of(sequences, kv_heads, group, rows=1):
 class Decode:
     """Launches for batches of one shape, with scratch of their own."""
 
-    def __init__(self, kind, head_dim, shape):
+    def __init__(self, ending, head_dim, shape):
         self.warps, self.workers, self.piece = shape
         self.ring_bytes = NUMBERS.RING_BYTES[head_dim]
-        self.kernel = Kernel("attention_decode", f"attention_decode_{ENDINGS[kind]}_d{head_dim}",
-                             WARPS_MAX * self.ring_bytes)  # fmt: skip
+        file = "attention_decode_e4m3" if ending.startswith("e4m3") else "attention_decode"
+        self.kernel = Kernel(file, f"attention_decode_{ending}_d{head_dim}", WARPS_MAX * self.ring_bytes)
         self.partials = torch.full((self.workers, NUMBERS.PARTS, TILE_QUERIES, head_dim + 2), float("nan"), device="cuda")
         self.counters = torch.zeros(self.workers, dtype=torch.int32, device="cuda")
 
-    def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False):
+    def __call__(self, queries, cache, kv_heads, group, starts, contexts, tables, scale, out, past_is_there, early=False,
+                 scales=None):  # fmt: skip
         """`queries` may be the first columns of wider rows, or all of them. The past is there if the kernel in front writes
         no key that stands in front of a sequence's rows, as in a step of single rows alone."""
         flags = NUMBERS.PAST_IS_THERE * past_is_there | NUMBERS.OTHERS_READ_ONCE * (queries.shape[0] <= FEW_ROWS)
         self.kernel((self.workers,), (32 * self.warps,), queries, queries.stride(0), queries.shape[0], cache,
-                    cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scale,
-                    self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
+                    cache.shape[0], kv_heads, group, starts, contexts, tables, tables.shape[0], tables.shape[1], scales,
+                    scale, self.piece, flags, self.partials, self.counters, out, shared_bytes=self.warps * self.ring_bytes,
                     early=early)  # fmt: skip
 
 
@@ -52,20 +53,21 @@ def case(paged, shape=None, past_is_there=True):
     """`past_is_there` may always be said here: nothing in front writes keys."""
     most_rows = max(rows for rows, _ in paged.sequences)
     shape = shape or shape_of(len(paged.sequences), paged.kv_heads, paged.group, most_rows)
-    decode = Decode(paged.kind, paged.head_dim, shape)
+    decode = Decode(paged.ending, paged.head_dim, shape)
     out = Output((paged.rows, paged.heads * paged.head_dim), paged.kind)
     rows = paged.some_rows(256)
 
     def run():
         decode(paged.queries, paged.cache, paged.kv_heads, paged.group, paged.starts, paged.contexts, paged.tables,
-               paged.scale, out.tensor, past_is_there)  # fmt: skip
+               paged.scale, out.tensor, past_is_there, scales=paged.scales)  # fmt: skip
 
     def error():
         found = out.error(paged.reference(rows), rows.cuda(), paged.unwritten().cuda())
         return found if int(decode.counters.abs().sum()) == 0 else float("inf")
 
     read = sum(context for _, context in paged.sequences) * 2 * paged.kv_heads * paged.head_dim
-    return Case(run, error, LIMITS[paged.kind], bytes=2 * (read + paged.queries.numel() + out.tensor.numel()))
+    moved = read * paged.cache.itemsize + 2 * (paged.queries.numel() + out.tensor.numel())
+    return Case(run, error, LIMITS[paged.kind], bytes=moved)
 
 
 SHAPES = [None, (8, 132, 8), (4, 264, 8), (4, 264, 16), (2, 528, 20), (1, 1056, 20), (1, 9, 1), (3, 50, 7), (4, 264, 40)]
@@ -87,14 +89,17 @@ ODD = [  # head_dim, heads, heads of keys, sequences of (rows, context)
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
         for head_dim, heads, kv_heads, sequences in ODD:
-            paged = Paged(sequences, heads, kv_heads, head_dim, kind, behind=3, gap=8)
-            for shape in SHAPES:
-                for past_is_there in (True, False):
-                    work = f"{sequences[:7]} by {shape}" + (", past first" if past_is_there else "")
-                    table.check("decode", work, case(paged, shape, past_is_there))
+            for is_e4m3 in (False, True):
+                paged = Paged(sequences, heads, kv_heads, head_dim, kind, behind=3, gap=8, is_e4m3=is_e4m3)
+                for shape in SHAPES:
+                    for past_is_there in (True, False):
+                        work = f"{sequences[:7]} by {shape}" + (", past first" if past_is_there else "")
+                        table.check("decode, E4M3" if is_e4m3 else "decode", work, case(paged, shape, past_is_there))
 
 
 def measure(table):
-    for count, context in ((1, 576), (16, 576), (33, 576), (64, 576), (128, 576), (256, 576), (64, 1450), (1, 100_000), (64, 2048)):
-        make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024))  # noqa: E731
-        table.row("decode", f"{count} of {context:,}, 28:4 heads of 128", make)
+    for count, context in ((1, 576), (16, 576), (33, 576), (64, 576), (128, 576), (256, 576), (64, 1450), (1, 100_000),
+                           (64, 2048), (64, 16_000)):  # fmt: skip
+        for is_e4m3 in (False, True):
+            make = lambda: case(Paged([(1, context)] * count, 28, 4, 128, torch.bfloat16, gap=1024, is_e4m3=is_e4m3))  # noqa: E731
+            table.row("decode, E4M3" if is_e4m3 else "decode", f"{count} of {context:,}, 28:4 heads of 128", make)

@@ -3,7 +3,7 @@
 import torch
 
 from contract import contract
-from device import divide_up
+from device import ENDINGS, divide_up
 
 BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 
@@ -11,10 +11,11 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 class Paged:
     """Queries and the cache of one layer for sequences of (rows, context), with blocks in any order.
 
-    queries [rows, heads * head_dim], a view of wider rows; cache [blocks, 2, kv_heads, 16, head_dim]
+    queries [rows, heads * head_dim], a view of wider rows; cache [blocks, 2, kv_heads, 16, head_dim], in E4M3 with scales
+    [2, kv_heads] if `is_e4m3`
     """
 
-    def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0):
+    def __init__(self, sequences, heads, kv_heads, head_dim, kind, before=0, behind=0, gap=0, is_e4m3=False):
         self.sequences, self.heads, self.kv_heads, self.head_dim, self.kind = sequences, heads, kv_heads, head_dim, kind
         self.group, self.scale = heads // kv_heads, head_dim**-0.5
         self.firsts, end = [], before  # a sequence's first row
@@ -26,7 +27,15 @@ class Paged:
         self.blocks = sum(blocks_of) + 5
         wide = torch.randn(self.rows, heads * head_dim + gap, device="cuda", dtype=kind)
         self.queries = wide[:, : heads * head_dim]
+        self.ending = ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]  # of kernels' names
         self.cache = torch.randn(self.blocks, 2, kv_heads, BLOCK_TOKENS, head_dim, device="cuda", dtype=kind)
+        self.scales = None
+        if is_e4m3:
+            self.scales = torch.rand(2, kv_heads, device="cuda") * 0.01 + 0.005
+            self.cache = (self.cache * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
+        # Of E4M3, whose numbers torch does not move: the bits.
+        self.bits = self.cache.view(torch.uint8) if is_e4m3 else self.cache
+        nan = 0x7F if is_e4m3 else float("nan")
         order = torch.randperm(self.blocks)
         tables = torch.full((len(sequences), max(blocks_of) + 2), -1, dtype=torch.int32)
         at = 0
@@ -35,8 +44,8 @@ class Paged:
             tables[sequence, :count] = order[at : at + count]
             at += count
             if context % BLOCK_TOKENS:
-                self.cache[order[at - 1], :, :, context % BLOCK_TOKENS :] = float("nan")
-        self.cache[order[at:].cuda()] = float("nan")
+                self.bits[order[at - 1], :, :, context % BLOCK_TOKENS :] = nan
+        self.bits[order[at:].cuda()] = nan
         whole = lambda numbers: torch.tensor(numbers, dtype=torch.int32, device="cuda")  # noqa: E731
         self.starts, self.contexts = whole([*self.firsts, end]), whole([context for _, context in sequences])
         self.tables = tables.cuda()
@@ -62,8 +71,9 @@ class Paged:
             own = chosen[places]
             ids = self.tables[sequence, : divide_up(context, BLOCK_TOKENS)].long()
             # [blocks, 2, kv_heads, 16, head_dim] -> [2, kv_heads, tokens, head_dim]
-            both = self.cache[ids].permute(1, 2, 0, 3, 4).reshape(2, self.kv_heads, -1, self.head_dim)
-            keys, values = both[:, :, :context].double()
+            both = self.bits[ids].permute(1, 2, 0, 3, 4).reshape(2, self.kv_heads, -1, self.head_dim)
+            both = both[:, :, :context].contiguous().view(self.cache.dtype).double()
+            keys, values = both if self.scales is None else both * self.scales.double()[:, :, None, None]
             queries = self.queries[own.cuda()].double().view(len(own), self.kv_heads, self.group, self.head_dim)
             scores = torch.einsum("nkgd,ktd->nkgt", queries, keys) * self.scale
             seen = (context - rows + 1 + own - first).cuda()

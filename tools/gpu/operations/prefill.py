@@ -24,40 +24,48 @@ def sizes(paged, out):
 
 
 def general(paged, out):
-    kernel = Kernel("attention_prefill", f"attention_paged_{ENDINGS[paged.kind]}_d{paged.head_dim}")
+    kernel = Kernel("attention_prefill", f"attention_paged_{paged.ending}_d{paged.head_dim}")
     grid = tiles(paged, NUMBERS.TILE_QUERIES)
     return lambda: kernel((grid,), (NUMBERS.THREADS,), out.tensor, paged.queries, paged.cache, paged.starts,
-                          paged.contexts, paged.tables, *sizes(paged, out), paged.scale)  # fmt: skip
+                          paged.contexts, paged.tables, *sizes(paged, out), paged.scales, paged.scale)  # fmt: skip
 
 
 def cache_map(paged):
     pieces = paged.blocks * 2 * paged.kv_heads
+    if paged.scales is not None:
+        return tensor_map(paged.cache, [128, 16, pieces], [128, 2048], [128, 16, 1], 0)
     return tensor_map(paged.cache, [64, 8, 2, 2, pieces], [256, 128, 2048, 4096], [64, 8, 2, 2, 1], 3)
 
 
+def block_of(paged):
+    """Threads and shared bytes of a block of the kernels for Hopper."""
+    if paged.scales is not None:
+        return HOPPER.PAGED_E4M3_THREADS, HOPPER.PAGED_E4M3_SHARED_BYTES
+    return HOPPER.PAGED_THREADS, HOPPER.PAGED_SHARED_BYTES
+
+
 def hopper(paged, out):
-    name = f"attention_paged_hopper_{ENDINGS[paged.kind]}_d128"
-    kernel = Kernel("attention_prefill_hopper", name, HOPPER.PAGED_SHARED_BYTES)
+    threads, shared_bytes = block_of(paged)
+    kernel = Kernel("attention_prefill_hopper", f"attention_paged_hopper_{paged.ending}_d128", shared_bytes)
     grid, view = min(processors(), tiles(paged, HOPPER.PAGED_QUERIES)), cache_map(paged)
-    return lambda: kernel((grid,), (HOPPER.PAGED_THREADS,), view, out.tensor, paged.queries, paged.starts,
-                          paged.contexts, paged.tables, *sizes(paged, out), paged.scale)  # fmt: skip
+    return lambda: kernel((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
+                          paged.tables, *sizes(paged, out), paged.scales, paged.scale)  # fmt: skip
 
 
 def split(paged, out, splits=None):
-    ending, jobs, view = ENDINGS[paged.kind], tiles(paged, HOPPER.PAGED_QUERIES), cache_map(paged)
+    jobs, view, (threads, shared_bytes) = tiles(paged, HOPPER.PAGED_QUERIES), cache_map(paged), block_of(paged)
     splits = splits or max(1, min(processors() // jobs, paged.tables.shape[1] * BLOCK_TOKENS // HOPPER.SPLIT_KEYS))
-    name = f"attention_paged_hopper_split_{ending}_d128"
-    gather = Kernel("attention_prefill_hopper", name, HOPPER.PAGED_SHARED_BYTES)
-    combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ending}_d128")
+    gather = Kernel("attention_prefill_hopper", f"attention_paged_hopper_split_{paged.ending}_d128", shared_bytes)
+    combine = Kernel("attention_paged_combine", f"attention_paged_combine_{ENDINGS[paged.kind]}_d128")
     parts = torch.full((jobs * splits, HOPPER.PAGED_PART_NUMBERS), float("nan"), device="cuda")
     grid, (out_pitch, _, *counts, _, table_blocks) = min(processors(), jobs * splits), sizes(paged, out)
 
     def run():
-        gather((grid,), (HOPPER.PAGED_THREADS,), view, out.tensor, paged.queries, paged.starts, paged.contexts,
-               paged.tables, parts, *sizes(paged, out), splits, paged.scale)  # fmt: skip
+        gather((grid,), (threads,), view, out.tensor, paged.queries, paged.starts, paged.contexts, paged.tables, parts,
+               *sizes(paged, out), splits, paged.scales, paged.scale)  # fmt: skip
         blocks = HOPPER.PAGED_QUERIES // HOPPER.COMBINE_WARPS * jobs
         combine((blocks,), (32 * HOPPER.COMBINE_WARPS,), out.tensor, parts, paged.starts, paged.contexts, out_pitch,
-                *counts, table_blocks, splits, paged.scale)  # fmt: skip
+                *counts, table_blocks, splits, paged.scales, paged.scale)  # fmt: skip
 
     return run
 
@@ -82,7 +90,7 @@ def case(launch, paged, gap=0, beside=None):
         run=launch(paged, out),
         error=lambda: out.error(paged.reference(rows), rows.cuda(), paged.unwritten().cuda()),
         limit=LIMITS[paged.kind],
-        bytes=sum(tensor.numel() * 2 for tensor in (paged.cache, paged.queries, out.tensor)),
+        bytes=sum(tensor.numel() * tensor.itemsize for tensor in (paged.cache, paged.queries, out.tensor)),
         operations=4 * paged.pairs() * paged.heads * paged.head_dim,
         beside={name: make(paged, out) for name, make in (beside or {}).items()},
     )
@@ -99,22 +107,29 @@ ODD = [  # heads, heads of keys, sequences of (rows, context)
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
         for heads, kv_heads, sequences in ODD:
-            for head_dim in (32, 64, 80, 128):
-                paged = Paged(sequences, heads, kv_heads, head_dim, kind, before=3, behind=5, gap=8)
-                table.check("prefill, mma", f"{sequences}", case(general, paged, gap=8))
-            table.check("prefill", f"{sequences}", case(hopper, paged, gap=8))
-            for splits in (1, 2, 5, 33):
-                launch = functools.partial(split, splits=splits)
-                table.check("prefill, split", f"{sequences} by {splits}", case(launch, paged, gap=8))
+            for is_e4m3 in (False, True):
+                ending = ", E4M3" if is_e4m3 else ""
+                for head_dim in (32, 64, 80, 128):
+                    paged = Paged(sequences, heads, kv_heads, head_dim, kind, 3, 5, 8, is_e4m3)
+                    table.check(f"prefill, mma{ending}", f"{sequences}", case(general, paged, gap=8))
+                table.check(f"prefill{ending}", f"{sequences}", case(hopper, paged, gap=8))
+                for splits in (1, 2, 5, 33):
+                    launch = functools.partial(split, splits=splits)
+                    table.check(f"prefill, split{ending}", f"{sequences} by {splits}", case(launch, paged, gap=8))
 
 
 def measure(table):
-    make = lambda sequences: Paged(sequences, 28, 4, 128, torch.bfloat16, gap=1024)  # noqa: E731
+    make = lambda sequences, **others: Paged(sequences, 28, 4, 128, torch.bfloat16, gap=1024, **others)  # noqa: E731
     for count, rows in ((8, 8000), (32, 2048), (64, 512)):
         other = {"cuDNN": lambda *_: cudnn([rows] * count, 28, 128, torch.bfloat16, causal=True)}
         table.row("prefill", f"{count} x {rows}", lambda: case(hopper, make([(rows, rows)] * count), beside=other))
+        table.row("prefill, E4M3", f"{count} x {rows}",
+                  lambda: case(hopper, make([(rows, rows)] * count, is_e4m3=True)))  # fmt: skip
     table.row("prefill, mma", "8 x 8000", lambda: case(general, make([(8000, 8000)] * 8)))
+    table.row("prefill, mma, E4M3", "8 x 8000", lambda: case(general, make([(8000, 8000)] * 8, is_e4m3=True)))
     for rows, context in ((100, 30_000), (16, 100_000)):
         other = {"unsplit": hopper}
         table.row("prefill, split", f"{rows} rows of {context:,}",
                   lambda: case(split, make([(rows, context)]), beside=other))  # fmt: skip
+        table.row("prefill, split, E4M3", f"{rows} rows of {context:,}",
+                  lambda: case(split, make([(rows, context)], is_e4m3=True), beside=other))  # fmt: skip

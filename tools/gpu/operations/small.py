@@ -200,7 +200,7 @@ def normed(heads, weight):
     return heads * (heads.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.double()
 
 
-def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False):
+def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False, is_e4m3=False):
     """`is_odd`: one token's slot is none, another's lies in no block. `is_normed`: as Qwen3-VL, with interleaved axes."""
     qkv = Output((tokens, (heads + 2 * kv_heads) * head_dim), kind, gap)
     qkv.tensor.normal_()
@@ -211,12 +211,15 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
     weights = torch.randn(2, head_dim, device="cuda").to(kind) if is_normed else None
     norms = (weights[0], weights[1], float(EPSILON)) if is_normed else ()
     of = lambda heads, weight: normed(heads, weights[weight]) if is_normed else heads.double()  # noqa: E731
-    cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), kind)
+    cache = Output((blocks, 2, kv_heads, BLOCK_TOKENS, head_dim), torch.uint8 if is_e4m3 else kind)
+    # Small enough that some numbers are beyond the largest.
+    scales = torch.rand(2, kv_heads, device="cuda") * 0.02 + 0.003 if is_e4m3 else None
     places = torch.randperm(blocks * BLOCK_TOKENS, device="cuda")[:tokens]
     slots, written = places.clone(), torch.ones(tokens, dtype=torch.bool, device="cuda")
     if is_odd:
         slots[1], slots[2], written[1:3] = NONE, blocks * BLOCK_TOKENS, False
-    sent, kernel = unsigned(slots), Kernel("rotary", f"rotary_kv_write_{'normed_' if is_normed else ''}{ENDINGS[kind]}")
+    sent, name = unsigned(slots), ("normed_" if is_normed else "") + ("e4m3_" if is_e4m3 else "") + ENDINGS[kind]
+    kernel = Kernel("rotary", f"rotary_kv_write_{name}")
 
     def wrong():
         wanted = before.double()
@@ -230,21 +233,34 @@ def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is
         others[here] = False
         rest = cache.tensor.permute(0, 3, 1, 2, 4).flatten(0, 1)[others]
         is_kept = torch.equal(in_heads[:, heads:], before[:, heads:])
-        is_copied = torch.equal(values, before[written, heads + kv_heads :])
+        copied, of_keys = before[written, heads + kv_heads :], 0.0
+        if is_e4m3:
+            divided = (copied.float() / scales[1, :, None]).clamp(-448, 448)
+            is_copied = torch.equal(values, divided.to(torch.float8_e4m3fn).view(torch.uint8))
+            # Half a step of E4M3 is 1/16 of a number, or 2^-10 where numbers are smallest.
+            wanted_keys = (turned / scales[0, :, None].double()).clamp(-448, 448)
+            off = (keys.contiguous().view(torch.float8_e4m3fn).double() - wanted_keys).abs()
+            of_keys = 0.0 if bool((off <= 1.001 * (wanted_keys.abs() / 16).clamp_min(2**-10)).all()) else float("inf")
+        else:
+            is_copied, of_keys = torch.equal(values, copied), error(keys, turned)
         is_fine = is_kept and is_copied and Output.is_untouched(rest) and cache.is_guarded()
-        return max(found, error(keys, turned)) if is_fine else float("inf")
+        return max(found, of_keys) if is_fine else float("inf")
 
     return Case(
         run=lambda: kernel((tokens,), rotary_block((heads + 2 * kv_heads) * head_dim), qkv.tensor, qkv.tensor.stride(0),
-                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, blocks, *norms),
+                           heads, kv_heads, head_dim, *positions.arguments, sent, cache.tensor, scales, blocks, *norms),
         error=wrong,
         limit=LIMITS[kind],
-        bytes=2 * kind.itemsize * tokens * (heads + 2 * kv_heads) * head_dim,
+        bytes=tokens * head_dim * (2 * kind.itemsize * heads + (kind.itemsize + cache.tensor.itemsize) * 2 * kv_heads),
     )  # fmt: skip
 
 
-def rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, sections, kind, gap=0):
-    return rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, is_odd=tokens > 3, is_normed=True)
+def rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_e4m3=False):
+    return rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, tokens > 3, True, is_e4m3)
+
+
+def rotary_kv_write_e4m3(tokens, heads, kv_heads, head_dim, sections, kind, gap=0):
+    return rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap, tokens > 3, is_e4m3=True)
 
 
 @functools.lru_cache(1)
@@ -378,6 +394,10 @@ def check(table):
             interleaved = (head_dim // 2 - 2 * third, third, third, 0)
             table.check("rotary_kv_write", f"{work}, normed",
                         rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap))  # fmt: skip
+            table.check("rotary_kv_write", f"{work}, E4M3",
+                        rotary_kv_write_e4m3(tokens, heads, kv_heads, head_dim, sections, kind, gap))  # fmt: skip
+            table.check("rotary_kv_write", f"{work}, normed, E4M3",
+                        rotary_kv_write_normed(tokens, heads, kv_heads, head_dim, interleaved, kind, gap, is_e4m3=True))  # fmt: skip
         for tokens, hidden, vocabulary in ((257, 3584, 1000), (33, 61, 300), (9, 40, 77)):
             table.check("embed", f"{tokens} x {hidden}", embed(tokens, hidden, kind, vocabulary, is_odd=True))
         for operation in (gather_rows, scatter_rows, add_rows):
@@ -395,6 +415,7 @@ def measure(table):
         (layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (add_layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
+        (rotary_kv_write_e4m3, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
         (rotary_kv_write, "32:8 heads of 128", (32, 8, 128, TEXT, kind)),
         (rotary_kv_write_normed, "32:8 heads of 128", (32, 8, 128, (24, 20, 20, 0), kind)),
         (rotary, "32 heads of 80", (32, 80, VISION, kind, 1280)),

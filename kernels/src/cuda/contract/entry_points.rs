@@ -1,6 +1,7 @@
 //! Every entry point of the device code as a field, so that a launch names it without a string, and one that is not
 //! there cannot be asked for.
 
+use super::numbers::attention_hopper::PAGED_HEAD_DIM;
 use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PLACES, PackedHeadDim};
 use crate::DType;
 
@@ -97,6 +98,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
+    pub e4m3_cache: E4m3Cache<F>,
     /// By [`PLACES`], as the next.
     pub experts_few: [F; PLACES.len()],
     pub gated_experts_few: [F; PLACES.len()],
@@ -121,6 +123,17 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub rms_norm_rounded: F,
     pub silu_mul_rounded: F,
     pub silu_mul_rounded_few: F,
+}
+
+/// What reads and writes keys and values in E4M3, each with the parameters of its namesake.
+pub(in crate::cuda) struct E4m3Cache<F> {
+    pub attention_decode: ByHeadDim<F>,
+    pub attention_paged: ByHeadDim<F>,
+    /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next.
+    pub attention_paged_hopper: F,
+    pub attention_paged_hopper_split: F,
+    pub rotary_kv_write: F,
+    pub rotary_kv_write_normed: F,
 }
 
 /// Products of many rows with weights in E4M3.
@@ -187,7 +200,6 @@ impl<F> EntryPoints<F> {
 
 impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
-        use super::numbers::attention_hopper::PAGED_HEAD_DIM;
         let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
@@ -199,6 +211,7 @@ impl<F> HopperEntryPoints<F> {
             )?,
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
+            e4m3_cache: E4m3Cache::find(all)?,
             experts_few: all.by_places(EXPERTS_FEW, "experts_few")?,
             gated_experts_few: all.by_places(EXPERTS_FEW, "gated_experts_few")?,
             experts_many: all.typed(EXPERTS_MANY, "experts_many")?,
@@ -218,6 +231,20 @@ impl<F> HopperEntryPoints<F> {
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
+        })
+    }
+}
+
+impl<F> E4m3Cache<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
+        let mut hopper = |operation| all.sized(ATTENTION_PREFILL_HOPPER, operation, 'd', PAGED_HEAD_DIM);
+        Ok(E4m3Cache {
+            attention_paged_hopper: hopper("attention_paged_hopper_e4m3")?,
+            attention_paged_hopper_split: hopper("attention_paged_hopper_split_e4m3")?,
+            attention_decode: all.by_head_dim(waiting("attention_decode_e4m3"), "attention_decode_e4m3")?,
+            attention_paged: all.by_head_dim(ATTENTION_PREFILL, "attention_paged_e4m3")?,
+            rotary_kv_write: all.typed(ROTARY, "rotary_kv_write_e4m3")?,
+            rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed_e4m3")?,
         })
     }
 }

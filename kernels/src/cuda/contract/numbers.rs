@@ -231,6 +231,10 @@ contract! {
         const PAGED_THREADS: usize = threads(PAGED_QUERIES);
         /// Bytes of dynamic shared memory.
         const PAGED_SHARED_BYTES: usize = shared_bytes(PAGED_HEAD_DIM, PAGED_QUERIES, PAGED_KEYS);
+        /// Threads of a block over a cache in E4M3, which a warpgroup of its own widens.
+        const PAGED_E4M3_THREADS: usize = PAGED_THREADS + 128;
+        /// Bytes of dynamic shared memory likewise: stages of what is to be widened are added.
+        const PAGED_E4M3_SHARED_BYTES: usize = PAGED_SHARED_BYTES + STAGES * PAGED_KEYS * PAGED_HEAD_DIM;
         /// f32 numbers of a part of a split tile: for each query vector a weighted sum of values, the highest score and
         /// the sum of weights.
         const PAGED_PART_NUMBERS: usize = PAGED_QUERIES * (PAGED_HEAD_DIM + 2);

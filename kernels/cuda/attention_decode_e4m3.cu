@@ -1,0 +1,8 @@
+// Attention of one new token a sequence over a cache in E4M3: see decode_attention.cuh.
+//
+// Targets: sm_90a
+
+#include "decode_attention.cuh"
+
+#define KERNEL(name, Element) FOR_EACH_HEAD_DIM(KERNEL_OF, e4m3_##name, Element, E4m3)
+FOR_EACH_ACTIVATION(KERNEL)

@@ -1,0 +1,411 @@
+// Attention of one new token a sequence over the paged cache (PagedAttention, Kwon et al. 2023, arXiv 2309.06180), the
+// keys of long contexts split over the card (Flash-Decoding, Dao et al. 2023) with equal shares for all thread blocks
+// (Stream-K, Osama et al. 2023, arXiv 2301.03598), so that contexts of 1 and of 100,000 may stand in one batch.
+//
+// queries         [rows, heads * head_dim]                    rows queries_pitch elements apart; heads = kv_heads * group
+// cache           [blocks, 2, kv_heads, 16, head_dim]         one layer, keys then values, this step's included
+// query_starts    [sequences + 1] u32                         row of sequence s is query_starts[s]
+// context_lengths [sequences] u32                             tokens in the cache, this step's included
+// block_tables    [sequences, table_blocks] u32               unused places are not read
+// partials        [gridDim.x, 2, 8, head_dim + 2] f32         scratch; 8-byte aligned
+// counters        [gridDim.x] u32                             zero before the first launch, zero again after each
+// scales          [2, kv_heads] f32                           of keys and values in E4M3; not read otherwise
+// flags           PAST_IS_THERE; OTHERS_READ_ONCE: weights are read with the hint that they are the first to go from the L2 cache
+// out             [rows, heads * head_dim]                    contiguous
+//
+// out = softmax(queries . keys * scale) . values for each head, sums in f32, weights rounded to the element before they
+// meet the values. A sequence may have any number of rows n (speculation: a few): its r-th sees the first
+// context - n + r + 1 tokens; every 8 query vectors read the keys again. A row that sees nothing, also that of a context
+// of 0, is zeros. A sequence whose query_starts are equal, or lie at or past `rows`, writes nothing; rows of no sequence
+// are not written. A context longer than its table is cut, a block at or past `blocks` is read as the last one: nothing
+// outside is read. What lies in a block behind the context may be any bits. A NaN in a query
+// makes NaNs of that head's output; a NaN in a key or value of those of its own sequence; and never of any other.
+//
+// queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim 32, 64, 80 or 128.
+//
+// How: a warp takes every n-th key block of a run. Blocks come through a ring of its own in shared memory, so that warps
+// do not wait for one another, and stand along the 16 rows of the tensor cores' products, query vectors along the 8
+// columns (decode_block.cuh). The warps of a thread block meet in shared memory, thread blocks in `partials`: whoever of
+// those that share a run comes last adds up. Who comes last changes, the order of adding does not: the same inputs give
+// the same bits.
+//
+// With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
+// front, which must not write query_starts, context_lengths or block_tables. Where the past is said to be there the first
+// whole blocks of it are read ahead of it too: it must not write what stands in front of a sequence's rows.
+//
+// Where weights are the first to go from the L2 cache, keys and values that are not fill it, stay until others of their
+// kind come, and leave the weights little room: at 64 sequences of 576 tokens, too many to be there still in the next
+// step, a step with linear_few.cu's products took 4 us a layer more. So those have the same hint.
+
+#pragma once
+
+#include "contract.cuh"
+#include "decode_block.cuh"
+#include "decode_parts.cuh"
+#include "decode_share.cuh"
+#include "kernel_order.cuh"
+#include "tensor_core.cuh"
+
+using contract::attention_decode::OTHERS_READ_ONCE;
+using contract::attention_decode::PARTS;
+using contract::attention_decode::PAST_IS_THERE;
+
+// MiB of a layer's keys and values beyond which they are the first to go from the L2 cache, beside weights that are so too
+// and beside others. Fewer stay in part until the next step, which is worth more: between 16 sequences of 576 tokens
+// (18 MiB) and 20. Beside cuBLASLt's products it cost 1 us a layer at 96 and 128 sequences and gained 3 at 256.
+constexpr uint32_t READ_ONCE_MIB = 20, READ_ONCE_BESIDE_OTHERS_MIB = 240;
+
+struct DecodeCall {
+    const void* queries;
+    const void* cache;
+    uint32_t queries_pitch, blocks;
+    DecodeBatch batch;
+    const float* scales;  // [2, kv_heads], with a cache in E4M3
+    float scale;
+    bool past_is_there, others_read_once;
+};
+
+// The keys of one run that one thread block works on.
+struct Segment {
+    DecodeSequence sequence;
+    const uint32_t* table;
+    uint32_t kv_head, first_query;  // of the tile, among the sequence's rows * group query vectors
+    uint32_t queries;               // of the tile, up to 8
+    uint32_t from, to;              // key blocks
+    float scale, value_scale;       // of scores, and of what is gathered
+    bool is_read_once;
+};
+
+// This warp's part of a segment: every `warps`-th of its blocks.
+template <uint32_t HEAD_DIM, typename Element, typename Cached>
+struct WarpPart {
+    static constexpr uint32_t TILES = HEAD_DIM / 16;
+    using Core = TensorCoreElement<Multiplied<Element, Cached>>;
+    using Ring = ::Ring<HEAD_DIM, Cached>;
+    using Half = HalfBlock<HEAD_DIM, Cached>;
+    float gathered[TILES][4];  // columns: query vectors 2 * pair and the next; rows: two neighbouring elements
+    float maximum[2], sum[2];  // of those query vectors; the sum of this lane's keys only
+
+    // The query vector of this lane's column of the tile, if there is one.
+    static __device__ __forceinline__ const char* query_at(const DecodeCall& call, const Segment& segment, uint32_t lane) {
+        const uint32_t vector = segment.first_query + lane / 4, group = call.batch.group;
+        if (lane / 4 >= segment.queries) {
+            return nullptr;
+        }
+        const uint32_t later = segment.sequence.rows > 1 ? vector / group : 0;  // row
+        const uint64_t row = segment.sequence.first_row + later;
+        const uint32_t head = segment.kv_head * group + vector - later * group;
+        return static_cast<const char*>(call.queries) + (row * call.queries_pitch + head * HEAD_DIM) * 2;
+    }
+
+    // `ring` is this warp's; it is free again when all lanes have returned.
+    __device__ __forceinline__ void compute(const DecodeCall& call, const Segment& segment, char* ring) {
+        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+        const uint32_t first = segment.from + warp, context = segment.sequence.context;
+        const uint32_t count = context > 0 && first < segment.to ? (segment.to - first + warps - 1) / warps : 0;
+        // Thirty-two places of the table at a time, and the next thirty-two ahead.
+        const auto places = [&](uint32_t start) {
+            return start + lane < count ? segment.table[first + (start + lane) * warps] : 0;
+        };
+        uint32_t ids = places(0), later = places(WARP);
+        const char* query = query_at(call, segment, lane);
+#pragma unroll
+        for (uint32_t tile = 0; tile < TILES; ++tile) {
+            gathered[tile][0] = gathered[tile][1] = gathered[tile][2] = gathered[tile][3] = 0.0f;
+        }
+        maximum[0] = maximum[1] = -INFINITY;
+        sum[0] = sum[1] = 0.0f;
+        if (count == 0) {
+            wait_for_previous_kernel();
+            return;
+        }
+        const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
+        const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * Half::BYTES;
+        // Begins to copy the blocks one after the other; behind the last nothing happens.
+        const auto copy = [&](uint32_t step, uint32_t stage) {
+            if (step < count) {
+                if (step > 0 && step % WARP == 0) {
+                    ids = later;
+                    later = places(step + WARP);
+                }
+                const uint32_t id = min(__shfl_sync(ALL_LANES, ids, step % WARP), call.blocks - 1);
+                const char* from = of_head + static_cast<uint64_t>(id) * 2 * half_bytes;
+                const uint32_t to = ring_address + stage * Ring::BLOCK_BYTES;
+                if (segment.is_read_once) {
+                    Half::template copy<true>(from, to, lane);
+                    Half::template copy<true>(from + half_bytes, to + Half::BYTES, lane);
+                } else {
+                    Half::template copy<false>(from, to, lane);
+                    Half::template copy<false>(from + half_bytes, to + Half::BYTES, lane);
+                }
+            }
+            end_copies();
+        };
+        // Whole blocks of the past are there before the kernel in front has ended, which may still write this step's keys.
+        const uint32_t past = call.past_is_there ? (context - min(context, segment.sequence.rows)) / BLOCK_TOKENS : 0;
+        const auto is_past = [&](uint32_t step) { return first + step * warps < past; };
+#pragma unroll
+        for (uint32_t step = 0; step < Ring::STAGES - 1; ++step) {
+            if (is_past(step)) {
+                copy(step, step);
+            }
+        }
+        wait_for_previous_kernel();
+#pragma unroll
+        for (uint32_t step = 0; step < Ring::STAGES - 1; ++step) {
+            if (!is_past(step)) {
+                copy(step, step);
+            }
+        }
+        Queries<HEAD_DIM, Element, Cached> queries;
+        queries.load(query, lane);
+        uint32_t stage = 0, free_stage = Ring::STAGES - 1;
+#pragma unroll 1
+        for (uint32_t step = 0; step < count; ++step) {
+            wait_for_all_but<Ring::STAGES - 2>();
+            // Now all lanes' copies of this block have landed, and all lanes have read the block before, whose place in
+            // the ring is the next to be filled.
+            __syncwarp();
+            copy(step + Ring::STAGES - 1, free_stage);
+            const char* keys = ring + stage * Ring::BLOCK_BYTES;
+            float scores[4];
+            multiply_keys<HEAD_DIM>(keys, queries, lane, scores);
+            const uint32_t token = (first + step * warps) * BLOCK_TOKENS;
+            // Only the last blocks have keys that some row does not see.
+            if (token + BLOCK_TOKENS + segment.sequence.rows > context + 1) {
+                mask(call, segment, token, lane, scores);
+            }
+            uint32_t weights[2];
+            weigh(scores, segment.scale, weights);
+            add_values<HEAD_DIM, Element, Cached>(keys + Half::BYTES, weights, context - token, lane, gathered);
+            free_stage = stage;
+            stage = stage + 1 == Ring::STAGES ? 0 : stage + 1;
+        }
+#pragma unroll
+        for (uint32_t column = 0; column < 2; ++column) {
+#pragma unroll
+            for (uint32_t distance = 4; distance < WARP; distance *= 2) {
+                sum[column] += __shfl_xor_sync(ALL_LANES, sum[column], distance);
+            }
+        }
+    }
+
+    // Minus infinity for the keys that a query vector does not see.
+    static __device__ __forceinline__ void mask(const DecodeCall& call, const Segment& segment, uint32_t token,
+                                                uint32_t lane, float (&scores)[4]) {
+#pragma unroll
+        for (uint32_t i = 0; i < 4; ++i) {
+            const uint32_t key = token + lane / 4 + i / 2 * 8;
+            const uint32_t row = (segment.first_query + 2 * (lane % 4) + i % 2) / call.batch.group;
+            // Its row sees `context - rows + row + 1` keys, none if that is negative.
+            if (key + segment.sequence.rows > segment.sequence.context + row) {
+                scores[i] = -INFINITY;
+            }
+        }
+    }
+
+    // Scores become weights, in the layout of B for the values' product; what was gathered shrinks if a maximum grows.
+    __device__ __forceinline__ void weigh(float (&scores)[4], float scale, uint32_t (&weights)[2]) {
+        float shrink[2];
+        bool grown = false;
+#pragma unroll
+        for (uint32_t column = 0; column < 2; ++column) {
+            float highest = fmaxf(scores[column], scores[2 + column]);
+#pragma unroll
+            for (uint32_t distance = 4; distance < WARP; distance *= 2) {
+                highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, distance));
+            }
+            highest = fmaxf(highest * scale, maximum[column]);
+            // Minus infinity less itself is no number: who has seen nothing measures from 0.
+            const float origin = highest == -INFINITY ? 0.0f : highest;
+            shrink[column] = power_of_two(maximum[column] - origin);
+            grown |= highest > maximum[column];
+            maximum[column] = highest;
+            scores[column] = power_of_two(fmaf(scores[column], scale, -origin));
+            scores[2 + column] = power_of_two(fmaf(scores[2 + column], scale, -origin));
+            sum[column] = sum[column] * shrink[column] + scores[column] + scores[2 + column];
+        }
+        if (__any_sync(ALL_LANES, grown)) {
+#pragma unroll
+            for (uint32_t tile = 0; tile < TILES; ++tile) {
+#pragma unroll
+                for (uint32_t i = 0; i < 4; ++i) {
+                    gathered[tile][i] *= shrink[i % 2];
+                }
+            }
+        }
+        weights[0] = transposed(Core::pack(scores[0], scores[1]));
+        weights[1] = transposed(Core::pack(scores[2], scores[3]));
+    }
+
+    // Leaves this part at the start of this warp's ring for `add_parts`, measured from the highest scores among the first
+    // `filled` warps, which are those with keys. Called by all threads; ends with a barrier.
+    __device__ __forceinline__ void write(uint32_t filled, float value_scale, Highest& highest, char* ring) const {
+        const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, query = 2 * (lane % 4);
+        if (lane < 4) {
+            *reinterpret_cast<float2*>(&highest.of_warps[warp][query]) = make_float2(maximum[0], maximum[1]);
+        }
+        __syncthreads();
+        if (warp < filled) {
+#pragma unroll
+            for (uint32_t column = 0; column < 2; ++column) {
+                const float most = highest.among(filled, query + column);
+                const float factor = part_factor(maximum[column], sum[column], most);
+                const float of_values = factor * value_scale;
+                float* row = reinterpret_cast<float*>(ring) + part_row(query + column) * PART_PITCH<HEAD_DIM>;
+#pragma unroll
+                for (uint32_t tile = 0; tile < TILES; ++tile) {
+                    *reinterpret_cast<float2*>(row + LaneRow<HEAD_DIM, 8, Cached>::element(lane / 4, tile)) =
+                        make_float2(of_values * gathered[tile][column], of_values * gathered[tile][2 + column]);
+                }
+                if (lane < 4) {
+                    *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(most, factor * sum[column]);
+                }
+            }
+        }
+        __syncthreads();
+    }
+};
+
+static_assert(PART_FLOATS<128> * 4 <= Ring<128, E4m3>::BYTES && PART_FLOATS<32> * 4 <= Ring<32, E4m3>::BYTES,
+              "a part fits in a ring");
+
+template <uint32_t HEAD_DIM, typename Cached, typename Element>
+__device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_t piece, float* partials,
+                                                 uint32_t* counters, Element* out) {
+    using Part = Slice<HEAD_DIM>;
+    constexpr uint32_t RING = Ring<HEAD_DIM, Cached>::BYTES;
+    extern __shared__ __align__(128) char rings[];  // one for each warp
+    __shared__ __align__(16) Highest highest;
+    __shared__ uint32_t arrived;
+    const DecodeBatch& batch = call.batch;
+    const uint32_t warp = threadIdx.x / WARP, warps = blockDim.x / WARP;
+    let_next_kernel_start();
+    DecodeShare share;
+    if (!find_share(batch, piece, share)) {
+        // Also who has nothing to do ends behind the kernel in front: whatever follows relies on both.
+        wait_for_previous_kernel();
+        return;
+    }
+    Segment segment;
+    const uint32_t most_kept = (call.others_read_once ? READ_ONCE_MIB : READ_ONCE_BESIDE_OTHERS_MIB) << 20;
+    segment.is_read_once = share.all > most_kept / Ring<HEAD_DIM, Cached>::BLOCK_BYTES;
+    segment.sequence = sequence_of(batch, share.sequence);
+#pragma unroll 1
+    for (uint32_t at = share.start; at < share.end;) {
+        const uint32_t blocks = segment.sequence.blocks, run_length = share.run_length(segment.sequence);
+        if (at - share.before >= segment.sequence.runs * run_length) {
+            share.before += segment.sequence.runs * run_length;
+            segment.sequence = sequence_of(batch, ++share.sequence);
+            continue;
+        }
+        const uint32_t run = (at - share.before) / run_length, run_start = share.before + run * run_length;
+        const uint32_t tiles = tiles_of(batch, segment.sequence.rows);
+        segment.table = batch.block_tables + static_cast<uint64_t>(share.sequence) * batch.table_blocks;
+        segment.kv_head = tiles > 1 ? run / tiles : run;
+        segment.first_query = (run - segment.kv_head * tiles) * TILE_QUERIES;
+        segment.queries = min(TILE_QUERIES, segment.sequence.rows * batch.group - segment.first_query);
+        segment.scale = call.scale;
+        segment.value_scale = 1.0f;
+        if constexpr (std::is_same_v<Cached, E4m3>) {
+            segment.scale *= __ldg(call.scales + segment.kv_head);
+            segment.value_scale = __ldg(call.scales + batch.kv_heads + segment.kv_head);
+        }
+        segment.from = at - run_start;
+        segment.to = min(blocks, share.end - run_start);
+        at = run_start + run_length;
+        if (segment.from >= blocks) {
+            continue;
+        }
+        const uint32_t filled = min(warps, segment.to - segment.from);
+        {
+            WarpPart<HEAD_DIM, Element, Cached> part;
+            part.compute(call, segment, rings + warp * RING);
+            part.write(filled, segment.value_scale, highest, rings + warp * RING);
+        }
+        const float* parts = reinterpret_cast<const float*>(rings);
+        const auto finish = [&](uint32_t query, uint32_t slice, const Part& all) {
+            uint32_t row = 0, head = segment.first_query + query;
+            if (segment.sequence.rows > 1) {
+                row = head / batch.group;
+                head -= row * batch.group;
+            }
+            const uint32_t heads = batch.kv_heads * batch.group;
+            Element* to = out
+                + (static_cast<uint64_t>(segment.sequence.first_row + row) * heads + segment.kv_head * batch.group + head)
+                    * HEAD_DIM;
+            const float inverse = all.sum == 0.0f ? 0.0f : __fdividef(1.0f, all.sum);
+#pragma unroll
+            for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                *reinterpret_cast<uint32_t*>(to + Part::element(slice, pair)) =
+                    pair_from_floats<Element>(all.values[pair].x * inverse, all.values[pair].y * inverse);
+            }
+        };
+        if (segment.from == 0 && segment.to == blocks) {
+            add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries, finish);
+            __syncthreads();
+            continue;
+        }
+        // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run that
+        // begins inside and ends behind it.
+        float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
+        add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
+                            [&](uint32_t query, uint32_t slice, const Part& all) {
+                                float* row = own + part_row(query) * PART_PITCH<HEAD_DIM>;
+#pragma unroll
+                                for (uint32_t pair = 0; pair < Part::PAIRS; ++pair) {
+                                    *reinterpret_cast<float2*>(row + Part::element(slice, pair)) = all.values[pair];
+                                }
+                                if (slice == 0) {
+                                    *reinterpret_cast<float2*>(row + HEAD_DIM) = make_float2(all.highest, all.sum);
+                                }
+                            });
+        // A share begins at most one run that others end, so that the counter of the first is theirs.
+        const uint32_t first = run_start / share.length, all = (run_start + blocks - 1) / share.length - first + 1;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            arrived = arrive(counters + first, all);
+        }
+        __syncthreads();
+        if (arrived + 1 == all) {
+            const uint32_t begins_inside = run_start > first * share.length;
+            const auto part_at = [&](uint32_t part) {
+                return partials + (PARTS * (first + part) + (part == 0 && begins_inside)) * PART_FLOATS<HEAD_DIM>;
+            };
+            gather_parts<HEAD_DIM>(part_at, all, segment.queries, finish);
+        }
+    }
+}
+
+// `KERNEL_OF(name, Element, Cached, head_dim)` is an entry point.
+#define KERNEL_OF(name, Element, Cached, HEAD_DIM)                                                                    \
+    extern "C" __global__ void __launch_bounds__(DECODE_WARPS_MAX * WARP, 1) attention_decode_##name##_d##HEAD_DIM(   \
+        const Element* queries, uint32_t queries_pitch, uint32_t rows, const Cached* cache, uint32_t blocks,          \
+        uint32_t kv_heads, uint32_t group, const uint32_t* query_starts, const uint32_t* context_lengths,             \
+        const uint32_t* block_tables, uint32_t sequences, uint32_t table_blocks, const float* scales, float scale,    \
+        uint32_t piece,                                                                                               \
+        uint32_t flags, float* partials, uint32_t* counters, Element* out) {                                          \
+        const DecodeBatch batch = {query_starts, context_lengths, block_tables, sequences, table_blocks, rows, group, \
+                                   kv_heads};                                                                         \
+        /* Powers of two are cheaper than powers of e. */                                                             \
+        const DecodeCall call = {queries, cache, queries_pitch, blocks, batch, scales, scale * 1.44269504f,           \
+                                 (flags & PAST_IS_THERE) != 0, (flags & OTHERS_READ_ONCE) != 0};                      \
+        attention_decode<HEAD_DIM, Cached>(call, piece, partials, counters, out);                                     \
+    }
+
+// Launch: block (32 * warps), grid (workers), dynamic shared memory warps * RING_BYTES (contract::attention_decode). Above 48 KiB the
+// function's limit has to be raised first. Scratch is workers * PARTS * PART_NUMBERS f32 for `partials` and workers u32 for
+// `counters`; all kernels of one stream may use the same. Any warps from 1 to WARPS_MAX, any workers and any piece > 0 give
+// the right result; what was fastest on an H200:
+//
+//   runs = sequences * kv_heads * div_ceil(rows of a sequence * group, 8), workers = multiprocessors * 8 / warps
+//   runs <= 32:                             warps 8, piece 8
+//   runs are up to a third of workers:      warps 4, piece 8
+//   runs are 70 to 100 percent of workers:  warps 8, piece 20
+//   85 to 100 percent:                      warps 2, piece 20
+//   90 to 100 percent:                      warps 1, piece 20
+//   else:                                   warps 4, piece 20
+//
+// Where a multiprocessor's shared memory is too small (100 KiB on sm_86 and sm_89, 64 KiB on sm_75), take fewer warps, and
+// one worker a multiprocessor. May be launched with programmatic stream serialization. sequences, rows, blocks,
+// table_blocks > 0.
