@@ -2,7 +2,7 @@
 
 #include "decode_attention.cuh"
 
-// Counters for whoever launches this in one stream of a loaded module: zero, as they are between launches.
+// Counters for the launches in one stream of a loaded module: zero, as they are between launches.
 extern "C" __device__ uint32_t attention_decode_counters[contract::attention_decode::COUNTERS] = {};
 
 #define KERNEL(name, Element) FOR_EACH_HEAD_DIM(KERNEL_OF, name, Element, Element)

@@ -1,5 +1,5 @@
 // Products of many rows with FP8 weights on Hopper (sm_90a only), alone or with the gate of a gated MLP (SwiGLU, Shazeer
-// 2020, arXiv 2002.05202) behind them. Blocks, clusters, tiles and the order of work are those of linear_gated_hopper.cu.
+// 2020, arXiv 2002.05202) after them. Blocks, clusters, tiles and the order of work are those of linear_gated_hopper.cu.
 //
 // linear_e4m3_<scales>_<type>          out = x * weight^T + bias
 // linear_add_e4m3_<scales>_<type>      the same added to what `out` holds
@@ -179,7 +179,7 @@ __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const Tensor
             float largest = 0.0f;
 #pragma unroll
             for (uint32_t tile = 0; tile < 16; ++tile) {
-                // What stands behind the last column is zero.
+                // What stands past the last column is zero.
                 largest = larger_magnitude(largest, sums[tile][2 * half]);
                 largest = larger_magnitude(largest, sums[tile][2 * half + 1]);
             }
@@ -220,12 +220,8 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     float sums[32][4];
 
     const auto await = [&]() { barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity); };
-    // Two warps tell the two blocks, which both copy into this stage.
-    const auto release = [&](uint32_t stage) {
-        if (thread % 32 == 0 && thread / 32 < BLOCKS) {
-            barrier_arrive_at(shared_address(&barriers.empty[stage]), thread / 32);
-        }
-    };
+    // Each warp tells the two blocks, which both copy into this stage.
+    const auto release = [&](uint32_t stage) { release_to_all<BLOCKS>(shared_address(&barriers.empty[stage])); };
 
     wait_for_previous_kernel();
     Tiles<KIND, DEPTH> tiles(arguments);
@@ -354,7 +350,7 @@ __device__ __forceinline__ void linear(const TensorMap& x, const TensorMap& weig
     if (threadIdx.x == 0) {
         for (uint32_t stage = 0; stage < STAGES; ++stage) {
             barrier_init(shared_address(&barriers.full[stage]), 1);
-            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS);
+            barrier_init(shared_address(&barriers.empty[stage]), MULTIPLIERS * BLOCKS * WARPGROUP / 32);
         }
         barrier_init_done();
     }

@@ -1,7 +1,7 @@
 // Rotary position embedding (Su et al. 2021, arXiv 2104.09864) with the several axes that pictures need (multimodal
 // rotary positions of Qwen2-VL, arXiv 2409.12191), alone and with the write into the cache.
 //
-// rotary:          turns the first `heads` heads of each row of x in place; columns behind them stay as they are
+// rotary:          turns the first `heads` heads of each row of x in place; columns after them stay as they are
 // rotary_kv_write_normed: as the next, after each query and key head was normalised by its root mean square (Qwen3, arXiv
 //                  2505.09388)
 // rotary_kv_write: turns the queries in place, turns the keys on their way into the cache and copies the values there;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void store_e4m3(E4m3* to, const float (&values)[COUNT
     }
 }
 
-// One token's row, `WIDTH` pairs an item. The heads behind the queries, keys then values, stand in the cache in the same
+// One token's row, `WIDTH` pairs an item. The heads after the queries, keys then values, stand in the cache in the same
 // order and 16 vectors apart, so that all heads are one loop; values do not turn.
 template <uint32_t WIDTH, bool NORMED, typename Element, typename Cached>
 __device__ __forceinline__ void turn_row(Element* row, uint32_t heads, uint32_t half, Cached* cached,

@@ -150,11 +150,11 @@ impl Target {
     }
 
     /// Scratch for the rows of experts' gates, `rows` of `features`, before they are rounded to E4M3. The CPU rounds
-    /// whole rows. On CUDA a tile of a product has whole groups.
+    /// whole rows. On CUDA a tile of a product has some columns alone.
     pub fn gated_rows_scratch(&self, rows: usize, features: usize) -> Bytes {
         match self {
             Target::Cpu { .. } => DType::F32.bytes(rows * features),
-            Target::Cuda(_) => Bytes::ZERO,
+            Target::Cuda(cuda) => cuda.activation.bytes(rows * features),
         }
     }
 
@@ -167,9 +167,12 @@ impl Target {
         }
     }
 
-    /// Whether there are kernels for experts' FP8 weights.
-    pub fn has_fp8_experts(&self) -> bool {
-        matches!(self, Target::Cpu { .. })
+    /// Whether there are kernels for experts' FP8 weights, `[out_features, in_features]` each, likewise.
+    pub fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+        match self {
+            Target::Cpu { .. } => true,
+            Target::Cuda(cuda) => cuda.has_fp8_experts([out_features, in_features], block_rows),
+        }
     }
 
     /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.

@@ -235,6 +235,13 @@ const OVER_FP8: [&str; 5] = [
     "tests/golden/qwen3_vl",
 ];
 
+/// How far the logits of a case are from the recorded ones, its prompt in chunks of these sizes.
+fn distance(bench: &Bench<Cuda>, case: &Case, rows: &[Vec<u32>], sizes: &[usize]) -> f32 {
+    let run = alone(bench, case, rows, sizes);
+    let recorded = case.logits("decode_steps", "decode_logits");
+    recorded.iter().map(|(step, expected)| relative_error(&run.logits[*step], expected)).fold(0.0, f32::max)
+}
+
 #[test]
 fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
     let Some((_turn, gpu)) = gpu() else { return };
@@ -250,15 +257,37 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
                 let case = Case::read(recorded.folder, &bench.checkpoint, case);
                 let rows = bench::encode(&bench, &case);
                 for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
-                    let run = alone(&bench, &case, &rows, sizes);
-                    let recorded = case.logits("decode_steps", "decode_logits");
-                    let errors = recorded.iter().map(|(step, expected)| relative_error(&run.logits[*step], expected));
-                    let worst = errors.fold(0.0, f32::max);
+                    let worst = distance(&bench, &case, &rows, sizes);
                     println!("{name}, {} in chunks of {sizes:?}: logits over FP8 are {worst:.1e} off", case.name);
                     // On a CPU, whose rounding of the cache is the same, they are off by less than a tenth.
                     assert!((1e-3..0.2).contains(&worst), "{name}, {}: {worst:e}", case.name);
                 }
                 bench.forget(rows);
+            }
+        }
+    }
+}
+
+/// Experts in FP8 whose shape a GPU has kernels for, against the released arithmetic in f64.
+const FP8_EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
+
+#[test]
+fn experts_in_fp8_get_logits_near_the_recorded_ones_also_in_chunks() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kernels in &gpu.kernels {
+        if !kernels.target().has_fp8_experts([256, 256], Some(128)) {
+            println!("{} has no experts in FP8", kernels.target().name());
+            continue;
+        }
+        let bench = gpu.bench(bench::open(FP8_EXPERTS), kernels);
+        let activation = bench.backend.target().activation();
+        for case in ["short", "long"] {
+            let case = Case::read(FP8_EXPERTS, &bench.checkpoint, case);
+            for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
+                let worst = distance(&bench, &case, &[], sizes);
+                println!("{activation}, {} in chunks of {sizes:?}: logits are {worst:.1e} off", case.name);
+                // An activation that is rounded to 16 bits first may become the next number of E4M3.
+                assert!(worst < tolerance(activation, true).logits.max(0.1), "{activation}, {}: {worst:e}", case.name);
             }
         }
     }

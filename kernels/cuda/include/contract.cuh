@@ -117,10 +117,10 @@ namespace experts_few {
 constexpr uint32_t EXPERTS_MAX = 512;
 // Rows of the weight of a tile; gated, half of them are gate and half up.
 constexpr uint32_t TILE_ROWS = 64;
-// Columns of a step.
-constexpr uint32_t STEP_COLUMNS = 128;
-// Columns that one copy brings, which one swizzle spans.
-constexpr uint32_t CHUNK_COLUMNS = 64;
+// Bytes of a row of a step.
+constexpr uint32_t STEP_BYTES = 256;
+// Bytes of a row that one copy brings, which one swizzle spans.
+constexpr uint32_t ROW_BYTES = 128;
 // Threads of a block: those that multiply, and a warp that copies.
 constexpr uint32_t THREADS = 160;
 // Bytes of a stage: a tile's rows of a step.

@@ -18,15 +18,15 @@
 // context - n + r + 1 tokens; every 8 query vectors read the keys again. A row that sees nothing, also that of a context
 // of 0, is zeros. A sequence whose query_starts are equal, or lie at or past `rows`, writes nothing; rows of no sequence
 // are not written. A context longer than its table is cut, a block at or past `blocks` is read as the last one: nothing
-// outside is read. What lies in a block behind the context may be any bits. A NaN in a query
+// outside is read. What lies in a block past the context may be any bits. A NaN in a query
 // makes NaNs of that head's output; a NaN in a key or value of those of its own sequence; and never of any other.
 //
 // queries, cache and their pitch are aligned to 16 bytes, out to 4. head_dim 32, 64, 80 or 128.
 //
 // How: a warp takes every n-th key block of a run. Blocks come through a ring of its own in shared memory, so that warps
 // do not wait for one another, and stand along the 16 rows of the tensor cores' products, query vectors along the 8
-// columns (decode_block.cuh). The warps of a thread block meet in shared memory, thread blocks in `partials`: whoever of
-// those that share a run comes last adds up. Who comes last changes, the order of adding does not: the same inputs give
+// columns (decode_block.cuh). The warps of a thread block meet in shared memory, thread blocks in `partials`: the last of
+// those that share a run adds up. Which is last changes, the order of adding does not: the same inputs give
 // the same bits.
 //
 // With programmatic dependent launch everything up to the first read of queries and cache runs ahead of the kernel in
@@ -121,7 +121,7 @@ struct WarpPart {
         }
         const uint32_t half_bytes = call.batch.kv_heads * Half::BYTES, ring_address = shared_address(ring);
         const char* of_head = static_cast<const char*>(call.cache) + segment.kv_head * Half::BYTES;
-        // Begins to copy the blocks one after the other; behind the last nothing happens.
+        // Begins to copy the blocks one after the other; past the last nothing happens.
         const auto copy = [&](uint32_t step, uint32_t stage) {
             if (step < count) {
                 if (step > 0 && step % WARP == 0) {
@@ -216,7 +216,7 @@ struct WarpPart {
                 highest = fmaxf(highest, __shfl_xor_sync(ALL_LANES, highest, distance));
             }
             highest = fmaxf(highest * scale, maximum[column]);
-            // Minus infinity less itself is no number: who has seen nothing measures from 0.
+            // Minus infinity less itself is no number: a row that has seen nothing measures from 0.
             const float origin = highest == -INFINITY ? 0.0f : highest;
             shrink[column] = power_of_two(maximum[column] - origin);
             grown |= highest > maximum[column];
@@ -283,7 +283,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
     let_next_kernel_start();
     DecodeShare share;
     if (!find_share(batch, piece, share)) {
-        // Also who has nothing to do ends behind the kernel in front: whatever follows relies on both.
+        // A block that has nothing to do waits too: the next kernel relies on both having ended.
         wait_for_previous_kernel();
         return;
     }
@@ -347,7 +347,7 @@ __device__ __forceinline__ void attention_decode(const DecodeCall& call, uint32_
             continue;
         }
         // A share has at most two parts to give: one of a run that began before it or at its start, and one of a run that
-        // begins inside and ends behind it.
+        // begins inside and ends after it.
         float* own = partials + (PARTS * blockIdx.x + (run_start > share.start)) * PART_FLOATS<HEAD_DIM>;
         add_parts<HEAD_DIM>(parts, RING / 4, filled, segment.queries,
                             [&](uint32_t query, uint32_t slice, const Part& all) {

@@ -39,7 +39,7 @@ struct GroupScales {
     // `features` are those of c[j][0] and c[j][2], `row` the first row's number.
     __device__ __forceinline__ void load(const typename Format::Scales& scales, const uint32_t (&features)[2],
                                          uint32_t row, uint32_t rows, uint32_t group) {
-        // Of columns behind the last all products are zero.
+        // Of columns past the last all products are zero.
         group = min(group, scales.groups - 1);
 #pragma unroll
         for (uint32_t own = 0; own < 2; ++own) {

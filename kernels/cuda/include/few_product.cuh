@@ -31,7 +31,7 @@ __device__ __forceinline__ bool gather(float (&c)[ROWS / 8][4], const Arguments<
     part_sync(MULTIPLIERS_MEET, MULTIPLIERS);
     const uint32_t word = shared + Shared<ROWS>::WORD_AT;
     if (threadIdx.x == 0) {
-        // What all threads wrote is seen by whoever sees this: the barrier orders it before.
+        // A thread that sees this count sees what all threads wrote: the barrier orders it before.
         __threadfence();
         const uint32_t before = atomicAdd(arguments.counters + tile, 1u);
         __threadfence();
@@ -240,7 +240,7 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
         return;
     }
     barrier_wait_cluster(barrier(warpgroup), 0);
-    // In the order of the columns, whoever finishes.
+    // In the order of the columns, so that it does not matter which finishes.
     float sum[GROUPS][4] = {};
 #pragma unroll
     for (uint32_t from = 0; from < SHARERS; ++from) {

@@ -35,6 +35,17 @@ __device__ __forceinline__ void barrier_arrive_at(uint32_t barrier, uint32_t ran
         : "memory");
 }
 
+// A warp arrives at the barrier at this place in each of the cluster's first BLOCKS blocks. One warp cannot speak for its
+// warpgroup: wgmma does not keep the four together, and where a warp waits for memory of its own, as for scales, another may
+// be a stage ahead.
+template <uint32_t BLOCKS>
+__device__ __forceinline__ void release_to_all(uint32_t barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 < BLOCKS) {
+        barrier_arrive_at(barrier, threadIdx.x % 32);
+    }
+}
+
 // Writes 16 bytes to this place in block `rank` of the cluster; the barrier at that place there counts them.
 __device__ __forceinline__ void send_to(uint32_t rank, uint32_t at, uint32_t barrier, const float (&values)[4]) {
     asm volatile(

@@ -107,7 +107,8 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // C [64, N] = A * B^T, or += if `add`: A [64, DEPTH] and B [N, DEPTH] in shared memory, the product along their rows. A, B
-// and ADD are the numbers of the operands behind C's; END is how the instruction ends.
+// and ADD are the numbers of the operands after C's; END is the text after the last of them, which says whether A and B
+// are transposed and which E4M3 does not take.
 #define BURSAR_MULTIPLY_DEEP(TYPE, DEPTH, END, N, NAMES, A, B, ADD, ...)                                               \
     static __device__ __forceinline__ void multiply(float (&c)[N / 8][4], uint64_t a, uint64_t b, int add) {           \
         asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %" #ADD                                                     \

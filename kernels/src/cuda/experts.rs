@@ -4,12 +4,15 @@ use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
     Cuda,
-    contract::{PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
-    launch::{Arguments, Extent, arguments, count},
+    blas::Numbers,
+    contract::{Experts, PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
+    launch::{Arguments, Extent, Function, arguments, count},
+    linear::Operands,
+    quantize::quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
-    DType, KernelError, Scales, Tensor,
+    DType, FP8_BLOCK, KernelError, Tensor,
     ops::{self, route::Routing},
 };
 
@@ -56,15 +59,16 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
 }
 
 pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain, Some(out)) = (call.x.lone_plain(), &call.weight.scales, call.out.lone_plain()) else {
-        return Err(KernelError::NoKernel { op: "gated_experts" });
-    };
-    let (weight, features) = (&call.weight.data, out.columns());
-    let product = Product { x, weight, routing: &call.routing, features, is_gated: true };
+    let (rows, features) = (call.out.rows(), call.out.columns());
+    // Gates are rounded where all of a row are there.
+    let room = Tensor::over(call.gated.address(), [rows, features].into(), cuda.kernels.target.activation);
+    let out = call.out.plain.as_ref().unwrap_or(&room);
+    let op = "gated_experts";
+    let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;
     let operands = arguments![
-        x.address(),
-        count(x.pitch()),
-        count(weight.columns()),
+        of.x.address(),
+        count(of.x.pitch()),
+        count(call.weight.columns()),
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),
@@ -72,18 +76,20 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
         count(call.routing.experts()),
         out.address(),
     ];
-    product.launch(cuda, operands)
+    Product { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
+    match call.out.rounded {
+        Some(rounded) => quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
+        None => Ok(()),
+    }
 }
 
 pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
-    let (Some(x), Scales::Plain) = (call.x.lone_plain(), &call.weight.scales) else {
-        return Err(KernelError::NoKernel { op: "add_experts" });
-    };
-    let (weight, features) = (&call.weight.data, call.sum.columns());
-    let product = Product { x, weight, routing: &call.routing, features, is_gated: false };
+    let features = call.sum.columns();
+    let op = "add_experts";
+    let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;
     let operands = arguments![
-        x.address(),
-        count(weight.columns()),
+        of.x.address(),
+        count(call.weight.columns()),
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),
@@ -92,7 +98,7 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
         call.routing.weights.address(),
         call.products.address(),
     ];
-    product.launch(cuda, operands)?;
+    Product { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)?;
     let sum = arguments![
         call.products.address(),
         call.routing.places.address(),
@@ -108,8 +114,8 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
 
 /// A product with experts' weights.
 struct Product<'a> {
-    x: &'a Tensor<'a>,
-    weight: &'a Tensor<'a>,
+    op: &'static str,
+    of: Operands<'a>,
     routing: &'a Routing<'a>,
     features: usize,
     is_gated: bool,
@@ -119,16 +125,23 @@ impl Product<'_> {
     /// Launches the kernel for it, whose operands behind the weight are `operands`.
     fn launch(&self, cuda: &Cuda, operands: Arguments) -> Result<(), KernelError> {
         let kernels = cuda.entry_points();
-        if let (Some(hopper), Some(few)) = (&kernels.hopper, Few::of(cuda, self)?) {
-            let of_sizes = if self.is_gated { &hopper.gated_experts_few } else { &hopper.experts_few };
-            let operands = arguments![few.weight].followed_by(operands).with(few.stages);
+        if self.choices() == 0 {
+            return Ok(());
+        }
+        if let (Some(hopper), Some(few)) = (self.hopper(cuda), Few::of(cuda, self)?) {
+            let of_sizes = if self.is_gated { &hopper.gated_few } else { &hopper.few };
+            let operands = arguments![few.weight].followed_by(operands).with(few.stages).followed_by(self.scales());
             // SAFETY: as above.
             return unsafe { cuda.launch(of_sizes[few.size], few.extent, operands) };
         }
-        if let (Some(hopper), Some((weight, extent))) = (&kernels.hopper, self.many(cuda)?) {
-            let kernel = if self.is_gated { hopper.gated_experts_many } else { hopper.experts_many };
+        if let (Some(hopper), Some((weight, extent))) = (self.hopper(cuda), self.many(cuda)?) {
+            let kernel = if self.is_gated { hopper.gated_many } else { hopper.many };
             // SAFETY: as above.
-            return unsafe { cuda.launch(kernel, extent, arguments![weight].followed_by(operands)) };
+            let operands = arguments![weight].followed_by(operands).followed_by(self.scales());
+            return unsafe { cuda.launch(kernel, extent, operands) };
+        }
+        if !self.of.numbers.is_plain() {
+            return Err(KernelError::NoKernel { op: self.op });
         }
         let (kernel, tile) = match self.is_gated {
             true => (kernels.gated_experts, numbers::TILE_ROWS / 2),
@@ -139,13 +152,30 @@ impl Product<'_> {
         let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
         let extent =
             Extent { grid: [self.features.div_ceil(tile), places, 1], block: [numbers::THREADS, 1], shared: 0 };
-        let operands = arguments![self.weight.address()].followed_by(operands);
+        let operands = arguments![self.of.weight.address()].followed_by(operands);
         // SAFETY: as above.
         unsafe { cuda.launch(kernel, extent, operands) }
     }
-}
 
-impl Product<'_> {
+    fn hopper<'c>(&self, cuda: &'c Cuda) -> Option<&'c Experts<Function>> {
+        let hopper = cuda.entry_points().hopper.as_ref()?;
+        Some(match self.of.numbers {
+            Numbers::Plain => &hopper.experts,
+            Numbers::E4m3Blocks { .. } => &hopper.experts_e4m3_blocks,
+            Numbers::E4m3Rows | Numbers::E4m3Fixed => &hopper.experts_e4m3_rows,
+        })
+    }
+
+    /// The last operands of Hopper's kernels: scales of E4M3.
+    fn scales(&self) -> Arguments {
+        let (groups, height) = match self.of.numbers {
+            Numbers::Plain => return arguments![],
+            Numbers::E4m3Blocks { height } => (self.of.weight.columns().div_ceil(FP8_BLOCK), height),
+            Numbers::E4m3Rows | Numbers::E4m3Fixed => (1, 1),
+        };
+        arguments![self.of.weight_scales, self.of.x_scales, self.of.x_scale, count(groups), count(height)]
+    }
+
     fn choices(&self) -> usize {
         self.routing.rows() * self.routing.top
     }
@@ -157,8 +187,9 @@ impl Product<'_> {
 
     /// Whether operands start and go on where the copy engine and 16-byte accesses want it.
     fn is_aligned(&self) -> bool {
-        let starts = [self.weight.address().0 as usize, self.x.address().0 as usize];
-        let rows = [2 * self.weight.columns(), 2 * self.x.pitch(), 2 * self.features];
+        let starts = [self.of.weight.address().0 as usize, self.of.x.address().0 as usize];
+        let size = self.of.weight.dtype().size();
+        let rows = [size * self.of.weight.columns(), size * self.of.x.pitch(), 2 * self.features];
         starts.into_iter().chain(rows).all(|bytes| bytes.is_multiple_of(16))
     }
 
@@ -167,10 +198,11 @@ impl Product<'_> {
         if self.choices() == 0 || !self.is_aligned() {
             return Ok(None);
         }
-        let (columns, rows) = (self.weight.columns(), self.weight.rows());
+        let (columns, rows) = (self.of.weight.columns(), self.of.weight.rows());
         let of = Rows { rows, columns, pitch: columns };
-        let cube = [many::TILE_WEIGHTS / 4, many::STEP_COLUMNS];
-        let weight = TensorMap::of_rows(self.weight.address().0, cuda.kernels.target.activation, of, cube)?;
+        let dtype = self.of.weight.dtype();
+        let cube = [many::TILE_WEIGHTS / 4, 2 * many::STEP_COLUMNS / dtype.size()];
+        let weight = TensorMap::of_rows(self.of.weight.address().0, dtype, of, cube)?;
         let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
         let places =
             self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.experts().min(self.choices());
@@ -206,14 +238,15 @@ const STAGES_OF_ALL: usize = 5;
 impl Few {
     /// None if the kernel does not serve the product.
     fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
-        let &Product { weight, routing, features, is_gated, .. } = product;
+        let &Product { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
         let (in_features, experts) = (weight.columns(), routing.experts());
         let choices = product.choices();
-        let is_served = cuda.entry_points().hopper.is_some() && choices > 0 && product.is_aligned();
+        let is_served = choices > 0 && product.is_aligned();
         // The least that holds an expert's places, on average.
         let size = PLACES_FOR.iter().position(|most| product.of_expert() <= *most);
         let Some(size) = size.filter(|_| is_served) else { return Ok(None) };
-        let x_bytes = PLACES[size] * in_features.next_multiple_of(few::STEP_COLUMNS) * 2;
+        let row_bytes = weight.dtype().bytes(in_features).as_usize();
+        let x_bytes = PLACES[size] * row_bytes.next_multiple_of(few::STEP_BYTES);
         let room = |bytes: usize| bytes.saturating_sub(x_bytes) / few::STAGE_BYTES;
         let all = cuda.kernels.functions.shared_most() - STATIC_BYTES;
         let (stages, of_one) = match (room(HALF_BYTES), room(all)) {
@@ -229,17 +262,18 @@ impl Few {
             block: [few::THREADS, 1],
             shared: x_bytes + stages * few::STAGE_BYTES,
         };
-        let weight = weight_map(product, cuda.kernels.target.activation)?;
+        let weight = weight_map(product)?;
         Ok(Some(Few { size, stages: count(stages), weight, extent }))
     }
 }
 
 /// The experts' weights as the copy engine sees them. With a gate, each eight rows of the gate are followed by the same
 /// eight of up.
-fn weight_map(product: &Product<'_>, activation: DType) -> Result<TensorMap, DeviceError> {
-    let (columns, features) = (product.weight.columns() as u64, product.features as u64);
-    let (experts, pitch) = (product.routing.experts() as u64, 2 * product.weight.columns() as u64);
-    let (chunk, rows) = (count(few::CHUNK_COLUMNS), few::TILE_ROWS);
+fn weight_map(product: &Product<'_>) -> Result<TensorMap, DeviceError> {
+    let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
+    let dtype = product.of.weight.dtype();
+    let (experts, pitch) = (product.routing.experts() as u64, dtype.size() as u64 * columns);
+    let (chunk, rows) = (count(few::ROW_BYTES / dtype.size()), few::TILE_ROWS);
     let swizzle = Swizzle::Bytes128;
     let layout = match product.is_gated {
         true => Layout {
@@ -255,5 +289,5 @@ fn weight_map(product: &Product<'_>, activation: DType) -> Result<TensorMap, Dev
             swizzle,
         },
     };
-    TensorMap::new(product.weight.address(), activation, &layout)
+    TensorMap::new(product.of.weight.address(), dtype, &layout)
 }

@@ -103,18 +103,19 @@ fn compute(
 }
 
 /// What a product multiplies.
-struct Operands<'a> {
-    numbers: Numbers,
-    x: &'a Tensor<'a>,
-    weight: &'a Tensor<'a>,
-    weight_scales: Address,
-    x_scales: Address,
-    x_scale: f32,
+pub(super) struct Operands<'a> {
+    pub numbers: Numbers,
+    pub x: &'a Tensor<'a>,
+    pub weight: &'a Tensor<'a>,
+    pub weight_scales: Address,
+    /// Nowhere if all of x has `x_scale`.
+    pub x_scales: Address,
+    pub x_scale: f32,
 }
 
 impl<'a> Operands<'a> {
     /// `None` if `x` is not as the weight wants it.
-    fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
+    pub(super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
             let (numbers, none) = (Numbers::Plain, Address(0));
             let x = x.lone_plain()?;

@@ -65,6 +65,11 @@ impl CudaTarget {
         self.capability == (9, 0) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
+    /// Hopper has kernels for experts in E4M3 too, whose every row, gated or not, its copies read and write.
+    pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
+        self.has_fp8([out_features, in_features], block_rows) && out_features.is_multiple_of(16)
+    }
+
     /// Hopper has kernels for a cache in E4M3.
     pub(crate) fn has_fp8_cache(&self) -> bool {
         self.capability == (9, 0)

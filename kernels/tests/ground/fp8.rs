@@ -82,9 +82,17 @@ impl Fp8 {
                 add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 40 });
             }
             add(17, 18_944, 1, scaled, Product::Quantize);
-            for (rows, in_features, features, experts, top) in
-                [(1, 72, 40, 128, 8), (9, 200, 136, 5, 3), (0, 8, 8, 4, 2), (90, 128, 64, 3, 2)]
-            {
+            for (rows, in_features, features, experts, top) in [
+                (1, 72, 40, 128, 8),
+                (9, 200, 136, 5, 3),
+                (0, 8, 8, 4, 2),
+                (90, 128, 64, 3, 2),
+                // Of these, too, a GPU's copies can read and write rows.
+                (1, 144, 48, 128, 8),
+                (9, 208, 144, 5, 3),
+                (131, 256, 128, 16, 4),
+                (300, 272, 208, 3, 2),
+            ] {
                 add(rows, in_features, 2 * features, scaled, Product::GatedExperts { experts, top });
                 add(rows, in_features, features, scaled, Product::AddExperts { experts, top });
             }
@@ -99,10 +107,17 @@ impl Fp8 {
     pub fn is_served(&self, target: &Target) -> bool {
         let block_rows = if let Scaled::Blocks(height) = self.scaled { Some(height) } else { None };
         match self.product {
-            Product::GatedExperts { .. } | Product::AddExperts { .. } => target.has_fp8_experts(),
+            Product::GatedExperts { .. } | Product::AddExperts { .. } => {
+                target.has_fp8_experts([self.out_features, self.in_features], block_rows)
+            }
             Product::Quantize => target.has_fp8([8, self.in_features], None),
             _ => target.has_fp8([self.out_features, self.in_features], block_rows),
         }
+    }
+
+    /// Whether a sum is multiplied by another.
+    pub fn is_gated(&self) -> bool {
+        matches!(self.product, Product::Gated { .. } | Product::GatedExperts { .. })
     }
 
     fn experts(&self) -> (usize, usize) {

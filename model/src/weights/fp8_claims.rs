@@ -69,12 +69,25 @@ impl WeightMap<'_> {
     }
 
     /// Refuses experts in FP8 that the target has no kernels for, unless only a plan is made.
-    pub(super) fn served_experts(&self, both: [Weight<'static>; 2]) -> Result<[Weight<'static>; 2], WeightError> {
-        let is_fp8 = both.iter().any(|weight| weight.dtype() == DType::F8E4M3);
-        if is_fp8 && !self.is_dry() && !self.target.has_fp8_experts() {
-            return Err(WeightError::Unserved { what: "FP8 weights of experts", target: self.target.name() });
+    pub(super) fn served_experts(
+        &self,
+        experts: usize,
+        both: [Weight<'static>; 2],
+    ) -> Result<[Weight<'static>; 2], WeightError> {
+        let is_served = |weight: &Weight<'_>| {
+            let block_rows = match &weight.scales {
+                Scales::Plain => return true,
+                Scales::Blocks { height, .. } => Some(*height),
+                Scales::Rows { .. } => None,
+            };
+            self.target.has_fp8_experts([weight.rows() / experts, weight.columns()], block_rows)
+        };
+        if self.is_dry() || both.iter().all(is_served) {
+            return Ok(both);
         }
-        Ok(both)
+        let has_any = self.target.has_fp8_experts([FP8_BLOCK, FP8_BLOCK], None);
+        let what = if has_any { "FP8 weights of experts of such a shape" } else { "FP8 weights of experts" };
+        Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
     /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.

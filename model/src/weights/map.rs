@@ -338,7 +338,7 @@ impl<'c> WeightMap<'c> {
             }
             let [gate_up, down] = &fused;
             let both = [self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?];
-            return self.served_experts(both);
+            return self.served_experts(experts, both);
         }
         let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows);
         let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
@@ -346,7 +346,7 @@ impl<'c> WeightMap<'c> {
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
         let both =
             [self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?];
-        self.served_experts(both)
+        self.served_experts(experts, both)
     }
 
     /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other. The file has their axes

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Pictures and prompts are made this long before they are asked, so that a caller who draws delays nobody.
+/// Pictures and prompts are made this long before they are asked, so that drawing them delays no other caller.
 const AHEAD: Duration = Duration::from_millis(500);
 
 /// The model, and what prompts are made of.

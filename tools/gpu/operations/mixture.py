@@ -99,14 +99,14 @@ class Product:
 
     def few_map(self):
         pitch, rows = 2 * self.columns, FEW.TILE_ROWS
-        experts, features, chunk = self.routing.experts, self.features, FEW.CHUNK_COLUMNS
+        experts, features, chunk = self.routing.experts, self.features, FEW.ROW_BYTES // 2
         if self.gated:
             return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
         return tensor_map(self.weight, [self.columns, features, experts], [pitch, pitch * features], [chunk, rows, 1], SWIZZLE)
 
     def few(self, places, early=False, grid=None, of_one=None):
-        x_bytes = places * divide_up(self.columns, FEW.STEP_COLUMNS) * FEW.STEP_COLUMNS * 2
+        x_bytes = places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
         half, whole = (HALF_BYTES - x_bytes) // FEW.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // FEW.STAGE_BYTES
         blocks, stages = (2, half) if half >= 4 and of_one != 1 else (1, whole)
         stages = min(stages, FEW.STAGES_MAX)
@@ -131,7 +131,7 @@ class Product:
         ways = {"mma": self.plain}
         if self.columns % 8 == 0 and self.features % 8 == 0 and self.x.stride(0) % 8 == 0:
             for places in PLACES:
-                room = ALL_BYTES - STATIC_BYTES - places * divide_up(self.columns, FEW.STEP_COLUMNS) * FEW.STEP_COLUMNS * 2
+                room = ALL_BYTES - STATIC_BYTES - places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
                 if room >= 5 * FEW.STAGE_BYTES:
                     ways[f"few {places}"] = functools.partial(self.few, places)
             ways["many"] = self.many

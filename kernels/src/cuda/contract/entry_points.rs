@@ -26,7 +26,9 @@ const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
 const EXPERTS: Source = waiting("experts");
 const EXPERTS_FEW: Source = waiting("experts_few");
+const EXPERTS_FEW_E4M3: Source = waiting("experts_few_e4m3");
 const EXPERTS_MANY: Source = waiting("experts_many");
+const EXPERTS_MANY_E4M3: Source = waiting("experts_many_e4m3");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
 const LINEAR_FEW: Source = waiting("linear_few");
@@ -99,11 +101,11 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
     pub e4m3_cache: E4m3Cache<F>,
-    /// By [`PLACES`], as the next.
-    pub experts_few: [F; PLACES.len()],
-    pub gated_experts_few: [F; PLACES.len()],
-    pub experts_many: F,
-    pub gated_experts_many: F,
+    pub experts: Experts<F>,
+    /// Of weights with a scale for each block.
+    pub experts_e4m3_blocks: Experts<F>,
+    /// Of weights with a scale for each row.
+    pub experts_e4m3_rows: Experts<F>,
     pub fill_random_e4m3: F,
     pub gate_up_few: ByFewRows<F>,
     pub gate_up_middle: F,
@@ -123,6 +125,15 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub rms_norm_rounded: F,
     pub silu_mul_rounded: F,
     pub silu_mul_rounded_few: F,
+}
+
+/// Products with experts' weights.
+pub(in crate::cuda) struct Experts<F> {
+    /// By [`PLACES`], as the next.
+    pub few: [F; PLACES.len()],
+    pub gated_few: [F; PLACES.len()],
+    pub many: F,
+    pub gated_many: F,
 }
 
 /// What reads and writes keys and values in E4M3, each with the parameters of its namesake.
@@ -212,10 +223,9 @@ impl<F> HopperEntryPoints<F> {
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             e4m3_cache: E4m3Cache::find(all)?,
-            experts_few: all.by_places(EXPERTS_FEW, "experts_few")?,
-            gated_experts_few: all.by_places(EXPERTS_FEW, "gated_experts_few")?,
-            experts_many: all.typed(EXPERTS_MANY, "experts_many")?,
-            gated_experts_many: all.typed(EXPERTS_MANY, "gated_experts_many")?,
+            experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
+            experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
+            experts_e4m3_rows: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_rows")?,
             fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
@@ -231,6 +241,22 @@ impl<F> HopperEntryPoints<F> {
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
+        })
+    }
+}
+
+impl<F> Experts<F> {
+    fn find<E>(
+        all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>,
+        few: Source,
+        many: Source,
+        numbers: &str,
+    ) -> Result<Self, E> {
+        Ok(Experts {
+            few: all.by_places(few, &format!("experts_few{numbers}"))?,
+            gated_few: all.by_places(few, &format!("gated_experts_few{numbers}"))?,
+            many: all.typed(many, &format!("experts_many{numbers}"))?,
+            gated_many: all.typed(many, &format!("gated_experts_many{numbers}"))?,
         })
     }
 }

@@ -131,14 +131,14 @@ contract! {
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
         /// Rows of the weight of a tile; gated, half of them are gate and half up.
         const TILE_ROWS: usize = WGMMA_ROWS;
-        /// Columns of a step.
-        const STEP_COLUMNS: usize = 128;
-        /// Columns that one copy brings, which one swizzle spans.
-        const CHUNK_COLUMNS: usize = 64;
+        /// Bytes of a row of a step.
+        const STEP_BYTES: usize = 2 * ROW_BYTES;
+        /// Bytes of a row that one copy brings, which one swizzle spans.
+        const ROW_BYTES: usize = 128;
         /// Threads of a block: those that multiply, and a warp that copies.
         const THREADS: usize = WARPGROUP + 32;
         /// Bytes of a stage: a tile's rows of a step.
-        const STAGE_BYTES: usize = TILE_ROWS * STEP_COLUMNS * ACTIVATION;
+        const STAGE_BYTES: usize = TILE_ROWS * STEP_BYTES;
         /// Most stages of a ring.
         const STAGES_MAX: usize = 12;
     }

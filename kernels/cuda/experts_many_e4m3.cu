@@ -1,0 +1,26 @@
+// Products of many rows with experts' weights in E4M3: see experts_many_product.cuh. Scales are those of few_formats.cuh; the
+// rows of a weight count on over all experts.
+//
+// Targets: sm_90a
+
+#include "experts_many_product.cuh"
+
+#define EXPERTS_MANY(scales, BLOCKS_, name, Element)                                                                       \
+    extern "C" __global__ void IN_CLUSTERS gated_experts_many_e4m3_##scales##_##name(                                      \
+        const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t x_pitch, uint32_t in, uint32_t features,         \
+        const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t experts, Element* out,                       \
+        const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {                \
+        many<true, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, ends, nullptr, out, x_pitch, in, features, top,      \
+                                                          experts, {weight_scales, x_scales, fixed, groups, height}});     \
+    }                                                                                                                      \
+    extern "C" __global__ void IN_CLUSTERS experts_many_e4m3_##scales##_##name(                                            \
+        const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t in, uint32_t features, const uint32_t* choices,  \
+        uint32_t top, const uint32_t* ends, uint32_t experts, const float* weights, Element* out,                          \
+        const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {                \
+        many<false, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, ends, weights, out, in, in, features, top, experts, \
+                                                           {weight_scales, x_scales, fixed, groups, height}});             \
+    }
+#define KERNEL(name, Element)                  \
+    EXPERTS_MANY(blocks, true, name, Element)  \
+    EXPERTS_MANY(rows, false, name, Element)
+FOR_EACH_ACTIVATION(KERNEL)

@@ -1,0 +1,312 @@
+// Products of few rows with the weights of their experts on Hopper: a step of decoding, which is bound by reading the
+// weights of the experts that were chosen once.
+//
+// gated_experts_few_<type>_r<PLACES>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, arXiv 2002.05202)
+// experts_few_<type>_r<PLACES>         out[place] = weight of the choice * (x[place] * w^T)
+//
+// experts_few_e4m3.cu has both with weights and x in E4M3, as linear_few_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
+//
+// <type> is bf16 or f16; PLACES is 8, 16, 24 or 32: the places of one expert that a tile takes. Operands are those of
+// experts.cu, but the weight comes as a tensor map; x and its rows start at multiples of 16 bytes, `in` is a multiple of 8,
+// and gated `features` is one too. Sums are f32 with one rounding at the end, in the order of columns, so a row has the
+// same bits whatever stands beside it. A NaN stays in its row, or in the features whose weights have it.
+//
+// The work is a line of items: of each tile of places all tiles of 64 rows of the weight (gated: 32 of gate and 32 of up,
+// eight and eight). Blocks take equal stretches of the line, so that most of a block's items are of one tile of places,
+// whose rows of x it keeps in shared memory, all columns of them. One warp copies weights, and is ahead of the others by as
+// many stages as there are, also over the end of an item; a warpgroup multiplies. The weight is the tall operand of wgmma, x
+// the narrow one.
+
+#pragma once
+
+#include "contract.cuh"
+#include "expert_list.cuh"
+#include "expert_tiles.cuh"
+#include "few_formats.cuh"
+#include "hopper_copy.cuh"
+#include "kernel_order.cuh"
+#include "tensor_core.cuh"
+#include "weight_copy.cuh"
+#include "wgmma.cuh"
+
+using contract::experts_few::ROW_BYTES;
+using contract::experts_few::STAGES_MAX;
+using contract::experts_few::STEP_BYTES;
+using contract::experts_few::THREADS;
+using contract::experts_few::TILE_ROWS;
+constexpr uint32_t WARPGROUP = 128;
+constexpr uint32_t CHUNKS = STEP_BYTES / ROW_BYTES;
+constexpr uint32_t CHUNK_BYTES = TILE_ROWS * ROW_BYTES;
+constexpr uint32_t STAGE_BYTES = CHUNKS * CHUNK_BYTES;
+static_assert(THREADS == WARPGROUP + 32 && TILE_ROWS == 64, "a warpgroup multiplies, a warp copies");
+static_assert(STAGE_BYTES == contract::experts_few::STAGE_BYTES, "the launch counts so many");
+
+template <typename Format>
+struct Arguments {
+    const typename Format::Operand* x;
+    const uint32_t* choices;
+    const uint32_t* ends;
+    const float* weights;
+    typename Format::Element* out;
+    uint32_t x_pitch;
+    uint32_t in;
+    uint32_t features;
+    uint32_t top;
+    uint32_t experts;
+    uint32_t stages;
+    typename Format::Scales scales;
+};
+
+template <typename Format>
+constexpr uint32_t CHUNK_COLUMNS = ROW_BYTES / sizeof(typename Format::Operand);
+
+// A tile's rows of x, all columns: chunks of them, one after the other, as the copy engine would leave them.
+template <typename Format, uint32_t PLACES, bool GATED>
+__device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, const Tile& tile, uint32_t shared,
+                                           uint32_t steps) {
+    constexpr uint32_t PIECES = ROW_BYTES / 16, PIECE_COLUMNS = CHUNK_COLUMNS<Format> / PIECES;
+    constexpr uint32_t HELD = 8;
+    const uint32_t of_row = steps * CHUNKS * PIECES, all = PLACES * of_row;
+    for (uint32_t first = threadIdx.x; first < all; first += HELD * WARPGROUP) {
+        uint4 held[HELD];
+#pragma unroll
+        for (uint32_t i = 0; i < HELD; ++i) {
+            const uint32_t piece = first + i * WARPGROUP;
+            held[i] = make_uint4(0, 0, 0, 0);
+            const uint32_t place = tile.first + piece / of_row, column = piece % of_row * PIECE_COLUMNS;
+            if (piece < all && place < tile.end && column < arguments.in) {
+                const uint64_t row = GATED ? arguments.choices[place] / arguments.top : place;
+                held[i] = *reinterpret_cast<const uint4*>(arguments.x + row * arguments.x_pitch + column);
+            }
+        }
+#pragma unroll
+        for (uint32_t i = 0; i < HELD; ++i) {
+            const uint32_t piece = first + i * WARPGROUP;
+            if (piece < all) {
+                const uint32_t row = piece / of_row, chunk = piece % of_row / PIECES;
+                const uint32_t to =
+                    shared + chunk * PLACES * ROW_BYTES + Swizzle<64>::place(row, piece % PIECES);
+                store_16_bytes(to, held[i]);
+            }
+        }
+    }
+}
+
+// The scales of E4M3 that one thread's sums want: of two rows of the weight, and of two rows of x in each eight places.
+template <typename Format, uint32_t PLACES, bool GATED>
+struct ExpertScales {
+    uint32_t of_weight[2], of_x[PLACES / 8][2];  // rows
+
+    __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Tile& tile, uint32_t first_feature,
+                                            uint32_t warp) {
+        const uint32_t lane = threadIdx.x % 32, most = arguments.features - 1;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t feature = first_feature + warp * (GATED ? 8 : 16) + (GATED ? 0 : half * 8) + lane / 4;
+            const uint32_t part = GATED ? tile.expert * 2 + half : tile.expert;
+            of_weight[half] = part * arguments.features + min(feature, most);
+        }
+#pragma unroll
+        for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+            for (uint32_t i = 0; i < 2; ++i) {
+                const uint32_t place = min(tile.first + eight * 8 + lane % 4 * 2 + i, tile.end - 1);
+                of_x[eight][i] = GATED ? arguments.choices[place] / arguments.top : place;
+            }
+        }
+    }
+
+    // Adds what a group of columns gave; without blocks the scales come at the end.
+    __device__ __forceinline__ void add(float (&c)[PLACES / 8][4], const float (&sums)[PLACES / 8][4],
+                                        const float (&weight)[2], const float (&x)[PLACES / 8][2]) const {
+#pragma unroll
+        for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                c[eight][i] += Format::BY_BLOCKS ? sums[eight][i] * (x[eight][i % 2] * weight[i / 2]) : sums[eight][i];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load(const typename Format::Scales& scales, uint32_t group, float (&weight)[2],
+                                         float (&x)[PLACES / 8][2]) const {
+        // Of columns past the last all products are zero.
+        group = min(group, scales.groups - 1);
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            weight[half] = __ldg(scales.weight + static_cast<uint64_t>(of_weight[half] / scales.height) * scales.groups + group);
+        }
+#pragma unroll
+        for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+            for (uint32_t i = 0; i < 2; ++i) {
+                x[eight][i] = scales.x[static_cast<uint64_t>(of_x[eight][i]) * scales.groups + group];
+            }
+        }
+    }
+
+    // A scale for each row of the weight and of x, when all is summed up.
+    __device__ __forceinline__ void scale_rows(float (&c)[PLACES / 8][4], const typename Format::Scales& scales) const {
+#pragma unroll
+        for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                const float x = scales.x == nullptr ? scales.fixed : scales.x[of_x[eight][i % 2]];
+                c[eight][i] *= x * __ldg(scales.weight + of_weight[i / 2]);
+            }
+        }
+    }
+};
+
+template <typename Format, uint32_t PLACES, bool GATED>
+__device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Format>& arguments) {
+    extern __shared__ __align__(1024) uint8_t dynamic[];
+    __shared__ Tiles tiles;
+    __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
+    let_next_kernel_start();
+    const uint32_t full_at = static_cast<uint32_t>(__cvta_generic_to_shared(full));
+    const uint32_t empty_at = static_cast<uint32_t>(__cvta_generic_to_shared(empty));
+    const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(dynamic));
+    if (threadIdx.x == WARPGROUP) {
+        fetch_map(weight);
+        for (uint32_t stage = 0; stage < arguments.stages; ++stage) {
+            barrier_init(full_at + 8 * stage, 1);
+            barrier_init(empty_at + 8 * stage, WARPGROUP / 32);
+        }
+        barrier_init_done();
+    }
+    wait_for_previous_kernel();
+    const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+    if (warp < WARPGROUP / 32) {
+        tiles.count<PLACES>(arguments.ends, arguments.experts);
+    }
+    __syncthreads();
+    constexpr uint32_t FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
+    constexpr uint32_t STEP_COLUMNS = CHUNKS * CHUNK_COLUMNS<Format>;
+    const uint32_t steps = (arguments.in + STEP_COLUMNS - 1) / STEP_COLUMNS;
+    const uint32_t across = (arguments.features + FEATURES - 1) / FEATURES;
+    const uint64_t items = static_cast<uint64_t>(tiles.before[arguments.experts]) * across;
+    const uint32_t first = static_cast<uint32_t>(items * blockIdx.x / gridDim.x);
+    const uint32_t last = static_cast<uint32_t>(items * (blockIdx.x + 1) / gridDim.x);
+    const uint32_t stages_at = shared + PLACES * steps * CHUNKS * ROW_BYTES;
+    uint32_t stage = 0, parity = 0;
+    const auto advance = [&] {
+        if (++stage == arguments.stages) {
+            stage = 0;
+            parity ^= 1;
+        }
+    };
+    if (warp == WARPGROUP / 32) {
+        if (is_elected()) {
+            for (uint32_t item = first; item < last; ++item) {
+                const uint32_t expert = tiles.expert_of(item / across, arguments.experts);
+                const uint32_t feature = item % across * FEATURES;
+                for (uint32_t step = 0; step < steps; ++step) {
+                    const uint32_t barrier = full_at + 8 * stage;
+                    barrier_wait(empty_at + 8 * stage, parity ^ 1);
+                    barrier_arrive_expecting(barrier, STAGE_BYTES);
+#pragma unroll
+                    for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                        const uint32_t to = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
+                        const uint32_t column = step * STEP_COLUMNS + chunk * CHUNK_COLUMNS<Format>;
+                        if (GATED) {
+                            copy_box_once(to, weight, barrier, column, 0, 0, feature / 8, expert);
+                        } else {
+                            copy_box_once(to, weight, barrier, column, feature, expert);
+                        }
+                    }
+                    advance();
+                }
+            }
+        }
+        return;
+    }
+    constexpr uint64_t LAYOUT = matrix_layout<64>(0, 8 * ROW_BYTES);
+    uint32_t held = 0xffffffffu;  // the tile whose rows are there
+    Tile tile = {0, 0, 0};
+    for (uint32_t item = first; item < last; ++item) {
+        if (item / across != held) {
+            held = item / across;
+            const uint32_t expert = tiles.expert_of(held, arguments.experts);
+            tile = tiles.tile<PLACES>(held, expert, arguments.ends);
+            // The last products of the rows that were there have ended in all warps.
+            part_sync(WARPGROUP_MEETS, WARPGROUP);
+            bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);
+            publish_writes();
+            part_sync(WARPGROUP_MEETS, WARPGROUP);
+        }
+        float c[PLACES / 8][4] = {};
+        const auto multiply = [&](float(&sums)[PLACES / 8][4], uint32_t step, uint32_t chunk, bool adds) {
+            const uint32_t weight_at = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
+            const uint32_t x_at = shared + (step * CHUNKS + chunk) * PLACES * ROW_BYTES;
+#pragma unroll
+            for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
+                Warpgroup<typename Format::Operand>::multiply(sums, matrix_at(LAYOUT, weight_at + 32 * k),
+                                                              matrix_at(LAYOUT, x_at + 32 * k), adds || k > 0);
+            }
+        };
+        const auto release = [&] {
+            if (threadIdx.x % 32 == 0) {
+                barrier_arrive(empty_at + 8 * stage);
+            }
+        };
+        if constexpr (Format::IS_PLAIN) {
+            for (uint32_t step = 0; step < steps; ++step) {
+                barrier_wait(full_at + 8 * stage, parity);
+                hold(c);
+                products_begin();
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                    multiply(c, step, chunk, true);
+                }
+                products_end();
+                products_wait<0>();
+                hold(c);
+                release();
+                advance();
+            }
+        } else {
+            const ExpertScales<Format, PLACES, GATED> own(arguments, tile, item % across * FEATURES, warp);
+            for (uint32_t step = 0; step < steps; ++step) {
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                    // A chunk is a group of columns, with sums of its own.
+                    float sums[PLACES / 8][4], of_weight[2], of_x[PLACES / 8][2];
+                    if constexpr (Format::BY_BLOCKS) {
+                        own.load(arguments.scales, step * CHUNKS + chunk, of_weight, of_x);
+                    }
+                    if (chunk == 0) {
+                        barrier_wait(full_at + 8 * stage, parity);
+                    }
+                    hold(sums);
+                    products_begin();
+                    multiply(sums, step, chunk, false);
+                    products_end();
+                    products_wait<0>();
+                    if (chunk + 1 == CHUNKS) {
+                        release();
+                    }
+                    hold(sums);
+                    own.add(c, sums, of_weight, of_x);
+                }
+                advance();
+            }
+            if constexpr (!Format::BY_BLOCKS) {
+                own.scale_rows(c, arguments.scales);
+            }
+        }
+        write_tile<typename Format::Element, PLACES / 8, GATED>(c, tile, item % across * FEATURES, warp, arguments.features,
+                                               arguments.choices, arguments.weights, arguments.out);
+    }
+}
+
+// Launch: grid (as many blocks as fit at once, no more than there can be items), block (THREADS); dynamic shared memory
+// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. May be launched
+// with programmatic stream serialization.
+//
+// The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, swizzle 128B, out of bounds
+// NONE (zeros), and
+//   gated_experts_few   rank 5, dimensions {in, 8, 2, features / 8, experts}, strides {2 * in, 2 * in * features, 16 * in,
+//                       4 * in * features} bytes, box {64, 8, 2, 4, 1}
+//   experts_few         rank 3, dimensions {in, features, experts}, strides {2 * in, 2 * in * features} bytes, box {64, 64, 1}
+//   in E4M3             type UINT8, strides of half as many bytes, boxes of 128 columns
