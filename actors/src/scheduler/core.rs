@@ -6,6 +6,7 @@
 //! its sequence, that sequence's share of the next step is wasted. No sequence is preempted for a step planned ahead,
 //! and no block that a running step uses is given back.
 
+mod chunk;
 mod pool;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,7 +19,10 @@ use super::{
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
-use crate::kv::{Allotment, Demand, KvCore, SequenceId, Table};
+use crate::{
+    kv::{Allotment, Demand, KvCore, SequenceId, Table},
+    pace::Pace,
+};
 
 /// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
 /// its token first. Such a sequence joins only every other step. In return the others need not wait for the host, which
@@ -50,6 +54,10 @@ pub enum Input {
     Resize(usize),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
+    /// The oldest running step took this many µs. Its [`Input::Stepped`] follows.
+    Took(u64),
+    /// Whether pictures are being encoded on the same card.
+    Encodes(bool),
 }
 
 /// What the scheduler must do, in order.
@@ -110,6 +118,10 @@ pub struct SchedulerCore {
     shrinks_to: Option<usize>,
     answers: AnswerLength,
     preemptions: Preemptions,
+    /// The promised token interval. None: steps beside running streams are as large as others.
+    pace: Option<Pace>,
+    /// Pictures are being encoded on the same card.
+    encodes: bool,
 }
 
 impl SchedulerCore {
@@ -129,6 +141,8 @@ impl SchedulerCore {
             shrinks_to: None,
             answers: AnswerLength::default(),
             preemptions: Preemptions::default(),
+            pace: None,
+            encodes: false,
         }
     }
 
@@ -136,6 +150,13 @@ impl SchedulerCore {
     #[must_use]
     pub fn without_look_ahead(mut self) -> Self {
         self.looks_ahead = false;
+        self
+    }
+
+    /// Keeps a promised token interval.
+    #[must_use]
+    pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
+        self.pace = pace;
         self
     }
 
@@ -148,6 +169,14 @@ impl SchedulerCore {
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
             Input::Gathered => self.gathers = false,
+            Input::Took(micros) => {
+                self.learn(micros);
+                return effects;
+            }
+            Input::Encodes(encodes) => {
+                self.now_encodes(encodes);
+                return effects;
+            }
         }
         self.shrink_when_idle(&mut effects);
         while self.may_plan() && self.prepare_step(&mut effects) {}
@@ -305,25 +334,6 @@ impl SchedulerCore {
         predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.kv_tokens()
     }
 
-    /// One token for each decoding sequence, then chunks of prompts, the oldest first, up to the step's limit.
-    fn shares(&self) -> Vec<Share> {
-        let mut left = self.limits.step_tokens;
-        let runs = |sequence: &&Sequence| {
-            !sequence.is_complete() && !sequence.waits_to_be_seen() && !self.finds_more_soon(sequence)
-        };
-        let (decoding, prefilling): (Vec<_>, Vec<_>) =
-            self.running.values().filter(runs).partition(|s| s.is_decoding());
-        let mut shares = Vec::new();
-        for sequence in decoding.into_iter().chain(prefilling) {
-            let tokens = sequence.pending().min(left);
-            if tokens > 0 {
-                left -= tokens;
-                shares.push(Share { sequence: sequence.id(), tokens });
-            }
-        }
-        shares
-    }
-
     /// Whether the running step computes a new sequence's beginning. The sequence then waits for that step, as it would
     /// without look-ahead, rather than compute the same again.
     fn finds_more_soon(&self, sequence: &Sequence) -> bool {
@@ -384,7 +394,9 @@ impl SchedulerCore {
     /// Records that the lane has the step.
     fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
-        let mut step = StepUnderWay { parts: Vec::with_capacity(shares.len()), released_behind: Vec::new() };
+        let (work, pictures) = (self.work(shares), self.encodes);
+        let parts = Vec::with_capacity(shares.len());
+        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
         let mut next_row = 0;
         for Share { sequence: id, tokens } in shares {
             let sequence = self.running.get_mut(id).expect("it has a share");

@@ -13,6 +13,7 @@ use super::*;
 use crate::scheduler::PicturePlace;
 
 mod ahead;
+mod pace;
 mod pictures;
 mod pool;
 mod sequences;
