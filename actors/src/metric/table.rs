@@ -129,6 +129,7 @@ table! {
     DECODE_SECONDS: Histogram<Label> = "bursar_decode_seconds", "Time from the first token of a reply to its last, for completed requests.", REQUEST;
     REQUEST_PROMPT_TOKENS: Histogram<Label> = "bursar_request_prompt_tokens", "Prompt length of completed requests, in tokens.", LENGTH;
     REQUEST_GENERATED_TOKENS: Histogram<Label> = "bursar_request_generated_tokens", "Reply length of completed requests, in tokens.", LENGTH;
+    REPLY_PREDICTION_ERROR_TOKENS: Histogram<Label> = "bursar_reply_prediction_error_tokens", "By how many tokens replies were longer or shorter than predicted when they were admitted.", LENGTH;
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
     GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps captured as graphs.";

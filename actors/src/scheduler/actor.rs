@@ -225,6 +225,9 @@ impl SchedulerState {
     fn count(&mut self) {
         let model = &self.arguments.model;
         let preempted = self.core.preemptions();
+        for tokens in self.core.take_prediction_errors() {
+            metric::REPLY_PREDICTION_ERROR_TOKENS.record(model, tokens);
+        }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [
             (&metric::GENERATED_TOKENS_TOTAL, counted.generated),

@@ -12,6 +12,7 @@ use bursar_model::{
 use super::*;
 use crate::scheduler::PicturePlace;
 
+mod admit;
 mod ahead;
 mod pace;
 mod pictures;

@@ -155,8 +155,9 @@ struct Arrivals {
     vision: VisionCore,
     chance: u64,
     now: u64,
-    /// Steps on the lane, the oldest first, and when the first of them ends.
+    /// Steps on the lane, the oldest first, and when the first of them began and ends.
     steps: VecDeque<StepPlan>,
+    step_begun: u64,
     step_ends: u64,
     launches: VecDeque<usize>,
     launch_ends: u64,
@@ -185,6 +186,7 @@ impl Arrivals {
             chance: seed,
             now: 0,
             steps: VecDeque::new(),
+            step_begun: 0,
             step_ends: u64::MAX,
             launches: VecDeque::new(),
             launch_ends: u64::MAX,
@@ -286,6 +288,7 @@ impl Arrivals {
             self.step_ends = u64::MAX;
             return;
         };
+        self.step_begun = self.now;
         let micros = self.device.micros(&work_of(plan));
         let micros = if self.launches.is_empty() { micros } else { micros * SLOWER.0 / SLOWER.1 };
         self.step_ends = self.now + micros * (970 + self.below(60)) / 1000;
@@ -293,16 +296,10 @@ impl Arrivals {
 
     fn step_ended(&mut self) {
         let plan = self.steps.pop_front().expect("it ends");
-        let begun = self.last.get(&SequenceId(0)).copied().unwrap_or(0).max(self.begun_at());
-        self.schedule(Input::Took(self.now - begun));
-        self.last.insert(SequenceId(0), self.now);
+        let took = self.now - self.step_begun;
         self.begin_step();
+        self.schedule(Input::Took(took));
         self.schedule(Input::Stepped(vec![Some(5); plan.rows.len()]));
-    }
-
-    /// When the lane last became busy.
-    fn begun_at(&self) -> u64 {
-        self.asked.get(&SequenceId(0)).copied().unwrap_or(0)
     }
 
     fn schedule(&mut self, input: Input) {
@@ -315,7 +312,6 @@ impl Arrivals {
                     self.steps.push_back(*plan);
                     assert!(self.steps.len() <= 2);
                     if self.steps.len() == 1 {
-                        self.asked.insert(SequenceId(0), self.now);
                         self.begin_step();
                     }
                 }
@@ -359,7 +355,7 @@ const PROMISE: u64 = 33_000;
 
 #[test]
 fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
-    for (seed, a_second) in [(1, 8), (2, 12), (3, 16)] {
+    for (seed, a_second) in [(1, 12), (2, 16), (3, 20)] {
         let requests = mix(seed, a_second);
         let [with, without] =
             [LARGE.pace(PROMISE), None].map(|pace| Arrivals::new(LARGE, pace, LIMITS, seed).play(&requests));
@@ -370,8 +366,9 @@ fn the_interval_holds_under_a_mix_and_first_tokens_stay_early() {
             "{a_second}/s: interval {kept} of {stutter}, first {first} of {first_without}, p99 {late} of {late_without} µs"
         );
         assert!(kept <= PROMISE, "{kept} µs");
-        assert!(stutter > 40_000, "it would not have held by itself: {stutter} µs");
+        assert!(stutter > PROMISE, "it would not have held by itself: {stutter} µs");
         assert!(first <= first_without + PROMISE, "{first} µs after {first_without} µs");
+        // A prompt of 7,000 tokens takes a few steps more, each with the decoding of all others.
         assert!(late <= late_without * 2, "{late} µs after {late_without} µs");
     }
 }
