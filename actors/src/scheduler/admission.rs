@@ -61,7 +61,7 @@ impl ReplyLengths {
         }
         let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
         let more = of_limit.unwrap_or(&self.all).mean_beyond(produced) - produced as f64;
-        (more.max(produced as f64 * 0.1).ceil() as usize).clamp(1, remaining.max(1))
+        (more.max(produced as f64 * 0.1).round() as usize).clamp(1, remaining.max(1))
     }
 }
 

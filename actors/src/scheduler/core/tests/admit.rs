@@ -74,7 +74,7 @@ fn predictions_are_compared_with_replies() {
     assert_eq!(bed.scheduler.take_prediction_errors(), [17], "nothing was known, so the limit was expected");
     bed.admit(sequence(2, 3, 20)).stepped(5).stepped(STOP);
     assert_eq!(bed.scheduler.take_prediction_errors(), [1]);
-    assert_eq!(bed.scheduler.take_prediction_errors(), []);
+    assert_eq!(bed.scheduler.take_prediction_errors(), [0; 0]);
 }
 
 proptest! {

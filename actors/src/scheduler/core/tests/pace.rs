@@ -241,8 +241,7 @@ impl Arrivals {
             return self.admit(number, prompt, reply);
         }
         self.seen.insert(number, (prompt, patches, reply));
-        let key = PictureHash(std::array::from_fn(|byte| (number >> (byte % 8 * 8)) as u8));
-        let request = PictureRequest { key, rows: patches / 4, patches };
+        let request = PictureRequest { key: key(number), rows: patches / 4, patches };
         self.encode(vision::Input::Want(Ticket(number), vec![request]));
     }
 
@@ -255,7 +254,8 @@ impl Arrivals {
     fn encode(&mut self, input: vision::Input) {
         let streams = self.core.streams() > 0;
         self.vision.step(vision::Input::Streams(streams));
-        for effect in self.vision.step(input) {
+        let mut effects = VecDeque::from(self.vision.step(input));
+        while let Some(effect) = effects.pop_front() {
             match effect {
                 vision::Effect::Launch(pictures) => {
                     self.launches.push_back(pictures.iter().map(|(_, rows)| rows.len() * 4).sum());
@@ -264,6 +264,8 @@ impl Arrivals {
                     }
                 }
                 vision::Effect::Ready(Ticket(number), _) => {
+                    // Nothing reads the rows here.
+                    effects.extend(self.vision.step(vision::Input::Unpin(vec![key(number)])));
                     let (prompt, _, reply) = self.seen.remove(&number).expect("it waits");
                     self.admit(number, prompt, reply);
                 }
@@ -325,6 +327,10 @@ impl Arrivals {
             }
         }
     }
+}
+
+fn key(number: u64) -> PictureHash {
+    PictureHash(std::array::from_fn(|byte| (number >> (byte % 8 * 8)) as u8))
 }
 
 fn percentile(values: impl IntoIterator<Item = u64>, of_hundred: usize) -> u64 {
