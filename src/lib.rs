@@ -70,6 +70,7 @@ pub use bursar_actors::{
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
+    pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     profile::{
         AttemptReport, Difference, Evidence, FaultPlan, FaultPlanError, KvChoice, Notice, Outcome, Phase, ProfileError,
         ProfileRecord, UnknownPhase,

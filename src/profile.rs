@@ -7,7 +7,9 @@ use std::{
     time::Instant,
 };
 
-use bursar::{AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot};
+use bursar::{
+    AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot, StepWork,
+};
 use clap::Args;
 use serde::Serialize;
 
@@ -125,6 +127,17 @@ fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
     println!("{:>14}  tokens in a step", record.step_tokens);
     println!("{:>14}  patches in a launch", record.launch_patches);
     println!("{:>14}  rows of the vision cache", record.cache_rows);
+    println!();
+    for step in &record.costs.steps {
+        let (work, milliseconds) = (step.work, step.micros as f64 / 1e3);
+        let StepWork { prompt_tokens, decoding, context_tokens, .. } = work;
+        println!(
+            "{milliseconds:>11.2} ms  {prompt_tokens} prompt tokens, {decoding} decoding at {context_tokens} in all"
+        );
+    }
+    for launch in &record.costs.launches {
+        println!("{:>11.2} ms  a launch of {} patches", launch.micros as f64 / 1e3, launch.patches);
+    }
     println!();
     for phase in Phase::ALL {
         if let Some(seconds) = seconds.get(phase.name()) {

@@ -20,6 +20,7 @@ pub mod knobs;
 pub mod kv;
 pub mod losses;
 pub mod metric;
+pub mod pace;
 pub mod phase;
 pub mod profile;
 pub mod responder;

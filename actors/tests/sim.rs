@@ -20,7 +20,7 @@ use bursar_actors::{
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
-use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, sampler};
+use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
 
 struct World {
     seed: u64,
@@ -73,8 +73,9 @@ struct World {
 /// Pictures, and the rows that they are in.
 type Pins = (Vec<PictureHash>, Vec<u32>);
 
-fn scheduler(limits: Limits, looks_ahead: bool) -> SchedulerCore {
-    let scheduler = SchedulerCore::new(limits);
+/// Every other seed promises an interval, which its steps keep or not.
+fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
+    let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 
@@ -94,7 +95,7 @@ impl World {
             context,
             launch_patches,
             cache_rows,
-            scheduler: scheduler(limits, looks_ahead),
+            scheduler: scheduler(limits, looks_ahead, seed),
             vision: VisionCore::new(cache_rows, launch_patches),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
@@ -410,6 +411,8 @@ impl World {
         for (keys, _) in self.pins_of_steps.pop_front().expect("each step holds something or nothing") {
             self.vision_step(vision::Input::Unpin(keys));
         }
+        self.scheduler_step(Input::Encodes(!self.launches.is_empty()));
+        self.scheduler_step(Input::Took(self.seed % 700 + 300 * plan.batch.token_count() as u64));
         self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
     }
 

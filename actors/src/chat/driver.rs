@@ -247,7 +247,8 @@ impl Driver {
         let (deliveries, mut delivered) = mpsc::channel(room);
         // Kept for other samples only. This sequence releases its own as soon as no step needs them.
         let for_others = self.part.leads().then(|| pins.clone()).flatten();
-        let admission = Admission { sequence, pins, deliveries, span: Span::current() };
+        let last_token = self.stopwatch.last_token();
+        let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
         self.stopwatch.queue();
         if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
             return Ok(Some(Life::Lost));

@@ -83,6 +83,11 @@ impl Stopwatch {
         }
     }
 
+    /// When the latest token was ready.
+    pub(super) fn last_token(&self) -> Option<Instant> {
+        self.last
+    }
+
     /// Its actors died, and it begins again.
     pub(super) fn redo(&self) {
         metric::REQUESTS_REDONE_TOTAL.add(&self.model, 1);

@@ -1,6 +1,6 @@
 //! What a user can choose for one model.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
@@ -8,6 +8,7 @@ use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
 
 use super::{KvCacheType, Limits, Names, Precision};
 use crate::{
+    pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
     supervise::Intensity,
 };
@@ -47,6 +48,9 @@ pub struct LoadOptions {
     pub quantization: Option<WeightQuantization>,
     /// The type of cached keys and values. Default: that of activations.
     pub kv_cache_dtype: KvCacheType,
+    /// The promised time from one token of a reply to the next (p99): prompts and pictures take only as much of a step
+    /// beside running replies as keeps it. None: whatever the largest step takes. Default: 33 ms.
+    pub token_interval: Option<Duration>,
     /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
@@ -87,6 +91,7 @@ impl Default for LoadOptions {
             dtype: Precision::Auto,
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
+            token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,

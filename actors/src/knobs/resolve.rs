@@ -1,6 +1,6 @@
 //! From names and values to the options that a model is loaded with.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde_json::Value;
 
@@ -183,6 +183,10 @@ impl Knobs {
         options.quantization = self.quantization.or(options.quantization);
         options.kv_cache_dtype = self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype);
         options.requests = self.requests.unwrap_or(options.requests);
+        if let Some(milliseconds) = self.token_interval {
+            let promise = Duration::from_millis(milliseconds as u64);
+            options.token_interval = (!promise.is_zero()).then_some(promise);
+        }
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;

@@ -287,6 +287,8 @@ knobs! {
     canary: Bytes, Kind::SizeOrNone, [];
     /// Maximum requests that run or wait. One more is refused at once.
     requests: usize, Kind::Count("requests"), [];
+    /// The promised time from one token of a reply to the next, in 99 of 100 cases. Prompts and pictures take only as much of a step beside running replies as keeps it. 0 promises nothing: replies may pause for a whole step of prompts. By default 33.
+    token_interval: usize, Kind::CountOrNone("ms"), [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.

@@ -126,6 +126,18 @@ impl KvCore {
         KvUse { blocks: self.blocks(), held: self.blocks() - self.free_blocks(), cached: self.idle.len() }
     }
 
+    /// Blocks that a sequence with this prefix would share with those that hold them now.
+    pub fn held_prefix(&self, prefix: &[PrefixKey]) -> usize {
+        let found = prefix.iter().map_while(|key| self.named.get(key));
+        found.filter(|block| self.pool[**block as usize].references > 0).count()
+    }
+
+    /// Blocks saved by sharing: those in all tables, counted in each, less those that are held.
+    pub fn shared_blocks(&self) -> usize {
+        let in_tables: usize = self.tables.values().map(Vec::len).sum();
+        in_tables - (self.blocks() - self.free_blocks())
+    }
+
     /// Meets demands in order. The first that cannot be met, and the ones after it, change nothing.
     pub fn allot(&mut self, demands: &[Demand]) -> Allotment {
         let mut allotment = Allotment::default();

@@ -237,6 +237,22 @@ words! { "reason":
 }
 
 words! { "reason":
+    /// Why a token came later than the promised interval after the one before it.
+    Late {
+        /// Prompts took too much of a step.
+        Prompt = "prompt",
+        /// Pictures were encoded on the same card.
+        Picture = "picture",
+        /// Its sequence had lost its blocks, or its actors had died.
+        Preemption = "preemption",
+        /// Keys and values changed their size.
+        Resize = "resize",
+        /// Decoding alone took as long, or something outside the engine.
+        Other = "other",
+    }
+}
+
+words! { "reason":
     /// How a request ended.
     RequestEnd {
         /// The model ended the reply, or it contained a stop string.

@@ -3,8 +3,8 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Permit, Preempted, RequestEnd, Row,
-    Version,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Late, Permit, Preempted,
+    RequestEnd, Row, Version,
 };
 use crate::{phase::Phase, tree::Role};
 
@@ -122,12 +122,14 @@ table! {
     GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
     TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
+    TOKEN_INTERVAL_MISSED_TOTAL: Counter<(Label, Late)> = "bursar_token_interval_missed_total", "Tokens that came later than the promised interval (`token_interval`) after the one before them, by reason.";
     QUEUE_SECONDS: Histogram<Label> = "bursar_queue_seconds", "Time from when the scheduler gets a request to its first step.", REQUEST;
     REQUEST_SECONDS: Histogram<Label> = "bursar_request_seconds", "Time from the request to the end of its reply, for completed requests.", REQUEST;
     PREFILL_SECONDS: Histogram<Label> = "bursar_prefill_seconds", "Time from the first step of a request to the first token of its reply, for completed requests.", REQUEST;
     DECODE_SECONDS: Histogram<Label> = "bursar_decode_seconds", "Time from the first token of a reply to its last, for completed requests.", REQUEST;
     REQUEST_PROMPT_TOKENS: Histogram<Label> = "bursar_request_prompt_tokens", "Prompt length of completed requests, in tokens.", LENGTH;
     REQUEST_GENERATED_TOKENS: Histogram<Label> = "bursar_request_generated_tokens", "Reply length of completed requests, in tokens.", LENGTH;
+    REPLY_PREDICTION_ERROR_TOKENS: Histogram<Label> = "bursar_reply_prediction_error_tokens", "By how many tokens replies were longer or shorter than predicted when they were admitted.", LENGTH;
     GRAPH_REPLAYS_TOTAL: Counter<Label> = "bursar_graph_replays_total", "Steps that ran as a captured graph.";
     EAGER_STEPS_TOTAL: Counter<Label> = "bursar_eager_steps_total", "Steps that ran launch by launch.";
     GRAPHS_CAPTURED: Gauge<Label> = "bursar_graphs_captured", "Sizes of decode steps captured as graphs.";

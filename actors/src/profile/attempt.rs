@@ -25,6 +25,7 @@ use crate::{
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
     metric,
+    pace::Card,
     responder::Responder,
     tree,
 };
@@ -126,6 +127,8 @@ pub struct Profiled {
     pub memory: Arc<EngineMemory>,
     /// The threads.
     pub lanes: Lanes,
+    /// What the threads do on the device.
+    pub card: Arc<Card>,
 }
 
 impl Attempt {
@@ -167,18 +170,21 @@ impl Attempt {
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         let peaks = self.validate(&lanes).await?;
+        let cache_rows = memory.vision_cache.as_ref().map_or(0, VisionCache::rows);
+        let costs = self.measure_costs(&lanes, blocks, cache_rows).await?;
         // Counts what was loaded during validation before any further request.
         self.budget.room().await?;
         let record = ProfileRecord {
             sequences: self.envelope.sequences,
             step_tokens: self.envelope.step_tokens,
             launch_patches: self.envelope.launch_patches,
-            cache_rows: memory.vision_cache.as_ref().map_or(0, VisionCache::rows),
+            cache_rows,
             kv_blocks: blocks,
             peaks,
+            costs,
         };
         self.write_down(&record).await;
-        Ok(Profiled { record, memory, lanes })
+        Ok(Profiled { record, memory, lanes, card: Arc::default() })
     }
 
     /// Records what this start measured, for later starts. A failure to do so must not fail the start.
@@ -405,14 +411,14 @@ impl Attempt {
     }
 
     /// The number of worst cases that run before the size is settled.
-    fn stressed(&self) -> usize {
+    pub(super) fn stressed(&self) -> usize {
         match self.warm.is_none() && self.rigour.runs_before_sizing() {
             true => self.needs.worst_cases.len(),
             false => 0,
         }
     }
 
-    fn report(&self, what: &'static str, done: usize) {
+    pub(super) fn report(&self, what: &'static str, done: usize) {
         self.report_at(what, Depth::Whole, done);
     }
 

@@ -6,7 +6,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{BLOCK_TOKENS, KvShape};
 use serde::Serialize;
 
-use crate::{compute::memory::KvMemory, supervise::Intensity};
+use crate::{compute::memory::KvMemory, pace::MeasuredCosts, supervise::Intensity};
 
 /// The most attempts: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
@@ -46,6 +46,8 @@ pub struct ProfileRecord {
     pub kv_blocks: usize,
     /// Each worst case with the peak of its workspace, equal in plan and measurement.
     pub peaks: Vec<(&'static str, Bytes)>,
+    /// What steps and launches took.
+    pub costs: MeasuredCosts,
 }
 
 impl ProfileRecord {
@@ -204,8 +206,8 @@ mod tests {
     #[test]
     fn a_records_blocks_hold_sixteen_tokens_each() {
         let (sequences, step_tokens, launch_patches, cache_rows) = (1, 16, 0, 0);
-        let record =
-            ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks: 3, peaks: Vec::new() };
+        let (peaks, costs) = (Vec::new(), MeasuredCosts::default());
+        let record = ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks: 3, peaks, costs };
         assert_eq!(record.kv_tokens(), 48);
     }
 }

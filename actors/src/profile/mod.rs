@@ -10,6 +10,7 @@ mod error;
 mod evidence;
 mod fault_plan;
 mod lanes;
+mod measure;
 mod message;
 mod needs;
 mod notice;

@@ -6,6 +6,7 @@ use bursar_model::Envelope;
 use serde::{Deserialize, Serialize};
 
 use super::{ATTEMPTS_MAX, Basis, Difference, Needs, ProfileRecord};
+use crate::pace::MeasuredCosts;
 
 /// What was measured, and on what basis. The start that uses it takes three things: the size of the cache, the right to
 /// run each worst case once instead of twice, and the fastest algorithm for each product. Its permits come from its own
@@ -31,6 +32,9 @@ pub struct WrittenProfile {
     pub peaks: Vec<Peak>,
     /// The result of autotuning. None if there was nothing to choose.
     pub tuning: Option<Tuning>,
+    /// What steps and launches took. None in files of earlier versions: it is measured again.
+    #[serde(default)]
+    pub costs: Option<MeasuredCosts>,
 }
 
 /// A worst case that was run.
@@ -47,7 +51,7 @@ pub struct Peak {
 impl WrittenProfile {
     /// The profile of a start that measured.
     pub fn of(basis: Basis, record: &ProfileRecord, shrinks: u32, tuning: Option<Tuning>) -> Self {
-        let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks } = record;
+        let ProfileRecord { sequences, step_tokens, launch_patches, cache_rows, kv_blocks, peaks, costs } = record;
         let peak = |(worst_case, workspace): &(&'static str, Bytes)| Peak {
             worst_case: (*worst_case).to_owned(),
             workspace: *workspace,
@@ -62,6 +66,7 @@ impl WrittenProfile {
             shrinks,
             peaks: peaks.iter().map(peak).collect(),
             tuning,
+            costs: Some(costs.clone()),
         }
     }
 

@@ -15,12 +15,13 @@ use tracing::{Level, Span, debug, enabled};
 
 use super::{
     Admission, ChosenRow, Delivery, Effect, Input, Limits, Preemptions, SchedulerCore, SchedulerMessage, Scored,
-    StepPlan,
+    StepPlan, late::Delays,
 };
 use crate::{
     compute::lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{KvUse, SequenceId},
     metric::{self, Permit, Preempted},
+    pace::Pacing,
     responder::Responder,
     vision::PinnedPictures,
 };
@@ -44,6 +45,8 @@ pub struct SchedulerArguments {
     pub block_bytes: Bytes,
     /// Called when a step is refused memory. The engine then replaces this actor.
     pub refused: RefusalSink,
+    /// The promised token interval, and what is known to keep it.
+    pub pacing: Pacing,
 }
 
 /// The state of a scheduler.
@@ -63,10 +66,16 @@ pub struct SchedulerState {
     chosen: BTreeMap<SequenceId, Result<Token, SamplingError>>,
     /// Engines waiting for a change of the pool's size.
     resizing: Vec<Responder<()>>,
+    /// What lately kept tokens.
+    delays: Delays,
 }
 
 /// A step that the lane has.
 struct UnderWay {
+    /// Whether it computes prompts.
+    has_prompts: bool,
+    /// Whether pictures were encoded when it was planned.
+    encodes: bool,
     /// The sequence of each row of logits.
     rows: Vec<ChosenRow>,
     /// The prompts that it scores.
@@ -95,6 +104,9 @@ struct Caller {
     span: Span,
     /// Whether a step has been planned with it.
     has_begun: bool,
+    /// When its latest token was ready, and whether it lost its blocks since.
+    last_token: Option<Instant>,
+    was_preempted: bool,
 }
 
 impl Actor for SchedulerActor {
@@ -109,7 +121,7 @@ impl Actor for SchedulerActor {
     ) -> Result<SchedulerState, ActorProcessingErr> {
         myself.send_message(SchedulerMessage::Show)?;
         Ok(SchedulerState {
-            core: SchedulerCore::new(arguments.limits),
+            core: SchedulerCore::new(arguments.limits).with_pace(arguments.pacing.pace()),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
@@ -118,6 +130,7 @@ impl Actor for SchedulerActor {
             is_refused: false,
             chosen: BTreeMap::new(),
             resizing: Vec::new(),
+            delays: Delays::default(),
         })
     }
 
@@ -127,6 +140,7 @@ impl Actor for SchedulerActor {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
@@ -135,21 +149,24 @@ impl Actor for SchedulerActor {
                 (state.arguments.refused)(error);
                 return Ok(());
             }
-            SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span }) => {
+            SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span, last_token }) => {
                 span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
-                state
-                    .callers
-                    .insert(sequence.id, Caller { deliveries: Some(deliveries), pins, span, has_begun: false });
+                // One that had tokens comes again because it lost its place.
+                let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
+                let caller = Caller { deliveries, pins, span, has_begun: false, last_token, was_preempted };
+                state.callers.insert(sequence.id, caller);
                 state.core.step(Input::Admit(Box::new(sequence)))
             }
             SchedulerMessage::Cancel(sequence) => state.cancel(sequence),
             // A failed step leaves its sequences half done. Die, so that their drivers submit them again.
             SchedulerMessage::Stepped(outcome) => {
-                let stepped = state.stepped(outcome?);
+                let (took, stepped) = state.stepped(outcome?);
+                state.core.step(took);
                 state.core.step(stepped)
             }
             SchedulerMessage::Resize { blocks, reply } => {
                 state.resizing.push(reply);
+                state.delays.resized = Some(Instant::now());
                 state.core.step(Input::Resize(blocks))
             }
             SchedulerMessage::Gathered => state.core.step(Input::Gathered),
@@ -188,6 +205,7 @@ impl SchedulerState {
         metric::SEQUENCES_RUNNING.set(model, running);
         metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
         metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
+        self.arguments.pacing.card.set_streams(self.core.streams());
         let KvUse { held, cached, .. } = self.core.kv().usage();
         metric::KV_BLOCKS_USED.set(model, held);
         metric::KV_BLOCKS_CACHED.set(model, cached);
@@ -207,6 +225,9 @@ impl SchedulerState {
     fn count(&mut self) {
         let model = &self.arguments.model;
         let preempted = self.core.preemptions();
+        for tokens in self.core.take_prediction_errors() {
+            metric::REPLY_PREDICTION_ERROR_TOKENS.record(model, tokens);
+        }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [
             (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
@@ -248,6 +269,7 @@ impl SchedulerState {
                 if !self.deliver(sequence, Delivery::Token(token, self.stepped_at)) {
                     return self.cancel(sequence);
                 }
+                self.keep_time(sequence);
                 self.counted.generated += 1;
             }
             Effect::Finished(sequence, finish) => {
@@ -269,12 +291,15 @@ impl SchedulerState {
                     // A preempted sequence still has a caller. Callers of ended ones are dropped.
                     if !self.core.is_known(id) {
                         self.callers.remove(&id);
+                    } else if let Some(caller) = self.callers.get_mut(&id) {
+                        caller.was_preempted = true;
                     }
                 }
             }
             Effect::Gather => drop(myself.send_after(GATHERING, || SchedulerMessage::Gathered)),
             Effect::Resized => {
                 self.show_pool();
+                self.delays.resized = Some(Instant::now());
                 self.resizing.drain(..).for_each(|reply| reply.answer(()));
             }
         }
@@ -293,8 +318,8 @@ impl SchedulerState {
         effects
     }
 
-    /// Splits the lane's answer: ids for the core, the rest for callers.
-    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> Input {
+    /// Splits the lane's answer: time and ids for the core, the rest for callers.
+    fn stepped(&mut self, Stepped { chosen, scores, is_by_graph, imbalance }: Stepped) -> (Input, Input) {
         let model = &self.arguments.model;
         match is_by_graph {
             true => metric::GRAPH_REPLAYS_TOTAL.add(model, 1),
@@ -303,11 +328,13 @@ impl SchedulerState {
         if let Some(imbalance) = imbalance {
             metric::EXPERT_IMBALANCE.set(model, imbalance);
         }
-        let UnderWay { rows, scored, launched } =
+        let UnderWay { rows, scored, launched, has_prompts, encodes } =
             self.under_way.pop_front().expect("the lane answers what it was given, in order");
         // A step queued after another begins when that one has ended.
         let begun = launched.max(std::mem::replace(&mut self.stepped_at, Instant::now()));
-        metric::STEP_SECONDS.record(model, self.stepped_at - begun);
+        let took = self.stepped_at - begun;
+        metric::STEP_SECONDS.record(model, took);
+        self.delays.stepped(self.stepped_at, has_prompts, encodes || self.arguments.pacing.card.encodes());
         let mut scores = scores.into_iter();
         for Scored { sequence, first, tokens, .. } in scored {
             let scores = scores.by_ref().take(tokens.len()).collect();
@@ -315,7 +342,21 @@ impl SchedulerState {
         }
         let tokens = chosen.iter().map(|chosen| chosen.as_ref().ok().map(|token| token.id)).collect();
         self.chosen = rows.iter().map(|row| row.sequence).zip(chosen).collect();
-        Input::Stepped(tokens)
+        (Input::Took(took.as_micros() as u64), Input::Stepped(tokens))
+    }
+
+    /// A token was handed out: counts it if it is later than was promised.
+    fn keep_time(&mut self, sequence: SequenceId) {
+        let Some(caller) = self.callers.get_mut(&sequence) else { return };
+        let was_preempted = std::mem::take(&mut caller.was_preempted);
+        let (Some(last), Some(promise)) = (caller.last_token.replace(self.stepped_at), self.arguments.pacing.promise)
+        else {
+            return;
+        };
+        if self.stepped_at.saturating_duration_since(last) > promise {
+            let reason = self.delays.reason(last, was_preempted);
+            metric::TOKEN_INTERVAL_MISSED_TOTAL.add(&(self.arguments.model.clone(), reason), 1);
+        }
     }
 
     /// Records an event in the span of the sequence's request.
@@ -360,7 +401,9 @@ impl SchedulerState {
         for past in &plan.shown.past {
             self.callers.get_mut(past).into_iter().for_each(|caller| caller.pins = None);
         }
-        self.under_way.push_back(UnderWay { rows: plan.rows, scored: plan.scored, launched: Instant::now() });
+        let (has_prompts, encodes) = (!plan.batch.is_decoding_alone(), self.arguments.pacing.card.encodes());
+        let (rows, scored, launched) = (plan.rows, plan.scored, Instant::now());
+        self.under_way.push_back(UnderWay { has_prompts, encodes, rows, scored, launched });
         metric::STEP_TOKENS.record(&self.arguments.model, plan.batch.token_count());
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not need the answer.

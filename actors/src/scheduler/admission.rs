@@ -1,6 +1,8 @@
 //! Admission by predicted peak ("Past-Future", ASPLOS'25, arXiv 2507.10150): the most tokens that the pool will have to
 //! hold, if every sequence runs as long as expected.
 
+use std::collections::BTreeMap;
+
 /// A sequence's tokens, held and expected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SequenceForecast {
@@ -25,33 +27,75 @@ pub fn predicted_peak(forecasts: &mut [SequenceForecast], block: usize) -> usize
     peak
 }
 
-/// The moving average of the number of tokens per answer.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct AnswerLength {
-    average: f64,
-    answers: u32,
+/// How long replies were lately, by the limit that their requests set: who asks for 20 tokens wants another kind of reply
+/// than who asks for 4,000.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReplyLengths {
+    all: Lengths,
+    /// By the limit's power of two.
+    by_limit: BTreeMap<u32, Lengths>,
 }
 
-impl AnswerLength {
-    /// The weight of the newest answer, once there are enough answers.
-    const NEWEST: f64 = 0.1;
+/// Lengths of replies: for each half of an octave, how many there were and their tokens, the newest counting most.
+#[derive(Clone, Debug, Default)]
+struct Lengths {
+    bins: BTreeMap<u32, (f64, f64)>,
+    replies: u32,
+}
 
-    pub(super) fn record(&mut self, tokens: usize) {
-        self.answers += 1;
-        let weight = Self::NEWEST.max(1.0 / f64::from(self.answers));
-        self.average += (tokens as f64 - self.average) * weight;
+impl ReplyLengths {
+    /// Replies from which on a limit's own lengths count.
+    const ENOUGH: u32 = 8;
+
+    pub(super) fn record(&mut self, limit: usize, tokens: usize) {
+        self.all.record(tokens);
+        self.by_limit.entry(octave(limit)).or_default().record(tokens);
     }
 
-    /// Tokens expected of a sequence that has produced `produced` and may produce `remaining` more. While the pool is
-    /// busy or no answer is known, that is `remaining`. Otherwise it is the average less `produced`, and at least a
-    /// tenth of `produced`.
-    pub(super) fn expected(&self, produced: usize, remaining: usize, busy: bool) -> usize {
-        if busy || self.answers == 0 {
+    /// Tokens expected of a sequence that has produced `produced` of at most `limit` and may produce `remaining` more.
+    /// While the pool is busy or no reply is known, that is `remaining`. Otherwise it is the mean of the replies that
+    /// were longer than `produced`, less `produced`, and at least a tenth of `produced`.
+    pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
+        if busy || self.all.replies == 0 {
             return remaining;
         }
-        let expected = (self.average - produced as f64).max(produced as f64 * 0.1).ceil() as usize;
-        expected.clamp(1, remaining.max(1))
+        let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
+        let more = of_limit.unwrap_or(&self.all).mean_beyond(produced) - produced as f64;
+        (more.max(produced as f64 * 0.1).round() as usize).clamp(1, remaining.max(1))
     }
+}
+
+impl Lengths {
+    /// What is left of a reply's weight with each later one.
+    const KEPT: f64 = 0.95;
+
+    fn record(&mut self, tokens: usize) {
+        self.replies = self.replies.saturating_add(1);
+        for (count, sum) in self.bins.values_mut() {
+            *count *= Self::KEPT;
+            *sum *= Self::KEPT;
+        }
+        let (count, sum) = self.bins.entry(half_octave(tokens)).or_default();
+        (*count, *sum) = (*count + 1.0, *sum + tokens as f64);
+    }
+
+    /// The mean of the lengths in higher bins than that of `produced`. 0 if there were none lately.
+    fn mean_beyond(&self, produced: usize) -> f64 {
+        let from = if produced == 0 { 0 } else { half_octave(produced) + 1 };
+        let beyond = self.bins.range(from..).fold((0.0, 0.0), |all, (_, bin)| (all.0 + bin.0, all.1 + bin.1));
+        // What is weightless was too long ago.
+        if beyond.0 > 0.01 { beyond.1 / beyond.0 } else { 0.0 }
+    }
+}
+
+fn octave(tokens: usize) -> u32 {
+    tokens.max(1).ilog2()
+}
+
+/// Two for each octave: below and above one and a half times its beginning.
+fn half_octave(tokens: usize) -> u32 {
+    let octave = octave(tokens);
+    octave * 2 + u32::from(tokens * 2 >= 3 << octave)
 }
 
 #[cfg(test)]
@@ -88,13 +132,32 @@ mod tests {
     }
 
     #[test]
-    fn the_average_is_ignored_while_the_pool_is_busy() {
-        let mut lengths = AnswerLength::default();
-        assert_eq!(lengths.expected(0, 500, false), 500, "nothing is known yet");
-        lengths.record(40);
-        lengths.record(60);
-        assert_eq!(lengths.expected(0, 500, false), 50);
-        assert_eq!(lengths.expected(100, 400, false), 10, "it has outgrown the average");
-        assert_eq!(lengths.expected(0, 500, true), 500);
+    fn lengths_are_ignored_while_the_pool_is_busy() {
+        let mut lengths = ReplyLengths::default();
+        assert_eq!(lengths.expected(500, 0, 500, false), 500, "nothing is known yet");
+        lengths.record(500, 40);
+        lengths.record(500, 40);
+        assert_eq!(lengths.expected(500, 0, 500, false), 40);
+        assert_eq!(lengths.expected(500, 100, 400, false), 10, "it has outgrown all of them");
+        assert_eq!(lengths.expected(500, 0, 500, true), 500);
+    }
+
+    #[test]
+    fn a_reply_that_outgrew_the_short_ones_is_expected_to_be_a_long_one() {
+        let mut lengths = ReplyLengths::default();
+        (0..50).for_each(|reply| lengths.record(4000, if reply % 5 == 0 { 900 } else { 20 }));
+        let at_first = lengths.expected(4000, 0, 4000, false);
+        assert!((100..300).contains(&at_first), "{at_first}");
+        assert_eq!(lengths.expected(4000, 100, 3900, false), 800);
+    }
+
+    #[test]
+    fn a_limits_own_replies_count_once_there_are_enough() {
+        let mut lengths = ReplyLengths::default();
+        (0..20).for_each(|_| lengths.record(4000, 1000));
+        assert_eq!(lengths.expected(600, 0, 600, false), 600, "as long as others, and no longer than it may");
+        (0..8).for_each(|_| lengths.record(600, 30));
+        assert_eq!(lengths.expected(520, 0, 520, false), 30);
+        assert_eq!(lengths.expected(4000, 0, 4000, false), 1000, "the others' are their own");
     }
 }

@@ -6,19 +6,24 @@
 //! its sequence, that sequence's share of the next step is wasted. No sequence is preempted for a step planned ahead,
 //! and no block that a running step uses is given back.
 
+mod admit;
+mod chunk;
 mod pool;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
 use super::{
-    admission::{AnswerLength, SequenceForecast, predicted_peak},
+    admission::ReplyLengths,
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
-use crate::kv::{Allotment, Demand, KvCore, SequenceId, Table};
+use crate::{
+    kv::{Allotment, Demand, KvCore, SequenceId, Table},
+    pace::Pace,
+};
 
 /// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
 /// its token first. Such a sequence joins only every other step. In return the others need not wait for the host, which
@@ -50,6 +55,10 @@ pub enum Input {
     Resize(usize),
     /// The answer to [`Effect::Gather`], a moment later.
     Gathered,
+    /// The oldest running step took this many µs. Its [`Input::Stepped`] follows.
+    Took(u64),
+    /// Whether pictures are being encoded on the same card.
+    Encodes(bool),
 }
 
 /// What the scheduler must do, in order.
@@ -108,8 +117,18 @@ pub struct SchedulerCore {
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
     /// use any block.
     shrinks_to: Option<usize>,
-    answers: AnswerLength,
+    replies: ReplyLengths,
+    /// By how many tokens predictions of replies missed that have ended since this was last taken.
+    missed_by: Vec<usize>,
     preemptions: Preemptions,
+    /// How often each sequence was preempted that was sent back to its driver.
+    preempted: BTreeMap<SequenceId, u32>,
+    /// How often younger sequences were admitted before the one that waits longest.
+    overtaken: u32,
+    /// The promised token interval. None: steps beside running streams are as large as others.
+    pace: Option<Pace>,
+    /// Pictures are being encoded on the same card.
+    encodes: bool,
 }
 
 impl SchedulerCore {
@@ -127,8 +146,13 @@ impl SchedulerCore {
             gathers: false,
             admission_paused: false,
             shrinks_to: None,
-            answers: AnswerLength::default(),
+            replies: ReplyLengths::default(),
+            missed_by: Vec::new(),
             preemptions: Preemptions::default(),
+            preempted: BTreeMap::new(),
+            overtaken: 0,
+            pace: None,
+            encodes: false,
         }
     }
 
@@ -139,15 +163,30 @@ impl SchedulerCore {
         self
     }
 
+    /// Keeps a promised token interval.
+    #[must_use]
+    pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
+        self.pace = pace;
+        self
+    }
+
     /// Takes one input. Returns what must be done.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Admit(spec) => self.wait(Sequence::new(*spec)),
+            Input::Admit(spec) => self.arrive(*spec),
             Input::Cancel(sequence) => self.cancel(sequence, &mut effects),
             Input::Stepped(tokens) => self.stepped(&tokens, &mut effects),
             Input::Resize(blocks) => self.resize(blocks, &mut effects),
             Input::Gathered => self.gathers = false,
+            Input::Took(micros) => {
+                self.learn(micros);
+                return effects;
+            }
+            Input::Encodes(encodes) => {
+                self.now_encodes(encodes);
+                return effects;
+            }
         }
         self.shrink_when_idle(&mut effects);
         while self.may_plan() && self.prepare_step(&mut effects) {}
@@ -162,6 +201,11 @@ impl SchedulerCore {
     /// Preemptions so far.
     pub fn preemptions(&self) -> Preemptions {
         self.preemptions
+    }
+
+    /// By how many tokens predictions missed the replies that have ended since the last call.
+    pub fn take_prediction_errors(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.missed_by)
     }
 
     /// Tokens that the pool can hold now.
@@ -235,13 +279,6 @@ impl SchedulerCore {
         true
     }
 
-    fn admit_what_fits(&mut self) {
-        while !self.admission_paused && self.running.len() < self.limits.sequences && self.fits_next() {
-            let (id, sequence) = self.waiting.pop_first().expect("fits_next has seen it");
-            self.running.insert(id, sequence);
-        }
-    }
-
     /// Takes the blocks that the step needs. Returns the shares without their cached tokens and a block table for each,
     /// or none if blocks are short.
     fn take_blocks(&mut self, mut shares: Vec<Share>, effects: &mut Vec<Effect>) -> Option<(Vec<Share>, Vec<Table>)> {
@@ -277,51 +314,6 @@ impl SchedulerCore {
             tokens: sequence.tokens(),
             prefix: sequence.takeable().to_vec(),
         }
-    }
-
-    /// Whether the pool can hold the first waiting sequence beside the running ones. If none runs it always fits: a
-    /// request too large for the empty pool was refused earlier.
-    fn fits_next(&self) -> bool {
-        let Some((_, next)) = self.waiting.first_key_value() else { return false };
-        if self.running.is_empty() {
-            return true;
-        }
-        let held: usize = self.running.values().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
-        let busy = held * 2 > self.kv_tokens();
-        let mut groups = BTreeSet::new();
-        let mut forecasts: Vec<SequenceForecast> = self
-            .running
-            .values()
-            .chain([next])
-            .map(|sequence| {
-                // Samples of one prompt share its whole blocks.
-                let is_counted = sequence.spec.group.is_some_and(|group| !groups.insert(group));
-                SequenceForecast {
-                    held: sequence.tokens() - if is_counted { sequence.shared_tokens() } else { 0 },
-                    to_come: self.answers.expected(sequence.produced(), sequence.remaining(), busy),
-                }
-            })
-            .collect();
-        predicted_peak(&mut forecasts, BLOCK_TOKENS) <= self.kv_tokens()
-    }
-
-    /// One token for each decoding sequence, then chunks of prompts, the oldest first, up to the step's limit.
-    fn shares(&self) -> Vec<Share> {
-        let mut left = self.limits.step_tokens;
-        let runs = |sequence: &&Sequence| {
-            !sequence.is_complete() && !sequence.waits_to_be_seen() && !self.finds_more_soon(sequence)
-        };
-        let (decoding, prefilling): (Vec<_>, Vec<_>) =
-            self.running.values().filter(runs).partition(|s| s.is_decoding());
-        let mut shares = Vec::new();
-        for sequence in decoding.into_iter().chain(prefilling) {
-            let tokens = sequence.pending().min(left);
-            if tokens > 0 {
-                left -= tokens;
-                shares.push(Share { sequence: sequence.id(), tokens });
-            }
-        }
-        shares
     }
 
     /// Whether the running step computes a new sequence's beginning. The sequence then waits for that step, as it would
@@ -384,7 +376,9 @@ impl SchedulerCore {
     /// Records that the lane has the step.
     fn launch(&mut self, shares: &[Share], plan: &StepPlan) {
         let StepPlan { rows, shown, .. } = plan;
-        let mut step = StepUnderWay { parts: Vec::with_capacity(shares.len()), released_behind: Vec::new() };
+        let (work, pictures) = (self.work(shares), self.encodes);
+        let parts = Vec::with_capacity(shares.len());
+        let mut step = StepUnderWay { parts, released_behind: Vec::new(), work, pictures };
         let mut next_row = 0;
         for Share { sequence: id, tokens } in shares {
             let sequence = self.running.get_mut(id).expect("it has a share");
@@ -414,23 +408,13 @@ impl SchedulerCore {
         }
     }
 
-    /// Preempts the youngest sequence, to be recomputed later, so that the oldest always makes progress. Its pictures
-    /// may have left the vision cache since it read them. Only its driver can get them back.
-    fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
-        let (id, youngest) = self.running.pop_last().expect("a sequence lacks blocks");
-        assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
-        self.admission_paused = true;
-        self.preemptions.for_blocks += 1;
-        self.begin_again(youngest, effects);
-        self.release(vec![id], effects);
-    }
-
     /// Queues a sequence that has lost its blocks, or sends it back to its driver for its pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();
             self.wait(sequence);
         } else {
+            self.sent_away(&sequence);
             effects.push(Effect::ComeAgain(sequence.id()));
         }
     }
@@ -466,7 +450,9 @@ impl SchedulerCore {
                 }
             };
             if let Some(finish) = finish {
-                self.answers.record(sequence.spec.produced);
+                let produced = sequence.spec.produced;
+                self.replies.record(sequence.spec.tokens_max, produced);
+                self.missed_by.extend(sequence.expected.map(|expected| expected.abs_diff(produced)));
                 effects.push(Effect::Finished(id, finish));
                 ended.push(id);
             }

@@ -55,6 +55,8 @@ pub struct Admission {
     pub deliveries: mpsc::Sender<Delivery>,
     /// The request's `tracing` span.
     pub span: Span,
+    /// When its latest token was ready. None before the first.
+    pub last_token: Option<Instant>,
 }
 
 /// What a driver receives for its sequence.

@@ -3,6 +3,7 @@
 mod actor;
 mod admission;
 mod core;
+mod late;
 mod message;
 mod sequence;
 mod step;

@@ -111,6 +111,10 @@ pub(super) struct Sequence {
     pub(super) cancelled: bool,
     /// Its pictures are held in the vision cache, until the last of them is in a step.
     pub(super) holds_pictures: bool,
+    /// How often it lost its blocks to others.
+    pub(super) preemptions: u32,
+    /// Tokens that it was expected to produce in all when it was first admitted.
+    pub(super) expected: Option<usize>,
 }
 
 /// The tokens that a step runs of a sequence.
@@ -138,6 +142,8 @@ impl Sequence {
             has_begun: false,
             cancelled: false,
             holds_pictures,
+            preemptions: 0,
+            expected: None,
         }
     }
 

@@ -3,7 +3,7 @@
 use bursar_kernels::UnseenToken;
 use bursar_model::flow::StepBatch;
 
-use crate::kv::SequenceId;
+use crate::{kv::SequenceId, pace::StepWork};
 
 /// A step to run.
 #[derive(Clone, Debug, PartialEq)]
@@ -66,6 +66,10 @@ pub(super) struct StepUnderWay {
     pub(super) parts: Vec<PartUnderWay>,
     /// Sequences that ended while this step includes them. Their blocks are released after it.
     pub(super) released_behind: Vec<SequenceId>,
+    /// What it computes.
+    pub(super) work: StepWork,
+    /// Whether pictures are encoded on the same card while it runs.
+    pub(super) pictures: bool,
 }
 
 /// A sequence's share of a running step.

@@ -20,6 +20,7 @@ use crate::{
     budget::Budget,
     compute::lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
+    pace::Pacing,
     responder::Responder,
     tree,
 };
@@ -49,6 +50,8 @@ pub struct VisionArguments {
     pub row_bytes: Bytes,
     /// The permit of the profile record: patches in one launch.
     pub launch_patches: usize,
+    /// The promised token interval, which launches beside running replies keep to.
+    pub pacing: Pacing,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
     /// Called when a launch is refused memory. The engine then replaces this actor.
@@ -93,7 +96,8 @@ impl Actor for VisionActor {
     ) -> Result<VisionState, ActorProcessingErr> {
         myself.send_message(VisionMessage::Show)?;
         Ok(VisionState {
-            core: VisionCore::new(arguments.cache_rows, arguments.launch_patches),
+            core: VisionCore::new(arguments.cache_rows, arguments.launch_patches)
+                .beside_streams(arguments.pacing.launch_patches()),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
             // Each cached picture has at least one row.
@@ -111,6 +115,7 @@ impl Actor for VisionActor {
         message: VisionMessage,
         state: &mut VisionState,
     ) -> Result<(), ActorProcessingErr> {
+        state.core.step(Input::Streams(state.arguments.pacing.card.has_streams()));
         let effects = match message {
             VisionMessage::Embed { pictures, reply } => {
                 match state.recall(&myself, &pictures) {
@@ -154,7 +159,9 @@ impl VisionState {
         let (free, cached) = self.core.counts();
         metric::ENCODER_CACHE_BYTES.set(model, *row_bytes * (cache_rows - free) as u64);
         metric::ENCODER_CACHE_PICTURES.set(model, cached);
-        metric::PERMITS_USED.set(&(model.clone(), Permit::Patches), self.core.patches_under_way());
+        let patches = self.core.patches_under_way();
+        metric::PERMITS_USED.set(&(model.clone(), Permit::Patches), patches);
+        self.arguments.pacing.card.set_patches(patches);
     }
 
     /// Counts pictures asked for, and those of them found in the cache.

@@ -42,6 +42,8 @@ pub enum Input {
     Unpin(Vec<PictureHash>),
     /// The request's caller has gone. A request already answered is unknown here.
     Withdraw(Ticket),
+    /// Replies are under way on the same card, or no longer.
+    Streams(bool),
 }
 
 /// What must be done, in order.
@@ -78,6 +80,9 @@ struct Entry {
 pub struct VisionCore {
     rows_total: usize,
     launch_patches: usize,
+    /// Patches of a launch while replies are under way. A larger picture is launched alone.
+    patches_beside_streams: usize,
+    has_streams: bool,
     free: Vec<u32>,
     entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
@@ -99,6 +104,8 @@ impl VisionCore {
         VisionCore {
             rows_total: rows,
             launch_patches,
+            patches_beside_streams: launch_patches,
+            has_streams: false,
             free: (0..rows as u32).rev().collect(),
             entries: BTreeMap::new(),
             waiting: VecDeque::new(),
@@ -107,6 +114,13 @@ impl VisionCore {
             under_way: VecDeque::with_capacity(LAUNCHES),
             clock: 0,
         }
+    }
+
+    /// Limits launches while replies are under way, because these wait for the card meanwhile.
+    #[must_use]
+    pub fn beside_streams(mut self, patches: Option<usize>) -> Self {
+        self.patches_beside_streams = patches.unwrap_or(self.launch_patches).min(self.launch_patches);
+        self
     }
 
     /// Takes one input. Returns what must be done.
@@ -120,6 +134,10 @@ impl VisionCore {
                 }
             }
             Input::Withdraw(ticket) => self.withdraw(ticket),
+            Input::Streams(has_streams) => {
+                self.has_streams = has_streams;
+                return effects;
+            }
             Input::Unpin(keys) => keys.iter().for_each(|key| self.unpin(key)),
         }
         self.serve_waiting();
@@ -280,11 +298,12 @@ impl VisionCore {
 
     /// How many queued pictures go into the next launch, and whether it is full.
     fn next_launch(&self) -> (usize, bool) {
-        let mut permits = self.launch_patches;
+        let mut permits = if self.has_streams { self.patches_beside_streams } else { self.launch_patches };
         for (pictures, key) in self.queue.iter().enumerate() {
             match permits.checked_sub(self.entries[key].patches) {
                 Some(left) => permits = left,
-                None => return (pictures, true),
+                // A picture is not cut. No picture exceeds a whole launch.
+                None => return (pictures.max(1), true),
             }
         }
         (self.queue.len(), permits == 0)

@@ -3,10 +3,12 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use bursar_actors::{
     kv::SequenceId,
+    pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     scheduler::{Finish, NewSequence},
     vision::{PictureRequest, Ticket},
 };
@@ -156,4 +158,17 @@ pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
         hasher.finish()
     };
     sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
+}
+
+/// A promised interval between what is out of reach and what every step keeps, and costs that fit the simulation's steps.
+pub fn pace(seed: u64) -> Option<Pace> {
+    let step = |prompt: usize, decoding: usize, micros| {
+        let mut work = StepWork::default();
+        work.add_prompt(0, prompt);
+        (0..decoding).for_each(|_| work.add_decoding(16));
+        MeasuredStep { work, micros }
+    };
+    let steps = vec![step(0, 1, 300), step(0, 8, 2400), step(16, 1, 5400), step(64, 1, 20_000)];
+    let promise = Duration::from_micros(500 + seed % 30 * 700);
+    Pace::new(Some(promise), &MeasuredCosts { steps, launches: Vec::new() })
 }

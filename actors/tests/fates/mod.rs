@@ -41,7 +41,8 @@ impl World {
     pub(super) fn die(&mut self, all: bool) {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
-        self.scheduler = scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead);
+        self.scheduler =
+            scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead, self.seed);
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self

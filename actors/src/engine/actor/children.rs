@@ -16,6 +16,7 @@ use crate::{
         core::{Input, SizedBy, Start},
         start::Loaded,
     },
+    pace::Pacing,
     profile::{ProfileRecord, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
     tree::Role,
@@ -73,7 +74,8 @@ impl EngineState {
         let lanes = self.revive_lanes(myself, &start).await?;
         let SizedBy { profiled: before, .. } = &start.sized;
         let record = ProfileRecord { kv_blocks: start.most, ..before.record.clone() };
-        let profiled = Arc::new(Profiled { record, memory: before.memory.clone(), lanes });
+        let (memory, card) = (before.memory.clone(), before.card.clone());
+        let profiled = Arc::new(Profiled { record, memory, lanes, card });
         let mut children = std::mem::take(&mut start.kept);
         if start.first == 0 {
             children.vision = self.spawn_vision(myself, &start, &profiled).await?;
@@ -91,7 +93,8 @@ impl EngineState {
             lane.submit(Job::Refuse);
         }
         let refused = refusal_sink(myself, WhichLane::Step, start.generation);
-        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused };
+        let pacing = self.pacing(&profiled);
+        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused, pacing };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
         let Loaded { processor, context, .. } = start.loaded;
@@ -107,6 +110,11 @@ impl EngineState {
             target: processor.target(),
         };
         Ok(Input::Started { children, profiled, serving })
+    }
+
+    fn pacing(&self, profiled: &Profiled) -> Pacing {
+        let promise = self.arguments.options.token_interval;
+        Pacing { promise, measured: profiled.record.costs.clone(), card: profiled.card.clone() }
     }
 
     async fn spawn_vision(
@@ -131,6 +139,7 @@ impl EngineState {
             cache_rows: profiled.record.cache_rows,
             row_bytes: profiled.memory.vision_cache.as_ref().map_or(Bytes::ZERO, VisionCache::row_bytes),
             launch_patches: profiled.record.launch_patches,
+            pacing: self.pacing(profiled),
             decode_threads: self.arguments.options.threads,
             refused: refusal_sink(myself, WhichLane::Vision, start.generation),
         };

@@ -92,8 +92,14 @@ impl Bed {
         let (vision, _) = Gallery::spawn(None, Gallery, unpins).await.expect("it starts");
         let model = Label::from("demo");
         let limits = Limits { sequences: 2, step_tokens: 8, kv_tokens: blocks * BLOCK_TOKENS };
-        let arguments =
-            SchedulerArguments { limits, lane, model, block_bytes: Bytes::kib(4), refused: Arc::new(|_| {}) };
+        let arguments = SchedulerArguments {
+            limits,
+            lane,
+            model,
+            block_bytes: Bytes::kib(4),
+            refused: Arc::new(|_| {}),
+            pacing: Pacing::default(),
+        };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }
     }
@@ -103,7 +109,7 @@ impl Bed {
         let picture = PinnedPicture { key: PICTURE, grid: Grid { t: 1, h: 2, w: 4 }, rows: [0, 1].into() };
         let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
         let (deliveries, delivered) = mpsc::channel(64);
-        let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none() };
+        let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none(), last_token: None };
         self.scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
         delivered
     }

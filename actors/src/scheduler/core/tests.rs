@@ -12,7 +12,9 @@ use bursar_model::{
 use super::*;
 use crate::scheduler::PicturePlace;
 
+mod admit;
 mod ahead;
+mod pace;
 mod pictures;
 mod pool;
 mod sequences;
@@ -356,7 +358,7 @@ fn no_sequence_is_admitted_between_a_preemption_and_the_next_step() {
     assert_eq!(bed.parts(), [40, 40], "the preempted one would fit by the prediction, and is not taken in at once");
     assert_eq!((bed.scheduler.counts(), bed.scheduler.preemptions().for_blocks), ((1, 2), 1));
     bed.stepped(5);
-    assert_eq!(bed.parts(), [1, 1, 8], "after that step it finds what the others have computed");
+    assert_eq!(bed.parts(), [1, 1], "the others share nothing, and their replies will take what is left");
 }
 
 #[test]
@@ -551,7 +553,10 @@ fn samples_of_one_prompt_are_admitted_where_strangers_would_wait() {
     // The pool holds one prompt of 96 tokens and four replies, but not two prompts.
     let run = |group: Option<u64>| {
         let mut bed = Bed::new(limits(8, 128, 14));
-        let sample = |id| NewSequence { group, ..alike(id, 97, 12) };
+        let sample = |id| match group {
+            Some(_) => NewSequence { group, ..alike(id, 97, 12) },
+            None => sequence(id, 97, 12),
+        };
         bed.admit(sample(1)).stepped(5);
         bed.admit(sample(2)).admit(sample(3)).admit(sample(4)).stepped(5);
         bed.running.front().expect("a step").parts.len()

@@ -1,6 +1,9 @@
 //! Stories in which the next step is planned while one runs.
 
-use std::{collections::BTreeMap, sync::OnceLock};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::OnceLock,
+};
 
 use bursar_kernels::UnseenToken;
 use bursar_model::{

@@ -1,0 +1,128 @@
+//! What a step runs: a token of each decoding sequence, and chunks of prompts. While replies are under way, a promised
+//! token interval bounds the prompts, by what steps cost.
+
+use super::{SchedulerCore, Sequence, Share};
+use crate::pace::{Pace, StepWork};
+
+/// Prompt tokens that a step takes beside decoding, whatever is promised: a prompt always makes progress. Larger chunks
+/// are whole multiples.
+const CHUNK_LEAST: usize = 16;
+
+impl SchedulerCore {
+    /// One token for each decoding sequence, then chunks of prompts up to the step's limit, the oldest first. Beside
+    /// running replies, up to what the promised interval allows.
+    pub(super) fn shares(&self) -> Vec<Share> {
+        let runs = |sequence: &&Sequence| {
+            !sequence.is_complete() && !sequence.waits_to_be_seen() && !self.finds_more_soon(sequence)
+        };
+        let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
+        // A step has at least as many tokens as sequences.
+        let mut shares: Vec<_> = decoding.iter().map(|s| Share { sequence: s.id(), tokens: 1 }).collect();
+        let room = self.limits.step_tokens - shares.len();
+        let paced = self.pace.as_ref().filter(|_| !prompts.is_empty() && self.has_streams());
+        let tokens = match paced.and_then(|pace| self.within_pace(pace, &decoding, &prompts, room)) {
+            Some(room) => split(&prompts, room),
+            None => in_order(&prompts, room),
+        };
+        let of_prompts = prompts.iter().zip(tokens).map(|(s, tokens)| Share { sequence: s.id(), tokens });
+        shares.extend(of_prompts.filter(|share| share.tokens > 0));
+        shares
+    }
+
+    /// Sequences whose readers wait for their next token.
+    pub fn streams(&self) -> usize {
+        self.running.values().filter(|s| s.is_decoding() && !s.is_complete() && !s.cancelled).count()
+    }
+
+    fn has_streams(&self) -> bool {
+        self.running.values().any(|s| s.is_decoding() && !s.is_complete() && !s.cancelled)
+    }
+
+    /// What the step of these shares computes.
+    pub(super) fn work(&self, shares: &[Share]) -> StepWork {
+        let mut work = StepWork::default();
+        for share in shares {
+            add(&mut work, &self.running[&share.sequence], share.tokens);
+        }
+        work
+    }
+
+    /// The oldest running step took this long.
+    pub(super) fn learn(&mut self, micros: u64) {
+        if let (Some(pace), Some(step)) = (&mut self.pace, self.under_way.front()) {
+            pace.costs.learn(&step.work, step.pictures, micros);
+        }
+    }
+
+    /// Pictures are now encoded on the same card, or no longer.
+    pub(super) fn now_encodes(&mut self, encodes: bool) {
+        self.encodes = encodes;
+        self.under_way.iter_mut().for_each(|step| step.pictures |= encodes);
+    }
+
+    /// The most prompt tokens with which the step keeps the promise. None if all that fit the step do.
+    fn within_pace(&self, pace: &Pace, decoding: &[&Sequence], prompts: &[&Sequence], room: usize) -> Option<usize> {
+        let mut alone = StepWork::default();
+        decoding.iter().for_each(|sequence| add(&mut alone, sequence, 1));
+        let mut allowed = pace.step_micros(pace.costs.predict(&alone, self.encodes));
+        if self.some_join_every_other_step() {
+            allowed /= 2;
+        }
+        let keeps = |chunk: usize| {
+            let mut work = alone;
+            prompts.iter().zip(split(prompts, chunk)).for_each(|(sequence, tokens)| add(&mut work, sequence, tokens));
+            pace.costs.predict(&work, self.encodes) <= allowed
+        };
+        if keeps(room) {
+            return None;
+        }
+        // In whole multiples of the least chunk: `low` keeps the promise or is the least, `high` does not keep it.
+        let (mut low, mut high) = (1, room.div_ceil(CHUNK_LEAST));
+        while low + 1 < high {
+            let middle = low.midpoint(high);
+            if keeps(middle * CHUNK_LEAST) { low = middle } else { high = middle }
+        }
+        Some((low * CHUNK_LEAST).min(room))
+    }
+
+    /// Whether a sequence whose tokens the host must see first is left out of every other step. Its interval is then two
+    /// steps.
+    fn some_join_every_other_step(&self) -> bool {
+        let must_be_seen = |s: &Sequence| s.is_decoding() && s.spec.must_be_seen();
+        self.looks_ahead && self.running.len() >= super::LEFT_OUT && self.running.values().any(must_be_seen)
+    }
+}
+
+fn add(work: &mut StepWork, sequence: &Sequence, tokens: usize) {
+    match sequence.is_decoding() {
+        true => work.add_decoding(sequence.tokens()),
+        false => work.add_prompt(sequence.cached, tokens),
+    }
+}
+
+/// Tokens for each prompt: all of the oldest, then of the next.
+fn in_order(prompts: &[&Sequence], mut room: usize) -> Vec<usize> {
+    let take = |sequence: &&Sequence| {
+        let tokens = sequence.pending().min(room);
+        room -= tokens;
+        tokens
+    };
+    prompts.iter().map(take).collect()
+}
+
+/// Tokens for each prompt where there is no room for all: the oldest gets half, so that it is never overtaken for good.
+/// Those with the least left get the rest, because each of them ends a wait soon.
+fn split(prompts: &[&Sequence], room: usize) -> Vec<usize> {
+    let mut tokens = vec![0; prompts.len()];
+    let Some(oldest) = prompts.first() else { return tokens };
+    tokens[0] = oldest.pending().min(room.div_ceil(2));
+    let mut left = room - tokens[0];
+    let mut others: Vec<_> = (1..prompts.len()).collect();
+    others.sort_by_key(|place| prompts[*place].pending());
+    for place in others {
+        tokens[place] = prompts[place].pending().min(left);
+        left -= tokens[place];
+    }
+    tokens[0] += left.min(oldest.pending() - tokens[0]);
+    tokens
+}

@@ -1,0 +1,124 @@
+//! Stories of who is admitted, who waits and who loses blocks.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Runs steps until sequence `id` has its first token. Returns how many steps that took.
+fn until_first_token(bed: &mut Bed, id: u64, mut between: impl FnMut(&mut Bed, u64)) -> u64 {
+    for steps in 0..10_000 {
+        if bed.heard().contains(&token(id, 5)) {
+            return steps;
+        }
+        between(bed, steps);
+        bed.stepped(5);
+    }
+    panic!("{id} starves");
+}
+
+#[test]
+fn small_requests_pass_one_that_does_not_fit_yet() {
+    let mut bed = Bed::new(limits(8, 400, 24));
+    bed.admit(sequence(1, 150, 50)).stepped(5);
+    bed.admit(sequence(2, 250, 50)).admit(sequence(3, 20, 10));
+    assert_eq!(bed.scheduler.counts(), (2, 1), "a step is under way");
+    bed.stepped(5);
+    assert_eq!(bed.scheduler.waiting.keys().collect::<Vec<_>>(), [&SequenceId(2)], "the small one runs");
+    while !bed.running.is_empty() {
+        bed.stepped(5);
+    }
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_large_request_is_not_starved_by_small_ones() {
+    let mut bed = Bed::new(limits(8, 400, 24));
+    bed.admit(sequence(1, 150, 60)).stepped(5);
+    bed.admit(sequence(2, 300, 50));
+    let small = |bed: &mut Bed, steps: u64| {
+        bed.admit(sequence(3 + steps, 20, 10));
+    };
+    let steps = until_first_token(&mut bed, 2, small);
+    assert!(steps < 150, "32 small ones go first at most, and each takes 10 steps: {steps}");
+}
+
+#[test]
+fn none_overtakes_a_sequence_that_lost_its_blocks() {
+    let mut bed = Bed::new(limits(4, 64, 4));
+    bed.admit(sequence(1, 2, 9)).stepped(STOP);
+    bed.admit(sequence(2, 15, 40)).admit(sequence(3, 15, 40)).stepped(5);
+    while !bed.heard().contains(&released(&[3])) {
+        bed.stepped(5);
+    }
+    bed.admit(sequence(4, 1, 1));
+    (0..3).for_each(|_| _ = bed.stepped(5));
+    assert!(bed.scheduler.waiting.contains_key(&SequenceId(3)) && bed.scheduler.waiting.contains_key(&SequenceId(4)));
+}
+
+#[test]
+fn a_prefix_that_another_sequence_holds_counts_once() {
+    // Two prompts of 97 tokens take 14 blocks, or 8 with a common beginning.
+    let admitted = |second: NewSequence| {
+        let mut bed = Bed::new(limits(4, 200, 12));
+        bed.admit(alike(1, 97, 12)).stepped(5);
+        bed.admit(second).stepped(5);
+        bed.scheduler.counts().1
+    };
+    assert_eq!((admitted(alike(2, 97, 12)), admitted(sequence(2, 97, 12))), (2, 1));
+}
+
+#[test]
+fn predictions_are_compared_with_replies() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(sequence(1, 3, 20)).stepped(5).stepped(5).stepped(STOP);
+    assert_eq!(bed.scheduler.take_prediction_errors(), [17], "nothing was known, so the limit was expected");
+    bed.admit(sequence(2, 3, 20)).stepped(5).stepped(STOP);
+    assert_eq!(bed.scheduler.take_prediction_errors(), [1]);
+    assert_eq!(bed.scheduler.take_prediction_errors(), [0; 0]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+    #[test]
+    fn no_sequence_loses_its_blocks_more_than_twice(
+        requests in proptest::collection::vec((0usize..6, 1usize..40, 1usize..60), 2..20),
+        blocks in 7usize..12,
+        looks_ahead in any::<bool>(),
+    ) {
+        // Replies end early at first, so that later ones are expected to be short.
+        let limits = limits(6, 48, blocks);
+        let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
+        (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));
+        while !bed.running.is_empty() {
+            bed.stepped(STOP);
+        }
+        bed.heard();
+        let mut lost: BTreeMap<SequenceId, usize> = BTreeMap::new();
+        let count = |bed: &mut Bed, lost: &mut BTreeMap<SequenceId, usize>| {
+            for effect in bed.heard() {
+                let Effect::Released(ids) = effect else { continue };
+                ids.into_iter().filter(|id| bed.scheduler.is_known(*id)).for_each(|id| *lost.entry(id).or_default() += 1);
+            }
+        };
+        for (id, (steps, prompt, reply)) in (200..).zip(&requests) {
+            for _ in 0..*steps {
+                if !bed.running.is_empty() {
+                    bed.stepped(5);
+                }
+                count(&mut bed, &mut lost);
+            }
+            bed.admit(sequence(id, *prompt, *reply));
+            count(&mut bed, &mut lost);
+        }
+        for steps in 0.. {
+            prop_assert!(steps < 20_000, "it ends");
+            if bed.running.is_empty() {
+                break;
+            }
+            bed.stepped(5);
+            count(&mut bed, &mut lost);
+        }
+        bed.assert_all_home();
+        prop_assert!(lost.values().all(|times| *times <= 2), "{lost:?}");
+    }
+}

@@ -1,0 +1,63 @@
+//! Why a token was late: pure.
+
+use tokio::time::Instant;
+
+use crate::metric::Late;
+
+/// When steps last ended that may have kept tokens.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delays {
+    /// The latest step with prompts.
+    prompts: Option<Instant>,
+    /// The latest step beside pictures.
+    pictures: Option<Instant>,
+    /// The latest change of the pool's size, or the order for it.
+    pub(super) resized: Option<Instant>,
+}
+
+impl Delays {
+    /// A step ended at `at`.
+    pub(super) fn stepped(&mut self, at: Instant, has_prompts: bool, beside_pictures: bool) {
+        if has_prompts {
+            self.prompts = Some(at);
+        }
+        if beside_pictures {
+            self.pictures = Some(at);
+        }
+    }
+
+    /// Why a token was late whose predecessor came at `last`. Pictures come before prompts: prompts are planned to keep
+    /// the promise, and pictures change what a plan relied on.
+    pub(super) fn reason(&self, last: Instant, was_preempted: bool) -> Late {
+        let since = |at: Option<Instant>| at.is_some_and(|at| at > last);
+        match () {
+            () if was_preempted => Late::Preemption,
+            () if since(self.resized) => Late::Resize,
+            () if since(self.pictures) => Late::Picture,
+            () if since(self.prompts) => Late::Prompt,
+            () => Late::Other,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_late_token_is_blamed_on_what_happened_since_the_last_one() {
+        let begun = Instant::now();
+        let at = |milliseconds| begun + Duration::from_millis(milliseconds);
+        let mut delays = Delays::default();
+        assert_eq!(delays.reason(at(0), false), Late::Other);
+        delays.stepped(at(10), true, false);
+        assert_eq!((delays.reason(at(0), false), delays.reason(at(10), false)), (Late::Prompt, Late::Other));
+        delays.stepped(at(20), true, true);
+        assert_eq!(delays.reason(at(10), false), Late::Picture);
+        delays.resized = Some(at(15));
+        assert_eq!((delays.reason(at(10), false), delays.reason(at(10), true)), (Late::Resize, Late::Preemption));
+        assert_eq!(delays.reason(at(20), false), Late::Other, "all of that was before");
+    }
+}
