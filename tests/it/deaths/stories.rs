@@ -281,7 +281,8 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 prompt_read: [].into(),
             };
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
-            let admission = Admission { sequence, pins: None, deliveries, span: tracing::Span::none() };
+            let admission =
+                Admission { sequence, pins: None, deliveries, span: tracing::Span::none(), last_token: None };
             drop(serving.scheduler.send_message(SchedulerMessage::Admit(admission)));
             replaced(&stage.model, serving.generation).await;
             assert_eq!(listen(reply).await.expect("it answers").text, expected);
