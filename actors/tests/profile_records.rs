@@ -6,11 +6,14 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use bursar_actors::profile::{Basis, Found, Peak, RecordError, RecordPlace, WrittenProfile};
+use bursar_actors::{
+    pace::{MeasuredCosts, MeasuredStep, StepWork},
+    profile::{Basis, Found, Peak, RecordError, RecordPlace, WrittenProfile},
+};
 use bursar_budgets::Bytes;
 use bursar_kernels::Tuning;
 use bursar_model::cache_file::{BYTES_MAX, CacheFileError};
-use proptest::{collection::vec, prelude::*};
+use proptest::{collection::vec, option::of, prelude::*};
 
 /// A folder for one test, removed at the end.
 struct Folder(PathBuf);
@@ -57,7 +60,15 @@ fn profile(basis: Basis) -> WrittenProfile {
         shrinks: 1,
         peaks: vec![Peak { worst_case: "largest step".into(), workspace: Bytes(7_777_777) }],
         tuning: Some(Tuning::default()),
+        costs: Some(costs(&[1, 700])),
     }
+}
+
+/// Steps of prompts alone that took so many µs.
+fn costs(micros: &[u64]) -> MeasuredCosts {
+    let step =
+        |micros: &u64| MeasuredStep { work: StepWork { prompt_tokens: 16, ..StepWork::default() }, micros: *micros };
+    MeasuredCosts { steps: micros.iter().map(step).collect(), launches: Vec::new() }
 }
 
 fn on(driver: &str) -> Basis {
@@ -70,13 +81,16 @@ prop_compose! {
         numbers in any::<[usize; 5]>(),
         shrinks in any::<u32>(),
         peaks in vec((".{0,24}", any::<u64>()), 0..8),
+        micros in of(vec(any::<u64>(), 0..4)),
     ) -> WrittenProfile {
         let mut basis = Basis::default();
         facts.into_iter().for_each(|(name, fact)| basis.add(name, fact));
         let [sequences, step_tokens, launch_patches, cache_rows, kv_blocks] = numbers;
         let peaks = peaks.into_iter().map(|(worst_case, bytes)| Peak { worst_case, workspace: Bytes(bytes) }).collect();
-        let tuning = None;
-        WrittenProfile { basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning }
+        let (tuning, costs) = (None, micros.map(|micros| costs(&micros)));
+        WrittenProfile {
+            basis, sequences, step_tokens, launch_patches, cache_rows, kv_blocks, shrinks, peaks, tuning, costs,
+        }
     }
 }
 

@@ -250,7 +250,7 @@ impl Driver {
         let last_token = self.stopwatch.last_token();
         let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
         self.stopwatch.queue();
-        if serving.scheduler.send_message(SchedulerMessage::Admit(admission)).is_err() {
+        if serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).is_err() {
             return Ok(Some(Life::Lost));
         }
         // Dropped before the sequence is admitted again. By then the scheduler has forgotten it.

@@ -49,14 +49,14 @@ impl Actor for ProfileActor {
         match message {
             ProfileMessage::Begin => {
                 let attempt = state.arguments.attempt.clone();
-                let run = async move { attempt.run().await };
+                let run = async move { attempt.run().await.map(Box::new) };
                 state.task = Some(BackgroundTask::begin(&myself, run, ProfileMessage::Ended));
             }
             // An expected failure is an answer, and a panic arrives as a death. The engine stops this actor after it
             // has read the answer. News of a death overtakes messages, so an actor that stopped by itself would seem to
             // have died.
             ProfileMessage::Ended(outcome) => {
-                (state.arguments.report)(outcome?)?;
+                (state.arguments.report)(outcome?.map(|profiled| *profiled))?;
             }
             ProfileMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }

@@ -8,7 +8,7 @@ pub enum ProfileMessage {
     /// Runs the attempt.
     Begin,
     /// The attempt has ended.
-    Ended(Result<Result<Profiled, ProfileError>, BackgroundTaskDied>),
+    Ended(Result<Result<Box<Profiled>, ProfileError>, BackgroundTaskDied>),
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

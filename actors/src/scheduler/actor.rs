@@ -149,7 +149,8 @@ impl Actor for SchedulerActor {
                 (state.arguments.refused)(error);
                 return Ok(());
             }
-            SchedulerMessage::Admit(Admission { sequence, pins, deliveries, span, last_token }) => {
+            SchedulerMessage::Admit(admission) => {
+                let Admission { sequence, pins, deliveries, span, last_token } = *admission;
                 span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
                 // One that had tokens comes again because it lost its place.
                 let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());

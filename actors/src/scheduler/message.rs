@@ -22,7 +22,7 @@ use crate::{
 /// running) and the engine.
 pub enum SchedulerMessage {
     /// Admits a sequence.
-    Admit(Admission),
+    Admit(Box<Admission>),
     /// The caller has gone, and nothing more is delivered. An unknown sequence is ignored.
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.

@@ -283,7 +283,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
             let (deliveries, _delivered) = tokio::sync::mpsc::channel(8);
             let admission =
                 Admission { sequence, pins: None, deliveries, span: tracing::Span::none(), last_token: None };
-            drop(serving.scheduler.send_message(SchedulerMessage::Admit(admission)));
+            drop(serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))));
             replaced(&stage.model, serving.generation).await;
             assert_eq!(listen(reply).await.expect("it answers").text, expected);
             assert_eq!(stage.device.counts().backs, backs, "on the memory that was there");

@@ -110,7 +110,7 @@ impl Bed {
         let pins = Some(Arc::new(PinnedPictures { pictures: vec![picture], vision: self.vision.clone() }));
         let (deliveries, delivered) = mpsc::channel(64);
         let admission = Admission { sequence, pins, deliveries, span: tracing::Span::none(), last_token: None };
-        self.scheduler.send_message(SchedulerMessage::Admit(admission)).expect("it lives");
+        self.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).expect("it lives");
         delivered
     }
 
