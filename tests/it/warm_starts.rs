@@ -8,8 +8,8 @@ use std::{
 };
 
 use bursar::{
-    Bytes, DeviceChoice, DeviceError, Envelope, FaultPlan, HostConfig, HostDevice, LoadOptions, ModelHandle,
-    ModelSource, Notice, Phase, Progress, Runtime, RuntimeConfig, Script, Serving,
+    Bytes, DeviceChoice, DeviceError, Envelope, FaultPlan, HostConfig, HostDevice, LoadOptions, MeasuredCosts,
+    ModelHandle, ModelSource, Notice, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, Script, Serving,
     crates::actors::engine::{EngineMessage, WhichLane},
 };
 
@@ -21,6 +21,11 @@ struct Start {
     began: Instant,
     model: ModelHandle,
     serving: Serving,
+}
+
+/// What does not differ between two measurements.
+fn sizes(record: &ProfileRecord) -> ProfileRecord {
+    ProfileRecord { costs: MeasuredCosts::default(), ..record.clone() }
 }
 
 /// Limits whose worst cases take a while, with a size that follows from the rest, stressed as on a GPU.
@@ -292,7 +297,11 @@ fn a_warm_start_refused_memory_becomes_a_cold_one() {
                 panic!("{phase}: {:?}", start.notices())
             };
             assert!(reason.contains("refused"), "{phase}: {reason}");
-            assert_eq!(start.serving.record, cold.serving.record, "{phase}: what is measured anew is all there is");
+            assert_eq!(
+                sizes(&start.serving.record),
+                sizes(&cold.serving.record),
+                "{phase}: what is measured anew is all there is"
+            );
             assert_eq!(start.serving.refusals, 0, "{phase}: nothing was refused of what was measured");
             answer(&start.model, about(1)).await;
             let ledger = runtime.budget().snapshot().await.expect("the budget answers");
@@ -431,7 +440,7 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
             let [notice] = told.notices().try_into().expect("one notice");
             assert!(notice.to_string().contains(reason), "{reason}: {notice}");
             assert!(!notice.to_string().contains("sequences\":"), "no line of the file is quoted: {notice}");
-            assert_eq!(told.serving.record, cold.serving.record, "{reason}");
+            assert_eq!(sizes(&told.serving.record), sizes(&cold.serving.record), "{reason}");
             start().await.assert_ran(1);
         }
         end(runtime).await;
@@ -462,7 +471,7 @@ fn two_simultaneous_starts_do_not_disturb_each_other() {
             let (one, two) = (runtime_on(&device()).await, runtime_on(&device()).await);
             let options = || sized(folder.path());
             let (first, second) = tokio::join!(Start::demo(&one, options()), Start::demo(&two, options()));
-            assert_eq!(first.serving.record, second.serving.record);
+            assert_eq!(sizes(&first.serving.record), sizes(&second.serving.record));
             for start in [&first, &second] {
                 assert_eq!(start.serving.is_warm, round > 0);
                 assert_eq!(start.notices(), []);
@@ -539,7 +548,7 @@ fn a_profile_killed_during_a_warm_start_is_measured_anew() {
         let model = loading.await.expect("no panic").expect("it starts");
         let serving = model.serving().await.expect("it serves");
         assert!(!serving.is_warm);
-        assert_eq!(serving.record, cold.serving.record);
+        assert_eq!(sizes(&serving.record), sizes(&cold.serving.record));
         let notice = notices.recv().await.expect("it tells why");
         assert!(matches!(notice, Notice::ProfileDropped { .. }), "{notice}");
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
