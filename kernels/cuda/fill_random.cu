@@ -1,9 +1,9 @@
 // Random numbers in place: weights of a model whose values do not matter. The definition stands in
 // `src/ops/fill_random.rs`; the CPU draws the same bits.
 //
-// out[i] = round(float(sum of the four quarters of splitmix64(seed, i) - 131070) * factor)
+// out[row, column] = round(float(sum of the four quarters of splitmix64(seed, row * pitch + column) - 131070) * factor)
 //
-// out [count] bf16, f16, f32 or on Hopper E4M3, contiguous, any alignment
+// out [count / columns, columns] bf16, f16, f32 or on Hopper E4M3, contiguous, any alignment
 //
 // An element depends on seed and place alone, never on the launch.
 
@@ -21,10 +21,11 @@ __device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
 
 #define KERNEL(name, Element)                                                                                             \
     extern "C" __global__ void __launch_bounds__(contract::random::THREADS)                                               \
-        fill_random_##name(Element* out, uint64_t count, uint64_t seed, float factor) {                                   \
+        fill_random_##name(Element* out, uint64_t count, uint32_t columns, uint32_t pitch, uint64_t seed, float factor) { \
         const uint64_t stride = static_cast<uint64_t>(gridDim.x) * blockDim.x;                                            \
         for (uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {         \
-            const uint64_t z = split_mix(seed, i);                                                                        \
+            const uint64_t place = columns == pitch ? i : i / columns * pitch + i % columns;                              \
+            const uint64_t z = split_mix(seed, place);                                                                    \
             const int32_t sum = static_cast<int32_t>((z & 0xffff) + (z >> 16 & 0xffff) + (z >> 32 & 0xffff) + (z >> 48)); \
             out[i] = from_float<Element>(__fmul_rn(static_cast<float>(sum - 131070), factor));                            \
         }                                                                                                                 \

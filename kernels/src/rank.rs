@@ -59,6 +59,14 @@ impl Rank {
         whole.is_multiple_of(self.of).then_some(Share { first: self.index * count, count, whole })
     }
 
+    /// Its share of `whole` things where each rank has as many but the last ones, which have fewer or none if it does not
+    /// divide.
+    pub fn share_rounded_up(self, whole: usize) -> Share {
+        let each = whole.div_ceil(self.of);
+        let first = (self.index * each).min(whole);
+        Share { first, count: each.min(whole - first), whole }
+    }
+
     /// As [`share`](Rank::share), and where there are fewer than ranks, as many ranks beside each other have the same
     /// one.
     pub fn share_or_copy(self, whole: usize) -> Option<Share> {
@@ -111,6 +119,14 @@ mod tests {
         }
         assert_eq!(Rank::new(1, 4).share(6), None);
         assert_eq!(Rank::new(2, 4).share(8).map(|share| share.times(3).range()), Some(12..18));
+    }
+
+    #[test]
+    fn the_last_ranks_have_less_of_what_does_not_divide() {
+        let shares = |whole: usize| Rank::all(4).map(|rank| rank.share_rounded_up(whole).range()).collect::<Vec<_>>();
+        assert_eq!(shares(8), [0..2, 2..4, 4..6, 6..8]);
+        assert_eq!(shares(10), [0..3, 3..6, 6..9, 9..10]);
+        assert_eq!(shares(5), [0..2, 2..4, 4..5, 5..5]);
     }
 
     #[test]

@@ -8,7 +8,10 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, HostConfig, HostDevice, Segment, Workspace};
-use bursar_kernels::{ops::fill_random::fill_random, *};
+use bursar_kernels::{
+    ops::fill_random::{Part, fill_random, fill_random_part},
+    *,
+};
 use cudarc::driver::sys;
 use half::{bf16, f16};
 
@@ -162,11 +165,11 @@ fn what_is_compiled_for_older_generations_gives_it_too() {
     }
 }
 
-/// The elements drawn, as bits.
-fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: usize) -> Vec<u16> {
+/// The elements drawn, as bits: part of a matrix whose rows have `pitch` numbers.
+fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, shape: [usize; 2], pitch: usize) -> Vec<u16> {
     // SAFETY: the workspace has backed this many bytes, and none of them is taken.
-    let mut out = unsafe { Tensor::persistent(workspace.address(), [count], dtype) };
-    fill_random(backend, 7, 0.02, &mut out).expect("a type that weights are kept as");
+    let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
+    fill_random_part(backend, Part { seed: 7, first: 11, pitch }, 0.02, &mut out).expect("a type of weights");
     let counter = WorkCounter::default();
     let scope = Scope::new(backend, workspace, &counter);
     match dtype {
@@ -179,16 +182,18 @@ fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, count: us
 fn random_weights_have_the_bits_that_the_cpu_draws() {
     let Some((_turn, gpu)) = gpu() else { return };
     // More elements than the threads of one launch, so that some threads draw twice.
-    let count = 256 * 8192 + 61;
-    let bytes = Bytes(2 * count as u64);
+    let shape = [8192 + 7, 257];
+    let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
     for kernels in &gpu.kernels {
         let dtype = kernels.target().activation();
         let cuda = Cuda::new(kernels).expect("a stream");
-        let found = drawn(&cuda, &Workspace::over(leased(gpu.device.clone(), bytes)), dtype, count);
-        let expected = drawn(&Cpu::new(2), &host, dtype, count);
-        let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
-        assert_eq!(other, 0, "of {count} in {dtype}");
+        for pitch in [shape[1], shape[1] + 3] {
+            let found = drawn(&cuda, &Workspace::over(leased(gpu.device.clone(), bytes)), dtype, shape, pitch);
+            let expected = drawn(&Cpu::new(2), &host, dtype, shape, pitch);
+            let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+            assert_eq!(other, 0, "in {dtype}, {pitch} apart");
+        }
     }
 }
 

@@ -4,9 +4,9 @@ use std::{cmp::Reverse, ops::ControlFlow};
 
 use bursar_budgets::{Address, Bytes, Hint, Segment};
 use bursar_kernels::{
-    Backend, DType, E4m3, KernelError, KvShape, Scope, Target, Tensor,
+    Backend, DType, E4m3, KernelError, KvShape, Rank, Scope, Target, Tensor,
     ops::{
-        fill_random::{LARGEST_DEVIATIONS, fill_random},
+        fill_random::{LARGEST_DEVIATIONS, Part, fill_random_part},
         transfer,
     },
 };
@@ -22,8 +22,8 @@ use crate::{
     flow::{CacheFormat, ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
-        MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts, rounded_to_fp8,
-        scaled_parts, spread, swapped_parts, unpacked_parts,
+        Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts,
+        rounded_to_fp8, scaled_parts, spread, swapped_parts, unpacked_parts,
     },
 };
 
@@ -59,6 +59,13 @@ impl Hint for LoadError {
             LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
             LoadError::Quantization(error) => error.hint(),
             LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
+            LoadError::Weights(WeightError::Ranks(error)) => {
+                let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
+                format!("use a number of ranks that divides all of it: {}", possible.join(", "))
+            }
+            LoadError::Weights(WeightError::Cut { .. }) => {
+                "use fewer ranks, or a checkpoint that is not quantised".to_owned()
+            }
             LoadError::Weights(WeightError::Unserved { .. }) => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
                     .to_owned()
@@ -100,8 +107,16 @@ impl Model {
     /// The one exception is an output head that the configuration ties to the embedding and that the file has as well:
     /// the two are compared.
     pub fn plan(checkpoint: &Checkpoint, target: &Target) -> Result<Self, LoadError> {
+        Model::plan_rank(checkpoint, target, Rank::ALONE)
+    }
+
+    /// As [`plan`](Self::plan), what `rank` has of the model.
+    ///
+    /// # Errors
+    /// As [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if so many ranks cannot share it out.
+    pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?);
+        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
@@ -110,7 +125,7 @@ impl Model {
         Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
-    /// Copies the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
+    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
     /// [`weight_bytes`](Model::weight_bytes) of the segment must be backed. `progress` is called after each tensor with
     /// the bytes copied so far and the total, and decides whether to go on.
     ///
@@ -123,13 +138,28 @@ impl Model {
         checkpoint: &Checkpoint,
         backend: &B,
         segment: Segment,
+        progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
+    ) -> Result<Self, LoadError> {
+        Model::load_rank(checkpoint, backend.rank(), backend, segment, progress)
+    }
+
+    /// As [`load`](Self::load), for another rank than the backend's. Loading exchanges nothing with other ranks.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_rank<B: Backend>(
+        checkpoint: &Checkpoint,
+        rank: Rank,
+        backend: &B,
+        segment: Segment,
         mut progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
-        let mut map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address()) };
+        let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address()) };
+        let mut map = map.of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_bad_scales()?;
         let total = map.used();
@@ -167,14 +197,20 @@ impl Model {
         self.parameters
     }
 
+    /// Whose weights these are.
+    pub fn rank(&self) -> Rank {
+        self.family.decoder().share().rank
+    }
+
     /// How often each expert was chosen; see [`Decoder::expert_loads`](crate::blocks::decoder::Decoder::expert_loads).
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.family.decoder().expert_loads()
     }
 
-    /// Layers, heads and element type of the keys and values on `target`.
+    /// Layers, heads and element type of the keys and values that its rank has on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
-        self.config.decoder().kv_shape(self.cache.dtype(target))
+        let whole = self.config.decoder().kv_shape(self.cache.dtype(target));
+        KvShape { kv_heads: self.family.decoder().share().kv_heads.count, ..whole }
     }
 
     /// Bytes of one row of the vision cache on `target`.
@@ -271,6 +307,7 @@ fn upload<B: Backend>(
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            let found = copy.cut.as_ref().map_or(found, |cut| cut.take(&found));
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, room);
@@ -293,6 +330,7 @@ fn upload<B: Backend>(
         }
         WeightSource::Scales(name, how) => {
             let found = checkpoint.tensor(name).map_err(WeightError::from)?;
+            let found = copy.cut.as_ref().map_or(found, |cut| cut.take(&found));
             made = spread(&found, *how).into_iter().flat_map(f32::to_ne_bytes).collect();
             &made
         }
@@ -310,15 +348,18 @@ fn upload<B: Backend>(
             &made
         }
         WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
-            let elements = copy.kept.elements(copy.bytes);
+            let (columns, zeros) = copy.row;
+            let (first, pitch) = copy.cut.as_ref().map_or((0, columns), Cut::place);
+            let columns = columns + zeros;
+            let rows = copy.kept.elements(copy.bytes) / columns;
             // SAFETY: as below.
-            let mut out = unsafe { Tensor::persistent(copy.to, [elements], copy.kept) };
+            let mut out = unsafe { Tensor::persistent(copy.to, [rows, columns], copy.kept) };
             // FP8 numbers are as large as they can be, and their scale makes them as large as others.
             let deviation = match copy.kept {
                 DType::F8E4M3 => E4m3::MAX / LARGEST_DEVIATIONS,
                 _ => DEVIATION,
             };
-            return Ok(fill_random(backend, *seed, deviation, &mut out)?);
+            return Ok(fill_random_part(backend, Part { seed: *seed, first, pitch }, deviation, &mut out)?);
         }
     };
     fill(backend, source, copy.to)

@@ -136,7 +136,7 @@ fn dry(
     pass: &Pass,
     run: impl FnOnce(&Scope<'_, Plan>, &[KvLayer], &mut Tensor<'_>, &mut SamplingBuffers<'_>) -> Result<(), KernelError>,
 ) -> Result<Footprint, KernelError> {
-    let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::new(target));
+    let (workspace, counter, backend) = (Workspace::dry(), WorkCounter::default(), Plan::of_rank(target, model.rank()));
     let kv = model.kv_shape(&target);
     let bytes = kv.block_bytes();
     // SAFETY: a plan touches neither; the addresses are never used.

@@ -75,6 +75,9 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
     threads.share(call.sum.rows(), call.products.shape().elements(), |_, row| {
         // SAFETY: each row is one item.
         let sum = unsafe { sum.part(row, 0, features) };
+        if !call.accumulate {
+            sum.fill(0.0);
+        }
         for (weight, place) in weights.row(row).iter().zip(&places[row * top..][..top]) {
             if !here.contains(&(*place as usize)) {
                 continue;

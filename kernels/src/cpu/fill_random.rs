@@ -22,13 +22,15 @@ pub(super) fn fill_random(threads: &Threads, call: Call<'_>) {
 
 fn draw<E: Element>(threads: &Threads, call: &Call<'_>, narrow: impl Fn(f32) -> E + Sync) {
     let (start, count) = (start_of::<E>(&call.out) as usize, call.out.shape().elements());
+    let columns = call.out.columns();
     threads.share(count.div_ceil(PIECE), count, |_, piece| {
         let first = piece * PIECE;
         let length = PIECE.min(count - first);
         // SAFETY: the front borrows `out` exclusively and without gaps, and each piece of it is one item.
         let out = unsafe { slice::from_raw_parts_mut((start as *mut E).add(first), length) };
         for (index, out) in out.iter_mut().enumerate() {
-            *out = narrow(sum(call.seed, (first + index) as u64) as f32 * call.factor);
+            let (row, column) = ((first + index) / columns, (first + index) % columns);
+            *out = narrow(sum(call.seed, (row * call.pitch + column) as u64) as f32 * call.factor);
         }
     });
 }

@@ -27,7 +27,8 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
     cuda.enter()?;
     let elements = call.out.shape().elements();
     let extent = Extent::line(elements.div_ceil(random::THREADS).min(8192), random::THREADS);
-    let arguments = arguments![call.out.address(), elements as u64, call.seed, call.factor];
+    let arguments =
+        arguments![call.out.address(), elements as u64, columns(&call.out), count(call.pitch), call.seed, call.factor,];
     let kernels = cuda.entry_points();
     let kernel = match call.out.dtype() {
         DType::F32 => kernels.fill_random_f32,

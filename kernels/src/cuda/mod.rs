@@ -278,7 +278,7 @@ impl Backend for Cuda {
     }
 
     fn add_experts(&self, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
-        if !call.routing.held.is_whole() {
+        if !call.routing.held.is_whole() || !call.accumulate {
             return Err(KernelError::NoKernel { op: "add_experts of a share of the experts" });
         }
         experts::add_experts(self, call)

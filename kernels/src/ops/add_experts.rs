@@ -4,8 +4,9 @@
 use super::{check, route::Routing};
 use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
 
-/// Computes `sum[row] += Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row whose
-/// experts are here, in the order of their ranks, so that the same row has the same bits whatever stands beside it.
+/// Computes `sum[row] = Σ weight of the choice * (x[place] @ weight[expert]^T)` over the choices of each row whose
+/// experts are here, in the order of their ranks, so that the same row has the same bits whatever stands beside it. It is
+/// added to what `sum` has if `accumulate` is set.
 #[non_exhaustive]
 pub struct Call<'a> {
     /// `[rows * top, in_features]` activations in the format that the weight wants, and no other, in the routing's order of
@@ -19,6 +20,8 @@ pub struct Call<'a> {
     pub products: Tensor<'a>,
     /// Scratch declared with [`Target::experts_scratch`](crate::Target::experts_scratch); may be empty.
     pub scratch: Tensor<'a>,
+    /// Add to the contents of `sum` instead of replacing them.
+    pub accumulate: bool,
     /// `[rows, out_features]` activations; a gap between rows is allowed.
     pub sum: Tensor<'a>,
 }
@@ -36,8 +39,32 @@ impl<B: Backend> Scope<'_, B> {
         routing: &Routing<'_>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
+        self.sum_of_experts((x.into(), weight.into()), routing, true, sum)
+    }
+
+    /// As [`add_experts`](Scope::add_experts), into `sum` in place of its contents: what a rank has of a sum whose experts
+    /// are shared out.
+    ///
+    /// # Errors
+    /// As [`add_experts`](Scope::add_experts).
+    pub fn experts_into<'a>(
+        &self,
+        x: impl Into<Activations<'a>>,
+        weight: impl Into<Weight<'a>>,
+        routing: &Routing<'_>,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
+        self.sum_of_experts((x.into(), weight.into()), routing, false, sum)
+    }
+
+    fn sum_of_experts(
+        &self,
+        (x, weight): (Activations<'_>, Weight<'_>),
+        routing: &Routing<'_>,
+        accumulate: bool,
+        sum: &mut Tensor<'_>,
+    ) -> Result<(), KernelError> {
         const OP: &str = "add_experts";
-        let (x, weight) = (x.into(), weight.into());
         self.check_product(OP, &x, &weight, None)?;
         check::activation(OP, "sum", sum, self.target().activation())?;
         check::writable(OP, "sum", sum);
@@ -52,7 +79,8 @@ impl<B: Backend> Scope<'_, B> {
         let scratch = inner.take_scratch(self.target().experts_scratch(out_features, in_features, weight.dtype()))?;
         let flops = 2 * choices * out_features * (in_features + 1);
         let x = inner.wanted(&x, &weight, &room)?;
-        let mut work = Work::over(flops as u64, &[sum, sum, &routing.choices, &routing.weights]);
+        let mut work = Work::over(flops as u64, &[sum, &routing.choices, &routing.weights]);
+        work.bytes += if accumulate { sum.bytes() } else { bursar_budgets::Bytes::ZERO };
         work.bytes += x.bytes() + routing.weight_bytes(&weight);
         self.count(work);
         self.backend.add_experts(Call {
@@ -61,6 +89,7 @@ impl<B: Backend> Scope<'_, B> {
             routing: routing.view(),
             products: products.view(),
             scratch: scratch.view(),
+            accumulate,
             sum: sum.view(),
         })
     }

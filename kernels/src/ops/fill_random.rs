@@ -11,6 +11,9 @@
 //! value = round(float(sum) * float(deviation / 37837.227237))        (one product in f32, then to the type, ties to even)
 //! ```
 //!
+//! Part of a matrix is drawn with the numbers that it has in the whole: element `[row, column]` of `out` is number
+//! `row * pitch + column`, counted from the first.
+//!
 //! The first four lines are the `i`-th step of SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number
 //! generators", 2014), so each element can be computed on its own. The sum of four uniform numbers has an Irwin-Hall
 //! distribution, cut off at 3.46 standard deviations: close enough to normal for weights. 37837.227237 is the standard
@@ -31,6 +34,8 @@ pub const LARGEST_DEVIATIONS: f32 = (131_070.0 / SUM_DEVIATION) as f32;
 pub struct Call<'a> {
     /// Equal seeds give equal numbers.
     pub seed: u64,
+    /// Numbers from the first of a row to the first of the next one.
+    pub pitch: usize,
     /// Factor on each element's integer sum: the requested standard deviation divided by that of the sum.
     pub factor: f32,
     /// Contiguous, floating point.
@@ -48,6 +53,34 @@ pub fn fill_random<B: Backend>(
     deviation: f32,
     out: &mut Tensor<'_>,
 ) -> Result<(), KernelError> {
+    let pitch = out.columns();
+    fill_random_part(backend, Part { seed, first: 0, pitch }, deviation, out)
+}
+
+/// Where a part begins in the matrix that it is of.
+#[derive(Clone, Copy, Debug)]
+pub struct Part {
+    /// Of the whole matrix.
+    pub seed: u64,
+    /// The number of its first element.
+    pub first: u64,
+    /// Numbers from the first of a row to the first of the next one.
+    pub pitch: usize,
+}
+
+/// What one step of SplitMix64 adds to its state.
+const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// As [`fill_random`], where `out` is part of a matrix.
+///
+/// # Errors
+/// As [`fill_random`].
+pub fn fill_random_part<B: Backend>(
+    backend: &B,
+    part: Part,
+    deviation: f32,
+    out: &mut Tensor<'_>,
+) -> Result<(), KernelError> {
     const OP: &str = "fill_random";
     check::writable(OP, "out", out);
     if out.dtype() != DType::F8E4M3 {
@@ -55,5 +88,7 @@ pub fn fill_random<B: Backend>(
     }
     check::holds(out.is_contiguous(), OP, "out", out, "contiguous rows")?;
     let factor = (f64::from(deviation) / SUM_DEVIATION) as f32;
-    backend.fill_random(Call { seed, factor, out: out.view() })
+    // The same as to begin so many steps later.
+    let seed = part.seed.wrapping_add(part.first.wrapping_mul(STEP));
+    backend.fill_random(Call { seed, pitch: part.pitch, factor, out: out.view() })
 }

@@ -3,7 +3,10 @@
 use bursar_budgets::Bytes;
 use bursar_kernels::{
     Cpu, DType, KernelError, Tensor,
-    ops::{fill_random::fill_random, transfer},
+    ops::{
+        fill_random::{Part, fill_random, fill_random_part},
+        transfer,
+    },
 };
 use half::{bf16, f16};
 
@@ -34,6 +37,23 @@ fn the_same_seed_gives_the_same_numbers_whoever_draws_them_and_another_gives_oth
     let other = drawn(1, count, DType::F32, 8, 0.02);
     let equal = alone.iter().zip(&other).filter(|(one, other)| one == other).count();
     assert!(equal < count / 1000, "{equal} of {count} are equal by chance");
+}
+
+#[test]
+fn part_of_a_matrix_has_the_numbers_that_it_has_in_the_whole() {
+    let (seed, rows, columns) = (5, 37, 53);
+    let whole = drawn(1, rows * columns, DType::F32, seed, 1.0);
+    for (rows, of_row) in [(0..rows, 17..53), (3..29, 0..columns), (36..37, 52..53)] {
+        let (cpu, workspace) = (Cpu::new(2), poisoned(Bytes::mib(1)));
+        // SAFETY: the workspace has backed this many bytes, and nothing else takes from it.
+        let mut out = unsafe { Tensor::persistent(workspace.address(), [rows.len(), of_row.len()], DType::F32) };
+        let part = Part { seed, first: (rows.start * columns + of_row.start) as u64, pitch: columns };
+        fill_random_part(&cpu, part, 1.0, &mut out).expect("a contiguous tensor of floats");
+        // SAFETY: all of it has just been written.
+        let found = unsafe { std::slice::from_raw_parts(out.address().0 as *const f32, rows.len() * of_row.len()) };
+        let expected: Vec<f32> = rows.flat_map(|row| whole[row * columns..][of_row.clone()].to_vec()).collect();
+        assert!(found == expected, "{of_row:?}");
+    }
 }
 
 #[test]

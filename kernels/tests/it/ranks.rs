@@ -219,10 +219,10 @@ fn experts_on_several_ranks_add_up_to_those_on_one() {
             let gate_up = part(&gate_up, 2 * features * hidden);
             let gate_up = weight(scope, [held.count * 2 * features, hidden], &gate_up, is_fp8)?;
             let down = weight(scope, [held.count * hidden, features], &part(&down, hidden * features), is_fp8)?;
-            let mut partial = scope.upload([rows, hidden], &vec![0.0f32; rows * hidden])?;
+            let mut partial = scope.empty([rows, hidden])?;
             // The places of other ranks' experts hold NaN, and are rounded too.
             let gated = scope.gated_experts_as(&x, &gate_up, &routing, ActivationFormat::of(down.wants()))?;
-            scope.add_experts(&gated, &down, &routing, &mut partial)?;
+            scope.experts_into(&gated, &down, &routing, &mut partial)?;
             let mut sum = scope.empty([rows, hidden])?;
             scope.all_reduce_into(&partial, &mut sum)?;
             scope.download::<f32>(&sum)

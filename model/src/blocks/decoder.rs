@@ -6,6 +6,7 @@ use bursar_kernels::{
 };
 
 use super::{
+    decoder_share::DecoderShare,
     gated_mlp::GatedMlp,
     mixture::{Mixture, MixtureConfig},
     paged_attention::{HeadNorms, PagedAttention},
@@ -78,7 +79,7 @@ impl DecoderConfig {
         (all, of_layers.into_iter().flatten())
     }
 
-    /// Layers and heads of keys and values that are kept as `dtype`.
+    /// Layers and heads of keys and values that are kept as `dtype`, on one rank alone.
     pub fn kv_shape(&self, dtype: DType) -> KvShape {
         KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype }
     }
@@ -87,11 +88,12 @@ impl DecoderConfig {
 /// The decoder's weights.
 pub struct Decoder {
     config: DecoderConfig,
-    embedding: Tensor<'static>, // [vocabulary, hidden], padded if it is the head too
+    share: DecoderShare,
+    embedding: Tensor<'static>, // [own tokens, hidden], padded if it is the head too
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
-    projection: Option<Tensor<'static>>, // [padded vocabulary, hidden], if not the embedding
+    projection: Option<Tensor<'static>>, // [own tokens, padded, hidden], if not the embedding
     rope: Rope<'static>,
 }
 
@@ -141,13 +143,17 @@ impl Decoder {
     ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let embedding_name = name("embed_tokens.weight");
+        let share = config.share(map.rank())?;
+        // All ranks have as many rows of the head, so that their logits stand side by side.
+        let (tokens, rows) = (share.vocabulary, share.tokens_of_each());
         let embedding = match config.tied_embeddings {
-            true => map.vocabulary(&embedding_name, config.vocabulary, config.hidden)?,
-            false => map.tensor(&embedding_name, [config.vocabulary, config.hidden])?,
+            true => map.vocabulary(&embedding_name, tokens, rows, config.hidden)?,
+            false => map.table(&embedding_name, tokens, config.hidden)?,
         };
         let (loads, mut of_layers) = config.loads(map);
         map.set_in_decoder(true);
-        let layer = |index| Layer::claim(&config, index, &name(&format!("layers.{index}")), map, &mut of_layers);
+        let layer =
+            |index| Layer::claim(&config, &share, index, &name(&format!("layers.{index}")), map, &mut of_layers);
         let layers = (0..config.layers).map(layer).collect::<Result<_, _>>()?;
         map.set_in_decoder(false);
         let norm = map.tensor(&name("norm.weight"), [config.hidden])?;
@@ -157,16 +163,21 @@ impl Decoder {
                 map.twin(head, &embedding_name);
                 None
             }
-            false => Some(map.vocabulary(head, config.vocabulary, config.hidden)?),
+            false => Some(map.vocabulary(head, tokens, rows, config.hidden)?),
         };
         let frequencies = map.constant(&config.rope_scaling.frequencies(config.rope_theta, config.head_dim));
         let rope = Rope { frequencies, axes: config.rope_axes.clone() };
-        Ok(Decoder { config, embedding, layers, loads, norm, projection, rope })
+        Ok(Decoder { config, share, embedding, layers, loads, norm, projection, rope })
     }
 
     /// Its sizes and settings.
     pub fn config(&self) -> &DecoderConfig {
         &self.config
+    }
+
+    /// What this rank has of it.
+    pub fn share(&self) -> &DecoderShare {
+        &self.share
     }
 
     /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.
@@ -265,7 +276,11 @@ impl Decoder {
 
     /// Room for the logits of `rows` rows and for those of padding, `[rows, padded vocabulary]`.
     fn empty_logits<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, rows: usize) -> Result<Tensor<'s>, KernelError> {
-        scope.empty_f32([rows, self.head().rows()])
+        let columns = match self.share.rank.is_alone() {
+            true => self.head().rows(),
+            false => self.share.rank.of() * self.share.tokens_of_each(),
+        };
+        scope.empty_f32([rows, columns])
     }
 
     /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns those of tokens: `[rows, vocabulary]`,
@@ -279,7 +294,13 @@ impl Decoder {
         if chosen.rows() > 0 {
             let scope = scope.scope();
             let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
-            scope.linear_into(&normed, self.head(), None, &mut logits)?;
+            if self.share.rank.is_alone() {
+                scope.linear_into(&normed, self.head(), None, &mut logits)?;
+            } else {
+                let mut own = scope.empty_f32([chosen.rows(), self.head().rows()])?;
+                scope.linear_into(&normed, self.head(), None, &mut own)?;
+                scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
+            }
         }
         Ok(logits.into_column_range(0..self.config.vocabulary))
     }
@@ -291,8 +312,16 @@ impl Decoder {
         inputs: &StepInputs<'_>,
         caches: &StepCaches<'_>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let table = self.embedding.row_range(0..self.config.vocabulary);
-        let mut hidden = scope.embed(&table, &inputs.tokens, caches.previous)?;
+        let table = self.embedding.row_range(0..self.share.vocabulary.count);
+        let mut hidden = if self.share.rank.is_alone() {
+            scope.embed(&table, &inputs.tokens, caches.previous)?
+        } else {
+            let mut hidden = scope.empty([inputs.tokens.rows(), self.config.hidden])?;
+            let inner = scope.scope();
+            let own = inner.embed_share(&table, self.share.vocabulary, &inputs.tokens, caches.previous)?;
+            inner.all_reduce_into(&own, &mut hidden)?;
+            hidden
+        };
         if let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) {
             let merge = scope.scope();
             let embeddings = pictures.column_range(PictureRow::plain(self.config.hidden).embedding());
@@ -329,6 +358,7 @@ impl Decoder {
 impl Layer {
     fn claim(
         config: &DecoderConfig,
+        share: &DecoderShare,
         index: usize,
         prefix: &str,
         map: &mut WeightMap<'_>,
@@ -336,7 +366,7 @@ impl Layer {
     ) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, head_dim, biases) = (config.hidden, config.head_dim, config.biases);
-        let (query_rows, kv_rows) = (config.heads * head_dim, config.kv_heads * head_dim);
+        let (query_rows, kv_rows) = (share.heads.times(head_dim), share.kv_heads.times(head_dim));
         let [query, key, value] = ["q", "k", "v"].map(|part| name(&format!("self_attn.{part}_proj")));
         Ok(Layer {
             attention_norm: map.tensor(&name("input_layernorm.weight"), [hidden])?,
@@ -354,21 +384,22 @@ impl Layer {
                     }),
                     false => None,
                 },
-                cache_scales: map.cache_scales(&name("self_attn"), config.kv_heads)?,
+                cache_scales: map.cache_scales(&name("self_attn"), share.kv_heads)?,
                 out: map.linear(&name("self_attn.o_proj"), hidden, query_rows, biases.out)?,
-                heads: config.heads,
+                heads: share.heads.count,
                 scale: (head_dim as f32).powf(-0.5) * config.rope_scaling.score_factor(),
             },
             mlp_norm: map.tensor(&name("post_attention_layernorm.weight"), [hidden])?,
             mlp: match config.mixture.as_ref().filter(|mixture| mixture.is_in(index)) {
                 Some(mixture) => {
                     let loads = loads.next().expect("each layer with experts has a list");
-                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, loads)?)
+                    let held = share.experts.expect("it has experts");
+                    Mlp::Mixture(Mixture::claim(map, &name("mlp"), hidden, mixture, held, loads)?)
                 }
                 None => Mlp::Gated(GatedMlp::claim(
                     map,
                     ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                    (hidden, config.intermediate),
+                    (hidden, share.intermediate),
                     biases.mlp,
                 )?),
             },

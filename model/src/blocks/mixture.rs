@@ -2,7 +2,7 @@
 //! weights (Shazeer et al. 2017, arXiv 1701.06538; without a shared expert, as in Qwen3, arXiv 2505.09388).
 
 use bursar_kernels::{
-    ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight,
+    ActivationFormat, Activations, Backend, KernelError, Scope, Share, Tensor, Weight,
     ops::route::{EXPERTS_MAX, TOP_MAX},
 };
 use serde::Deserialize;
@@ -60,15 +60,16 @@ impl MixtureConfig {
 /// The router and the experts of a layer.
 pub struct Mixture {
     router: Tensor<'static>,  // [experts, hidden]
-    gate_up: Weight<'static>, // [experts * 2 * intermediate, hidden]
-    down: Weight<'static>,    // [experts * hidden, intermediate]
+    held: Share,              // the experts whose weights are here
+    gate_up: Weight<'static>, // [held * 2 * intermediate, hidden]
+    down: Weight<'static>,    // [held * hidden, intermediate]
     top: usize,
     renormalised: bool,
     loads: Tensor<'static>, // [experts] u32
 }
 
 impl Mixture {
-    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) below `name.experts`. Choices are
+    /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) `held` below `name.experts`. Choices are
     /// counted in `loads` `[experts]`.
     ///
     /// # Errors
@@ -78,12 +79,13 @@ impl Mixture {
         name: &str,
         hidden: usize,
         config: &MixtureConfig,
+        held: Share,
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
         let &MixtureConfig { experts, top, renormalised, .. } = config;
         let router = map.tensor(&format!("{name}.gate.weight"), [experts, hidden])?;
-        let [gate_up, down] = map.experts(&format!("{name}.experts"), experts, (hidden, config.intermediate))?;
-        Ok(Mixture { router, gate_up, down, top, renormalised, loads })
+        let [gate_up, down] = map.experts(&format!("{name}.experts"), held, (hidden, config.intermediate))?;
+        Ok(Mixture { router, held, gate_up, down, top, renormalised, loads })
     }
 
     /// The format of a normalised row that it reads without rounding it itself. The router reads plain rows.
@@ -102,9 +104,14 @@ impl Mixture {
         // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
         let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
         scope.linear_into(normed.plain(), &self.router, None, &mut logits)?;
-        let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?;
+        let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
         let gated = scope.gated_experts_as(normed, &self.gate_up, &routing, format)?; // [rows * top, intermediate]
-        scope.add_experts(&gated, &self.down, &routing, hidden)
+        if self.held.is_whole() {
+            return scope.add_experts(&gated, &self.down, &routing, hidden);
+        }
+        let mut partial = scope.empty([hidden.rows(), hidden.columns()])?;
+        scope.experts_into(&gated, &self.down, &routing, &mut partial)?;
+        scope.all_reduce_add(&partial, hidden)
     }
 }

@@ -4,6 +4,7 @@ pub mod config_keys;
 pub mod decoder;
 mod decoder_config;
 pub mod decoder_shape;
+mod decoder_share;
 pub mod gated_mlp;
 pub mod layer_norm;
 pub mod mixture;
@@ -15,3 +16,4 @@ pub mod step_inputs;
 pub mod vision;
 
 pub use decoder_config::{AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};
+pub use decoder_share::{DecoderShare, RanksError};

@@ -107,7 +107,7 @@ impl Shard {
         Some(match &place.stored {
             &Ok((stored, dtype)) => {
                 let bytes = &self.content.bytes()[place.bytes.clone()];
-                Ok(TensorInfo { dtype, stored, shape: &place.shape, bytes, paired_heads: place.paired_heads })
+                Ok(TensorInfo { dtype, stored, shape: &place.shape, bytes, paired_heads: place.paired_heads, gap: 0 })
             }
             Err(Unread::Type(found)) => Err(CheckpointError::TensorType { tensor, found: found.clone() }),
             Err(Unread::Blocks(found)) => Err(CheckpointError::BlockType { tensor, found: found.clone() }),

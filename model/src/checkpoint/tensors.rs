@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use bursar_kernels::DType;
+use bursar_kernels::{DType, Share};
 use serde::Deserialize;
 
 use super::checkpoint_files::CheckpointSource;
@@ -58,12 +58,37 @@ pub struct TensorInfo<'a> {
     pub bytes: &'a [u8],
     /// Heads whose rotary pairs lie in rows beside each other; 0 if rows have the order of the model.
     pub(super) paired_heads: usize,
+    /// Bytes between the end of a row and the start of the next one: columns that others read.
+    pub(super) gap: usize,
 }
 
-impl TensorInfo<'_> {
+impl<'a> TensorInfo<'a> {
     /// Whether `bytes` are the elements as the model has them.
     pub fn is_in_place(&self) -> bool {
-        self.stored == Stored::Plain(self.dtype) && self.paired_heads == 0
+        self.stored == Stored::Plain(self.dtype) && self.paired_heads == 0 && self.gap == 0
+    }
+
+    /// Some rows of it, and some columns of these, as a tensor of `shape`. Rotary heads and blocks of few bits must be
+    /// whole.
+    pub fn part<'b>(&self, rows: Share, columns: Share, shape: &'b [usize]) -> TensorInfo<'b>
+    where
+        'a: 'b,
+    {
+        let pitch = self.bytes.len() / rows.whole;
+        let bytes_of = |columns: usize| self.stored.bytes(columns).expect("fewer than the file has");
+        let own = bytes_of(columns.count);
+        let bytes = match rows.count {
+            0 => &[],
+            count => &self.bytes[rows.first * pitch + bytes_of(columns.first)..][..(count - 1) * pitch + own],
+        };
+        let paired_heads = self.paired_heads * rows.count / rows.whole;
+        TensorInfo { shape, bytes, paired_heads, gap: pitch - own, ..*self }
+    }
+
+    /// The bytes of the model's row `row` as the file stores them. What a row is says [`rows`](Self::rows).
+    pub fn row_bytes(&self, row: usize) -> &'a [u8] {
+        let pitch = (self.bytes.len() + self.gap) / self.rows().0;
+        &self.bytes[self.stored_row(row) * pitch..][..pitch - self.gap]
     }
 
     /// Rows that lie together in the file, and the elements of one.

@@ -1,10 +1,12 @@
 //! Claims of FP8 weights: numbers and scales, as the checkpoint has them or as they are made while it is read.
 
 use bursar_budgets::Bytes;
-use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
+use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Share, Tensor, Weight, ops::fill_random::LARGEST_DEVIATIONS};
 
 use super::{
-    map::{MadeScales, Place, SpreadScales, WeightError, WeightMap, WeightSource, expected},
+    MadeScales, SpreadScales, WeightError, WeightMap, WeightSource,
+    cut::{Cut, whole_units},
+    map::{Place, expected},
     scaling::numbers,
 };
 use crate::{
@@ -15,12 +17,12 @@ use crate::{
 /// The scale of activations where a checkpoint without weights has none.
 const UNKNOWN_SCALE: f32 = 1.0;
 
-/// Matrices that a checkpoint has in one tensor.
+/// Matrices that a checkpoint has in one tensor. At most one of these shares is not whole.
 #[derive(Clone, Copy)]
 pub(super) struct Matrices {
-    pub count: usize,
-    pub rows: usize,
-    pub columns: usize,
+    pub count: Share,
+    pub rows: Share,
+    pub columns: Share,
     /// The file has the axes of each swapped.
     pub swapped: bool,
 }
@@ -109,19 +111,19 @@ impl WeightMap<'_> {
     /// Claims `module.weight` of modules with so many rows each, one after the other.
     pub(super) fn weight(
         &mut self,
-        modules: &[(String, usize)],
-        in_features: usize,
+        modules: &[(String, Share)],
+        in_features: Share,
         place: Place,
     ) -> Result<Weight<'static>, WeightError> {
         let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
-        let rows: usize = modules.iter().map(|(_, rows)| rows).sum();
+        let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
         let Some(fp8) = self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))? else {
-            return Ok(Weight::plain(self.stacked(&parts, [rows, in_features].into(), place)?));
+            return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
         };
         let first = self.copies.len();
         let place = Place { kept: Some(DType::F8E4M3), is_fp8: fp8.stored.is_some(), ..place };
-        let data = self.stacked(&parts, [rows, in_features].into(), place)?;
-        let height = height(fp8, modules.iter().map(|(_, rows)| rows + place.rows));
+        let data = self.stacked(&parts, shape.into(), in_features, place)?;
+        let height = height(fp8, modules.iter().map(|(_, rows)| rows.count + place.rows));
         let across = if fp8.scheme.weights == ScaledBy::Block { data.columns().div_ceil(FP8_BLOCK) } else { 1 };
         self.align();
         let start = self.used;
@@ -129,16 +131,16 @@ impl WeightMap<'_> {
         let data_copies: Vec<_> =
             modules.iter().map(|_| first + copies.next().expect("a copy for each part").0).collect();
         for ((module, rows), copy) in modules.iter().zip(data_copies) {
-            let one = Matrices { count: 1, rows: *rows, columns: in_features, swapped: false };
-            let shape = [rows.div_ceil(height), across];
+            let one = Matrices { count: 1.into(), rows: *rows, columns: in_features, swapped: false };
+            let shape = [rows.count.div_ceil(height), across];
             match (&self.copies[copy].source, fp8.stored) {
                 (WeightSource::Random(..), _) => {
                     self.scales(shape, WeightSource::Same(DEVIATION * LARGEST_DEVIATIONS / E4m3::MAX));
                 }
                 (_, Some(end)) => self.stored_scales(&format!("{module}.{end}"), fp8, one, height)?,
-                (_, None) => self.made_scales(copy, fp8, shape, height, *rows),
+                (_, None) => self.made_scales(copy, fp8, shape, height, rows.count),
             }
-            let more = (rows + place.rows).div_ceil(height) - shape[0];
+            let more = (rows.count + place.rows).div_ceil(height) - shape[0];
             if more > 0 {
                 self.scales([more, across], WeightSource::Zeros);
             }
@@ -157,8 +159,9 @@ impl WeightMap<'_> {
     ) -> Result<Weight<'static>, WeightError> {
         let Some(fp8) = fp8 else { return Ok(Weight::plain(data)) };
         let copy = self.copies.len() - 1;
-        let height = height(fp8, (0..matrices.count).map(|_| matrices.rows));
-        let across = if fp8.scheme.weights == ScaledBy::Block { matrices.columns.div_ceil(FP8_BLOCK) } else { 1 };
+        let (count, of_each) = (matrices.count.count, matrices.rows.count);
+        let height = height(fp8, (0..count).map(|_| of_each));
+        let across = if fp8.scheme.weights == ScaledBy::Block { data.columns().div_ceil(FP8_BLOCK) } else { 1 };
         self.align();
         let start = self.used;
         match fp8.stored {
@@ -167,8 +170,8 @@ impl WeightMap<'_> {
                 self.stored_scales(&format!("{name}_{end}"), fp8, matrices, height)?;
             }
             None => {
-                let rows = (matrices.count * matrices.rows).div_ceil(height);
-                self.made_scales(copy, fp8, [rows, across], height, matrices.rows);
+                let rows = (count * of_each).div_ceil(height);
+                self.made_scales(copy, fp8, [rows, across], height, of_each);
             }
         }
         self.scaled(data, fp8, start, height, vec![format!("{name}_input_scale")])
@@ -217,23 +220,31 @@ impl WeightMap<'_> {
     /// Claims the checkpoint's scales `name` of matrices, for blocks of `height` rows.
     fn stored_scales(&mut self, name: &str, fp8: Fp8, of: Matrices, height: usize) -> Result<(), WeightError> {
         let found = self.checkpoint.tensor(name)?;
-        let (shape, times, rows) = match fp8.scheme.weights {
+        let (down, across, times, rows) = match fp8.scheme.weights {
             ScaledBy::Block => {
-                let shape = [of.rows.div_ceil(FP8_BLOCK), of.columns.div_ceil(FP8_BLOCK)];
-                (shape, FP8_BLOCK / height, of.rows.div_ceil(height))
+                let block = (FP8_BLOCK, "blocks with one scale");
+                let (down, across) = (whole_units(name, of.rows, block)?, whole_units(name, of.columns, block)?);
+                (down, across, FP8_BLOCK / height, of.rows.count.div_ceil(height))
             }
-            ScaledBy::Row => ([of.rows, 1], 1, of.rows),
-            ScaledBy::Tensor => ([1, 1], of.rows, of.rows),
+            ScaledBy::Row => (of.rows, 1.into(), 1, of.rows.count),
+            ScaledBy::Tensor => (1.into(), 1.into(), of.rows.count, of.rows.count),
         };
         let swapped = of.swapped && fp8.scheme.weights == ScaledBy::Block;
-        check_shape(name, &found, of.count, if swapped { [shape[1], shape[0]] } else { shape })?;
+        let [one, other] = if swapped { [across, down] } else { [down, across] };
+        check_shape(name, &found, of.count.whole, [one.whole, other.whole])?;
         if found.dtype == crate::checkpoint::TensorType::F8E4M3 {
             let (name, expected) = (name.to_owned(), "it holds scales");
             return Err(WeightError::Format { name, expected, found: DType::F8E4M3 });
         }
         let is_above_zero = fp8.scheme.weights == ScaledBy::Tensor;
-        let spread = SpreadScales { count: of.count, shape, swapped, times, rows, is_above_zero };
-        self.scales([of.count * rows, shape[1]], WeightSource::Scales(name.to_owned(), spread));
+        let (count, shape) = (of.count.count, [down.count, across.count]);
+        let spread = SpreadScales { count, shape, swapped, times, rows, is_above_zero };
+        self.scales([count * rows, across.count], WeightSource::Scales(name.to_owned(), spread));
+        // A tensor of several matrices is cut between them.
+        let lines = if of.count.is_whole() && of.count.whole == 1 { one } else { of.count.times(one.whole) };
+        if let Some(copy) = self.copies.last_mut() {
+            copy.cut = Cut::of(lines, other, &[lines.whole, other.whole]);
+        }
         Ok(())
     }
 
@@ -254,9 +265,9 @@ impl WeightMap<'_> {
         Ok(largest)
     }
 
-    /// Claims the scales of a layer's cached keys and values, `[2, kv_heads]` f32, if the cache is FP8: the
+    /// Claims the scales of a layer's cached keys and values, `[2, kv_heads.count]` f32, if the cache is FP8: the
     /// checkpoint's, one for all heads or one for each, and 1 for a layer that has none, as in vLLM.
-    pub fn cache_scales(&mut self, attention: &str, kv_heads: usize) -> Result<Option<Tensor<'static>>, WeightError> {
+    pub fn cache_scales(&mut self, attention: &str, kv_heads: Share) -> Result<Option<Tensor<'static>>, WeightError> {
         if self.checkpoint.cache() != CacheFormat::Fp8 {
             return Ok(None);
         }
@@ -268,26 +279,26 @@ impl WeightMap<'_> {
             .map(|part| [format!("{attention}.{part}_scale"), format!("{attention}.{part}_proj.{part}_scale")]);
         let is_promised = matches!(&self.formats, WeightFormats::Stored(stored) if stored.has_cache_scales);
         let scales = match is_promised && names.iter().flatten().any(|name| self.has(name)) {
-            false => vec![1.0; 2 * kv_heads],
+            false => vec![1.0; 2 * kv_heads.count],
             true => {
                 let [keys, values] = names;
                 [self.stored_cache_scales(keys, kv_heads)?, self.stored_cache_scales(values, kv_heads)?].concat()
             }
         };
-        Ok(Some(self.constant(&scales).into_shape([2, kv_heads])))
+        Ok(Some(self.constant(&scales).into_shape([2, kv_heads.count])))
     }
 
     /// The checkpoint's scales of each head, under either name.
-    fn stored_cache_scales(&mut self, [own, other]: [String; 2], kv_heads: usize) -> Result<Vec<f32>, WeightError> {
+    fn stored_cache_scales(&mut self, [own, other]: [String; 2], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
         let name = if self.has(&own) { own } else { other };
         let found = self.checkpoint.tensor(&name)?;
         let scales = numbers(&found);
-        if scales.len() != 1 && scales.len() != kv_heads {
-            return Err(WeightError::Shape { name, expected: vec![kv_heads], found: found.shape.to_vec() });
+        if scales.len() != 1 && scales.len() != kv_heads.whole {
+            return Err(WeightError::Shape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
         }
         scales.iter().try_for_each(|scale| check_scale(&name, *scale, true))?;
         self.read.push(name);
-        Ok((0..kv_heads).map(|head| scales[head % scales.len()]).collect())
+        Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
 
     /// Whether a tensor is a scale of cached keys or values, which plain ones do not need.

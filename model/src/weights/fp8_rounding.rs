@@ -4,7 +4,7 @@ use bursar_kernels::{DType, E4m3, FP8_BLOCK, e4m3_scale, largest_magnitude};
 use rayon::prelude::*;
 
 use super::{
-    map::MadeScales,
+    MadeScales,
     rounding::{room_for, widen_all},
 };
 use crate::checkpoint::ScaledBy;

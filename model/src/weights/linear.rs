@@ -8,6 +8,8 @@ pub struct Linear {
     pub weight: Weight<'static>,
     /// `[out_features]`
     pub bias: Option<Tensor<'static>>,
+    /// Other ranks have the rest of `in_features`, so what it makes is part of a sum.
+    pub is_partial: bool,
 }
 
 impl Linear {
@@ -45,13 +47,20 @@ impl Linear {
         scope.linear_into(x, &self.weight, self.bias.as_ref(), out)
     }
 
-    /// As [`forward`](Linear::forward), added to `sum` `[rows, out_features]`.
+    /// As [`forward`](Linear::forward), added to `sum` `[rows, out_features]`. Of a partial result the sum over all ranks is
+    /// added, which meet in this operation.
     pub fn forward_add<'a, B: Backend>(
         &'a self,
         scope: &Scope<'_, B>,
         x: impl Into<Activations<'a>>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        scope.linear_add(x, &self.weight, self.bias.as_ref(), sum)
+        if !self.is_partial {
+            return scope.linear_add(x, &self.weight, self.bias.as_ref(), sum);
+        }
+        let scope = scope.scope();
+        let mut partial = scope.empty([sum.rows(), sum.columns()])?;
+        self.forward_into(&scope, x, &mut partial)?;
+        scope.all_reduce_add(&partial, sum)
     }
 }

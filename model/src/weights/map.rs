@@ -3,11 +3,14 @@
 use std::collections::BTreeSet;
 
 use bursar_budgets::{Address, Bytes};
-use bursar_kernels::{DType, Shape, Target, Tensor, Weight};
-use thiserror::Error;
+use bursar_kernels::{DType, Rank, Shape, Share, Target, Tensor, Weight};
 
-use super::{Linear, fp8_claims::Matrices};
-use crate::checkpoint::{Checkpoint, RandomTensor, ScaledBy, TensorType, WeightFormats, error::CheckpointError};
+use super::{
+    Linear, WeightCopy, WeightError, WeightSource,
+    cut::{Cut, whole_units},
+    fp8_claims::Matrices,
+};
+use crate::checkpoint::{Checkpoint, Stored, TensorType, WeightFormats};
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: Bytes = Bytes(256);
@@ -15,160 +18,12 @@ const ALIGNMENT: Bytes = Bytes(256);
 /// The base address of a map that only measures. It is never read or written.
 const NOWHERE: Address = Address(1 << 40);
 
-/// A tensor of the checkpoint that does not match the model's configuration.
-#[derive(Debug, Error)]
-pub enum WeightError {
-    /// It is missing, or the file is broken.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// Its shape differs from the configuration's.
-    #[error("tensor {name} has shape {found:?}, but config.json asks for {expected:?}")]
-    Shape {
-        /// The tensor's name.
-        name: String,
-        /// The shape that the configuration implies.
-        expected: Vec<usize>,
-        /// The shape in the file.
-        found: Vec<usize>,
-    },
-    /// The file has tensors that the model has no place for: file and configuration are of different models.
-    #[error("config.json has no place for {count} tensors of the checkpoint: {}", .first.join(", "))]
-    Extra {
-        /// The number of such tensors.
-        count: usize,
-        /// The first three names, in alphabetical order.
-        first: Vec<String>,
-    },
-    /// The configuration ties two tensors, but the file has both with different values.
-    #[error("config.json ties {name} to {twin}, but the checkpoint has both and they are not the same")]
-    Untied {
-        /// The tensor that would not be read.
-        name: String,
-        /// The tensor that would be read in its place.
-        twin: String,
-    },
-    /// The target cannot compute what the model consists of.
-    #[error("{what} are not computed on {target} yet")]
-    Unserved {
-        /// The part of the model.
-        what: &'static str,
-        /// The target's name.
-        target: &'static str,
-    },
-    /// A tensor's type is not what the checkpoint's configuration of FP8 says.
-    #[error("tensor {name} holds {found}, but {expected}")]
-    Format {
-        /// The tensor's name.
-        name: String,
-        /// What the configuration says, in words.
-        expected: &'static str,
-        /// The type in the file.
-        found: DType,
-    },
-    /// Some of the projections that are computed together are FP8, others plain.
-    #[error("by the checkpoint's quantization_config {name} is FP8 and {other} plain, but they are computed as one")]
-    PartlyQuantized {
-        /// One that is FP8.
-        name: String,
-        /// One that is not.
-        other: String,
-    },
-    /// A scale of FP8 numbers that cannot be one.
-    #[error("{name} holds the scale {value}, which is not {expected}")]
-    Scale {
-        /// The tensor's name.
-        name: String,
-        /// The number.
-        value: f32,
-        /// What a scale is, in words.
-        expected: &'static str,
-    },
-    /// Tensors that are fused have different element types.
-    #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
-    Mixed {
-        /// The tensor's name.
-        name: String,
-        /// The first neighbour's type.
-        expected: DType,
-        /// This tensor's type.
-        found: DType,
-    },
-}
-
 /// How many names an error about extra tensors shows.
 const EXTRA_SHOWN: usize = 3;
 
 /// Buffers that older versions of transformers saved with the weights. They are computed from the configuration here,
 /// as transformers itself does now.
 const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".rotary_pos_emb.inv_freq"];
-
-/// A copy to one place of the segment.
-#[derive(Clone, Debug)]
-pub struct WeightCopy {
-    /// The destination address.
-    pub to: Address,
-    /// Bytes at the destination.
-    pub bytes: Bytes,
-    /// Elements of a row, and zeros after each row.
-    pub row: (usize, usize),
-    /// The element type at the destination, to which the file's elements are rounded.
-    pub kept: DType,
-    /// Where the values come from.
-    pub source: WeightSource,
-    /// The checkpoint's vector that rows are multiplied by.
-    pub scale: Option<String>,
-    /// The file has each matrix of the tensor with its axes swapped.
-    pub swapped: bool,
-    /// The elements are rounded to FP8 while they are read.
-    pub rounded: Option<MadeScales>,
-}
-
-/// Scales that are made while weights are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MadeScales {
-    /// Where those of the copy's first row stand.
-    pub to: Address,
-    /// What has one.
-    pub by: ScaledBy,
-    /// Rows of a block, or of a matrix that has one scale for each row to hold.
-    pub height: usize,
-}
-
-/// The source of a copy.
-#[derive(Clone, Debug)]
-pub enum WeightSource {
-    /// The checkpoint's tensor with this name.
-    Tensor(String),
-    /// The random checkpoint's tensor with this name.
-    Random(String, RandomTensor),
-    /// Numbers that the configuration implies.
-    Constant(Vec<f32>),
-    /// Zero padding between tensors.
-    Zeros,
-    /// The checkpoint's scales of FP8 numbers with this name.
-    Scales(String, SpreadScales),
-    /// The same number everywhere.
-    Same(f32),
-    /// Written together with the rows that it scales.
-    Made,
-}
-
-/// How a checkpoint's scales become those of a weight.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SpreadScales {
-    /// Matrices of scales that stand one after the other.
-    pub count: usize,
-    /// Rows and columns of each in the model's order.
-    pub shape: [usize; 2],
-    /// The file has the two axes of each swapped.
-    pub swapped: bool,
-    /// How often each row is repeated.
-    pub times: usize,
-    /// Rows of each after that; the last may be repeated less often.
-    pub rows: usize,
-    /// Whether zero is no scale.
-    pub is_above_zero: bool,
-}
 
 /// How a tensor is kept.
 #[derive(Clone, Copy, Default)]
@@ -183,21 +38,13 @@ pub(super) struct Place {
     pub is_fp8: bool,
 }
 
-impl WeightSource {
-    /// The tensor's name in the checkpoint, if it is from there.
-    pub fn name(&self) -> Option<&str> {
-        match self {
-            WeightSource::Tensor(name) | WeightSource::Random(name, _) | WeightSource::Scales(name, _) => Some(name),
-            WeightSource::Constant(_) | WeightSource::Zeros | WeightSource::Same(_) | WeightSource::Made => None,
-        }
-    }
-}
-
 /// Assigns places in the segment, one claim after the other.
 pub struct WeightMap<'c> {
     pub(super) checkpoint: &'c Checkpoint,
     pub(super) target: Target,
     pub(super) formats: WeightFormats,
+    /// Whose weights these are.
+    rank: Rank,
     /// Whether claims are the decoder's, whose projections a user may want rounded.
     pub(super) is_in_decoder: bool,
     base: Address,
@@ -209,6 +56,8 @@ pub struct WeightMap<'c> {
     folded: Vec<(String, usize)>,
     /// Tensors of one number that was read while claiming.
     pub(super) read: Vec<String>,
+    /// Tensors, and modules with all of theirs, that other ranks read.
+    elsewhere: BTreeSet<String>,
 }
 
 impl<'c> WeightMap<'c> {
@@ -218,6 +67,7 @@ impl<'c> WeightMap<'c> {
             checkpoint,
             target,
             formats,
+            rank: Rank::ALONE,
             is_in_decoder: false,
             base: NOWHERE,
             used: Bytes(0),
@@ -225,7 +75,18 @@ impl<'c> WeightMap<'c> {
             twins: Vec::new(),
             folded: Vec::new(),
             read: Vec::new(),
+            elsewhere: BTreeSet::new(),
         }
+    }
+
+    /// The same, of a rank.
+    pub fn of_rank(self, rank: Rank) -> Self {
+        WeightMap { rank, ..self }
+    }
+
+    /// Whose weights these are.
+    pub fn rank(&self) -> Rank {
+        self.rank
     }
 
     /// A map of the segment that starts at `base`.
@@ -240,24 +101,50 @@ impl<'c> WeightMap<'c> {
     /// Claims one tensor.
     pub fn tensor(&mut self, name: &str, shape: impl Into<Shape>) -> Result<Tensor<'static>, WeightError> {
         let shape = shape.into();
-        self.stacked(&[(name.to_owned(), shape.rows())], shape, Place::default())
+        let part = (name.to_owned(), shape.rows().into());
+        self.stacked(&[part], shape, shape.columns().into(), Place::default())
     }
 
-    /// Claims a table of `vocabulary` rows that is an output projection. The target may add rows of zeros.
-    pub fn vocabulary(&mut self, name: &str, vocabulary: usize, hidden: usize) -> Result<Tensor<'static>, WeightError> {
-        let rows = self.target.padded_vocabulary(vocabulary) - vocabulary;
-        self.stacked(&[(name.to_owned(), vocabulary)], [vocabulary, hidden].into(), Place { rows, ..Place::default() })
+    /// Claims a table with a row of `hidden` for each token of `vocabulary`.
+    pub fn table(&mut self, name: &str, vocabulary: Share, hidden: usize) -> Result<Tensor<'static>, WeightError> {
+        self.rows_of(name, vocabulary, hidden, 0)
     }
 
-    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`.
+    /// As [`table`](Self::table), for an output projection with at least `rows` rows. The target may add more. Added ones are
+    /// zeros.
+    pub fn vocabulary(
+        &mut self,
+        name: &str,
+        vocabulary: Share,
+        rows: usize,
+        hidden: usize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        self.rows_of(name, vocabulary, hidden, self.target.padded_vocabulary(rows) - vocabulary.count)
+    }
+
+    /// Claims `share` of the rows of the matrix `name`, and `more` rows of zeros.
+    fn rows_of(
+        &mut self,
+        name: &str,
+        share: Share,
+        columns: usize,
+        more: usize,
+    ) -> Result<Tensor<'static>, WeightError> {
+        let place = Place { rows: more, ..Place::default() };
+        self.stacked(&[(name.to_owned(), share)], [share.count, columns].into(), columns.into(), place)
+    }
+
+    /// Claims a projection `name.weight` `[out_features, in_features]`, and `name.bias` `[out_features]` if `bias`. Of
+    /// either number it may be a [share](Share). What a share of `in_features` makes is a partial result, and the bias is
+    /// part of that of the first rank.
     pub fn linear(
         &mut self,
         name: &str,
-        out_features: usize,
-        in_features: usize,
+        out_features: impl Into<Share>,
+        in_features: impl Into<Share>,
         bias: bool,
     ) -> Result<Linear, WeightError> {
-        self.fused_linear(&[(name, out_features)], in_features, bias)
+        self.fused_linear(&[(name, out_features.into())], in_features, bias)
     }
 
     /// As [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of the tensor `scale`
@@ -269,7 +156,7 @@ impl<'c> WeightMap<'c> {
         out_features: usize,
         in_features: usize,
     ) -> Result<Linear, WeightError> {
-        let (_, source) = self.part(scale, out_features, [out_features].into())?;
+        let (_, source, _) = self.part(scale, out_features.into(), 1.into(), [out_features].into())?;
         self.folded.push((scale.to_owned(), out_features));
         let first = self.copies.len();
         if self.scheme_of([name])?.is_some() {
@@ -277,7 +164,7 @@ impl<'c> WeightMap<'c> {
             return Err(WeightError::Unserved { what, target: self.target.name() });
         }
         let place = Place { kept: Some(self.target.activation()), ..Place::default() };
-        let linear = self.padded_linear(&[(name, out_features)], in_features, true, place)?;
+        let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;
         // What is drawn needs no scale.
         if let WeightSource::Tensor(scale) = source {
             self.copies[first..].iter_mut().for_each(|copy| copy.scale = Some(scale.clone()));
@@ -286,13 +173,14 @@ impl<'c> WeightMap<'c> {
     }
 
     /// Claims projections of the same input as one, their rows concatenated.
-    pub fn fused_linear(
+    pub fn fused_linear<S: Into<Share> + Copy>(
         &mut self,
-        parts: &[(&str, usize)],
-        in_features: usize,
+        parts: &[(&str, S)],
+        in_features: impl Into<Share>,
         bias: bool,
     ) -> Result<Linear, WeightError> {
-        self.padded_linear(parts, in_features, bias, Place::default())
+        let parts: Vec<_> = parts.iter().map(|(name, rows)| (*name, (*rows).into())).collect();
+        self.padded_linear(&parts, in_features.into(), bias, Place::default())
     }
 
     /// Claims the projections `gate` and `up` `[intermediate, hidden]` as one layer, and `down`
@@ -300,19 +188,19 @@ impl<'c> WeightMap<'c> {
     pub fn gated(
         &mut self,
         [gate, up, down]: [&str; 3],
-        (hidden, intermediate): (usize, usize),
+        (hidden, intermediate): (usize, Share),
         bias: bool,
     ) -> Result<[Linear; 2], WeightError> {
-        let more = self.target.padded_features(intermediate) - intermediate;
+        let more = self.target.padded_features(intermediate.count) - intermediate.count;
         let (of_gate, of_down) =
             (Place { rows: more, ..Place::default() }, Place { columns: more, ..Place::default() });
         Ok([
-            self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden, bias, of_gate)?,
-            self.padded_linear(&[(down, hidden)], intermediate, bias, of_down)?,
+            self.padded_linear(&[(gate, intermediate), (up, intermediate)], hidden.into(), bias, of_gate)?,
+            self.padded_linear(&[(down, hidden.into())], intermediate, bias, of_down)?,
         ])
     }
 
-    /// Claims the gated MLPs of `experts` experts: gate and up of each after the other, `[experts * 2 * intermediate,
+    /// Claims the gated MLPs of a share of the experts: gate and up of each after the other, `[experts * 2 * intermediate,
     /// hidden]`, and down, `[experts * hidden, intermediate]`.
     ///
     /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
@@ -325,7 +213,7 @@ impl<'c> WeightMap<'c> {
     pub fn experts(
         &mut self,
         name: &str,
-        experts: usize,
+        experts: Share,
         (hidden, intermediate): (usize, usize),
     ) -> Result<[Weight<'static>; 2], WeightError> {
         let fused = [("gate_up_proj", 2 * intermediate, hidden), ("down_proj", hidden, intermediate)];
@@ -334,46 +222,50 @@ impl<'c> WeightMap<'c> {
             // One whose sides are equal stands as the other does.
             let mut is_swapped = false;
             for (name, rows, columns) in &fused {
-                is_swapped |= rows != columns && *self.checkpoint.tensor(name)?.shape == [experts, *columns, *rows];
+                is_swapped |=
+                    rows != columns && *self.checkpoint.tensor(name)?.shape == [experts.whole, *columns, *rows];
             }
             let [gate_up, down] = &fused;
             let both = [self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?];
-            return self.served_experts(experts, both);
+            return self.served_experts(experts.count, both);
         }
-        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows);
-        let gate_up = (0..experts).flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
-        let down = (0..experts).map(|expert| of(expert, "down", hidden));
+        let others = (0..experts.whole).filter(|expert| !experts.range().contains(expert));
+        self.elsewhere.extend(others.map(|expert| format!("{name}.{expert}")));
+        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows.into());
+        let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
+        let down = experts.range().map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        let both =
-            [self.weight(&gate_up, hidden, Place::default())?, self.weight(&down, intermediate, Place::default())?];
-        self.served_experts(experts, both)
+        let gate_up = self.weight(&gate_up, hidden.into(), Place::default())?;
+        let both = [gate_up, self.weight(&down, intermediate.into(), Place::default())?];
+        self.served_experts(experts.count, both)
     }
 
-    /// Claims a tensor of `count` matrices `[rows, columns]` as one matrix, all below each other. The file has their axes
-    /// swapped or not.
+    /// Claims a share of the matrices `[rows, columns]` of a tensor as one matrix, all below each other. The file has their
+    /// axes swapped or not.
     fn matrices(
         &mut self,
         (name, rows, columns): &(String, usize, usize),
-        count: usize,
+        count: Share,
         swapped: bool,
     ) -> Result<Weight<'static>, WeightError> {
         let scheme = self.scheme_of([name.as_str()])?;
         let found = self.checkpoint.tensor(name)?;
-        let expected = if swapped { [count, *columns, *rows] } else { [count, *rows, *columns] };
+        let expected = if swapped { [count.whole, *columns, *rows] } else { [count.whole, *rows, *columns] };
         if *found.shape != expected {
-            let (name, expected, found) = (name.clone(), vec![count, *rows, *columns], found.shape.to_vec());
+            let (name, expected, found) = (name.clone(), vec![count.whole, *rows, *columns], found.shape.to_vec());
             return Err(WeightError::Shape { name, expected, found });
         }
         let dtype = dtype(found.dtype);
         let kept = self.kept(name, dtype, scheme)?;
         self.align();
         let source = WeightSource::Tensor(name.clone());
-        let to = self.place(kept.bytes(count * rows * columns), (*columns, 0), kept, source);
+        let cut = Cut::of(count, (rows * columns).into(), found.shape);
+        let to = self.place(kept.bytes(count.count * rows * columns), (*columns, 0), kept, source);
         if let Some(copy) = self.copies.last_mut() {
-            copy.swapped = swapped;
+            (copy.swapped, copy.cut) = (swapped, cut);
         }
-        let data = self.tensor_at(to, [count * rows, *columns], kept);
-        let matrices = Matrices { count, rows: *rows, columns: *columns, swapped };
+        let data = self.tensor_at(to, [count.count * rows, *columns], kept);
+        let matrices = Matrices { count, rows: (*rows).into(), columns: (*columns).into(), swapped };
         self.scaled_matrices(name, data, scheme, matrices)
     }
 
@@ -395,20 +287,24 @@ impl<'c> WeightMap<'c> {
 
     fn padded_linear(
         &mut self,
-        parts: &[(&str, usize)],
-        in_features: usize,
+        parts: &[(&str, Share)],
+        in_features: Share,
         bias: bool,
         place: Place,
     ) -> Result<Linear, WeightError> {
-        let rows: usize = parts.iter().map(|(_, rows)| rows).sum();
+        let rows: usize = parts.iter().map(|(_, rows)| rows.count).sum();
         let modules: Vec<_> = parts.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect();
         let weight = self.weight(&modules, in_features, place)?;
         let biases: Vec<_> = parts.iter().map(|(name, rows)| (format!("{name}.bias"), *rows)).collect();
         let bias = match bias {
-            true => Some(self.stacked(&biases, [rows].into(), Place { columns: 0, ..place })?),
+            true if in_features.first > 0 => {
+                self.elsewhere.extend(biases.into_iter().map(|(name, _)| name));
+                None
+            }
+            true => Some(self.stacked(&biases, [rows].into(), 1.into(), Place { columns: 0, ..place })?),
             false => None,
         };
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight, bias, is_partial: !in_features.is_whole() })
     }
 
     /// Claims a place for `numbers`, which are copied there as f32.
@@ -471,6 +367,7 @@ impl<'c> WeightMap<'c> {
             !claimed.contains(name)
                 && !self.folded.iter().any(|(folded, _)| folded == name)
                 && !self.read.iter().any(|read| read == name)
+                && !self.is_elsewhere(name)
                 && !self.is_cache_scale(name)
                 && !self.twins.iter().any(|(twin, _)| twin == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
@@ -483,6 +380,12 @@ impl<'c> WeightMap<'c> {
                 first: extra.iter().take(EXTRA_SHOWN).map(|&name| name.to_owned()).collect(),
             }),
         }
+    }
+
+    /// Whether other ranks read the tensor `name`.
+    fn is_elsewhere(&self, name: &str) -> bool {
+        self.elsewhere.contains(name)
+            || name.match_indices('.').any(|(module, _)| self.elsewhere.contains(&name[..module]))
     }
 
     /// Bytes of all claims so far, with alignment and padding.
@@ -507,19 +410,20 @@ impl<'c> WeightMap<'c> {
         &self.copies
     }
 
-    /// Claims tensors of the given rows as one tensor of `shape`. The inner extents of `shape` may fold those of the
+    /// Claims the given rows of tensors, and of each row the columns `of_row`, as one tensor of `shape`. The inner extents of `shape` may fold those of the
     /// file: a convolution's kernel becomes a matrix.
     pub(super) fn stacked(
         &mut self,
-        parts: &[(String, usize)],
+        parts: &[(String, Share)],
         shape: Shape,
+        of_row: Share,
         place: Place,
     ) -> Result<Tensor<'static>, WeightError> {
         self.align();
         let columns = shape.columns() + place.columns;
         let mut whole: Option<(Address, DType)> = None;
         for (name, rows) in parts {
-            let (dtype, source) = self.part(name, *rows, shape)?;
+            let (dtype, source, cut) = self.part(name, *rows, of_row, shape)?;
             let first = whole.map_or(dtype, |(_, dtype)| dtype);
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
@@ -528,7 +432,10 @@ impl<'c> WeightMap<'c> {
                 return Err(WeightError::Format { name: name.clone(), expected: expected(place.is_fp8), found: dtype });
             }
             let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
-            let to = self.place(kept.bytes(rows * columns), (shape.columns(), place.columns), kept, source);
+            let to = self.place(kept.bytes(rows.count * columns), (shape.columns(), place.columns), kept, source);
+            if let Some(copy) = self.copies.last_mut() {
+                copy.cut = cut;
+            }
             whole.get_or_insert((to, dtype));
             if place.rows > 0 {
                 self.place(kept.bytes(place.rows * columns), (columns, 0), kept, WeightSource::Zeros);
@@ -549,20 +456,34 @@ impl<'c> WeightMap<'c> {
         Ok(whole)
     }
 
-    /// The checkpoint's tensor with this name, checked against the claimed rows and inner extents. A random checkpoint
-    /// has every tensor that is claimed.
-    pub(super) fn part(&self, name: &str, rows: usize, shape: Shape) -> Result<(DType, WeightSource), WeightError> {
+    /// The checkpoint's tensor with this name, checked against the rows and inner extents that are claimed of it, and the
+    /// part to read. A random checkpoint has every tensor that is claimed.
+    pub(super) fn part(
+        &self,
+        name: &str,
+        rows: Share,
+        of_row: Share,
+        shape: Shape,
+    ) -> Result<(DType, WeightSource, Option<Cut>), WeightError> {
         if let Some((dtype, random)) = self.checkpoint.tensors.random(name, shape.extents().len()) {
-            return Ok((dtype, WeightSource::Random(name.to_owned(), random)));
+            let cut = Cut::of(rows, of_row, &[rows.whole, of_row.whole]);
+            return Ok((dtype, WeightSource::Random(name.to_owned(), random), cut));
         }
         let found = self.checkpoint.tensor(name)?;
         let folded = [found.shape.first().copied().unwrap_or(1), found.shape.iter().skip(1).product()];
-        if folded != [rows, shape.columns()] {
+        if folded != [rows.whole, of_row.whole] {
             let mut expected = shape.extents().to_vec();
-            expected[0] = rows;
+            expected[0] = rows.whole;
+            if !of_row.is_whole() {
+                expected = vec![rows.whole, of_row.whole];
+            }
             return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
         }
-        Ok((dtype(found.dtype), WeightSource::Tensor(name.to_owned())))
+        if let Stored::Blocks(kind) = found.stored {
+            whole_units(name, of_row, (kind.elements(), "blocks of quantised numbers"))?;
+        }
+        let cut = Cut::of(rows, of_row, found.shape);
+        Ok((dtype(found.dtype), WeightSource::Tensor(name.to_owned()), cut))
     }
 
     pub(super) fn align(&mut self) {
@@ -571,7 +492,17 @@ impl<'c> WeightMap<'c> {
 
     pub(super) fn place(&mut self, bytes: Bytes, row: (usize, usize), kept: DType, source: WeightSource) -> Address {
         let to = self.base.offset(self.used);
-        self.copies.push(WeightCopy { to, bytes, row, kept, source, scale: None, swapped: false, rounded: None });
+        self.copies.push(WeightCopy {
+            to,
+            bytes,
+            row,
+            kept,
+            source,
+            cut: None,
+            scale: None,
+            swapped: false,
+            rounded: None,
+        });
         self.used += bytes;
         to
     }

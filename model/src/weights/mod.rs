@@ -4,6 +4,9 @@
 //! segment's size without reading a weight. Made again over a real segment, the same claims say what is copied where.
 
 mod blocks;
+mod copy;
+mod cut;
+mod error;
 mod fp8_claims;
 mod fp8_rounding;
 mod linear;
@@ -13,11 +16,14 @@ mod scaling;
 mod swapping;
 mod unpacking;
 
+pub use copy::{MadeScales, SpreadScales, WeightCopy, WeightSource};
+pub use cut::Cut;
+pub use error::WeightError;
 pub(crate) use fp8_claims::spread;
 pub(crate) use fp8_rounding::rounded_to_fp8;
 pub use linear::Linear;
+pub use map::WeightMap;
 pub(crate) use map::dtype;
-pub use map::{MadeScales, SpreadScales, WeightCopy, WeightError, WeightMap, WeightSource};
 pub(crate) use rounding::{room_for, rounded_parts};
 pub(crate) use scaling::scaled_parts;
 pub(crate) use swapping::swapped_parts;

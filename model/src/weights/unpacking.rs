@@ -26,15 +26,14 @@ pub(crate) fn unpacked_parts<E>(
         return each(found.bytes);
     }
     let (rows, columns) = found.rows();
-    let (row, wide) = (found.bytes.len() / rows, columns * found.dtype.bytes());
+    let wide = columns * found.dtype.bytes();
     let at_once = (UNPACKED_AT_ONCE / columns).max(1);
     for first in (0..rows).step_by(at_once) {
         let count = at_once.min(rows - first);
         let out = room_for(room, count * wide);
         let places = out.par_chunks_exact_mut(wide).enumerate().with_min_len(BY_A_THREAD.div_ceil(columns));
         places.for_each(|(at, out)| {
-            let stored = found.stored_row(first + at);
-            unpack(&found.bytes[stored * row..][..row], found, out);
+            unpack(found.row_bytes(first + at), found, out);
         });
         each(out)?;
     }

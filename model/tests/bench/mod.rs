@@ -6,6 +6,7 @@ mod cut;
 mod golden;
 mod gpu;
 mod memory;
+mod ranks;
 mod run;
 mod sequence;
 
@@ -25,6 +26,7 @@ pub use cut::cut;
 pub use golden::{Case, greatest, picture, relative_error, video};
 pub use gpu::{Gpu, Turn, gpu};
 pub use memory::Memory;
+pub use ranks::on_ranks;
 pub use run::{Run, alone, assert_recorded, assert_same_run, encode, prefixes, together, whatever_is_wanted};
 pub use sequence::{Sequence, Share};
 
@@ -121,7 +123,7 @@ impl<B: Backend> Bench<B> {
     /// Loads `checkpoint` for `backend` into `memory` of its device.
     pub fn on(checkpoint: Checkpoint, backend: B, memory: Memory, room: Room) -> Self {
         let target = *backend.target();
-        let planned = Model::plan(&checkpoint, &target).expect("the checkpoint can be planned");
+        let planned = Model::plan_rank(&checkpoint, &target, backend.rank()).expect("the checkpoint can be planned");
         let weights = memory.poisoned(&backend, Class::Weights, planned.weight_bytes());
         let model = Model::load(&checkpoint, &backend, weights, |_, _| std::ops::ControlFlow::Continue(()))
             .expect("the checkpoint loads");

@@ -411,7 +411,7 @@ fn on_a_gpu_blocks_begin_where_each_padded_part_begins() {
     let mut map = WeightMap::dry(&checkpoint, GPU, checkpoint.weight_formats().expect("it is served"));
     let name = |part: &str| format!("model.layers.0.mlp.{part}_proj");
     let [gate, up, down] = ["gate", "up", "down"].map(name);
-    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136), false).expect("they are there");
+    let [gate_up, down] = map.gated([&gate, &up, &down], (256, 136.into()), false).expect("they are there");
     // 136 rows are padded to 192, so up begins at a multiple of 64.
     assert_eq!(gate_up.weight.data.shape(), [384, 256].into());
     let Scales::Blocks { scales, height: 64 } = &gate_up.weight.scales else { panic!("blocks of 64 rows") };

@@ -28,6 +28,7 @@ mod hostile_pictures;
 mod prompts;
 mod pytorch;
 mod random_checkpoints;
+mod ranks;
 mod real_gguf;
 mod replies;
 mod reply_parts;

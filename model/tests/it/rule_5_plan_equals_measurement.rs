@@ -83,9 +83,9 @@ struct Machine {
 }
 
 impl Machine {
-    fn load(checkpoint: Checkpoint, threads: usize, room: CacheCapacity) -> Self {
-        let (cpu, memory) = (Cpu::new(threads), Memory::new(Bytes::mib(160)));
-        let planned = Model::plan(&checkpoint, cpu.target()).expect("it can be planned");
+    fn on(cpu: Cpu, checkpoint: Checkpoint, room: CacheCapacity) -> Self {
+        let memory = Memory::new(Bytes::mib(160));
+        let planned = Model::plan_rank(&checkpoint, cpu.target(), cpu.rank()).expect("it can be planned");
         let weights = memory.poisoned(&cpu, Class::Weights, planned.weight_bytes());
         let model =
             Model::load(&checkpoint, &cpu, weights, |_, _| std::ops::ControlFlow::Continue(())).expect("it loads");
@@ -151,22 +151,35 @@ fn every_worst_case_takes_what_its_plan_says(folder: &str) {
 
 /// Compares each worst case with its plan, and then calls `check` with it.
 fn every_worst_case(folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
+    for threads in [1, 2] {
+        every_worst_case_on(Cpu::new(threads), folder, cache, &check);
+    }
+}
+
+/// As [`every_worst_case`], on one backend.
+fn every_worst_case_on(cpu: Cpu, folder: &str, cache: CacheFormat, check: impl Fn(&Machine, &Pass, Footprint, &str)) {
     // Fewer blocks than the longest context takes, so worst cases use some of them several times.
     let room = CacheCapacity { blocks: 11, cache_rows: 130 };
-    for threads in [1, 2] {
-        let machine = Machine::load(bench::open(folder).with_cache(cache), threads, room);
-        for envelope in envelopes() {
-            for worst_case in worst_cases::worst_cases(&machine.model, &envelope, room) {
-                let what = format!("{folder}, {threads} threads, {envelope:?}, {}", worst_case.name);
-                let planned = worst_cases::plan(&machine.model, *machine.cpu.target(), &worst_case.pass);
-                let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
-                let measured = machine.run(&worst_case.pass, Depth::Whole, planned.workspace);
-                assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
-                let short = machine.run(&worst_case.pass, Depth::Whole, planned.workspace - Bytes(256));
-                assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}: {short:?}");
-                check(&machine, &worst_case.pass, planned, &what);
-            }
+    let machine = Machine::on(cpu, bench::open(folder).with_cache(cache), room);
+    let (target, rank) = (*machine.cpu.target(), machine.cpu.rank());
+    for envelope in envelopes() {
+        for worst_case in worst_cases::worst_cases(&machine.model, &envelope, room) {
+            let what = format!("{folder}, {target:?}, {rank:?}, {envelope:?}, {}", worst_case.name);
+            let planned = worst_cases::plan(&machine.model, target, &worst_case.pass);
+            let planned = planned.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let measured = machine.run(&worst_case.pass, Depth::Whole, planned.workspace);
+            assert_eq!(measured.unwrap_or_else(|error| panic!("{what}: {error}")), planned, "{what}");
+            let short = machine.run(&worst_case.pass, Depth::Whole, planned.workspace - Bytes(256));
+            assert!(matches!(short, Err(KernelError::Workspace(_))), "{what}: {short:?}");
+            check(&machine, &worst_case.pass, planned, &what);
         }
+    }
+}
+
+#[test]
+fn every_worst_case_of_a_rank_takes_what_its_plan_says() {
+    for (folder, of) in [(QWEN2_5_VL, 2), (LLAMA, 4), (MIXTURES[0], 2)] {
+        bench::on_ranks(of, |cpu| every_worst_case_on(cpu, folder, CacheFormat::Plain, |_, _, _, _| {}));
     }
 }
 

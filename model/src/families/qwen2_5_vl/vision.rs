@@ -166,7 +166,7 @@ impl Layer {
             mlp: GatedMlp::claim(
                 map,
                 ["gate", "up", "down"].map(|part| name(&format!("mlp.{part}_proj"))).each_ref().map(String::as_str),
-                (hidden, intermediate),
+                (hidden, intermediate.into()),
                 true,
             )?,
         })

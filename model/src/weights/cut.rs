@@ -1,0 +1,71 @@
+//! The part of a tensor that a rank reads.
+
+use bursar_kernels::Share;
+
+use super::WeightError;
+use crate::checkpoint::TensorInfo;
+
+/// Rows and columns of a tensor of the checkpoint. Its axes but the first count as columns.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    rows: Share,
+    columns: Share,
+    /// The shape of the part.
+    shape: Vec<usize>,
+}
+
+impl Cut {
+    /// The part of a tensor of `shape`; `None` if it is all of it.
+    pub(super) fn of(rows: Share, columns: Share, shape: &[usize]) -> Option<Cut> {
+        if rows.is_whole() && columns.is_whole() {
+            return None;
+        }
+        let mut shape = shape.to_vec();
+        match columns.is_whole() {
+            true => shape[0] = rows.count,
+            false => shape = vec![rows.count, columns.count],
+        }
+        Some(Cut { rows, columns, shape })
+    }
+
+    /// The part of `found`. Other bytes of the file are not read.
+    pub(crate) fn take<'a>(&'a self, found: &TensorInfo<'a>) -> TensorInfo<'a> {
+        found.part(self.rows, self.columns, &self.shape)
+    }
+
+    /// Elements of the whole tensor before the first one, and from a row to the next.
+    pub(crate) fn place(&self) -> (u64, usize) {
+        let pitch = self.columns.whole;
+        ((self.rows.first * pitch + self.columns.first) as u64, pitch)
+    }
+}
+
+/// The share of units that `share` has of their elements.
+///
+/// # Errors
+/// [`WeightError::Cut`] if it begins or ends within one, the end of all of them aside.
+pub(super) fn whole_units(name: &str, share: Share, (unit, what): (usize, &'static str)) -> Result<Share, WeightError> {
+    let end = share.first + share.count;
+    let is_cut = |at: usize| !at.is_multiple_of(unit) && at != share.whole;
+    if let Some(at) = [share.first, end].into_iter().find(|at| is_cut(*at)) {
+        return Err(WeightError::Cut { name: name.to_owned(), at, what, unit });
+    }
+    let first = share.first / unit;
+    Ok(Share { first, count: end.div_ceil(unit) - first, whole: share.whole.div_ceil(unit) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_blocks_ends_with_a_block_or_with_all() {
+        let share = |first, count| Share { first, count, whole: 300 };
+        let units = |share| whole_units("x", share, (128, "blocks")).map(|units| (units.first, units.count));
+        assert_eq!(units(share(128, 172)).expect("it ends with all"), (1, 2));
+        assert_eq!(units(share(0, 256)).expect("whole blocks"), (0, 2));
+        let error = units(share(0, 150)).expect_err("within a block").to_string();
+        assert_eq!(error, "tensor x would be cut at 150, but its blocks cannot be cut within 128");
+        units(share(150, 150)).expect_err("within a block");
+    }
+}

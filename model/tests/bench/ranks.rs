@@ -1,0 +1,23 @@
+//! Host ranks that compute one model together, each in its thread.
+
+use std::time::Duration;
+
+use bursar_kernels::{Cpu, HostLink};
+
+/// Longer than any thread of a busy machine is held up.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Runs `story` on the backend of each of `of` ranks, and returns what it makes in their order.
+///
+/// # Panics
+/// If a rank's story does. The others, which wait for it, then lose their device.
+pub fn on_ranks<T: Send>(of: usize, story: impl Fn(Cpu) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|scope| {
+        let run = |link| {
+            let story = &story;
+            scope.spawn(move || story(Cpu::linked(1, link)))
+        };
+        let running: Vec<_> = HostLink::between(of, PATIENCE).into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
+    })
+}

@@ -1,0 +1,315 @@
+//! Models on several ranks: every family answers as recorded, a rank reads its own bytes alone, and what cannot be shared
+//! out is refused in words.
+
+use std::{ops::ControlFlow, sync::Arc};
+
+use bursar_budgets::{Bytes, Class, Hint};
+use bursar_kernels::{Cpu, Rank, Target};
+use bursar_model::{
+    LoadError, Model,
+    checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
+    registry,
+    weights::WeightError,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    bench::{
+        Bench, Case, Memory, Random, Room, alone, assert_recorded, assert_same_run, encode, on_ranks, open,
+        relative_error, repository, together,
+    },
+    copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_MOE, QWEN3_VL, QWEN3_VL_MOE},
+};
+
+const CPU: Target = Target::Cpu { threads: 1 };
+
+/// As for one rank.
+const REFERENCE_TOLERANCE: f32 = 1e-4;
+/// Sums of two halves instead of one.
+const NOISE_TOLERANCE: f32 = 1e-5;
+
+/// Checkpoints with the most ranks that their heads divide among, and cases of each.
+const FOLDERS: [(&str, usize, &[&str]); 14] = [
+    (QWEN2, 2, &["short", "long"]),
+    ("tests/golden/qwen3", 2, &["short"]),
+    ("tests/golden/qwen3_yarn", 2, &["short"]),
+    ("tests/golden/llama", 4, &["short", "long"]),
+    ("tests/golden/llama_biased", 4, &["short"]),
+    ("tests/golden/mistral", 4, &["short"]),
+    (QWEN3_MOE, 2, &["short", "long"]),
+    ("tests/golden/qwen3_moe_sparse", 2, &["short"]),
+    (QWEN2_5_VL, 2, &["several_images"]),
+    (QWEN3_VL, 4, &["several_images", "video_even"]),
+    ("tests/golden/qwen3_vl_72", 4, &["two_turns"]),
+    (QWEN3_VL_MOE, 4, &["several_images"]),
+    (INTERNVL, 2, &["several_images"]),
+    (INTERNVL_CHAT, 4, &["two_turns"]),
+];
+
+fn loaded(checkpoint: Checkpoint, cpu: Cpu) -> Bench {
+    Bench::on(checkpoint, cpu, Memory::new(Room::GOLDEN.capacity), Room::GOLDEN)
+}
+
+/// The number of ranks that can share out a checkpoint, from 2 on.
+fn possible(folder: &str) -> Vec<usize> {
+    (2..=4).filter(|of| Model::plan_rank(&open(folder), &CPU, Rank::new(0, *of)).is_ok()).collect()
+}
+
+#[test]
+fn every_family_answers_on_several_ranks_as_recorded() {
+    for (folder, most, names) in FOLDERS {
+        let numbers = if most == 4 { vec![2, 4] } else { vec![2] };
+        assert_eq!(possible(folder), numbers, "{folder}");
+        for of in numbers {
+            on_ranks(of, |cpu| {
+                let bench = loaded(open(folder), cpu);
+                for name in names {
+                    let case = Case::read(folder, &bench.checkpoint, name);
+                    assert_recorded(&bench, &case, &encode(&bench, &case), REFERENCE_TOLERANCE);
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
+    // One query head, and seven of them with more ranks than heads.
+    for (folder, of, said, hint) in [
+        (QWEN2_VL, 2, "2 ranks cannot share out 1 query heads evenly", "1"),
+        (QWEN2, 4, "4 ranks cannot share out 14 query heads evenly", "1, 2"),
+        (QWEN3_VL_MOE, 3, "3 ranks cannot share out", "1, 2, 4"),
+    ] {
+        let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of)).map(drop).expect_err("they do not divide");
+        assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");
+        assert!(error.to_string().starts_with(said), "{error}");
+        assert_eq!(error.hint(), format!("use a number of ranks that divides all of it: {hint}"));
+    }
+}
+
+#[test]
+fn chunks_and_neighbours_change_nothing_on_ranks_either() {
+    for folder in ["tests/golden/llama", QWEN3_MOE] {
+        let runs = on_ranks(2, |cpu| {
+            let bench = loaded(open(folder), cpu);
+            let cases = ["short", "long"].map(|name| Case::read(folder, &bench.checkpoint, name));
+            let whole = cases.each_ref().map(|case| alone(&bench, case, &[], &[usize::MAX]));
+            for (case, whole) in cases.iter().zip(&whole) {
+                assert_same_run(&case.name, &alone(&bench, case, &[], &[17, 1, 29, 5]), whole, NOISE_TOLERANCE);
+            }
+            let company: Vec<_> = cases.iter().map(|case| (case, Vec::new())).collect();
+            for (run, alone) in together(&bench, &company, 3, 2).iter().zip(&whole) {
+                assert_same_run(folder, run, alone, NOISE_TOLERANCE);
+            }
+            whole.map(|run| run.logits.concat())
+        });
+        let bits = |run: &[Vec<f32>; 2]| run.each_ref().map(|run| run.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
+        assert!(runs.iter().all(|run| bits(run) == bits(&runs[0])), "all ranks have the same bits");
+    }
+}
+
+/// The first logits of an answer on so many ranks.
+fn logits(checkpoint: impl Fn() -> Checkpoint + Sync, folder: &str, of: usize) -> Vec<f32> {
+    let name = match folder {
+        QWEN3_VL => "text_only",
+        QWEN3_VL_MOE => "two_turns",
+        _ => "short",
+    };
+    let run = |cpu| {
+        let bench = loaded(checkpoint(), cpu);
+        let case = Case::read(folder, &bench.checkpoint, name);
+        let rows = encode(&bench, &case);
+        alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
+    };
+    on_ranks(of, run).remove(0)
+}
+
+#[test]
+fn drawn_weights_are_those_of_one_rank() {
+    for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL, 4)] {
+        let draw = || {
+            let random = registry::without_weights(CheckpointSource::Folder(repository(folder)));
+            let random = CheckpointSource::Random(Arc::new(random.expect("it has its settings")));
+            Checkpoint::open(random).expect("it opens")
+        };
+        let error = relative_error(&logits(draw, folder, of), &logits(draw, folder, 1));
+        assert!(error <= NOISE_TOLERANCE, "{folder}: {error:e}");
+    }
+}
+
+/// A file name of a golden checkpoint's tensors.
+const FILE: &str = "model.safetensors";
+
+/// What a rank reads of a tensor of a Llama: rows or columns, or all of it.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Rows,
+    Columns,
+    All,
+}
+
+fn part(name: &str) -> Part {
+    let has = |ends: &[&str]| ends.iter().any(|end| name.contains(end));
+    match () {
+        () if has(&["q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head"]) => Part::Rows,
+        () if has(&["o_proj.weight", "down_proj.weight"]) => Part::Columns,
+        () => Part::All,
+    }
+}
+
+/// The loaded bytes of rank `index` of two.
+fn loaded_bytes(checkpoint: &Checkpoint, index: usize) -> Vec<u8> {
+    let (memory, cpu, rank) = (Memory::new(Bytes::mib(64)), Cpu::new(1), Rank::new(index, 2));
+    let bytes = Model::plan_rank(checkpoint, &CPU, rank).expect("it is planned").weight_bytes();
+    let segment = memory.poisoned(&cpu, Class::Weights, bytes);
+    let at = segment.address().0 as *const u8;
+    let model = Model::load_rank(checkpoint, rank, &cpu, segment, |_, _| ControlFlow::Continue(())).expect("it loads");
+    // SAFETY: the model keeps the segment, and so many bytes of it are backed.
+    let found = unsafe { std::slice::from_raw_parts(at, bytes.as_usize()) }.to_vec();
+    drop(model);
+    found
+}
+
+#[test]
+fn a_rank_reads_nothing_of_the_others() {
+    const FOLDER: &str = "tests/golden/llama_biased";
+    for index in [0, 1] {
+        // Every number that only the other rank has becomes NaN.
+        let spoilt = Copy::of(FOLDER).rewrite(FILE, |header, data| {
+            for (name, entry) in
+                header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__")
+            {
+                let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).expect("a shape");
+                let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+                let (rows, columns) = (shape[0], shape[1..].iter().product::<usize>());
+                let size = (end - start) / (rows * columns);
+                for (at, element) in data[start..end].chunks_exact_mut(size).enumerate() {
+                    let is_others = match part(name) {
+                        Part::Rows => (at / columns < rows / 2) == (index == 1),
+                        Part::Columns => (at % columns < columns / 2) == (index == 1),
+                        Part::All => false,
+                    };
+                    if is_others {
+                        element.fill(0xff);
+                    }
+                }
+            }
+        });
+        assert!(loaded_bytes(&spoilt.open(), index) == loaded_bytes(&open(FOLDER), index), "rank {index}");
+        assert!(loaded_bytes(&spoilt.open(), 1 - index) != loaded_bytes(&open(FOLDER), 1 - index), "the other rank's");
+    }
+}
+
+#[test]
+fn ranks_weigh_what_one_does_and_what_all_of_them_have() {
+    let bytes =
+        |folder: &str, rank: Rank| Model::plan_rank(&open(folder), &CPU, rank).expect("it is planned").weight_bytes().0;
+    for (folder, of) in [("tests/golden/llama", 4), (QWEN3_MOE, 2), (QWEN3_VL_MOE, 4)] {
+        let whole = bytes(folder, Rank::ALONE);
+        let most = Rank::all(of).map(|rank| bytes(folder, rank)).max().expect("there are some");
+        println!("{folder}: {whole} on one, {most} on each of {of}");
+        assert!(most < whole && most * of as u64 >= whole, "{folder}: {most} of {whole}");
+    }
+}
+
+/// A checkpoint whose FP8 blocks divide among four ranks: as `folder`, with larger projections and other numbers.
+fn wide_fp8() -> Copy {
+    const HIDDEN: usize = 256;
+    let folder = Copy::of("tests/golden/qwen3_fp8").set("config.json", &["head_dim"], 128.into()).set(
+        "config.json",
+        &["intermediate_size"],
+        512.into(),
+    );
+    folder.rewrite(FILE, |header, data| {
+        let mut random = Random::new(3);
+        let names: Vec<String> = header.as_object().expect("an object").keys().cloned().collect();
+        for name in names {
+            let shape = match () {
+                () if name.contains("q_proj") || name.contains("gate_proj") || name.contains("up_proj") => {
+                    [512, HIDDEN]
+                }
+                () if name.contains("k_proj") || name.contains("v_proj") => [256, HIDDEN],
+                () if name.contains("o_proj") || name.contains("down_proj") => [HIDDEN, 512],
+                () if name.contains("q_norm") || name.contains("k_norm") => [128, 1],
+                () => continue,
+            };
+            let dtype = header[&name]["dtype"].as_str().expect("a type").to_owned();
+            let shape = if name.ends_with("scale_inv") { shape.map(|extent| extent.div_ceil(128)) } else { shape };
+            let start = data.len();
+            for _ in 0..shape[0] * shape[1] {
+                let number = 0.5 + random.below(1000) as f32 / 1000.0;
+                match dtype.as_str() {
+                    // No code that is NaN.
+                    "F8_E4M3" => data.push((random.below(0x70) + 0x80 * random.below(2)) as u8),
+                    "F32" => data.extend((number * 2e-4).to_le_bytes()),
+                    "BF16" => data.extend(half::bf16::from_f32(number).to_le_bytes()),
+                    other => panic!("{name} holds {other}"),
+                }
+            }
+            let shape: &[usize] = if shape[1] == 1 && name.contains("norm") { &shape[..1] } else { &shape };
+            header[&name] = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, data.len()] });
+        }
+        compact(header, data);
+    })
+}
+
+/// Leaves out the bytes that no tensor has any more.
+fn compact(header: &mut Value, data: &mut Vec<u8>) {
+    let mut kept = Vec::new();
+    for (_, entry) in header.as_object_mut().expect("an object").iter_mut().filter(|(name, _)| *name != "__metadata__")
+    {
+        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
+        let first = kept.len();
+        kept.extend_from_slice(&data[start..end]);
+        entry["data_offsets"] = json!([first, kept.len()]);
+    }
+    *data = kept;
+}
+
+#[test]
+fn blocks_of_fp8_are_cut_between_blocks() {
+    let copy = wide_fp8();
+    let of = |of| logits(|| copy.open(), "tests/golden/qwen3_fp8", of);
+    let whole = of(1);
+    for ranks in [2, 4] {
+        let error = relative_error(&of(ranks), &whole);
+        println!("{ranks} ranks: {error:e}");
+        assert!(error <= NOISE_TOLERANCE, "{ranks} ranks: {error:e}");
+    }
+}
+
+#[test]
+fn blocks_of_fp8_are_not_cut_within_one() {
+    let error = Model::plan_rank(&open("tests/golden/qwen3_fp8"), &CPU, Rank::new(0, 2)).map(drop);
+    let error = error.expect_err("half of its heads are half a block");
+    assert!(matches!(&error, LoadError::Weights(WeightError::Cut { unit: 128, at: 64, .. })), "{error:?}");
+    assert!(error.to_string().contains("q_proj.weight_scale_inv would be cut at 64, but its blocks"), "{error}");
+    assert!(error.hint().contains("fewer ranks"), "{}", error.hint());
+}
+
+#[test]
+fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
+    // A fixed scale of activations gives the same numbers; by row each rank rounds by what it has.
+    for (folder, tolerance) in
+        [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
+    {
+        let [whole, two] = [1, 2].map(|of| logits(|| open(folder), folder, of));
+        let error = relative_error(&two, &whole);
+        println!("{folder}: {error:e}");
+        assert!(error <= tolerance, "{folder}: {error:e}");
+    }
+}
+
+#[test]
+fn what_is_rounded_while_it_loads_answers_nearly_alike() {
+    for folder in ["tests/golden/llama", QWEN3_VL_MOE] {
+        let plain = logits(|| open(folder), folder, 2);
+        for quantization in WeightQuantization::ALL {
+            let rounded = logits(|| open(folder).with_quantization(Some(quantization)), folder, 2);
+            let error = relative_error(&rounded, &plain);
+            println!("{folder} {quantization}: {error:.1e}");
+            // As on one rank: three bits of mantissa in weights and activations.
+            assert!((1e-4..0.35).contains(&error), "{folder} {quantization}: {error:e}");
+        }
+    }
+}
