@@ -11,6 +11,7 @@ use bursar::{
     Bytes, CheckpointError, Hint, ModelSource, StartError,
     crates::{
         actors::engine::{Forecast, Question},
+        kernels::Rank,
         model::{
             LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource},
@@ -49,12 +50,23 @@ pub struct Options {
     /// GPU of this machine; if there is none, the host for the demo model, and an H200 for any other.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
+    /// Cards that share the model out, each like the given one. What is shown is the one with the least room.
+    #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N", default_value_t = 1, conflicts_with = "shapes",
+          value_parser = clap::value_parser!(u16).range(1..=RANKS_MAX))]
+    tensor_parallel_size: u16,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     knobs: KnobOptions,
 }
+
+/// The most cards of one machine.
+const RANKS_MAX: i64 = 16;
+
+/// What a plan for several cards leaves out.
+const NOT_SERVED_YET: &str = "models are not served on several cards yet, and room for what cards exchange is not \
+                              counted";
 
 /// The exit code for a plan that does not fit; a plan that cannot be made has another.
 const DOES_NOT_FIT: u8 = 1;
@@ -123,14 +135,30 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
     let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
-    let model = Model::plan(&checkpoint, &target)?;
-    model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let pictures = checkpoint.image_processor.as_ref();
-    let question = Question { model: &model, pictures, target, options: &load, place };
-    let forecast = Forecast::of(&question)?;
+    let ranks = usize::from(options.tensor_parallel_size);
+    let models = Rank::all(ranks).map(|rank| Model::plan_rank(&checkpoint, &target, rank));
+    let models = models.collect::<Result<Vec<_>, _>>()?;
+    models[0].config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
+    let question = |model| Question { model, pictures, target, options: &load, place };
+    // All ranks have as many tokens as the one with the least room.
+    let mut fullest = &models[0];
+    if let [first, others @ ..] = &models[..] {
+        let mut least = question(first).kv_tokens()?;
+        for model in others {
+            let tokens = question(model).kv_tokens()?;
+            if tokens < least {
+                (fullest, least) = (model, tokens);
+            }
+        }
+    }
+    let (model, forecast) = (fullest, Forecast::of(&question(fullest))?);
+    if ranks > 1 {
+        notes.push(NOT_SERVED_YET.to_owned());
+    }
     let planned = Planned { target, ..planned };
     let name = load.name.clone().unwrap_or_else(|| source.name());
-    Ok(Report::of(&name, &planned, &model, &forecast, notes))
+    Ok(Report::of(&name, &planned, model, &forecast, notes))
 }
 
 /// The checkpoint, or its `config.json` alone if there are no weights.

@@ -1,12 +1,12 @@
 // Embedding: `out[t] = table[id of t]`.
 //
-// table    [vocabulary, hidden]    activations' type, rows contiguous
+// table    [count, hidden]         activations' type, rows contiguous: the tokens from `first` on of `vocabulary`
 // ids      [tokens] u32            an id, or bit 31 and a place in `previous`: "the token that stands there"
 // previous [previous_count] u32    what the step before chose and the host has not seen yet; may be null if the count is 0
 // out      [tokens, hidden]        contiguous
 //
 // A previous token that is none (argmax found no number) gives a row of zeros: its sequence has ended, and the host hears
-// of it later. An id that is not below the vocabulary and a place that is not below `previous_count` give a row of NaN:
+// of it later. So does a token that the table does not have. An id that is not below the vocabulary and a place that is not below `previous_count` give a row of NaN:
 // it shows, and nothing outside is read. Any alignment; 16-byte copies
 // when table, out and row are aligned to it.
 
@@ -18,8 +18,8 @@ using contract::common::NO_CHOICE;
 using contract::common::PREVIOUS;
 
 template <typename Element>
-__device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids,
-                                      const uint32_t* previous, uint32_t previous_count, Element* out) {
+__device__ __forceinline__ void embed(const Element* table, uint32_t first, uint32_t count, uint32_t vocabulary,
+                                      uint32_t hidden, const uint32_t* ids, const uint32_t* previous, uint32_t previous_count, Element* out) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     const uint32_t token = blockIdx.x;
@@ -32,19 +32,21 @@ __device__ __forceinline__ void embed(const Element* table, uint32_t vocabulary,
     }
     Element* row = out + static_cast<uint64_t>(token) * hidden;
     const uint32_t bytes = hidden * sizeof(Element);
-    if (id < vocabulary) {
-        copy_row(table + static_cast<uint64_t>(id) * hidden, row, bytes);
+    // A token before the first one wraps, and is far beyond the last.
+    if (id < vocabulary && id - first < count) {
+        copy_row(table + static_cast<uint64_t>(id - first) * hidden, row, bytes);
     } else {
-        fill_row(row, bytes, none ? 0 : ALL_ONES);
+        fill_row(row, bytes, none || id < vocabulary ? 0 : ALL_ONES);
     }
 }
 
-#define KERNEL(name, Element)                                                                         \
-    extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)                        \
-        embed_##name(const Element* table, uint32_t vocabulary, uint32_t hidden, const uint32_t* ids, \
-                     const uint32_t* previous, uint32_t previous_count, Element* out) {               \
-        embed(table, vocabulary, hidden, ids, previous, previous_count, out);                         \
+#define KERNEL(name, Element)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(contract::copy_rows::THREADS)                                        \
+        embed_##name(const Element* table, uint32_t first, uint32_t count, uint32_t vocabulary, uint32_t hidden,      \
+                     const uint32_t* ids, const uint32_t* previous, uint32_t previous_count, Element* out) {          \
+        embed(table, first, count, vocabulary, hidden, ids, previous, previous_count, out);                           \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens > 0, vocabulary below 2^31.
+// Launch: grid (tokens), block (THREADS of contract::copy_rows), no dynamic shared memory. tokens > 0, vocabulary below 2^31,
+// first + count at most that.

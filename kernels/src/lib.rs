@@ -36,7 +36,7 @@ mod work;
 pub use activations::{ActivationFormat, Activations, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::{Cpu, HostLink};
-pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaTarget, OpenError, ProductsBy, Tuning};
+pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, OpenError, ProductsBy, Tuning};
 pub use dtype::{DType, Element};
 pub use e4m3::{E4m3, e4m3_scale, largest_magnitude};
 pub use error::KernelError;

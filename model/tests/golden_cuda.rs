@@ -5,7 +5,7 @@
 mod bench;
 
 use bench::{Bench, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
-use bursar_kernels::{Backend, Cuda, DType};
+use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::flow::CacheFormat;
 
 /// A recorded checkpoint, and its cases.
@@ -288,6 +288,48 @@ fn experts_in_fp8_get_logits_near_the_recorded_ones_also_in_chunks() {
                 println!("{activation}, {} in chunks of {sizes:?}: logits are {worst:.1e} off", case.name);
                 // An activation that is rounded to 16 bits first may become the next number of E4M3.
                 assert!(worst < tolerance(activation, true).logits.max(0.1), "{activation}, {}: {worst:e}", case.name);
+            }
+        }
+    }
+}
+
+/// Checkpoints whose heads divide among so many ranks, and a case of each.
+const ON_RANKS: [(&str, usize, &str); 6] = [
+    ("tests/golden/llama", 4, "long"),
+    ("tests/golden/llama_biased", 4, "short"),
+    ("tests/golden/qwen2", 2, "long"),
+    ("tests/golden/qwen2_5_vl", 2, "several_images"),
+    ("tests/golden/qwen3_vl", 4, "several_images"),
+    ("tests/golden/internvl_chat", 4, "two_turns"),
+];
+
+#[test]
+fn logits_on_ranks_of_one_gpu_stay_near_the_recorded_ones_and_are_the_same_on_all() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kernels in &gpu.kernels {
+        let Target::Cuda(target) = kernels.target() else { unreachable!("a GPU's kernels") };
+        if target.capability != (9, 0) {
+            println!("skipped, ranks are Hopper's");
+            return;
+        }
+        for (folder, most, name) in ON_RANKS {
+            for of in [2, most] {
+                let found = gpu.on_ranks(
+                    of,
+                    target,
+                    || bench::open(folder),
+                    |bench| {
+                        let case = Case::read(folder, &bench.checkpoint, name);
+                        let rows = bench::encode(bench, &case);
+                        let logits = alone(bench, &case, &rows, &[17, 33]).logits.concat();
+                        let bits: Vec<u32> = logits.into_iter().map(f32::to_bits).collect();
+                        (distance(bench, &case, &rows, &[usize::MAX]), bits)
+                    },
+                );
+                let what = format!("{folder} on {of} ranks in {}", target.activation);
+                println!("{what}: {:.1e} off", found[0].0);
+                assert!(found.iter().all(|rank| rank.1 == found[0].1), "{what}: ranks differ");
+                assert!(found[0].0 <= tolerance(target.activation, false).logits, "{what}: {:e}", found[0].0);
             }
         }
     }

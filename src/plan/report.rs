@@ -21,6 +21,8 @@ const LENGTHS: [usize; 3] = [512, 2048, 8192];
 #[derive(Serialize)]
 pub struct Report {
     model: String,
+    /// Cards that share the model out. All that follows is of one of them.
+    ranks: usize,
     device: DeviceReport,
     /// Whether the model would become READY.
     pub fits: bool,
@@ -122,6 +124,7 @@ impl Report {
         let hopeless = all.clone().filter(|suggestion| suggestion.to.is_none());
         Report {
             model: name.to_owned(),
+            ranks: model.rank().of(),
             device: DeviceReport {
                 name: planned.name.clone(),
                 target: planned.target.name(),
@@ -180,7 +183,8 @@ fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { name, target, dtype, total, overhead, foreign, available, .. } = &self.device;
-        writeln!(f, "{} on {name} ({target}, {dtype}), {total}\n\n{}", self.model, self.plan)?;
+        let of_each = if self.ranks > 1 { format!("each of {} of ", self.ranks) } else { String::new() };
+        writeln!(f, "{} on {of_each}{name} ({target}, {dtype}), {total}\n\n{}", self.model, self.plan)?;
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,

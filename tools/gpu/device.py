@@ -85,13 +85,17 @@ def load_from(folder):
 
 
 @functools.cache
-def module(file):
-    """`file` is the name of a source, or of a .cubin."""
+def _module(file, device):
     found = ctypes.c_void_p()
     path = COMPILED / (file if file.endswith(".cubin") else f"{file}.sm_90a.cubin")
     driver()
     expect_success(driver().cuModuleLoad(ctypes.byref(found), str(path).encode()), str(path))
     return found
+
+
+def module(file):
+    """Of torch's current device; `file` is the name of a source, or of a .cubin."""
+    return _module(file, torch.cuda.current_device())
 
 
 def argument(value):
@@ -108,10 +112,19 @@ class Kernel:
     dynamic shared memory that a block takes, and what it takes if a launch says nothing else."""
 
     def __init__(self, file, name, shared_bytes=0):
-        self.name, self.shared_bytes, self.function = name, shared_bytes, ctypes.c_void_p()
-        expect_success(driver().cuModuleGetFunction(ctypes.byref(self.function), module(file), name.encode()), name)
-        if shared_bytes > 48 << 10:
-            expect_success(driver().cuFuncSetAttribute(self.function, _MAX_DYNAMIC_SHARED_SIZE_BYTES, shared_bytes), name)
+        self.file, self.name, self.shared_bytes, self.functions = file, name, shared_bytes, {}
+        self.function()
+
+    def function(self):
+        """Of torch's current device."""
+        device = torch.cuda.current_device()
+        if device not in self.functions:
+            found = ctypes.c_void_p()
+            expect_success(driver().cuModuleGetFunction(ctypes.byref(found), module(self.file), self.name.encode()), self.name)
+            if self.shared_bytes > 48 << 10:
+                expect_success(driver().cuFuncSetAttribute(found, _MAX_DYNAMIC_SHARED_SIZE_BYTES, self.shared_bytes), self.name)
+            self.functions[device] = found
+        return self.functions[device]
 
     def __call__(self, grid, block, *arguments, shared_bytes=None, early=False):
         """On torch's current stream; `grid` and `block` have up to three sizes. `early`: may start before the kernel in
@@ -124,7 +137,7 @@ class Kernel:
         attribute.value[0] = 1
         launch = _Launch(three(grid), three(block), shared_bytes, torch.cuda.current_stream().cuda_stream,
                          ctypes.pointer(attribute), int(early))  # fmt: skip
-        expect_success(driver().cuLaunchKernelEx(ctypes.byref(launch), self.function, pointers, None), self.name)
+        expect_success(driver().cuLaunchKernelEx(ctypes.byref(launch), self.function(), pointers, None), self.name)
 
 
 def divide_up(count, size):

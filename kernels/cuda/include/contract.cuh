@@ -45,6 +45,24 @@ constexpr uint32_t NO_CHOICE = 0xffffffffu;
 constexpr uint32_t PREVIOUS = 0x80000000u;
 }  // namespace common
 
+// all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
+namespace all_reduce {
+// Threads of a block.
+constexpr uint32_t THREADS = 512;
+// Most blocks, all of which run at once.
+constexpr uint32_t BLOCKS_MAX = 128;
+// Most ranks.
+constexpr uint32_t RANKS_MAX = 8;
+// Bytes of a unit, which is copied or added up at once.
+constexpr uint32_t UNIT = 16;
+// Of one where rows have no whole ones of those.
+constexpr uint32_t ODD_UNIT = 2;
+// Where the failure stands among the bytes of exchange memory.
+constexpr uint32_t FAILED_AT = 8200;
+// Where its data begin.
+constexpr uint32_t DATA_AT = 16384;
+}  // namespace all_reduce
+
 // argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
 namespace argmax {
 // Threads of a block.

@@ -3,10 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Pinned};
+use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError, Pinned};
 use cudarc::driver::sys;
 
-use super::stream::{Event, Stream};
+use super::{
+    CudaLink,
+    stream::{Event, Stream},
+};
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
 
 /// Free places: page-locked memory with an event. A lane has two steps under way, so there are only ever a few, two of
@@ -24,6 +27,9 @@ struct Place {
 /// tokens fit as well. Longer places are a multiple of this: the logits of 256 sequences of a large vocabulary are 149
 /// MiB, and rounding up to a power of two would lock 107 MiB more for nothing.
 const SHORTEST: Bytes = Bytes::kib(256);
+
+/// Bytes of a link's note of a rank that did not come.
+const NOTE: usize = 4;
 
 /// Where a copy goes.
 #[derive(Debug, PartialEq, Eq)]
@@ -50,6 +56,8 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 pub(super) struct Coming {
     place: Option<Place>,
     bytes: usize,
+    /// The note of a link follows the bytes.
+    is_linked: bool,
     free: Arrivals,
 }
 
@@ -59,18 +67,26 @@ impl Coming {
         device: &Arc<CudaDevice>,
         stream: &Stream,
         source: &Tensor<'_>,
+        link: Option<&CudaLink>,
     ) -> Result<Self, DeviceError> {
         let bytes = source.bytes().as_usize();
-        let place = free.take(bytes, device)?;
-        if bytes > 0 {
-            // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source.
+        let place = free.take(bytes + link.map_or(0, |_| NOTE), device)?;
+        let copy = |at: usize, from: Address, bytes: usize| {
+            // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source, and the
+            // link's for its note.
             let copied = unsafe {
-                sys::cuMemcpyDtoHAsync_v2(place.memory.address().cast(), source.address().0, bytes, stream.raw())
+                sys::cuMemcpyDtoHAsync_v2(place.memory.address().add(at).cast(), from.0, bytes, stream.raw())
             };
-            CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
+            CudaDevice::said("cuMemcpyDtoHAsync", copied)
+        };
+        if bytes > 0 {
+            copy(0, source.address(), bytes)?;
+        }
+        if let Some(link) = link {
+            copy(bytes, link.failed_at(), NOTE)?;
         }
         place.come.record(stream)?;
-        Ok(Coming { place: Some(place), bytes, free: free.clone() })
+        Ok(Coming { place: Some(place), bytes, is_linked: link.is_some(), free: free.clone() })
     }
 }
 
@@ -107,8 +123,16 @@ impl Arrival for Coming {
         let place = self.place.as_ref().expect("it is there until it drops");
         assert_eq!(out.len(), self.bytes, "as many bytes as are coming");
         place.come.wait()?;
-        // SAFETY: the copy is done, and the place is long enough.
-        unsafe { std::ptr::copy_nonoverlapping(place.memory.address(), out.as_mut_ptr(), out.len()) };
+        let read = |at: usize, out: &mut [u8]| {
+            // SAFETY: the copy is done, and the place is long enough.
+            unsafe { std::ptr::copy_nonoverlapping(place.memory.address().add(at), out.as_mut_ptr(), out.len()) };
+        };
+        if self.is_linked {
+            let mut failed = [0; NOTE];
+            read(self.bytes, &mut failed);
+            CudaLink::check(u32::from_le_bytes(failed))?;
+        }
+        read(0, out);
         Ok(())
     }
 }

@@ -87,12 +87,13 @@ pub(super) fn position_grid(cuda: &Cuda, call: ops::position_grid::Call<'_>) -> 
 }
 
 pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
-    let (vocabulary, hidden) = (count(call.table.rows()), columns(&call.table));
     let extent = Extent::line(call.ids.rows(), copy_rows::THREADS);
     let arguments = arguments![
         call.table.address(),
-        vocabulary,
-        hidden,
+        count(call.tokens.first),
+        count(call.tokens.count),
+        count(call.tokens.whole),
+        columns(&call.table),
         call.ids.address(),
         call.previous.address(),
         count(call.previous.rows()),

@@ -31,6 +31,7 @@ macro_rules! images {
         /// For Hopper: machine code, including the kernels that only Hopper has.
         const SM_90A: &[Image] = &[
             $(machine_code!($name),)*
+            machine_code!("all_reduce"),
             machine_code!("attention_decode_e4m3"),
             machine_code!("attention_prefill_hopper"),
             machine_code!("attention_paged_combine"),

@@ -169,6 +169,8 @@ impl Argument for u32 {}
 impl Argument for u64 {}
 impl Argument for f32 {}
 impl Argument for Address {}
+impl Argument for super::link::Exchange {}
+impl Argument for super::link::Rows {}
 impl Argument for super::rotary::Sections {}
 impl Argument for super::tensor_map::TensorMap {}
 

@@ -18,6 +18,7 @@ mod launch;
 mod linear;
 mod linear_few;
 mod linear_many;
+mod link;
 mod pour;
 mod quantize;
 mod rotary;
@@ -41,12 +42,13 @@ pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHea
 pub use error::OpenError;
 pub(crate) use experts::cuda_route_scratch;
 pub use linear_few::ProductsBy;
+pub use link::CudaLink;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH};
 pub use tuning::Tuning;
 
-use crate::{Backend, Graph, KernelError, Target, ops, ops::transfer::Arrival};
+use crate::{Backend, Graph, KernelError, Rank, Target, ops, ops::transfer::Arrival};
 use arrivals::Arrivals;
 use autotune::Autotuner;
 use blas::{Blas, Products};
@@ -123,6 +125,8 @@ pub struct Cuda {
     captures: Cell<bool>,
     /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
+    /// To the other ranks, if there are some.
+    link: Option<CudaLink>,
     /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
     kernels: Arc<CudaKernels>,
 }
@@ -150,7 +154,13 @@ impl Cuda {
             clock: Clock::new(device)?,
             captures: Cell::new(false),
             entered: Cell::new(None),
+            link: None,
         })
+    }
+
+    /// Makes it one of several ranks that compute a model together.
+    pub fn linked(self, link: CudaLink) -> Self {
+        Cuda { link: Some(link), ..self }
     }
 
     /// Sets which implementation computes products.
@@ -170,7 +180,14 @@ impl Cuda {
     /// Any error the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
-        Ok(self.stream.wait()?)
+        match &self.link {
+            None => Ok(self.stream.wait()?),
+            Some(link) => {
+                let mut failed = [0; 4];
+                self.stage.borrow_mut().download(&self.stream, link.failed_at(), &mut failed)?;
+                Ok(CudaLink::check(u32::from_le_bytes(failed))?)
+            }
+        }
     }
 
     /// Makes the device's context current on this thread, once.
@@ -205,6 +222,10 @@ impl Backend for Cuda {
         &self.target
     }
 
+    fn rank(&self) -> Rank {
+        self.link.as_ref().map_or(Rank::ALONE, CudaLink::rank)
+    }
+
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.wait()
     }
@@ -216,13 +237,14 @@ impl Backend for Cuda {
 
     fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
         self.enter_to_copy()?;
-        Ok(self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?)
+        self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?;
+        if self.link.is_some() { self.wait() } else { Ok(()) }
     }
 
     fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         self.enter_to_copy()?;
         let device = &self.kernels.device;
-        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source)?))
+        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source, self.link.as_ref())?))
     }
 
     fn autotune(&self, on: bool) {
@@ -251,18 +273,15 @@ impl Backend for Cuda {
         elementwise::position_grid(self, call)
     }
 
-    fn all_reduce(&self, _: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "all_reduce" })
+    fn all_reduce(&self, call: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
+        link::all_reduce(self, call)
     }
 
-    fn all_gather(&self, _: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
-        Err(KernelError::NoKernel { op: "all_gather" })
+    fn all_gather(&self, call: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
+        link::all_gather(self, call)
     }
 
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
-        if !call.tokens.is_whole() {
-            return Err(KernelError::NoKernel { op: "embed of a share of the tokens" });
-        }
         elementwise::embed(self, call)
     }
 

@@ -24,7 +24,7 @@ pub struct DecoderShare {
 
 /// A decoder that so many ranks cannot share out.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{ranks} ranks cannot share out {count} {what} evenly")]
+#[error("{what} do not divide among {ranks} ranks: there are {count}")]
 pub struct RanksError {
     /// How many ranks were asked for.
     pub ranks: usize,

@@ -1,9 +1,12 @@
 //! The GPU that stories run on, if there is one.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{
+    sync::{Arc, Barrier, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint};
-use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaTarget, DType};
+use bursar_budgets::{Bytes, Class, CudaDevice, DeviceError, Hint};
+use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, Tensor, ops::transfer};
 use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
@@ -34,18 +37,76 @@ pub fn gpu() -> Option<(Turn, &'static Gpu)> {
         let best = CudaTarget::of(&device).expect("it says what it is");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
-        // The test machine sets the folder of cuBLASLt.
-        #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-        let folder = std::env::var("BURSAR_CUDA_LIB");
-        let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-        let load = |target| CudaKernels::load(&device, target, &search).expect("its kernels load");
-        Some(Gpu { kernels: targets.into_iter().map(load).collect(), device })
+        let kernels = targets.into_iter().map(|target| load(&device, target)).collect();
+        Some(Gpu { kernels, device })
     });
     Some((turn, gpu.as_ref()?))
 }
 
+fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
+    // The test machine sets the folder of cuBLASLt.
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    let folder = std::env::var("BURSAR_CUDA_LIB");
+    let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
+    let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
+    CudaKernels::load(device, target, &search).expect("its kernels load")
+}
+
+/// Less than a prompt's residual stream, so that some exchanges take several launches.
+const AT_ONCE: Bytes = Bytes::kib(64);
+
+/// How long a rank waits for the others.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 impl Gpu {
+    /// Runs `story` on each of `of` ranks of a checkpoint, which share this GPU, and returns what they make in their order.
+    /// All of them have what they need before the first one begins, because a device that maps memory may wait for a
+    /// kernel that waits.
+    pub fn on_ranks<T: Send>(
+        &self,
+        of: usize,
+        target: CudaTarget,
+        checkpoint: impl Fn() -> Checkpoint + Sync,
+        story: impl Fn(&Bench<Cuda>) -> T + Sync,
+    ) -> Vec<T> {
+        // Kernels have counters that one lane uses at a time.
+        let kernels: Vec<_> = (0..of).map(|_| load(&self.device, target)).collect();
+        let memory = Memory::of(self.device.clone(), Bytes::mib(64));
+        let exchange: Vec<_> = kernels
+            .iter()
+            .map(|kernels| {
+                let segment = memory.leased(Class::StepWorkspace, CudaLink::bytes(AT_ONCE));
+                let bytes = segment.backed().as_usize();
+                let cuda = Cuda::new(kernels).expect("a stream");
+                // SAFETY: so many bytes are backed, and nothing else uses them yet.
+                let mut all = unsafe { Tensor::persistent(segment.address(), [bytes], DType::U8) };
+                transfer::fill(&cuda, &vec![0; bytes], &mut all).expect("it is copied");
+                cuda.wait().expect("it is there");
+                segment
+            })
+            .collect();
+        let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
+        // SAFETY: the memory is zeroed, and outlives the threads below.
+        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
+        let begun = Barrier::new(of);
+        std::thread::scope(|scope| {
+            let run = |(link, kernels)| {
+                let (story, begun, checkpoint) = (&story, &begun, &checkpoint);
+                scope.spawn(move || {
+                    let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
+                    let cuda = Cuda::new(kernels).expect("a stream").linked(link);
+                    let bench = Bench::on(checkpoint(), cuda, self.memory(room), room);
+                    let bench = Bench { goes_on: GoesOn::Recorded, ..bench };
+                    bench.backend.wait().expect("it is loaded");
+                    begun.wait();
+                    story(&bench)
+                })
+            };
+            let running: Vec<_> = links.into_iter().zip(&kernels).map(run).collect();
+            running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
+        })
+    }
+
     /// `room.capacity` bytes of its memory.
     pub fn memory(&self, room: Room) -> Memory {
         Memory::of(self.device.clone(), room.capacity)

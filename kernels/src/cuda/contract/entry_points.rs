@@ -22,6 +22,7 @@ const fn in_order(name: &'static str) -> Source {
     Source { name, waits: false }
 }
 
+const ALL_REDUCE: Source = waiting("all_reduce");
 const ATTENTION_PREFILL: Source = in_order("attention_prefill");
 const ATTENTION_PREFILL_HOPPER: Source = in_order("attention_prefill_hopper");
 const EXPERTS: Source = waiting("experts");
@@ -95,6 +96,13 @@ pub(in crate::cuda) struct EntryPoints<F> {
 
 /// The entry points of Hopper's machine code alone.
 pub(in crate::cuda) struct HopperEntryPoints<F> {
+    pub all_gather: F,
+    /// Where a row has no whole units.
+    pub all_gather_odd: F,
+    pub all_reduce: F,
+    /// Where a row has no whole units.
+    pub all_reduce_odd: F,
+    pub all_reduce_two_shot: F,
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
@@ -213,6 +221,11 @@ impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
+            all_gather: all.named(ALL_REDUCE, "all_gather")?,
+            all_gather_odd: all.named(ALL_REDUCE, "all_gather_odd")?,
+            all_reduce: all.typed(ALL_REDUCE, "all_reduce")?,
+            all_reduce_odd: all.typed(ALL_REDUCE, "all_reduce_odd")?,
+            all_reduce_two_shot: all.typed(ALL_REDUCE, "all_reduce_two_shot")?,
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
             attention_paged_split: all.sized(
                 ATTENTION_PREFILL_HOPPER,

@@ -59,6 +59,24 @@ contract! {
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
     }
 
+    /// all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
+    mod all_reduce {
+        /// Threads of a block.
+        const THREADS: usize = 512;
+        /// Most blocks, all of which run at once.
+        const BLOCKS_MAX: usize = 128;
+        /// Most ranks.
+        const RANKS_MAX: usize = 8;
+        /// Bytes of a unit, which is copied or added up at once.
+        const UNIT: usize = 16;
+        /// Of one where rows have no whole ones of those.
+        const ODD_UNIT: usize = 2;
+        /// Where the failure stands among the bytes of exchange memory.
+        const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;
+        /// Where its data begin.
+        const DATA_AT: usize = 16 << 10;
+    }
+
     /// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.
     mod argmax {
         /// Threads of a block.

@@ -1,0 +1,173 @@
+//! The link between GPU ranks: memory of each that all have mapped, and kernels that meet in it.
+
+use std::time::Duration;
+
+use bursar_budgets::{Address, Bytes, DeviceError};
+
+use super::{
+    Cuda,
+    contract::all_reduce::{BLOCKS_MAX, DATA_AT, FAILED_AT, ODD_UNIT, RANKS_MAX, THREADS, UNIT},
+    launch::{Extent, Function, arguments, count},
+};
+use crate::{
+    Backend, KernelError, Rank, Tensor,
+    ops::{all_gather, all_reduce},
+};
+
+/// A rank's end of the link between the GPU ranks of a group.
+///
+/// All ranks come to the same operations in the same order. One that does not come in time breaks the link: what the
+/// others compute is undefined from then on, and they get [`DeviceError::Lost`] when they next wait for results.
+pub struct CudaLink {
+    exchange: Exchange,
+    /// Most blocks of a launch.
+    blocks: usize,
+}
+
+/// What a launch is told of the exchange memory, as `all_reduce.cu` lays it out.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Exchange {
+    control: [u64; RANKS_MAX],
+    data: [u64; RANKS_MAX],
+    half: u64,
+    patience: u64,
+    rank: u32,
+    ranks: u32,
+}
+
+/// Where rows of units are.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct Rows {
+    start: Address,
+    columns: u32,
+    pitch: u32,
+}
+
+/// From here on two shots, each of a part, are taken for faster than one of all: a guess, as no machine with more than two
+/// GPUs was there to measure it.
+const TWO_SHOTS_FROM: Bytes = Bytes::kib(256);
+
+impl CudaLink {
+    /// Bytes of exchange memory that each rank leases, for exchanges of `largest` at once. What is larger takes several.
+    pub fn bytes(largest: Bytes) -> Bytes {
+        Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
+    }
+
+    /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
+    /// [`bytes`](CudaLink::bytes) of `largest`, all zeros. A rank waits `patience` for the others in each operation.
+    /// `blocks` is how many blocks of each rank can run at once: the multiprocessors of a device, shared by ranks on it.
+    ///
+    /// # Safety
+    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so until all work of all
+    /// ranks has ended.
+    ///
+    /// # Panics
+    /// Unless there are 1 to 8 ranks.
+    pub unsafe fn between(memory: &[Address], largest: Bytes, patience: Duration, blocks: usize) -> Vec<CudaLink> {
+        assert!((1..=RANKS_MAX).contains(&memory.len()), "{} ranks", memory.len());
+        let (mut control, mut data) = ([0; RANKS_MAX], [0; RANKS_MAX]);
+        for (rank, memory) in memory.iter().enumerate() {
+            (control[rank], data[rank]) = (memory.0, memory.offset(Bytes(DATA_AT as u64)).0);
+        }
+        let half = largest.round_up(Bytes(UNIT as u64)).0;
+        let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        let end = |rank: Rank| CudaLink {
+            exchange: Exchange { control, data, half, patience, rank: count(rank.index()), ranks: count(rank.of()) },
+            blocks: blocks.clamp(1, BLOCKS_MAX),
+        };
+        Rank::all(memory.len()).map(end).collect()
+    }
+
+    /// Its place in the group.
+    pub fn rank(&self) -> Rank {
+        Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
+    }
+
+    /// Where the device notes who did not come.
+    pub(super) fn failed_at(&self) -> Address {
+        Address(self.exchange.control[self.rank().index()]).offset(Bytes(FAILED_AT as u64))
+    }
+
+    /// The error of a link whose note is `failed`.
+    pub(super) fn check(failed: u32) -> Result<(), DeviceError> {
+        match failed.checked_sub(1) {
+            None => Ok(()),
+            Some(rank) => {
+                let reason =
+                    format!("the ranks of a model went apart: rank {rank} did not come to an exchange in time");
+                Err(DeviceError::Lost { reason })
+            }
+        }
+    }
+}
+
+/// A unit that all of the rows of both begin and end with.
+fn unit(tensors: [&Tensor<'_>; 2]) -> usize {
+    let is_whole = |tensor: &Tensor<'_>| {
+        let [pitch, columns] = [tensor.pitch(), tensor.columns()].map(|count| tensor.dtype().bytes(count).as_usize());
+        tensor.address().0.is_multiple_of(UNIT as u64) && pitch.is_multiple_of(UNIT) && columns.is_multiple_of(UNIT)
+    };
+    if tensors.into_iter().all(is_whole) { UNIT } else { ODD_UNIT }
+}
+
+fn rows(tensor: &Tensor<'_>, unit: usize) -> Rows {
+    let units = |elements: usize| count(tensor.dtype().bytes(elements).as_usize() / unit);
+    Rows { start: tensor.address(), columns: units(tensor.columns()), pitch: units(tensor.pitch()) }
+}
+
+impl Cuda {
+    /// Launches `kernel` over rows of `part` and `out`, as many at a time as exchange memory holds.
+    fn exchange(
+        &self,
+        (op, [whole, odd]): (&'static str, [Function; 2]),
+        part: &Tensor<'_>,
+        out: &Tensor<'_>,
+        accumulate: Option<bool>,
+    ) -> Result<(), KernelError> {
+        let link = self.link.as_ref().ok_or(KernelError::NoKernel { op })?;
+        self.enter()?;
+        let unit = unit([part, out]);
+        let row = part.dtype().bytes(part.columns()).as_usize();
+        let at_once = link.exchange.half as usize / row.max(1);
+        if at_once == 0 {
+            return Err(KernelError::NoKernel { op });
+        }
+        for first in (0..part.rows()).step_by(at_once) {
+            let some = first..part.rows().min(first + at_once);
+            let (part, out) = (part.row_range(some.clone()), out.row_range(some));
+            let units = part.rows() * row / unit;
+            let extent = Extent::line(units.div_ceil(THREADS).min(link.blocks), THREADS);
+            let arguments = arguments![link.exchange, rows(&part, unit), rows(&out, unit), units as u64];
+            let arguments = match accumulate {
+                Some(accumulate) => arguments.with(u32::from(accumulate)),
+                None => arguments,
+            };
+            // SAFETY: these are the kernel's parameters, the front has checked the shapes, and the maker of the link
+            // vouches for its memory.
+            unsafe { self.launch(if unit == UNIT { whole } else { odd }, extent, arguments)? };
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+    const OP: &str = "all_reduce";
+    let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    let bytes = call.partial.bytes();
+    // Of two ranks each reads as much either way.
+    let whole = match cuda.rank().of() > 2 && bytes >= TWO_SHOTS_FROM {
+        true => hopper.all_reduce_two_shot,
+        false => hopper.all_reduce,
+    };
+    let kernels = [whole, hopper.all_reduce_odd];
+    cuda.exchange((OP, kernels), &call.partial, &call.out, Some(call.accumulate))
+}
+
+pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+    const OP: &str = "all_gather";
+    let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    let kernels = [hopper.all_gather, hopper.all_gather_odd];
+    cuda.exchange((OP, kernels), &call.part, &call.out, None)
+}

@@ -1,0 +1,205 @@
+//! Ranks on a GPU, each with a stream and kernels of its own: sums and columns of all have the bits that the definition
+//! gives, and a rank that does not come is a lost device. One GPU plays all ranks, which checks everything but the links
+//! between GPUs. Without a Hopper GPU each test prints that and ends.
+
+mod ground;
+
+use std::{
+    sync::{Arc, Barrier, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, Segment, Workspace};
+use bursar_kernels::{ops::transfer, *};
+use half::bf16;
+
+use ground::{Random, leased};
+
+/// Less than a story's exchanges, so that some take several.
+const AT_ONCE: Bytes = Bytes::kib(64);
+
+/// Longer than any start of a kernel, shorter than a test may hang.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
+    let device = match CudaDevice::open(0) {
+        Ok(device) => Arc::new(device),
+        Err(error @ DeviceError::NoDevice { .. }) => {
+            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    let target = CudaTarget::of(&device).expect("it says what it is");
+    let is_served = target.capability == (9, 0);
+    (!is_served).then(|| println!("skipped, ranks are Hopper's"));
+    is_served.then_some((device, target))
+}
+
+/// Zeroed exchange memory of each rank.
+fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize) -> Vec<Segment> {
+    let zeroed = |_| {
+        let segment = leased(device.clone(), CudaLink::bytes(AT_ONCE));
+        let bytes = segment.backed().as_usize();
+        let cuda = Cuda::new(kernels).expect("a stream");
+        // SAFETY: so many bytes are backed, and nothing else uses them yet.
+        let mut all = unsafe { Tensor::persistent(segment.address(), [bytes], DType::U8) };
+        transfer::fill(&cuda, &vec![0; bytes], &mut all).expect("it is copied");
+        cuda.wait().expect("it is there");
+        segment
+    };
+    (0..of).map(zeroed).collect()
+}
+
+/// Runs `pass` on each of `of` ranks on one GPU at once. All of them have what they need before the first one begins,
+/// because a device that maps memory may wait for a kernel that waits.
+fn on_gpu_ranks<T: Send>(
+    of: usize,
+    pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
+) -> Option<Vec<T>> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (device, target) = gpu()?;
+    let kernels = CudaKernels::load(&device, target, &BlasSearch::usual()).expect("its kernels load");
+    let memory = memory(&device, &kernels, of);
+    let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
+    // SAFETY: the memory is zeroed, and outlives the threads below.
+    let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
+    let begun = Barrier::new(of);
+    let results = std::thread::scope(|scope| {
+        let run = |link| {
+            let (pass, begun, kernels, device) = (&pass, &begun, &kernels, &device);
+            scope.spawn(move || {
+                let cuda = Cuda::new(kernels).expect("a stream").linked(link);
+                let (workspace, counter) =
+                    (Workspace::over(leased(device.clone(), Bytes::mib(64))), WorkCounter::default());
+                let scope = Scope::new(&cuda, &workspace, &counter);
+                scope.upload([1], &[0u32]).expect("memory is mapped");
+                cuda.wait().expect("nothing has gone wrong yet");
+                begun.wait();
+                pass(&scope, &cuda).expect("it runs")
+            })
+        };
+        let running: Vec<_> = links.into_iter().map(run).collect();
+        running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
+    });
+    Some(results)
+}
+
+/// Random numbers that bf16 has.
+fn numbers(seed: u64, count: usize) -> Vec<bf16> {
+    Random::new(seed).floats(count).into_iter().map(bf16::from_f32).collect()
+}
+
+fn bits(numbers: &[bf16]) -> Vec<u16> {
+    numbers.iter().map(|number| number.to_bits()).collect()
+}
+
+#[test]
+fn each_rank_gets_the_sum_in_the_order_of_ranks() {
+    for (rows, columns, gap) in [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)] {
+        for of in [2, 3, 4] {
+            let wide = columns + gap;
+            let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();
+            let before = numbers(5, rows * wide);
+            let expected: Vec<bf16> = (0..rows * wide)
+                .map(|at| {
+                    let sum = brought[1..].iter().fold(brought[0][at].to_f32(), |sum, other| sum + other[at].to_f32());
+                    if at % wide < columns { bf16::from_f32(before[at].to_f32() + sum) } else { before[at] }
+                })
+                .collect();
+            let found = on_gpu_ranks(of, |scope, _| {
+                let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
+                let mut sum = scope.upload([rows, wide], &before)?;
+                scope.all_reduce_add(&partial.column_range(0..columns), &mut sum.column_range_mut(0..columns))?;
+                scope.download::<bf16>(&sum)
+            });
+            for found in found.into_iter().flatten() {
+                assert!(bits(&found) == bits(&expected), "[{rows}, {columns}] of {of} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn shares_of_a_table_and_columns_of_all_come_together() {
+    let (rows, vocabulary, hidden) = (9, 24, 40);
+    let table = numbers(3, vocabulary * hidden);
+    let ids: Vec<u32> = vec![0, 23, 12, 11, 5, 6, 17, 18, UnseenToken { row: 0 }.code()];
+    let pass = |tokens: Share, scope: &Scope<'_, Cuda>| {
+        let own = scope.upload([tokens.count, hidden], &table[tokens.times(hidden).range()])?;
+        let (ids, previous) = (scope.upload([rows], &ids)?, scope.upload([1], &[13u32])?);
+        let mut out = scope.empty([rows, hidden])?;
+        let inner = scope.scope();
+        inner.all_reduce_into(&inner.embed_share(&own, tokens, &ids, &previous)?, &mut out)?;
+        scope.download::<bf16>(&out)
+    };
+    let row = |id: usize| table[id * hidden..][..hidden].to_vec();
+    let expected: Vec<bf16> = [0, 23, 12, 11, 5, 6, 17, 18, 13].into_iter().flat_map(row).collect();
+    for of in [2, 4] {
+        let found = on_gpu_ranks(of, |scope, _| pass(scope.rank().share(vocabulary).expect("it divides"), scope));
+        found.into_iter().flatten().for_each(|found| assert!(bits(&found) == bits(&expected), "{of} ranks"));
+        for columns in [29, 1024] {
+            let part = |rank: usize| Random::new(7 + rank as u64).floats(rows * columns);
+            let gathered = on_gpu_ranks(of, |scope, _| {
+                let own = scope.upload([rows, columns], &part(scope.rank().index()))?;
+                let mut all = scope.empty_f32([rows, of * columns])?;
+                scope.all_gather_into(&own, &mut all)?;
+                scope.download::<f32>(&all)
+            });
+            let parts: Vec<_> = (0..of).map(part).collect();
+            let row = |row: usize| parts.iter().flat_map(move |part| part[row * columns..][..columns].to_vec());
+            let expected: Vec<f32> = (0..rows).flat_map(row).collect();
+            gathered
+                .into_iter()
+                .flatten()
+                .for_each(|found| assert!(found == expected, "{of} ranks, {columns} columns"));
+        }
+    }
+}
+
+#[test]
+fn a_thousand_exchanges_in_graphs_give_the_same_bits_again() {
+    let run = || {
+        on_gpu_ranks(2, |scope, cuda| {
+            let shapes = [[1, 3584], [64, 3584], [3, 3584], [17, 3584]];
+            let mut sum = scope.upload([64, 3584], &vec![bf16::ZERO; 64 * 3584])?;
+            let partial = scope.upload([64, 3584], &numbers(scope.rank().index() as u64, 64 * 3584))?;
+            let graph = cuda.capture(&mut || {
+                shapes.iter().try_for_each(|[rows, _]| {
+                    scope.all_reduce_add(&partial.row_range(0..*rows), &mut sum.row_range_mut(0..*rows))
+                })
+            })?;
+            let graph = graph.expect("a GPU has graphs");
+            (0..250).try_for_each(|_| graph.replay())?;
+            Ok(bits(&scope.download::<bf16>(&sum)?))
+        })
+    };
+    let (Some(first), Some(second)) = (run(), run()) else { return };
+    assert!(first == second && first[0] == first[1]);
+    assert!(first[0].iter().any(|bits| bf16::from_bits(*bits).to_f32().abs() > 10.0), "it has added up");
+}
+
+#[test]
+fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
+    let found = on_gpu_ranks(2, |scope, _| {
+        let partial = scope.upload([4, 64], &numbers(1, 256))?;
+        let mut sum = scope.upload([4, 64], &numbers(2, 256))?;
+        let began = Instant::now();
+        if scope.rank().index() == 0 {
+            scope.all_reduce_add(&partial, &mut sum)?;
+            return Ok((scope.download::<bf16>(&sum).map(drop), began.elapsed()));
+        }
+        std::thread::sleep(PATIENCE + PATIENCE / 2);
+        // The one who comes late hears it too, and waits for nothing.
+        let began = Instant::now();
+        scope.all_reduce_add(&partial, &mut sum)?;
+        Ok((scope.download::<bf16>(&sum).map(drop), began.elapsed()))
+    });
+    for (rank, (result, took)) in found.into_iter().flatten().enumerate() {
+        let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
+        assert_eq!(reason, "the ranks of a model went apart: rank 1 did not come to an exchange in time");
+        let bound = if rank == 0 { PATIENCE..2 * PATIENCE } else { Duration::ZERO..PATIENCE };
+        assert!(bound.contains(&took), "rank {rank}: {took:?}");
+    }
+}

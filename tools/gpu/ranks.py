@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""Checks `all_reduce.cu` on all GPUs of a machine, and times it beside NCCL.
+
+    tools/gpu/ranks.py [--check] [--ranks N]
+
+One process launches on every GPU, whose memory is mapped on the others. More ranks than GPUs share them, each in a stream of
+its own: that checks everything but the links. Sums are compared to the bit with torch's in f32
+in the order of the ranks. A time is of one exchange of many in a graph on each GPU.
+"""
+
+import argparse
+import ctypes
+import os
+import statistics
+import sys
+import time
+
+os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # loading a kernel may wait for one that waits for it
+os.environ["NCCL_NVLS_ENABLE"] = "0"
+
+import torch
+
+from contract import contract
+from device import ENDINGS, Kernel, Output, driver, expect_success, processors
+
+NUMBERS = contract("all_reduce")
+RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.DATA_AT
+HALF_BYTES = 128 << 20
+PATIENCE = 2_000_000_000
+GATHERED, SUMMED = {16: "all_gather", 2: "all_gather_odd"}, {16: "all_reduce_", 2: "all_reduce_odd_"}
+
+
+class Exchange(ctypes.Structure):
+    _fields_ = [("control", ctypes.c_void_p * RANKS_MAX), ("data", ctypes.c_void_p * RANKS_MAX), ("half", ctypes.c_uint64),
+                ("patience", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("ranks", ctypes.c_uint32)]  # fmt: skip
+
+
+class Place(ctypes.Structure):
+    _fields_ = [("start", ctypes.c_void_p), ("columns", ctypes.c_uint32), ("pitch", ctypes.c_uint32)]
+
+    def __init__(self, tensor, unit):
+        size = tensor.element_size()
+        super().__init__(tensor.data_ptr(), tensor.shape[1] * size // unit, tensor.stride(0) * size // unit)
+
+
+class Group:
+    """All GPUs, and exchange memory on each."""
+
+    def __init__(self, streams, patience=PATIENCE):
+        self.ranks, self.streams = len(streams), streams
+        self.devices = [stream.device for stream in streams]
+        # All blocks of all ranks of a GPU run at once, one on each multiprocessor.
+        self.blocks = min(NUMBERS.BLOCKS_MAX, processors() * len(set(self.devices)) // self.ranks)
+        zeros = lambda device: torch.zeros(CONTROL_BYTES + 2 * HALF_BYTES, dtype=torch.uint8, device=device)  # noqa: E731
+        self.memory = [zeros(device) for device in self.devices]
+        pad = lambda addresses: (ctypes.c_void_p * RANKS_MAX)(*addresses)  # noqa: E731
+        control = pad([memory.data_ptr() for memory in self.memory])
+        data = pad([memory.data_ptr() + CONTROL_BYTES for memory in self.memory])
+        self.exchanges = [Exchange(control, data, HALF_BYTES, patience, rank, self.ranks) for rank in range(self.ranks)]
+
+    def on(self, rank, make):
+        """What `make` makes in the rank's stream."""
+        with torch.cuda.stream(self.streams[rank]):
+            return make()
+
+    def each(self, make):
+        """What `make` makes of each rank in its stream."""
+        return [self.on(rank, lambda: make(rank)) for rank in range(self.ranks)]
+
+    def failed(self):
+        return [int(memory[:CONTROL_BYTES].view(torch.int32)[NUMBERS.FAILED_AT // 4]) for memory in self.memory]
+
+    def launch(self, name, rank, part, out, *more, blocks=None, early=True):
+        """On one rank; `part` and `out` are its own."""
+        sizes = (part.data_ptr(), out.data_ptr(), *(tensor.stride(0) * tensor.element_size() for tensor in (part, out)),
+                 part.shape[1] * part.element_size())  # fmt: skip
+        unit = NUMBERS.UNIT if all(size % NUMBERS.UNIT == 0 for size in sizes) else NUMBERS.ODD_UNIT
+        name = name[unit] if isinstance(name, dict) else name
+        name += ENDINGS[part.dtype] if name.endswith("_") else ""
+        units = part.numel() * part.element_size() // unit
+        blocks = blocks or min(-(-units // THREADS), self.blocks)
+        with torch.cuda.stream(self.streams[rank]):
+            Kernel("all_reduce", name)((blocks,), (THREADS,), self.exchanges[rank], Place(part, unit), Place(out, unit),
+                                       ctypes.c_uint64(units), *more, early=early)  # fmt: skip
+
+    def wait(self):
+        for device in set(self.devices):
+            torch.cuda.synchronize(device)
+
+
+def map_on_all(count):
+    """Each GPU may use the others' memory."""
+    contexts = [ctypes.c_void_p() for _ in range(count)]
+    for device, context in enumerate(contexts):
+        torch.empty(1, device=f"cuda:{device}")
+        expect_success(driver().cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "a context")
+    for device, context in enumerate(contexts):
+        with torch.cuda.device(device):
+            for other in contexts:
+                if other.value != context.value:
+                    code = driver().cuCtxEnablePeerAccess(other, 0)
+                    expect_success(0 if code == 704 else code, "access to a peer")  # it may be there already
+
+
+def wide(rows, columns, gap, kind, seed):
+    """On torch's current device."""
+    generator = torch.Generator(device="cuda").manual_seed(seed)
+    return torch.randn(rows, columns + gap, device="cuda", generator=generator).to(kind)[:, :columns]
+
+
+def wrong(group, outs, wanted):
+    """Elements of all ranks that are not as wanted; -1 if something beside them was written."""
+    group.wait()
+    found = sum(int((out.tensor.to(wanted.device) != wanted).sum()) for out in outs)
+    return found if all(out.is_guarded() for out in outs) else -1
+
+
+def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
+    """How many elements differ from the sum in the order of ranks, over all ranks."""
+    parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
+    outs = group.each(lambda _: Output((rows, columns), kind, gap))
+    group.wait()
+    before = wide(rows, columns, 0, kind, seed + 99)
+    wanted = parts[0].float()
+    for part in parts[1:]:
+        wanted = wanted + part.to(wanted.device).float()
+    if accumulate:
+        wanted = before.float() + wanted
+        for out in outs:
+            out.tensor.copy_(before)
+    group.wait()
+    for rank in range(group.ranks):
+        group.launch(name, rank, parts[rank], outs[rank].tensor, int(accumulate))
+    return wrong(group, outs, wanted.to(kind))
+
+
+def gathered(group, rows, columns, kind, gap, seed):
+    parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
+    outs = group.each(lambda _: Output((rows, columns * group.ranks), kind, gap))
+    group.wait()
+    wanted = torch.cat([part.to("cuda:0") for part in parts], 1)
+    group.wait()
+    for rank in range(group.ranks):
+        group.launch(GATHERED, rank, parts[rank], outs[rank].tensor)
+    return wrong(group, outs, wanted)
+
+
+def check(group):
+    failures, checks = [], 0
+
+    def expect(what, wrong):
+        nonlocal checks
+        checks += 1
+        if wrong != 0 or any(group.failed()):
+            failures.append(f"{what}: {wrong} wrong, failed {group.failed()}")
+
+    seed = 0
+    for kind in (torch.bfloat16, torch.float16):
+        for rows, columns, gap in ((1, 3584, 0), (1, 8192, 0), (3, 37, 0), (5, 61, 3), (64, 3584, 0), (131, 8192, 8), (7, 24, 8),
+                                   (2048, 8192, 0), (1021, 3584, 16)):  # fmt: skip
+            for accumulate in (False, True):
+                seed += 10
+                expect(f"one shot {rows} x {columns} + {gap} {kind}", sums(group, rows, columns, kind, gap, accumulate, seed))
+                if columns % 8 == 0:
+                    two = sums(group, rows, columns, kind, gap, accumulate, seed, "all_reduce_two_shot_")
+                    expect(f"two shots {rows} x {columns} + {gap} {kind}", two)
+    for kind, rows, columns, gap in ((torch.float32, 1, 76_032, 0), (torch.float32, 64, 76_032, 64), (torch.bfloat16, 5, 61, 3),
+                                     (torch.float32, 3, 37, 1)):  # fmt: skip
+        seed += 10
+        expect(f"gather {rows} x {columns} {kind}", gathered(group, rows, columns, kind, gap, seed))
+    expect("a chain", chain(group))
+    late(group.streams, failures)
+    return checks + 1, failures
+
+
+def chain(group):
+    """Five hundred exchanges of changing sizes behind each other, each adding to what the one before has left: in a graph
+    that is replayed, twice from the start. Returns elements that differ between ranks or runs."""
+    rows, columns = 64, 3584
+    sizes = [1, 64, 3, 17, 64, 2, 33]
+    outs = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
+    parts = group.each(lambda rank: wide(rows, columns, 0, torch.bfloat16, 5 + rank) * 0.01)
+    group.wait()
+
+    def round_on(rank):
+        for step, few in enumerate(sizes):
+            name = SUMMED if step % 2 else "all_reduce_two_shot_"
+            group.launch(name, rank, parts[rank][:few], outs[rank][:few], 1)
+
+    group.each(round_on)
+    group.wait()
+    graphs = group.each(lambda rank: captured(group, rank, lambda: round_on(rank)))
+    runs = []
+    for _ in range(2):
+        for out in outs:
+            out.zero_()
+        group.wait()
+        for _ in range(70):
+            group.each(lambda rank: graphs[rank].replay())
+        group.wait()
+        runs.append([out.to("cuda:0") for out in outs])
+    return sum(int((out != runs[0][0]).sum()) for run in runs for out in run) + int(float(runs[0][0].abs().max()) == 0)
+
+
+def captured(group, rank, work):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=group.streams[rank]):
+        work()
+    return graph
+
+
+def late(streams, failures):
+    """A rank that does not come ends the wait of the others after a bound, and is named on all."""
+    group = Group(streams, patience=50_000_000)
+    parts = group.each(lambda rank: wide(4, 3584, 0, torch.bfloat16, rank))
+    outs = group.each(lambda rank: parts[rank].clone())
+    group.wait()
+    began = time.monotonic()
+    for rank in range(group.ranks - 1):
+        group.launch(SUMMED, rank, parts[rank], outs[rank], 0)
+    group.wait()
+    took = time.monotonic() - began
+    group.launch(SUMMED, group.ranks - 1, parts[-1], outs[-1], 0)
+    group.wait()
+    if group.failed() != [group.ranks] * group.ranks or not 0.05 <= took < 0.5:
+        failures.append(f"a late rank: {group.failed()} after {took:.3f} s")
+
+
+def timed(group, name, rows, columns, blocks=None, calls=40, kind=torch.bfloat16):
+    """Microseconds of one exchange."""
+    parts = group.each(lambda _: wide(rows, columns, 0, kind, 1))
+    more = () if name is GATHERED else (1,)
+    wide_out = columns * (group.ranks if name is GATHERED else 1)
+    outs = group.each(lambda _: torch.zeros(rows, wide_out, dtype=kind, device="cuda"))
+    group.wait()
+
+    def work(rank):
+        for _ in range(calls):
+            group.launch(name, rank, parts[rank], outs[rank], *more, blocks=blocks)
+
+    group.each(work)
+    group.wait()
+    graphs = group.each(lambda rank: captured(group, rank, lambda: work(rank)))
+    times = []
+    for _ in range(12):
+        events = group.each(lambda rank: between(graphs[rank].replay))
+        group.wait()
+        # A rank that was launched earlier waits for the others; the last one does not.
+        times.append(min(start.elapsed_time(end) for start, end in events) * 1000 / calls)
+    return statistics.median(times[2:])
+
+
+def between(work):
+    """The events before and after it."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    work()
+    end.record()
+    return start, end
+
+
+SIZES = [(1, 3584), (1, 8192), (16, 3584), (64, 3584), (64, 8192), (256, 3584), (256, 8192), (2048, 3584), (8192, 3584)]
+
+
+def nccl(rank, ranks, times):
+    import torch.distributed as distributed
+
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29511")
+    torch.cuda.set_device(rank)
+    distributed.init_process_group("nccl", rank=rank, world_size=ranks, device_id=torch.device(f"cuda:{rank}"))
+    for at, (rows, columns) in enumerate(SIZES):
+        x = torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda")
+        distributed.all_reduce(x)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(40):
+                distributed.all_reduce(x)
+        found = []
+        for _ in range(12):
+            start, end = between(graph.replay)
+            torch.cuda.synchronize()
+            found.append(start.elapsed_time(end) * 1000 / 40)
+        if rank == 0:
+            times[at] = statistics.median(found[2:])
+    distributed.destroy_process_group()
+
+
+def measure(group):
+    import torch.multiprocessing as processes
+
+    times = processes.get_context("spawn").Array("d", len(SIZES))
+    if len(set(group.devices)) == group.ranks:
+        processes.spawn(nccl, (group.ranks, times), nprocs=group.ranks)
+    print("| sum of | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|")
+    for beside, (rows, columns) in zip(times, SIZES):
+        one, two = timed(group, SUMMED, rows, columns), timed(group, "all_reduce_two_shot_", rows, columns)
+        print(f"| {rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB | {one:.1f} | {two:.1f} | {beside:.1f} |", flush=True)
+    print("\n| by blocks | " + " | ".join(map(str, BLOCKS)) + " |\n|---|" + "---|" * len(BLOCKS))
+    for rows, columns in ((1, 3584), (64, 3584), (256, 8192), (8192, 3584)):
+        by_blocks = [timed(group, SUMMED, rows, columns, blocks) for blocks in BLOCKS if blocks <= group.blocks]
+        print(f"| {rows} x {columns} | " + " | ".join(f"{found:.1f}" for found in by_blocks) + " |", flush=True)
+    for rows in (1, 64, 256):
+        found = timed(group, GATHERED, rows, 76_032, calls=20, kind=torch.float32)
+        print(f"gather of {rows} x 76,032 f32: {found:.1f} us")
+
+
+BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("--check", action="store_true", help="check and do not time")
+    arguments.add_argument("--ranks", type=int, help="one for each GPU if not said otherwise")
+    arguments = arguments.parse_args()
+    driver()
+    count = torch.cuda.device_count()
+    ranks = arguments.ranks or count
+    if ranks < 2:
+        sys.exit("it wants at least two ranks")
+    map_on_all(count)
+    group = Group([torch.cuda.Stream(f"cuda:{rank % count}") for rank in range(ranks)])
+    checks, failures = check(group)
+    print(f"{ranks} ranks on {count} x {torch.cuda.get_device_name()}: {checks} checks, {len(failures)} failed", *failures, sep="\n", flush=True)
+    if not arguments.check and not failures:
+        measure(group)
+    sys.exit(1 if failures else 0)
+
+
+if __name__ == "__main__":
+    main()
