@@ -203,6 +203,26 @@ fn impossible_gpus_are_refused_by_name() {
 }
 
 #[test]
+fn a_plan_for_several_cards_says_what_each_holds() {
+    let of = |cards: &str, code: i32| {
+        let output = plan(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--tensor-parallel-size", cards, "--json"]);
+        assert_eq!(output.status.code(), Some(code), "{cards} cards");
+        object(&output)
+    };
+    let [one, two, four] = [("1", 1), ("2", 0), ("4", 0)].map(|(cards, code)| of(cards, code));
+    assert_eq!([&one, &two, &four].map(|report| number(&report["ranks"])), [1, 2, 4]);
+    let weights = |report: &Value| number(&report["claims"]["weights"]);
+    assert!(weights(&two) > weights(&one) / 2, "what is not shared out is on each card");
+    assert!(2 * weights(&four) > weights(&two) && weights(&four) < weights(&two));
+    assert!(number(&four["kv_tokens"]) > 2 * number(&two["kv_tokens"]), "the heads are shared out too");
+    assert!(two["notes"].to_string().contains("not served on several cards yet"), "{}", two["notes"]);
+    assert_eq!(one["notes"], json!([]));
+    let refused = of("3", 2);
+    assert_eq!(refused["error"], "query heads do not divide among 3 ranks: there are 64");
+    assert_eq!(refused["hint"], "use a number of ranks that divides all of it: 1, 2, 4, 8, 16");
+}
+
+#[test]
 fn an_impossible_plan_has_its_own_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),

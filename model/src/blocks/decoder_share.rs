@@ -1,9 +1,9 @@
 //! What a rank has of a decoder.
 
 use bursar_kernels::{Rank, Share};
-use thiserror::Error;
 
 use super::decoder::DecoderConfig;
+use crate::weights::RanksError;
 
 /// A rank's share of each number of a decoder that ranks share out (Shoeybi et al. 2019, arXiv 1909.08053).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,20 +20,6 @@ pub struct DecoderShare {
     pub experts: Option<Share>,
     /// Tokens. The last ranks have fewer of them if they do not divide.
     pub vocabulary: Share,
-}
-
-/// A decoder that so many ranks cannot share out.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[error("{what} do not divide among {ranks} ranks: there are {count}")]
-pub struct RanksError {
-    /// How many ranks were asked for.
-    pub ranks: usize,
-    /// What does not divide.
-    pub what: &'static str,
-    /// How many of it there are.
-    pub count: usize,
-    /// Numbers of ranks that can share out all of it.
-    pub possible: Vec<usize>,
 }
 
 /// The most ranks that an error suggests.

@@ -16,4 +16,4 @@ pub mod step_inputs;
 pub mod vision;
 
 pub use decoder_config::{AxesRule, ConfigError, DecoderDefaults, LayerKind, WIDTH_MAX};
-pub use decoder_share::{DecoderShare, RanksError};
+pub use decoder_share::DecoderShare;

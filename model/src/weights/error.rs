@@ -3,7 +3,7 @@
 use bursar_kernels::DType;
 use thiserror::Error;
 
-use crate::{blocks::RanksError, checkpoint::error::CheckpointError};
+use crate::checkpoint::error::CheckpointError;
 
 /// A tensor of the checkpoint that does not match the model's configuration.
 #[derive(Debug, Error)]
@@ -98,4 +98,18 @@ pub enum WeightError {
     /// So many ranks cannot share the model out.
     #[error(transparent)]
     Ranks(#[from] RanksError),
+}
+
+/// A model that so many ranks cannot share out.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{what} do not divide among {ranks} ranks: there are {count}")]
+pub struct RanksError {
+    /// How many ranks were asked for.
+    pub ranks: usize,
+    /// What does not divide.
+    pub what: &'static str,
+    /// How many of it there are.
+    pub count: usize,
+    /// Numbers of ranks that can share out all of it.
+    pub possible: Vec<usize>,
 }

@@ -18,7 +18,7 @@ mod unpacking;
 
 pub use copy::{MadeScales, SpreadScales, WeightCopy, WeightSource};
 pub use cut::Cut;
-pub use error::WeightError;
+pub use error::{RanksError, WeightError};
 pub(crate) use fp8_claims::spread;
 pub(crate) use fp8_rounding::rounded_to_fp8;
 pub use linear::Linear;

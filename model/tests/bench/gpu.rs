@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Class, CudaDevice, DeviceError, Hint};
-use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, Tensor, ops::transfer};
+use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, ProductsBy, Tensor, ops::transfer};
 use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
@@ -94,7 +94,8 @@ impl Gpu {
                 let (story, begun, checkpoint) = (&story, &begun, &checkpoint);
                 scope.spawn(move || {
                     let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
-                    let cuda = Cuda::new(kernels).expect("a stream").linked(link);
+                    // The library loads its kernels when they are first used, and that waits for all that runs.
+                    let cuda = Cuda::new(kernels).expect("a stream").linked(link).with_products_by(ProductsBy::Ours);
                     let bench = Bench::on(checkpoint(), cuda, self.memory(room), room);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };
                     bench.backend.wait().expect("it is loaded");
