@@ -141,24 +141,25 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let models = models.collect::<Result<Vec<_>, _>>()?;
     models[0].config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let question = |model| Question { model, pictures, target, options: &load, place };
-    // All ranks have as many tokens as the one with the least room.
-    let mut fullest = &models[0];
-    if let [first, others @ ..] = &models[..] {
-        let mut least = question(first).kv_tokens()?;
-        for model in others {
-            let tokens = question(model).kv_tokens()?;
-            if tokens < least {
-                (fullest, least) = (model, tokens);
-            }
-        }
-    }
-    let (model, forecast) = (fullest, Forecast::of(&question(fullest))?);
+    let model = fullest(&models, question)?;
+    let forecast = Forecast::of(&question(model))?;
     if ranks > 1 {
         notes.push(NOT_SERVED_YET.to_owned());
     }
     let planned = Planned { target, ..planned };
     let name = load.name.clone().unwrap_or_else(|| source.name());
     Ok(Report::of(&name, &planned, model, &forecast, notes))
+}
+
+/// The rank with the least room: all have as many tokens as it.
+fn fullest<'m>(models: &'m [Model], question: impl Fn(&'m Model) -> Question<'m>) -> Result<&'m Model, StartError> {
+    let (first, others) = models.split_first().expect("there is a rank");
+    if others.is_empty() {
+        return Ok(first);
+    }
+    let rooms = models.iter().map(|model| Ok((question(model).kv_tokens()?, model)));
+    let rooms = rooms.collect::<Result<Vec<_>, StartError>>()?;
+    Ok(rooms.into_iter().min_by_key(|(tokens, _)| *tokens).map_or(first, |(_, model)| model))
 }
 
 /// The checkpoint, or its `config.json` alone if there are no weights.

@@ -167,16 +167,33 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
     return rounded;
 }
 
+// A launch's exchange, the half of the memory that it has, and this thread's units.
+struct Turn {
+    uint32_t epoch;
+    uint64_t half, first, step;
+};
+
+__device__ __forceinline__ Turn begin(const Exchange& all) {
+    const uint32_t epoch = all.control[all.rank]->epoch + 1;
+    return {epoch, (epoch & 1) * all.half, blockIdx.x * uint64_t(blockDim.x) + threadIdx.x,
+            uint64_t(gridDim.x) * blockDim.x};
+}
+
+// Copies what this rank brings to its exchange memory.
+template <typename Unit>
+__device__ __forceinline__ void bring(const Exchange& all, uint64_t half, const Place& part, uint64_t units,
+                                      uint64_t first, uint64_t step) {
+    for (uint64_t unit = first; unit < units; unit += step) {
+        *reinterpret_cast<Unit*>(all.data[all.rank] + half + unit * sizeof(Unit)) = *unit_of<Unit>(part, unit);
+    }
+}
+
 template <typename Element, typename Unit>
 __device__ __forceinline__ void one_shot(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
                                          bool accumulate) {
     wait_for_previous_kernel();
-    const uint32_t epoch = all.control[all.rank]->epoch + 1;
-    const uint64_t half = (epoch & 1) * all.half;
-    const uint64_t first = blockIdx.x * uint64_t(blockDim.x) + threadIdx.x, step = uint64_t(gridDim.x) * blockDim.x;
-    for (uint64_t unit = first; unit < units; unit += step) {
-        *reinterpret_cast<Unit*>(all.data[all.rank] + half + unit * sizeof(Unit)) = *unit_of<Unit>(partial, unit);
-    }
+    const auto [epoch, half, first, step] = begin(all);
+    bring<Unit>(all, half, partial, units, first, step);
     if (meet(all, 0, epoch)) {
         for (uint64_t unit = first; unit < units; unit += step) {
             Unit* to = unit_of<Unit>(out, unit);
@@ -190,11 +207,9 @@ template <typename Element, typename Unit>
 __device__ __forceinline__ void two_shot(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
                                          bool accumulate) {
     wait_for_previous_kernel();
-    const uint32_t epoch = all.control[all.rank]->epoch + 1;
-    const uint64_t half = (epoch & 1) * all.half;
+    const auto [epoch, half, first, step] = begin(all);
     // Block b has the same places of every share, so it depends on blocks b alone.
     const uint64_t share = (units + all.ranks - 1) / all.ranks;
-    const uint64_t first = blockIdx.x * uint64_t(blockDim.x) + threadIdx.x, step = uint64_t(gridDim.x) * blockDim.x;
     const auto each = [&](uint32_t rank, auto work) {
         const uint64_t start = rank * share, end = min(start + share, units);
         for (uint64_t unit = start + first; unit < end; unit += step) {
@@ -230,12 +245,8 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
 template <typename Unit>
 __device__ __forceinline__ void gather(const Exchange& all, const Place& part, const Place& out, uint64_t units) {
     wait_for_previous_kernel();
-    const uint32_t epoch = all.control[all.rank]->epoch + 1;
-    const uint64_t half = (epoch & 1) * all.half;
-    const uint64_t first = blockIdx.x * uint64_t(blockDim.x) + threadIdx.x, step = uint64_t(gridDim.x) * blockDim.x;
-    for (uint64_t unit = first; unit < units; unit += step) {
-        *reinterpret_cast<Unit*>(all.data[all.rank] + half + unit * sizeof(Unit)) = *unit_of<Unit>(part, unit);
-    }
+    const auto [epoch, half, first, step] = begin(all);
+    bring<Unit>(all, half, part, units, first, step);
     if (meet(all, 0, epoch)) {
         for (uint32_t next = 0; next < all.ranks; ++next) {
             const uint32_t rank = (all.rank + next) % all.ranks;

@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, HostConfig, HostDevice, Segment, Workspace};
+use bursar_budgets::{Bytes, CudaDevice, HostConfig, HostDevice, Segment, Workspace};
 use bursar_kernels::{
     ops::fill_random::{Part, fill_random, fill_random_part},
     *,
@@ -15,7 +15,7 @@ use bursar_kernels::{
 use cudarc::driver::sys;
 use half::{bf16, f16};
 
-use ground::{How, Pass, Random, assert_close, leased, narrowed, passes, rounded};
+use ground::{How, Pass, Random, assert_close, first_gpu, leased, load, narrowed, passes, rounded};
 
 /// A test's turn on the GPU, which all tests share.
 type Turn = MutexGuard<'static, ()>;
@@ -31,14 +31,7 @@ fn gpu() -> Option<(Turn, &'static Gpu)> {
     static GPU: OnceLock<Option<Gpu>> = OnceLock::new();
     let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let gpu = GPU.get_or_init(|| {
-        let device = match CudaDevice::open(0) {
-            Ok(device) => Arc::new(device),
-            Err(error @ DeviceError::NoDevice { .. }) => {
-                println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
-                return None;
-            }
-            Err(error) => panic!("{error}"),
-        };
+        let device = first_gpu()?;
         let best = CudaTarget::of(&device).expect("it says what it is");
         let mut targets = vec![best, CudaTarget { activation: DType::F16, ..best }];
         targets.dedup();
@@ -51,12 +44,7 @@ fn gpu() -> Option<(Turn, &'static Gpu)> {
 
 impl Gpu {
     fn load(&self, target: CudaTarget) -> Arc<CudaKernels> {
-        // The environment says where cuBLASLt is; only this place below `main` reads it.
-        #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-        let folder = std::env::var("BURSAR_CUDA_LIB");
-        let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-        let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-        CudaKernels::load(&self.device, target, &search).expect("its kernels load")
+        load(&self.device, target)
     }
 
     /// Compares every operation with its definition, and its memory with its plan.

@@ -5,28 +5,15 @@ mod ground;
 
 use std::sync::Arc;
 
-use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Hint, Workspace};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, Workspace};
 use bursar_kernels::{ops::transfer::fill_elements, *};
 
-use ground::leased;
+use ground::{first_gpu, leased, load};
 
 /// The first GPU with its kernels, if there is one.
 fn kernels() -> Option<(Arc<CudaDevice>, Arc<CudaKernels>)> {
-    let device = match CudaDevice::open(0) {
-        Ok(device) => Arc::new(device),
-        Err(error @ DeviceError::NoDevice { .. }) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
-    // The environment says where cuBLASLt is; only this place below `main` reads it.
-    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-    let folder = std::env::var("BURSAR_CUDA_LIB");
-    let usual = BlasSearch::usual();
-    let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-    let target = CudaTarget::of(&device).expect("it says what it is");
-    let kernels = CudaKernels::load(&device, target, &search).expect("its kernels load");
+    let device = first_gpu()?;
+    let kernels = load(&device, CudaTarget::of(&device).expect("it says what it is"));
     Some((device, kernels))
 }
 

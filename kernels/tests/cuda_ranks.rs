@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar_budgets::{Bytes, CudaDevice, DeviceError, Hint, Segment, Workspace};
-use bursar_kernels::{ops::transfer, *};
+use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
+use bursar_kernels::*;
 use half::bf16;
 
-use ground::{Random, leased};
+use ground::{Random, first_gpu, leased, load};
 
 /// Less than a story's exchanges, so that some take several.
 const AT_ONCE: Bytes = Bytes::kib(64);
@@ -22,33 +22,22 @@ const AT_ONCE: Bytes = Bytes::kib(64);
 const PATIENCE: Duration = Duration::from_secs(2);
 
 fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
-    let device = match CudaDevice::open(0) {
-        Ok(device) => Arc::new(device),
-        Err(error @ DeviceError::NoDevice { .. }) => {
-            println!("skipped, {error}; {}", error.hint().expect("there is something to do"));
-            return None;
-        }
-        Err(error) => panic!("{error}"),
-    };
+    let device = first_gpu()?;
     let target = CudaTarget::of(&device).expect("it says what it is");
     let is_served = target.capability == (9, 0);
     (!is_served).then(|| println!("skipped, ranks are Hopper's"));
     is_served.then_some((device, target))
 }
 
-/// Zeroed exchange memory of each rank.
+/// Cleared exchange memory of each rank.
 fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize) -> Vec<Segment> {
-    let zeroed = |_| {
+    let cleared = |_| {
         let segment = leased(device.clone(), CudaLink::bytes(AT_ONCE));
-        let bytes = segment.backed().as_usize();
-        let cuda = Cuda::new(kernels).expect("a stream");
         // SAFETY: so many bytes are backed, and nothing else uses them yet.
-        let mut all = unsafe { Tensor::persistent(segment.address(), [bytes], DType::U8) };
-        transfer::fill(&cuda, &vec![0; bytes], &mut all).expect("it is copied");
-        cuda.wait().expect("it is there");
+        unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("it is copied");
         segment
     };
-    (0..of).map(zeroed).collect()
+    (0..of).map(cleared).collect()
 }
 
 /// Runs `pass` on each of `of` ranks on one GPU at once. All of them have what they need before the first one begins,
@@ -60,10 +49,10 @@ fn on_gpu_ranks<T: Send>(
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (device, target) = gpu()?;
-    let kernels = CudaKernels::load(&device, target, &BlasSearch::usual()).expect("its kernels load");
+    let kernels = load(&device, target);
     let memory = memory(&device, &kernels, of);
     let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
-    // SAFETY: the memory is zeroed, and outlives the threads below.
+    // SAFETY: the memory is cleared, and outlives the threads below.
     let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
     let begun = Barrier::new(of);
     let results = std::thread::scope(|scope| {

@@ -125,9 +125,9 @@ impl Model {
         Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
-    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws them there if the checkpoint is a random one. At least
-    /// [`weight_bytes`](Model::weight_bytes) of the segment must be backed. `progress` is called after each tensor with
-    /// the bytes copied so far and the total, and decides whether to go on.
+    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws it there if
+    /// the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of the segment must be backed.
+    /// `progress` is called after each tensor with the bytes copied so far and the total, and decides whether to go on.
     ///
     /// # Errors
     /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.
@@ -209,8 +209,7 @@ impl Model {
 
     /// Layers, heads and element type of the keys and values that its rank has on `target`.
     pub fn kv_shape(&self, target: &Target) -> KvShape {
-        let whole = self.config.decoder().kv_shape(self.cache.dtype(target));
-        KvShape { kv_heads: self.family.decoder().share().kv_heads.count, ..whole }
+        self.family.decoder().kv_shape(self.cache.dtype(target))
     }
 
     /// Bytes of one row of the vision cache on `target`.
@@ -306,8 +305,7 @@ fn upload<B: Backend>(
     let made: Vec<u8>;
     let source: &[u8] = match &copy.source {
         WeightSource::Tensor(name) => {
-            let found = checkpoint.tensor(name).map_err(WeightError::from)?;
-            let found = copy.cut.as_ref().map_or(found, |cut| cut.take(&found));
+            let found = part(checkpoint, name, copy)?;
             if let Some(scale) = &copy.scale {
                 let scale = checkpoint.tensor(scale).map_err(WeightError::from)?;
                 return upload_scaled(backend, (&found, &scale), copy, room);
@@ -329,8 +327,7 @@ fn upload<B: Backend>(
             &made
         }
         WeightSource::Scales(name, how) => {
-            let found = checkpoint.tensor(name).map_err(WeightError::from)?;
-            let found = copy.cut.as_ref().map_or(found, |cut| cut.take(&found));
+            let found = part(checkpoint, name, copy)?;
             made = spread(&found, *how).into_iter().flat_map(f32::to_ne_bytes).collect();
             &made
         }
@@ -363,6 +360,12 @@ fn upload<B: Backend>(
         }
     };
     fill(backend, source, copy.to)
+}
+
+/// What `copy` reads of the checkpoint's tensor `name`.
+fn part<'c>(checkpoint: &'c Checkpoint, name: &str, copy: &'c WeightCopy) -> Result<TensorInfo<'c>, WeightError> {
+    let found = checkpoint.tensor(name)?;
+    Ok(copy.cut.as_ref().map_or(found, |cut| cut.take(&found)))
 }
 
 /// Copies a tensor of the checkpoint, part by part if it must be unpacked.

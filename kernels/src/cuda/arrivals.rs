@@ -28,9 +28,6 @@ struct Place {
 /// MiB, and rounding up to a power of two would lock 107 MiB more for nothing.
 const SHORTEST: Bytes = Bytes::kib(256);
 
-/// Bytes of a link's note of a rank that did not come.
-const NOTE: usize = 4;
-
 /// Where a copy goes.
 #[derive(Debug, PartialEq, Eq)]
 enum Find {
@@ -70,7 +67,7 @@ impl Coming {
         link: Option<&CudaLink>,
     ) -> Result<Self, DeviceError> {
         let bytes = source.bytes().as_usize();
-        let place = free.take(bytes + link.map_or(0, |_| NOTE), device)?;
+        let place = free.take(bytes + link.map_or(0, |_| CudaLink::NOTE), device)?;
         let copy = |at: usize, from: Address, bytes: usize| {
             // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source, and the
             // link's for its note.
@@ -83,7 +80,7 @@ impl Coming {
             copy(0, source.address(), bytes)?;
         }
         if let Some(link) = link {
-            copy(bytes, link.failed_at(), NOTE)?;
+            copy(bytes, link.failed_at(), CudaLink::NOTE)?;
         }
         place.come.record(stream)?;
         Ok(Coming { place: Some(place), bytes, is_linked: link.is_some(), free: free.clone() })
@@ -128,9 +125,9 @@ impl Arrival for Coming {
             unsafe { std::ptr::copy_nonoverlapping(place.memory.address().add(at), out.as_mut_ptr(), out.len()) };
         };
         if self.is_linked {
-            let mut failed = [0; NOTE];
+            let mut failed = [0; CudaLink::NOTE];
             read(self.bytes, &mut failed);
-            CudaLink::check(u32::from_le_bytes(failed))?;
+            CudaLink::check(failed)?;
         }
         read(0, out);
         Ok(())

@@ -10,8 +10,8 @@ use super::{
     launch::{Extent, Function, arguments, count},
 };
 use crate::{
-    Backend, KernelError, Rank, Tensor,
-    ops::{all_gather, all_reduce},
+    Backend, DType, KernelError, Rank, Tensor,
+    ops::{all_gather, all_reduce, transfer},
 };
 
 /// A rank's end of the link between the GPU ranks of a group.
@@ -50,13 +50,30 @@ pub(super) struct Rows {
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(256);
 
 impl CudaLink {
+    /// Bytes of the note of a rank that did not come.
+    pub(super) const NOTE: usize = 4;
+
     /// Bytes of exchange memory that each rank leases, for exchanges of `largest` at once. What is larger takes several.
     pub fn bytes(largest: Bytes) -> Bytes {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
 
+    /// Makes a rank's exchange memory ready for its first exchange.
+    ///
+    /// # Errors
+    /// The copy fails.
+    ///
+    /// # Safety
+    /// The memory has [`bytes`](CudaLink::bytes) that are backed, and nothing else uses them yet.
+    pub unsafe fn clear(cuda: &Cuda, memory: Address) -> Result<(), KernelError> {
+        // SAFETY: as the caller promises.
+        let mut control = unsafe { Tensor::persistent(memory, [DATA_AT], DType::U8) };
+        transfer::fill(cuda, &[0; DATA_AT], &mut control)?;
+        cuda.wait()
+    }
+
     /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
-    /// [`bytes`](CudaLink::bytes) of `largest`, all zeros. A rank waits `patience` for the others in each operation.
+    /// [`bytes`](CudaLink::bytes) of `largest`, [cleared](CudaLink::clear). A rank waits `patience` for the others in each operation.
     /// `blocks` is how many blocks of each rank can run at once: the multiprocessors of a device, shared by ranks on it.
     ///
     /// # Safety
@@ -91,8 +108,8 @@ impl CudaLink {
     }
 
     /// The error of a link whose note is `failed`.
-    pub(super) fn check(failed: u32) -> Result<(), DeviceError> {
-        match failed.checked_sub(1) {
+    pub(super) fn check(failed: [u8; CudaLink::NOTE]) -> Result<(), DeviceError> {
+        match u32::from_le_bytes(failed).checked_sub(1) {
             None => Ok(()),
             Some(rank) => {
                 let reason =

@@ -180,14 +180,16 @@ impl Cuda {
     /// Any error the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
-        match &self.link {
-            None => Ok(self.stream.wait()?),
-            Some(link) => {
-                let mut failed = [0; 4];
-                self.stage.borrow_mut().download(&self.stream, link.failed_at(), &mut failed)?;
-                Ok(CudaLink::check(u32::from_le_bytes(failed))?)
-            }
-        }
+        self.stream.wait()?;
+        self.check_link()
+    }
+
+    /// Whether all ranks came to the exchanges so far, for which it waits.
+    fn check_link(&self) -> Result<(), KernelError> {
+        let Some(link) = &self.link else { return Ok(()) };
+        let mut failed = [0; CudaLink::NOTE];
+        self.stage.borrow_mut().download(&self.stream, link.failed_at(), &mut failed)?;
+        Ok(CudaLink::check(failed)?)
     }
 
     /// Makes the device's context current on this thread, once.
@@ -238,7 +240,7 @@ impl Backend for Cuda {
     fn download(&self, call: ops::transfer::Download<'_>) -> Result<(), KernelError> {
         self.enter_to_copy()?;
         self.stage.borrow_mut().download(&self.stream, call.source.address(), call.out)?;
-        if self.link.is_some() { self.wait() } else { Ok(()) }
+        self.check_link()
     }
 
     fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {

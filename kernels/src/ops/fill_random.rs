@@ -69,7 +69,7 @@ pub struct Part {
 }
 
 /// What one step of SplitMix64 adds to its state.
-const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+pub(crate) const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// As [`fill_random`], where `out` is part of a matrix.
 ///

@@ -4,6 +4,7 @@
 
 mod asked;
 mod fp8;
+mod gpu;
 mod mixed;
 mod paged;
 mod pass;
@@ -21,6 +22,8 @@ use half::{bf16, f16};
 pub use asked::Batch;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use gpu::{first_gpu, load};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use mixed::{Drawn, Mixed};
 #[allow(unused_imports, reason = "no story uses all of it")]

@@ -78,11 +78,6 @@ impl DecoderConfig {
         let (all, of_layers) = claimed.unzip();
         (all, of_layers.into_iter().flatten())
     }
-
-    /// Layers and heads of keys and values that are kept as `dtype`, on one rank alone.
-    pub fn kv_shape(&self, dtype: DType) -> KvShape {
-        KvShape { layers: self.layers, kv_heads: self.kv_heads, head_dim: self.head_dim, dtype }
-    }
 }
 
 /// The decoder's weights.
@@ -93,7 +88,7 @@ pub struct Decoder {
     layers: Vec<Layer>,
     loads: Option<Tensor<'static>>,      // [layers with experts, experts] u32
     norm: Tensor<'static>,               // [hidden]
-    projection: Option<Tensor<'static>>, // [own tokens, padded, hidden], if not the embedding
+    projection: Option<Tensor<'static>>, // [padded own tokens, hidden], if not the embedding
     rope: Rope<'static>,
 }
 
@@ -178,6 +173,12 @@ impl Decoder {
     /// What this rank has of it.
     pub fn share(&self) -> &DecoderShare {
         &self.share
+    }
+
+    /// Layers and heads of the keys and values that this rank has, kept as `dtype`.
+    pub fn kv_shape(&self, dtype: DType) -> KvShape {
+        let DecoderConfig { layers, head_dim, .. } = self.config;
+        KvShape { layers, kv_heads: self.share.kv_heads.count, head_dim, dtype }
     }
 
     /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.

@@ -241,7 +241,7 @@ impl WeightMap<'_> {
         let spread = SpreadScales { count, shape, swapped, times, rows, is_above_zero };
         self.scales([count * rows, across.count], WeightSource::Scales(name.to_owned(), spread));
         // A tensor of several matrices is cut between them.
-        let lines = if of.count.is_whole() && of.count.whole == 1 { one } else { of.count.times(one.whole) };
+        let lines = if of.count.whole == 1 { one } else { of.count.times(one.whole) };
         if let Some(copy) = self.copies.last_mut() {
             copy.cut = Cut::of(lines, other, &[lines.whole, other.whole]);
         }

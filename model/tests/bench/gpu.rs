@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, Class, CudaDevice, DeviceError, Hint};
-use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, ProductsBy, Tensor, ops::transfer};
+use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, ProductsBy};
 use bursar_model::checkpoint::Checkpoint;
 
 use super::{Bench, GoesOn, Memory, Room};
@@ -76,17 +76,14 @@ impl Gpu {
             .iter()
             .map(|kernels| {
                 let segment = memory.leased(Class::StepWorkspace, CudaLink::bytes(AT_ONCE));
-                let bytes = segment.backed().as_usize();
-                let cuda = Cuda::new(kernels).expect("a stream");
                 // SAFETY: so many bytes are backed, and nothing else uses them yet.
-                let mut all = unsafe { Tensor::persistent(segment.address(), [bytes], DType::U8) };
-                transfer::fill(&cuda, &vec![0; bytes], &mut all).expect("it is copied");
-                cuda.wait().expect("it is there");
+                unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
+                    .expect("it is copied");
                 segment
             })
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
-        // SAFETY: the memory is zeroed, and outlives the threads below.
+        // SAFETY: the memory is cleared, and outlives the threads below.
         let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
