@@ -11,8 +11,13 @@ use crate::{failure::Failure, logging};
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
     /// The device: auto (the first GPU, or host memory if there is none), host, or cuda:N for the GPU with that number.
+    /// Several share each model out: cuda:0,1, or host:2.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
+    /// How many devices share each model out, from the named one on.
+    #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N", global = true,
+          value_parser = clap::value_parser!(u16).range(1..=RANKS_MAX))]
+    tensor_parallel_size: Option<u16>,
     /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
     #[arg(long, default_value = "512MiB", value_parser = capacity, global = true)]
     capacity: Bytes,
@@ -37,23 +42,51 @@ pub struct DeviceOptions {
     metrics: crate::metrics::MetricsOptions,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The most devices that share a model out.
+const RANKS_MAX: i64 = 8;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
     Auto,
-    Host,
-    Cuda(usize),
+    /// So many host devices.
+    Host(usize),
+    /// The GPUs with these numbers.
+    Cuda(Vec<usize>),
 }
 
 impl FromStr for Named {
     type Err = String;
 
     fn from_str(typed: &str) -> Result<Self, String> {
-        match (typed, typed.strip_prefix("cuda:").map(str::parse)) {
-            ("auto", _) => Ok(Named::Auto),
-            ("host", _) => Ok(Named::Host),
-            (_, Some(Ok(ordinal))) => Ok(Named::Cuda(ordinal)),
-            _ => Err("a device is auto, host, or cuda: and a number, such as cuda:0".to_owned()),
+        let wrong = "a device is auto, host, or cuda: and a number, such as cuda:0; several are cuda:0,1 or host:2";
+        let most = RANKS_MAX as usize;
+        match (typed, typed.strip_prefix("cuda:"), typed.strip_prefix("host:")) {
+            ("auto", ..) => Ok(Named::Auto),
+            ("host", ..) => Ok(Named::Host(1)),
+            (_, Some(ordinals), _) => {
+                let ordinals = ordinals.split(',').map(str::parse).collect::<Result<Vec<usize>, _>>();
+                let ordinals = ordinals.map_err(|_| wrong)?;
+                let is_twice = |ordinal: &usize| ordinals.iter().filter(|other| *other == ordinal).count() > 1;
+                match ordinals.iter().find(|ordinal| is_twice(ordinal)) {
+                    Some(twice) => Err(format!("cuda:{twice} is named twice; each GPU can have one part of a model")),
+                    None if ordinals.len() > most => Err(format!("at most {most} GPUs share a model out")),
+                    None => Ok(Named::Cuda(ordinals)),
+                }
+            }
+            (.., Some(ranks)) => match ranks.parse() {
+                Ok(ranks) if (1..=most).contains(&ranks) => Ok(Named::Host(ranks)),
+                Ok(_) => Err(format!("host: takes a number from 1 to {most}")),
+                Err(_) => Err(wrong.to_owned()),
+            },
+            _ => Err(wrong.to_owned()),
         }
+    }
+}
+
+fn at_odds(named: usize, size: usize) -> Failure {
+    Failure {
+        error: format!("--device names {named} devices, and --tensor-parallel-size is {size}"),
+        hint: "name as many devices as are to share the model out, or leave --tensor-parallel-size out".to_owned(),
     }
 }
 
@@ -65,11 +98,39 @@ fn capacity(typed: &str) -> Result<Bytes, String> {
 }
 
 impl DeviceOptions {
-    pub fn choice(&self) -> DeviceChoice {
-        match self.device {
-            Named::Auto => DeviceChoice::Auto(self.capacity),
-            Named::Host => DeviceChoice::Host(self.capacity),
-            Named::Cuda(ordinal) => DeviceChoice::Cuda(ordinal),
+    /// The device that these options name.
+    ///
+    /// # Errors
+    /// More devices are named than are to share a model out, or fewer.
+    pub fn choice(&self) -> Result<DeviceChoice, Failure> {
+        let (capacity, named) = (self.capacity, self.named());
+        let ranks = match self.tensor_parallel_size.map_or(named, usize::from) {
+            ranks if named == 1 || named == ranks => ranks,
+            ranks => return Err(at_odds(named, ranks)),
+        };
+        Ok(match (&self.device, ranks) {
+            (Named::Auto, 1) => DeviceChoice::Auto(capacity),
+            (Named::Auto, _) => DeviceChoice::AutoRanks(ranks, capacity),
+            (Named::Host(_), 1) => DeviceChoice::Host(capacity),
+            (Named::Host(_), _) => DeviceChoice::HostRanks(ranks, capacity),
+            (Named::Cuda(ordinals), 1) => DeviceChoice::Cuda(ordinals[0]),
+            (Named::Cuda(ordinals), _) if named == 1 => {
+                DeviceChoice::CudaRanks((ordinals[0]..ordinals[0] + ranks).collect())
+            }
+            (Named::Cuda(ordinals), _) => DeviceChoice::CudaRanks(ordinals.clone()),
+        })
+    }
+
+    /// How many devices share each model out.
+    pub fn ranks(&self) -> usize {
+        self.named().max(self.tensor_parallel_size.map_or(1, usize::from))
+    }
+
+    fn named(&self) -> usize {
+        match &self.device {
+            Named::Auto => 1,
+            Named::Host(ranks) => *ranks,
+            Named::Cuda(ordinals) => ordinals.len(),
         }
     }
 
@@ -114,8 +175,14 @@ impl DeviceOptions {
     pub fn describe(&self, runtime: &Runtime) -> String {
         let device = runtime.device();
         match (device.is_host_memory(), runtime.stands_in()) {
-            (true, Some(why)) => format!("A host device of {} stands in for a GPU ({why}).", self.capacity),
-            (true, None) => format!("A host device of {} stands in for a GPU.", self.capacity),
+            (true, why) => {
+                let of = self.capacity;
+                let told = match self.ranks() {
+                    1 => format!("A host device of {of} stands in for a GPU"),
+                    ranks => format!("{ranks} host devices of {of} each stand in for GPUs"),
+                };
+                why.map_or_else(|| format!("{told}."), |why| format!("{told} ({why})."))
+            }
             (false, _) => format!("{} is the device.", device.name()),
         }
     }
@@ -168,10 +235,44 @@ mod tests {
     #[test]
     fn a_device_is_named_by_its_kind_and_number() {
         assert_eq!("auto".parse(), Ok(Named::Auto));
-        assert_eq!("host".parse(), Ok(Named::Host));
-        assert_eq!("cuda:3".parse(), Ok(Named::Cuda(3)));
-        for wrong in ["", "cuda", "cuda:", "cuda:-1", "cuda:x", "gpu", "Host"] {
+        assert_eq!("host".parse(), Ok(Named::Host(1)));
+        assert_eq!("host:4".parse(), Ok(Named::Host(4)));
+        assert_eq!("cuda:3".parse(), Ok(Named::Cuda(vec![3])));
+        assert_eq!("cuda:2,0".parse(), Ok(Named::Cuda(vec![2, 0])));
+        let wrong =
+            ["", "cuda", "cuda:", "cuda:-1", "cuda:x", "gpu", "Host", "cuda:1,", "cuda:1,1", "host:0", "host:9"];
+        for wrong in wrong {
             assert!(wrong.parse::<Named>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn as_many_devices_share_a_model_out_as_are_named_or_asked_for() {
+        #[derive(clap::Parser)]
+        struct Typed {
+            #[command(flatten)]
+            device: DeviceOptions,
+        }
+        let chosen = |line: &str| {
+            let words = ["bursar", "--capacity", "4MiB"].into_iter().chain(line.split_whitespace());
+            let typed = <Typed as clap::Parser>::try_parse_from(words).map_err(|error| error.to_string())?;
+            let choice = typed.device.choice().map_err(|failure| failure.error)?;
+            Ok::<_, String>((format!("{choice:?}"), typed.device.ranks()))
+        };
+        for (line, choice, ranks) in [
+            ("", "Auto(4.0 MiB)", 1),
+            ("--tp 2", "AutoRanks(2, 4.0 MiB)", 2),
+            ("--device host --tensor-parallel-size 1", "Host(4.0 MiB)", 1),
+            ("--device host --tp-size 4", "HostRanks(4, 4.0 MiB)", 4),
+            ("--device host:2", "HostRanks(2, 4.0 MiB)", 2),
+            ("--device cuda:1", "Cuda(1)", 1),
+            ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
+            ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
+        ] {
+            assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
+        }
+        let error = chosen("--device cuda:0,1 --tp 4").expect_err("two are not four");
+        assert_eq!(error, "--device names 2 devices, and --tensor-parallel-size is 4");
+        assert!(chosen("--tp 9").is_err());
     }
 }

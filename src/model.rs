@@ -41,7 +41,7 @@ impl ModelOptions {
 
 /// A runtime on the chosen device, for a command that names the device itself.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
-    let runtime = Runtime::start(RuntimeConfig { device: device.choice(), ..config }).await?;
+    let runtime = Runtime::start(RuntimeConfig { device: device.choice()?, ..config }).await?;
     device.show(&runtime).await?;
     Ok(runtime)
 }

@@ -11,7 +11,6 @@ use bursar::{
     Bytes, CheckpointError, Hint, ModelSource, StartError,
     crates::{
         actors::engine::{Forecast, Question},
-        kernels::Rank,
         model::{
             LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource},
@@ -50,23 +49,12 @@ pub struct Options {
     /// GPU of this machine; if there is none, the host for the demo model, and an H200 for any other.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
-    /// Cards that share the model out, each like the given one. What is shown is the one with the least room.
-    #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N", default_value_t = 1, conflicts_with = "shapes",
-          value_parser = clap::value_parser!(u16).range(1..=RANKS_MAX))]
-    tensor_parallel_size: u16,
     /// Prints one JSON object.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
     knobs: KnobOptions,
 }
-
-/// The most cards of one machine.
-const RANKS_MAX: i64 = 16;
-
-/// What a plan for several cards leaves out.
-const NOT_SERVED_YET: &str = "models are not served on several cards yet, and room for what cards exchange is not \
-                              counted";
 
 /// The exit code for a plan that does not fit; a plan that cannot be made has another.
 const DOES_NOT_FIT: u8 = 1;
@@ -123,7 +111,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let load = options.knobs.options(device.blas())?;
     let source = options.source()?;
     let planned = Planned::of(&Wish {
-        choice: device.choice(),
+        choice: device.choice()?,
         gpu: options.gpu.as_ref(),
         total: options.total,
         canary: options.knobs.canary()?,
@@ -136,30 +124,12 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
     let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
     let pictures = checkpoint.image_processor.as_ref();
-    let ranks = usize::from(options.tensor_parallel_size);
-    let models = Rank::all(ranks).map(|rank| Model::plan_rank(&checkpoint, &target, rank));
-    let models = models.collect::<Result<Vec<_>, _>>()?;
-    models[0].config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
-    let question = |model| Question { model, pictures, target, options: &load, place };
-    let model = fullest(&models, question)?;
-    let forecast = Forecast::of(&question(model))?;
-    if ranks > 1 {
-        notes.push(NOT_SERVED_YET.to_owned());
-    }
+    let model = &Model::plan_heaviest(&checkpoint, &target, device.ranks())?;
+    model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
+    let forecast = Forecast::of(&Question { model, pictures, target, options: &load, place })?;
     let planned = Planned { target, ..planned };
     let name = load.name.clone().unwrap_or_else(|| source.name());
     Ok(Report::of(&name, &planned, model, &forecast, notes))
-}
-
-/// The rank with the least room: all have as many tokens as it.
-fn fullest<'m>(models: &'m [Model], question: impl Fn(&'m Model) -> Question<'m>) -> Result<&'m Model, StartError> {
-    let (first, others) = models.split_first().expect("there is a rank");
-    if others.is_empty() {
-        return Ok(first);
-    }
-    let rooms = models.iter().map(|model| Ok((question(model).kv_tokens()?, model)));
-    let rooms = rooms.collect::<Result<Vec<_>, StartError>>()?;
-    Ok(rooms.into_iter().min_by_key(|(tokens, _)| *tokens).map_or(first, |(_, model)| model))
 }
 
 /// The checkpoint, or its `config.json` alone if there are no weights.

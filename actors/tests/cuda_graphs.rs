@@ -123,6 +123,7 @@ impl Stage {
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling),
             vision_workspace: None,
+            exchange: None,
             vision_cache: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, shape.bytes(device.page())), shape)),

@@ -69,6 +69,7 @@ impl Stage {
             step_workspace: workspace.clone(),
             sampling: SamplingMemory::over(leased.segment(Class::StepWorkspace, sampling_bytes), sampling_shape),
             vision_workspace: None,
+            exchange: None,
             vision_cache: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),

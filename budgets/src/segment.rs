@@ -46,7 +46,8 @@ pub struct Revoker(Weak<Stretch>);
 
 struct Stretch {
     device: Arc<dyn Device>,
-    address: Address,
+    /// One for each rank of a group.
+    addresses: Vec<Address>,
     reserved: Bytes,
     extent: Mutex<Extent>,
 }
@@ -72,7 +73,8 @@ impl Segment {
         let lease = lease.into();
         let reserved = bytes_max.round_up(device.page());
         let address = device.reserve(reserved)?;
-        let stretch = Arc::new(Stretch { device, address, reserved, extent: Mutex::default() });
+        let addresses = device.addresses(address);
+        let stretch = Arc::new(Stretch { device, addresses, reserved, extent: Mutex::default() });
         lease.announce(Revoker(Arc::downgrade(&stretch)));
         Ok(Segment { backing: Some(Backing(stretch)), lease })
     }
@@ -91,7 +93,7 @@ impl Segment {
         assert!(bytes <= stretch.reserved, "{bytes} of {} reserved cannot be backed", stretch.reserved);
         let mut extent = stretch.lock();
         let Some(more) = bytes.checked_sub(extent.backed).filter(|more| !more.is_zero()) else { return Ok(()) };
-        let end = stretch.address.offset(extent.backed);
+        let end = stretch.address().offset(extent.backed);
         if extent.revoked {
             let reason = "its lease was revoked";
             return Err(DeviceError::BadRange { address: end, bytes: more, verb: "backed", reason });
@@ -118,7 +120,7 @@ impl Segment {
         let mut extent = stretch.lock();
         let Some(less) = extent.backed.checked_sub(bytes).filter(|less| !less.is_zero()) else { return Ok(()) };
         let _moving = self.lease.moving();
-        stretch.device.unback(stretch.address.offset(bytes), less)?;
+        stretch.device.unback(stretch.address().offset(bytes), less)?;
         extent.backed = bytes;
         self.lease.save(less);
         Ok(())
@@ -126,7 +128,24 @@ impl Segment {
 
     /// Where it starts. It never moves.
     pub fn address(&self) -> Address {
-        self.stretch().address
+        self.stretch().address()
+    }
+
+    /// Where a rank's part of it starts, if it is on a [group](crate::DeviceGroup). Elsewhere all is one rank's.
+    pub fn address_on(&self, rank: usize) -> Address {
+        match &self.stretch().addresses[..] {
+            [only] => *only,
+            addresses => addresses[rank],
+        }
+    }
+
+    /// Lets all ranks of a group use what each has backed.
+    ///
+    /// # Errors
+    /// As [`Device::open_to_ranks`].
+    pub fn open_to_ranks(&self) -> Result<(), DeviceError> {
+        let stretch = self.stretch();
+        stretch.device.open_to_ranks(stretch.address(), self.backed())
     }
 
     /// Length of the backed prefix, in whole pages.
@@ -194,7 +213,7 @@ impl Revoker {
         if extent.backed.is_zero() {
             return Ok(());
         }
-        stretch.device.unback(stretch.address, extent.backed)?;
+        stretch.device.unback(stretch.address(), extent.backed)?;
         extent.backed = Bytes::ZERO;
         Ok(())
     }
@@ -206,6 +225,10 @@ impl Revoker {
 }
 
 impl Stretch {
+    fn address(&self) -> Address {
+        self.addresses[0]
+    }
+
     fn lock(&self) -> MutexGuard<'_, Extent> {
         // An extent changes in one assignment, after the device call has succeeded, so a poisoned lock guards a valid
         // one.
@@ -216,13 +239,13 @@ impl Stretch {
 impl Drop for Stretch {
     fn drop(&mut self) {
         // Fails on a lost device, which has lost the memory too. There is no caller to tell.
-        let _ = self.device.release_reservation(self.address);
+        let _ = self.device.release_reservation(self.address());
     }
 }
 
 impl fmt::Debug for Stretch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {} backed at {}", self.lock().backed, self.reserved, self.address)
+        write!(f, "{} of {} backed at {}", self.lock().backed, self.reserved, self.address())
     }
 }
 

@@ -94,8 +94,13 @@ impl Hint for WorkspaceFull {
 impl Workspace {
     /// A workspace over everything that the segment has backed now.
     pub fn over(segment: impl Into<Arc<Segment>>) -> Workspace {
+        Workspace::of_rank(segment, 0)
+    }
+
+    /// A workspace over what the segment has backed for a rank.
+    pub fn of_rank(segment: impl Into<Arc<Segment>>, rank: usize) -> Workspace {
         let segment = segment.into();
-        Workspace::new(segment.address(), segment.backed(), Some(segment))
+        Workspace::new(segment.address_on(rank), segment.backed(), Some(segment))
     }
 
     /// A workspace for planning, without memory and without a limit. Its addresses must not be used.

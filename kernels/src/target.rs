@@ -217,6 +217,11 @@ impl Target {
         matches!(self, Target::Cuda(_))
     }
 
+    /// Whether ranks exchange through memory of their own; on a host they read each other's workspaces.
+    pub fn has_exchange_memory(&self) -> bool {
+        matches!(self, Target::Cuda(_))
+    }
+
     /// Text that changes when the kernels change, for fingerprints: on CUDA the hashes of all device code and the
     /// compiler's options, on the CPU this crate's version.
     pub fn code(&self) -> &'static str {

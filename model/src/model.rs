@@ -1,6 +1,6 @@
 //! A model: its family's weights in one segment, or a plan of them.
 
-use std::{cmp::Reverse, ops::ControlFlow};
+use std::{cmp::Reverse, ops::ControlFlow, sync::Arc};
 
 use bursar_budgets::{Address, Bytes, Hint, Segment};
 use bursar_kernels::{
@@ -99,7 +99,7 @@ pub struct Model {
     weight_bytes: Bytes,
     parameters: u64,
     /// The memory behind the family's tensors; none for a plan.
-    segment: Option<Segment>,
+    segment: Option<Arc<Segment>>,
 }
 
 impl Model {
@@ -125,6 +125,21 @@ impl Model {
         Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
+    /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on all.
+    ///
+    /// # Errors
+    /// As [`plan_rank`](Self::plan_rank).
+    pub fn plan_heaviest(checkpoint: &Checkpoint, target: &Target, ranks: usize) -> Result<Self, LoadError> {
+        let mut heaviest = Model::plan_rank(checkpoint, target, Rank::new(0, ranks))?;
+        for rank in Rank::all(ranks).skip(1) {
+            let other = Model::plan_rank(checkpoint, target, rank)?;
+            if other.weight_bytes > heaviest.weight_bytes {
+                heaviest = other;
+            }
+        }
+        Ok(heaviest)
+    }
+
     /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws it there if
     /// the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of the segment must be backed.
     /// `progress` is called after each tensor with the bytes copied so far and the total, and decides whether to go on.
@@ -137,7 +152,7 @@ impl Model {
     pub fn load<B: Backend>(
         checkpoint: &Checkpoint,
         backend: &B,
-        segment: Segment,
+        segment: impl Into<Arc<Segment>>,
         progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
         Model::load_rank(checkpoint, backend.rank(), backend, segment, progress)
@@ -151,14 +166,15 @@ impl Model {
         checkpoint: &Checkpoint,
         rank: Rank,
         backend: &B,
-        segment: Segment,
+        segment: impl Into<Arc<Segment>>,
         mut progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Self, LoadError> {
+        let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
-        let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address()) };
+        let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
         let mut map = map.of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_bad_scales()?;

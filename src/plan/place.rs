@@ -49,10 +49,12 @@ impl Planned {
         if let Some(gpu) = wish.gpu {
             return Planned::absent(gpu, &format!("{} by its numbers", gpu.name), wish);
         }
+        // Ranks are planned for devices that are all like the first one.
         match wish.choice {
-            DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, wish)),
+            DeviceChoice::Host(capacity) | DeviceChoice::HostRanks(_, capacity) => Ok(Planned::host(capacity, wish)),
             DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, wish).map_err(Failure::from),
-            DeviceChoice::Auto(capacity) => match Planned::present(0, wish) {
+            DeviceChoice::CudaRanks(ref ordinals) => Planned::present(ordinals[0], wish).map_err(Failure::from),
+            DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => match Planned::present(0, wish) {
                 Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, wish)),
                 Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
                 Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),

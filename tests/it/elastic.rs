@@ -15,7 +15,7 @@ use bursar::{
 use tokio::task::JoinHandle;
 
 use crate::ears::Ears;
-use crate::stage::{about, answer, demo, device_of, eventually, small, small_envelope, story, text};
+use crate::stage::{about, answer, demo, device_of, eventually, placed, ranks, small, small_envelope, story, text};
 
 mod deaths;
 mod recorded;
@@ -36,6 +36,12 @@ fn patient() -> Intensity {
 fn filling() -> LoadOptions {
     let options = small();
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
+}
+
+/// What keys and values keep of one sequence of 256 tokens: two heads of 256 bytes a token in each of four layers, which
+/// ranks share out.
+fn floor() -> Bytes {
+    (Bytes::kib(64) * 2 / ranks() as u64).round_up(Bytes::kib(64)) * 4
 }
 
 /// A device filled by a model, with a neighbour.
@@ -63,7 +69,7 @@ impl Card {
     async fn empty(watch: WatchOptions) -> (Arc<HostDevice>, Runtime) {
         let device = device_of(Bytes::mib(24));
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
+            device: DeviceChoice::Custom(placed(&device)),
             watch,
             budget_intensity: patient(),
             ..RuntimeConfig::default()
@@ -233,7 +239,7 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         // One sequence of the full context, which is longer than a step.
         let shape = card.model.serving().await.expect("it serves").context.envelope.clone();
         assert_eq!((shape.context_tokens, shape.step_tokens), (256, 48));
-        let floor = Bytes::kib(64) * 4 * 2;
+        let floor = floor();
         eventually("keys and values are at their floor", async || {
             card.device.foreign_takes(Bytes::gib(1));
             card.kv().await == floor && card.device.foreign_takes(Bytes::gib(1)).is_zero()
@@ -331,7 +337,7 @@ fn two_models_shrink_the_younger_first() {
     story(async {
         let device = device_of(Bytes::mib(40));
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
+            device: DeviceChoice::Custom(placed(&device)),
             watch: watchful(),
             ..RuntimeConfig::default()
         };
@@ -349,7 +355,7 @@ fn two_models_shrink_the_younger_first() {
         let now = card.quiet().await;
         assert_eq!(kv(&now, "demo"), kv(&card.before, "demo"), "the older has all: {now}");
         assert!(kv(&now, "demo 2") < kv(&card.before, "demo 2"), "{now}");
-        let floor = Bytes::kib(64) * 4 * 2;
+        let floor = floor();
         let all = kv(&now, "demo 2") - floor + Bytes::mib(1);
         card.neighbour_takes(all).await;
         let now = card.quiet().await;

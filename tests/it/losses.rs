@@ -15,7 +15,7 @@ use bursar::{
     Progress, Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError, WatchOptions,
 };
 
-use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, small, story, text};
+use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story, text};
 
 /// The device is checked only when a story causes it; by default the budget checks once a second.
 fn unwatched(device: DeviceChoice) -> RuntimeConfig {
@@ -35,7 +35,7 @@ impl Spares {
         let made = Arc::new(AtomicUsize::new(0));
         let (spares, count) = (devices.clone(), made.clone());
         let make = move || match spares.get(count.fetch_add(1, SeqCst)) {
-            Some(device) => Ok(device.clone() as Arc<dyn Device>),
+            Some(device) => Ok(placed(device)),
             None => Err(DeviceError::Lost { reason: "the driver makes no other context".to_owned() }),
         };
         let config = unwatched(DeviceChoice::Made(Arc::new(make)));

@@ -24,6 +24,7 @@ mod pictures;
 mod plan;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod ranks;
 mod recorded_chats;
 mod refusals;
 mod requests;

@@ -215,11 +215,14 @@ fn a_plan_for_several_cards_says_what_each_holds() {
     assert!(weights(&two) > weights(&one) / 2, "what is not shared out is on each card");
     assert!(2 * weights(&four) > weights(&two) && weights(&four) < weights(&two));
     assert!(number(&four["kv_tokens"]) > 2 * number(&two["kv_tokens"]), "the heads are shared out too");
-    assert!(two["notes"].to_string().contains("not served on several cards yet"), "{}", two["notes"]);
-    assert_eq!(one["notes"], json!([]));
+    let claim = "exchange between ranks";
+    for (cards, is_exchanged) in [("1", false), ("2", true)] {
+        let output = plan(&["--shape", "qwen2.5-vl-7b", "--gpu", "h200", "--tp", cards]);
+        assert_eq!(String::from_utf8_lossy(&output.stdout).contains(claim), is_exchanged, "{cards} cards");
+    }
     let refused = of("3", 2);
     assert_eq!(refused["error"], "query heads do not divide among 3 ranks: there are 64");
-    assert_eq!(refused["hint"], "use a number of ranks that divides all of it: 1, 2, 4, 8, 16");
+    assert_eq!(refused["hint"], "use a number of ranks that divides all of it: 1, 2, 4, 8");
 }
 
 #[test]

@@ -13,8 +13,9 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Chat, ChatError, ChatEvent, DeviceChoice, Envelope, FinishReason, HostConfig, HostDevice, Image,
-    LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, StopReason, TokenScore, Usage,
+    Bytes, Chat, ChatError, ChatEvent, Device, DeviceChoice, DeviceGroup, Envelope, FinishReason, HostConfig,
+    HostDevice, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, StopReason, TokenScore,
+    Usage,
 };
 use image::{ImageFormat, Rgb, RgbImage};
 
@@ -40,8 +41,26 @@ pub fn device() -> Arc<HostDevice> {
     device_of(Bytes::mib(64))
 }
 
+/// How many ranks share models out in stories.
+pub fn ranks() -> usize {
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    std::env::var("BURSAR_TEST_RANKS").map_or(1, |ranks| ranks.parse().expect("a number of ranks"))
+}
+
+/// What stories run models on: the device, or, with `BURSAR_TEST_RANKS=2`, a group of ranks of which it is the last. So what
+/// happens to it in a story happens to one rank alone.
+pub fn placed(device: &Arc<HostDevice>) -> Arc<dyn Device> {
+    if ranks() == 1 {
+        return device.clone();
+    }
+    let (capacity, page) = (device.memory().expect("it is there").total, device.page());
+    let twin = |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("as the other"));
+    let others = (1..ranks()).map(|rank| twin(rank) as Arc<dyn Device>);
+    Arc::new(DeviceGroup::of(others.chain([device.clone() as Arc<dyn Device>]).collect(), "host").expect("of one kind"))
+}
+
 pub async fn runtime_on(device: &Arc<HostDevice>) -> Runtime {
-    let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+    let config = RuntimeConfig { device: DeviceChoice::Custom(placed(device)), ..RuntimeConfig::default() };
     Runtime::start(config).await.expect("a host device starts")
 }
 

@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use bursar_budgets::{Bytes, Device, DeviceError, Fence, Lease, Segment};
-use bursar_kernels::{DType, KvLayer, KvShape, Tensor};
+use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, Lease, Segment};
+use bursar_kernels::{DType, KvLayer, KvShape, Rank, Tensor};
 use bursar_model::{
     flow::StepLayout,
     sampling::{SamplingBuffers, SamplingShape},
@@ -37,6 +37,8 @@ pub struct EngineParts {
     pub kv: KvMemory,
     /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
     pub graphs: Option<GraphInputs>,
+    /// Where the ranks of several GPUs exchange what they computed.
+    pub exchange: Option<ExchangeMemory>,
 }
 
 impl EngineMemory {
@@ -87,11 +89,12 @@ impl SamplingMemory {
         SamplingMemory { segment, shape }
     }
 
-    /// The buffers as tensors.
-    pub fn buffers(&self) -> SamplingBuffers<'_> {
+    /// A rank's buffers as tensors.
+    pub fn buffers(&self, rank: Rank) -> SamplingBuffers<'_> {
         // SAFETY: the segment is backed for these words, page-aligned, and outlives the borrow. Only the step lane
         // touches it, one pass after another.
-        let words = unsafe { Tensor::persistent(self.segment.address(), [self.shape.words()], DType::U32) };
+        let words =
+            unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [self.shape.words()], DType::U32) };
         SamplingBuffers::over(words, self.shape)
     }
 }
@@ -123,12 +126,12 @@ impl GraphInputs {
         self.shape
     }
 
-    /// `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
-    pub fn tensor(&self, layout: &StepLayout) -> Tensor<'_> {
+    /// A rank's `[words]` u32 for a step of `layout`, which must be one of the [shape](Self::shape)'s.
+    pub fn tensor(&self, layout: &StepLayout, rank: Rank) -> Tensor<'_> {
         assert!(layout.tokens <= self.shape.sequences && *layout == self.shape.layout(layout.tokens), "{layout:?}");
         // SAFETY: the segment is backed for the largest layout and outlives the borrow. Only the step lane touches it,
         // one pass after another.
-        unsafe { Tensor::persistent(self.segment.address(), [layout.words()], DType::U32) }
+        unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [layout.words()], DType::U32) }
     }
 
     /// Keeps the lease that pays for the graphs for as long as this lives, which is longer than any lane here, and so
@@ -145,6 +148,33 @@ impl GraphInputs {
     /// Bytes leased for the graphs, once they are captured.
     pub fn paid(&self) -> Bytes {
         self.paid.get().map_or(Bytes::ZERO, Lease::bytes)
+    }
+}
+
+/// Memory of each rank that all ranks have mapped.
+pub struct ExchangeMemory {
+    segment: Segment,
+    largest: Bytes,
+}
+
+impl ExchangeMemory {
+    /// Takes a segment that is backed for exchanges of `largest`, and lets all ranks use it.
+    ///
+    /// # Errors
+    /// The GPUs have no link.
+    pub fn over(segment: Segment, largest: Bytes) -> Result<Self, DeviceError> {
+        segment.open_to_ranks()?;
+        Ok(ExchangeMemory { segment, largest })
+    }
+
+    /// Where each of `ranks` ranks has its part.
+    pub fn addresses(&self, ranks: usize) -> Vec<Address> {
+        (0..ranks).map(|rank| self.segment.address_on(rank)).collect()
+    }
+
+    /// The largest exchange that is made at once.
+    pub fn largest(&self) -> Bytes {
+        self.largest
     }
 }
 
@@ -173,11 +203,11 @@ impl VisionCache {
         self.rows
     }
 
-    /// `[rows, width]`
-    pub fn tensor(&self) -> Tensor<'_> {
+    /// A rank's `[rows, width]`
+    pub fn tensor(&self, rank: Rank) -> Tensor<'_> {
         // SAFETY: the segment is backed for that many rows and outlives the borrow. The vision actor gives a row to one
         // picture at a time, and the step lane reads it only after the vision lane has reported it written.
-        unsafe { Tensor::persistent(self.segment.address(), [self.rows, self.width], self.dtype) }
+        unsafe { Tensor::persistent(self.segment.address_on(rank.index()), [self.rows, self.width], self.dtype) }
     }
 }
 
@@ -256,26 +286,26 @@ impl KvMemory {
         self.shape
     }
 
-    /// One view per layer, on the backed blocks.
-    pub fn layers(&self) -> Vec<KvLayer> {
-        self.layers_of(self.blocks())
+    /// One view per layer of a rank, on the backed blocks.
+    pub fn layers(&self, rank: Rank) -> Vec<KvLayer> {
+        self.layers_of(self.blocks(), rank)
     }
 
-    /// One view per layer, on all reserved blocks, backed or not. For graphs, which store the number at capture and
+    /// One view per layer of a rank, on all reserved blocks, backed or not. For graphs, which store the number at capture and
     /// outlive growing and shrinking. The host names only backed blocks to a graph, as to any step; any other would
     /// fault.
-    pub fn layers_reserved(&self) -> Vec<KvLayer> {
+    pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
         let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
-        self.layers_of((reserved / self.shape.block_bytes()) as usize)
+        self.layers_of((reserved / self.shape.block_bytes()) as usize, rank)
     }
 
-    fn layers_of(&self, blocks: usize) -> Vec<KvLayer> {
+    fn layers_of(&self, blocks: usize, rank: Rank) -> Vec<KvLayer> {
         self.segments
             .iter()
             .map(|segment| {
                 // SAFETY: that many blocks are backed, or at least those that steps use. The lane that calls this keeps
                 // the memory alive while it computes, and only the step lane touches keys and values.
-                unsafe { KvLayer::new(segment.address(), blocks, self.shape) }
+                unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()
     }

@@ -9,7 +9,7 @@ pub mod lane;
 pub mod memory;
 mod processor;
 
-pub use processor::{Loaded, Processor};
+pub use processor::{Loaded, Models, Processor};
 
 /// Launches running at once: one on the device and one queued after it, so that the device never waits for the host to
 /// pack and copy pictures. They run in order on one lane and share its workspace, so both fit what one was stressed

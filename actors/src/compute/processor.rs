@@ -2,11 +2,18 @@
 
 use std::{
     ops::{ControlFlow, Deref},
+    panic::resume_unwind,
+    slice,
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use bursar_budgets::{Bytes, Device, Segment};
-use bursar_kernels::{BlasSearch, Cpu, Cuda, CudaKernels, CudaTarget, KernelError, OpenError, Target, Tuning};
+use bursar_kernels::{
+    BlasSearch, Cpu, Cuda, CudaKernels, CudaLink, CudaTarget, HostLink, KernelError, OpenError, ProductsBy, Rank,
+    Target, Tuning,
+};
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
 
@@ -15,17 +22,21 @@ use crate::{
     compute::memory::EngineMemory,
 };
 
-/// What passes are planned for and run on. Clones share it.
+/// What passes are planned for and run on, for each rank. Clones share it.
 #[derive(Clone)]
-pub enum Processor {
-    /// Threads of the CPU, over host memory.
-    Cpu {
-        /// Threads that share an operation.
-        threads: usize,
-    },
+pub struct Processor(Arc<[OfRank]>);
+
+/// What the passes of a rank run on.
+#[derive(Clone)]
+enum OfRank {
+    /// Threads of the CPU that share an operation, over host memory.
+    Cpu { threads: usize },
     /// The loaded kernels of a GPU.
     Cuda(Loaded),
 }
+
+/// How long a rank waits for the others before they count as gone.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The loaded kernels of a GPU. Unloading takes a moment, and waits for any thread that takes or measures memory of the
 /// device. If the last clone is dropped on a tokio thread, other threads take over that thread's tasks. The drop
@@ -54,14 +65,15 @@ impl Drop for Loaded {
 }
 
 impl Processor {
-    /// The target for `device`, in the best of its types.
+    /// The target for `device`, in the best of its types. Ranks on a CPU share its threads.
     ///
     /// # Errors
     /// A GPU cannot be queried.
     pub fn best_target(device: &Arc<dyn Device>, threads: usize) -> Result<Target, OpenError> {
-        match device.clone().as_cuda() {
+        let ranks = devices(device);
+        match ranks[0].clone().as_cuda() {
             Some(cuda) => Ok(Target::Cuda(CudaTarget::of(&cuda)?)),
-            None => Ok(Target::Cpu { threads }),
+            None => Ok(Target::Cpu { threads: (threads / ranks.len()).max(1) }),
         }
     }
 
@@ -70,72 +82,109 @@ impl Processor {
     /// # Errors
     /// Something that a GPU needs is missing.
     pub fn on(device: &Arc<dyn Device>, target: Target, search: &BlasSearch) -> Result<Self, OpenError> {
-        match (target, device.clone().as_cuda()) {
+        let on = |device: &Arc<dyn Device>| match (target, device.clone().as_cuda()) {
             (Target::Cuda(target), Some(cuda)) => {
-                Ok(Processor::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
+                Ok(OfRank::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
             }
             (Target::Cuda(_), None) => unreachable!("a GPU's target is of a GPU"),
-            (Target::Cpu { threads }, _) => Ok(Processor::Cpu { threads }),
-        }
+            (Target::Cpu { threads }, _) => Ok(OfRank::Cpu { threads }),
+        };
+        Ok(Processor(devices(device).iter().map(on).collect::<Result<_, OpenError>>()?))
     }
 
     /// The target that plans are made for.
     pub fn target(&self) -> Target {
-        match self {
-            Processor::Cpu { threads } => Target::Cpu { threads: *threads },
-            Processor::Cuda(kernels) => kernels.target(),
+        match &self.0[0] {
+            OfRank::Cpu { threads } => Target::Cpu { threads: *threads },
+            OfRank::Cuda(kernels) => kernels.target(),
         }
     }
 
     /// The library of matrix products, with its version. None on a CPU.
     pub fn library(&self) -> Option<String> {
-        match self {
-            Processor::Cpu { .. } => None,
-            Processor::Cuda(kernels) => Some(kernels.library()),
-        }
+        self.kernels().next().map(|kernels| kernels.library())
     }
 
     /// The fastest algorithm measured for each product. None on a CPU, which has no choice.
     pub fn tuning(&self) -> Option<Tuning> {
-        match self {
-            Processor::Cpu { .. } => None,
-            Processor::Cuda(kernels) => Some(kernels.tuning()),
-        }
+        self.kernels().next().map(|kernels| kernels.tuning())
     }
 
     /// Replaces the measured algorithms. Does nothing on a CPU.
     pub fn tune(&self, tuning: &Tuning) {
-        if let Processor::Cuda(kernels) = self {
-            kernels.tune(tuning);
-        }
+        self.kernels().for_each(|kernels| kernels.tune(tuning));
     }
 
-    /// Starts a lane's thread over `workspace`, which must belong to `memory`.
+    fn kernels(&self) -> impl Iterator<Item = &Loaded> {
+        self.0.iter().filter_map(|rank| match rank {
+            OfRank::Cpu { .. } => None,
+            OfRank::Cuda(kernels) => Some(kernels),
+        })
+    }
+
+    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps are linked.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.
     pub fn start_lane(
         &self,
         name: &str,
-        device: &Arc<dyn Device>,
+        device_of_all: &Arc<dyn Device>,
         workspace: &Arc<Segment>,
-        model: &Arc<Model>,
+        models: &Models,
         memory: &Arc<EngineMemory>,
+        is_linked: bool,
     ) -> Result<Lane, OpenError> {
-        let (workspace, model, memory) = (workspace.clone(), model.clone(), memory.clone());
-        Ok(match self {
-            Processor::Cpu { threads } => {
-                let runner = ModelRunner::new(Cpu::new(*threads), workspace, model, memory);
-                Lane::start(name, runner, device.timeline())
+        let ranks = || self.0.iter().zip(models.iter()).zip(devices(device_of_all));
+        let is_linked = is_linked && self.0.len() > 1;
+        let mut on_host = Vec::new();
+        let mut links = if is_linked { HostLink::between(self.0.len(), PATIENCE) } else { Vec::new() }.into_iter();
+        for ((rank, model), device) in ranks() {
+            if let OfRank::Cpu { threads } = rank {
+                let cpu = links.next().map_or_else(|| Cpu::new(*threads), |link| Cpu::linked(*threads, link));
+                let runner = ModelRunner::new(cpu, workspace.clone(), model.clone(), memory.clone());
+                on_host.push((runner, device.timeline()));
             }
-            Processor::Cuda(kernels) => {
-                let runner = ModelRunner::new(Cuda::new(kernels)?, workspace, model, memory);
-                Lane::start(name, runner, device.timeline())
+        }
+        if !on_host.is_empty() {
+            return Ok(Lane::of_ranks(name, on_host));
+        }
+        let mut links = if is_linked { self.link(device_of_all, memory)? } else { Vec::new() }.into_iter();
+        let mut on_gpus = Vec::new();
+        for ((rank, model), device) in ranks() {
+            if let OfRank::Cuda(kernels) = rank {
+                let mut cuda = Cuda::new(kernels)?;
+                if let Some(link) = links.next() {
+                    cuda = cuda.linked(link);
+                }
+                if ranks_of_a_device(devices(device_of_all)) > 1 {
+                    // To load a kernel of its own, cuBLASLt waits for what may wait for this rank.
+                    cuda = cuda.with_products_by(ProductsBy::Ours);
+                }
+                let runner = ModelRunner::new(cuda, workspace.clone(), model.clone(), memory.clone());
+                on_gpus.push((runner, device.timeline()));
             }
-        })
+        }
+        Ok(Lane::of_ranks(name, on_gpus))
     }
 
-    /// Copies a checkpoint's weights into `segment`; see [`Model::load`].
+    /// The ends of a new link between GPUs. No lane over an earlier one is left.
+    fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<CudaLink>, OpenError> {
+        let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
+        let addresses = exchange.addresses(self.0.len());
+        for (kernels, address) in self.kernels().zip(&addresses) {
+            let cuda = Cuda::new(kernels)?;
+            // SAFETY: it is backed for an exchange of that size, and no lane uses it yet.
+            unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
+        }
+        let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
+        let blocks = processors / ranks_of_a_device(devices(device));
+        // SAFETY: it is open to all ranks and cleared, and the runners of all ranks hold it until their work has ended.
+        Ok(unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, blocks) })
+    }
+
+    /// Copies each rank's part of a checkpoint's weights into `segment`, all at the same time; see [`Model::load`].
+    /// `progress` is told of the first rank's bytes, and asked by all whether to go on.
     ///
     /// # Errors
     /// As [`Model::load`].
@@ -143,21 +192,89 @@ impl Processor {
         &self,
         checkpoint: &Checkpoint,
         segment: Segment,
+        progress: impl Fn(Option<(Bytes, Bytes)>) -> ControlFlow<()> + Sync,
+    ) -> Result<Models, LoadError> {
+        let segment = Arc::new(segment);
+        let ranks = Rank::all(self.0.len()).zip(self.0.iter());
+        let load = |(rank, on): (Rank, &OfRank)| {
+            let told = |done, total| progress((rank.index() == 0).then_some((done, total)));
+            on.load(checkpoint, rank, segment.clone(), told).map(Arc::new)
+        };
+        let models: Result<_, LoadError> = thread::scope(|scope| {
+            let load = &load;
+            let loading: Vec<_> = ranks.map(|rank| scope.spawn(move || load(rank))).collect();
+            loading.into_iter().map(|rank| rank.join().unwrap_or_else(|died| resume_unwind(died))).collect()
+        });
+        models.map(Models)
+    }
+}
+
+impl OfRank {
+    fn load(
+        &self,
+        checkpoint: &Checkpoint,
+        rank: Rank,
+        segment: Arc<Segment>,
         progress: impl FnMut(Bytes, Bytes) -> ControlFlow<()>,
     ) -> Result<Model, LoadError> {
         match self {
             // Copying needs only one thread.
-            Processor::Cpu { .. } => Model::load(checkpoint, &Cpu::new(1), segment, progress),
-            Processor::Cuda(kernels) => {
+            OfRank::Cpu { .. } => Model::load_rank(checkpoint, rank, &Cpu::new(1), segment, progress),
+            OfRank::Cuda(kernels) => {
                 let cuda = Cuda::new(kernels).map_err(|error| match error {
                     OpenError::Device(error) => KernelError::Device(error),
                     error => unreachable!("what is loaded is not looked for again: {error}"),
                 })?;
-                let model = Model::load(checkpoint, &cuda, segment, progress)?;
+                let model = Model::load_rank(checkpoint, rank, &cuda, segment, progress)?;
                 // The copies are still running, and lanes use other streams.
                 cuda.wait()?;
                 Ok(model)
             }
         }
+    }
+}
+
+/// A loaded model: what each rank has of it. Clones share it. What all ranks agree on is read from the first.
+#[derive(Clone)]
+pub struct Models(Arc<[Arc<Model>]>);
+
+impl Models {
+    /// What the first rank has, which knows all that is not a weight.
+    pub fn of_first_rank(&self) -> Arc<Model> {
+        self.0[0].clone()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Arc<Model>> {
+        self.0.iter()
+    }
+}
+
+impl Deref for Models {
+    type Target = Model;
+
+    fn deref(&self) -> &Model {
+        &self.0[0]
+    }
+}
+
+/// The devices of its ranks.
+fn devices(device: &Arc<dyn Device>) -> &[Arc<dyn Device>] {
+    match device.ranks() {
+        [] => slice::from_ref(device),
+        ranks => ranks,
+    }
+}
+
+/// The most ranks that share a device: one, but in tests on a machine with one GPU.
+fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
+    let sharers = |one: &Arc<dyn Device>| devices.iter().filter(|other| other.label() == one.label()).count();
+    devices.iter().map(sharers).max().unwrap_or(1)
+}
+
+/// Of work that only copies.
+fn of_device(error: KernelError) -> OpenError {
+    match error {
+        KernelError::Device(error) => OpenError::Device(error),
+        error => unreachable!("a copy fails for its device alone: {error}"),
     }
 }

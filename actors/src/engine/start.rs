@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     budget::LeaseError,
-    compute::Processor,
+    compute::{Models, Processor},
     event::Event,
     metric,
     profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError},
@@ -46,7 +46,7 @@ pub struct StartPlan {
 /// What is loaded before sizing.
 #[derive(Clone)]
 pub struct Loaded {
-    pub(super) model: Arc<Model>,
+    pub(super) model: Models,
     pub(super) processor: Processor,
     pub(super) context: Arc<ModelContext>,
 }
@@ -196,7 +196,7 @@ impl EngineArguments {
         needs: Arc<Needs>,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
-    ) -> Result<Arc<Model>, LoadError> {
+    ) -> Result<Models, LoadError> {
         // Rule 10: weights that are still on the device are not loaded again.
         if let Some(model) = self.weight_store.model() {
             return Ok(model);
@@ -234,11 +234,14 @@ impl EngineArguments {
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
-        let is_host = self.device.is_host_memory();
+        let (is_host, ranks) = (self.device.is_host_memory(), self.device.ranks().len().max(1));
         let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
         off_actor(move || {
             let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
-            let model = Model::plan(&checkpoint, &target)?;
+            let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
+            if ranks > 1 && !is_host && model.config().decoder().mixture.is_some() {
+                return Err(StartError::ExpertsOnGpus { gpus: ranks });
+            }
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };
@@ -269,7 +272,7 @@ impl EngineArguments {
         needs: Arc<Needs>,
         attempt: u32,
         is_wanted: Arc<AtomicBool>,
-    ) -> Result<Arc<Model>, StartError> {
+    ) -> Result<Models, StartError> {
         (self.progress)(Progress::Phase(Phase::Load));
         let processor = processor.clone();
         let EngineArguments { label, budget, device, progress, weight_store, .. } = self.clone();
@@ -290,14 +293,14 @@ impl EngineArguments {
             let segment = Segment::reserve(device, needs.weights, lease)?;
             segment.back_to(needs.weights)?;
             drop(refusal);
-            let progress = |done, total| {
-                progress(Progress::Loading { done, total });
+            let progress = |of: Option<(Bytes, Bytes)>| {
+                of.into_iter().for_each(|(done, total)| progress(Progress::Loading { done, total }));
                 match is_wanted.load(Relaxed) {
                     true => ControlFlow::Continue(()),
                     false => ControlFlow::Break(()),
                 }
             };
-            let model = Arc::new(processor.load(&checkpoint, segment, progress)?);
+            let model = processor.load(&checkpoint, segment, progress)?;
             // Kept here and not by the waiting engine: weights that were loaded while the engine died are still good.
             weight_store.keep_model(model.clone());
             Ok(model)

@@ -10,7 +10,7 @@ use bursar_budgets::{
 };
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
-    Depth, Envelope, Model,
+    Depth, Envelope,
     worst_cases::{self, Footprint, Pass, WorstCase},
 };
 
@@ -21,9 +21,9 @@ use super::{
 use crate::{
     budget::Budget,
     capture,
-    compute::Processor,
     compute::lane::{Answer, Job, Lane, StressJob},
-    compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory, VisionCache},
+    compute::memory::{EngineMemory, EngineParts, ExchangeMemory, GraphInputs, KvMemory, SamplingMemory, VisionCache},
+    compute::{Models, Processor},
     metric,
     pace::Card,
     responder::Responder,
@@ -42,7 +42,7 @@ pub struct Attempt {
     /// The model's label, for leases and metrics.
     pub label: Label,
     /// The loaded model.
-    pub model: Arc<Model>,
+    pub model: Models,
     /// What the plan says the model needs.
     pub needs: Arc<Needs>,
     /// The limits to stress.
@@ -156,7 +156,7 @@ impl Attempt {
         let place = LanesPlace {
             processor: self.processor.clone(),
             device: self.device.clone(),
-            model: self.model.clone(),
+            models: self.model.clone(),
             memory: memory.clone(),
         };
         let lanes = Lanes::start(None, place, &self.weight_store, self.owner.generation).await?.ok_or_else(ended)?;
@@ -219,6 +219,10 @@ impl Attempt {
         let (needs, workspaces) = (self.needs.clone(), "leasing workspaces");
         let step = self.lease(Class::StepWorkspace, needs.step_workspace, workspaces).await?;
         let sampling = self.lease(Class::StepWorkspace, needs.sampling_bytes(), workspaces).await?;
+        let mut exchange = None;
+        if let (Some(largest), Some(bytes)) = (needs.exchange, needs.exchange_bytes()) {
+            exchange = Some((largest, bytes, self.lease(Class::StepWorkspace, bytes, workspaces).await?));
+        }
         let mut graphs = None;
         if let Some(shape) = needs.graphs {
             let bytes = shape.bytes(self.device.page());
@@ -239,6 +243,14 @@ impl Attempt {
             let step_workspace = Arc::new(backed_segment(&device, needs.step_workspace, step)?);
             let sampling =
                 SamplingMemory::over(backed_segment(&device, needs.sampling_bytes(), sampling)?, needs.sampling);
+            let exchange = match exchange {
+                Some((largest, bytes, lease)) => {
+                    let memory = ExchangeMemory::over(backed_segment(&device, bytes, lease)?, largest);
+                    let class = Some(Box::new(Class::StepWorkspace));
+                    Some(memory.map_err(|source| ProfileError::Device { doing: workspaces, class, source })?)
+                }
+                None => None,
+            };
             let graphs = match graphs {
                 Some((shape, bytes, lease)) => Some(GraphInputs::over(backed_segment(&device, bytes, lease)?, shape)),
                 None => None,
@@ -250,7 +262,8 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, row_width, activation));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            Ok(EngineMemory::new(EngineParts { step_workspace, sampling, vision_workspace, vision_cache, kv, graphs }))
+            let parts = EngineParts { step_workspace, sampling, vision_workspace, vision_cache, kv, graphs, exchange };
+            Ok(EngineMemory::new(parts))
         })
         .await
     }

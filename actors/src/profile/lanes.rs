@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use bursar_budgets::{Device, Segment};
 use bursar_kernels::OpenError;
-use bursar_model::Model;
 
 use super::{ProfileError, WeightStore};
-use crate::compute::{Processor, lane::Lane, memory::EngineMemory};
+use crate::compute::{Models, Processor, lane::Lane, memory::EngineMemory};
 
 /// A model's lanes. Clones share the threads, which end when the last clone is dropped.
 #[derive(Clone)]
@@ -26,7 +25,7 @@ pub struct LanesPlace {
     /// The device that holds the memory.
     pub device: Arc<dyn Device>,
     /// The loaded model.
-    pub model: Arc<Model>,
+    pub models: Models,
     /// The memory that the lanes share.
     pub memory: Arc<EngineMemory>,
 }
@@ -81,15 +80,21 @@ impl Lanes {
 
 impl LanesPlace {
     fn start_lanes(&self, before: Option<&Lanes>) -> Result<Lanes, OpenError> {
-        let LanesPlace { processor, device, model, memory } = self;
-        let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>| match before {
+        let LanesPlace { processor, device, models, memory } = self;
+        let start = |name: &str, before: Option<&Lane>, workspace: &Arc<Segment>, is_linked| match before {
             Some(lane) if lane.is_alive() => Ok(lane.clone()),
-            _ => processor.start_lane(name, device, workspace, model, memory),
+            before => {
+                // Of a lane over several ranks some threads may still be ending.
+                if let Some(lane) = before {
+                    tokio::runtime::Handle::current().block_on(lane.shut_down());
+                }
+                processor.start_lane(name, device, workspace, models, memory, is_linked)
+            }
         };
         let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
-        let start_vision = |workspace| start("bursar-vision", before_vision, workspace);
+        let start_vision = |workspace| start("bursar-vision", before_vision, workspace, false);
         let before_step = before.map(|lanes| &lanes.step);
-        let step = start("bursar-step", before_step, &memory.step_workspace)?;
+        let step = start("bursar-step", before_step, &memory.step_workspace, true)?;
         match memory.vision_workspace.as_ref().map(start_vision).transpose() {
             Ok(vision) => Ok(Lanes { step, vision }),
             Err(error) => {

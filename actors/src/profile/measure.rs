@@ -234,7 +234,7 @@ impl Attempt {
                 continue;
             }
             let run = || async {
-                let batch = worst_cases::blank_pictures(&self.model, count, grid);
+                let batch = Arc::new(worst_cases::blank_pictures(&self.model, count, grid));
                 let (reply, answer) = Responder::new();
                 let answer_to = Answer::to(|outcome| reply.answer(outcome));
                 let (host, spans) = (Vec::new(), Vec::new());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bursar_budgets::{Bytes, Class, MemoryPlan};
-use bursar_kernels::{BLOCK_TOKENS, DType, KernelError, KvShape, Target};
+use bursar_kernels::{BLOCK_TOKENS, CudaLink, DType, KernelError, KvShape, Target};
 use bursar_model::{
     Envelope, MergeSize, Model, RequestCost,
     sampling::SamplingShape,
@@ -35,6 +35,9 @@ pub struct Needs {
     pub probe_blocks: usize,
     /// The shape of captured steps. None on a device without graphs.
     pub graphs: Option<GraphShape>,
+    /// The largest exchange between the ranks of several GPUs that is made at once. None for one rank, and on a host,
+    /// where ranks read each other's workspaces.
+    pub exchange: Option<Bytes>,
     /// The shape of a token's keys and values.
     pub kv_shape: KvShape,
     /// The worst cases with their planned footprints.
@@ -122,6 +125,12 @@ impl Needs {
             cache_rows,
             probe_blocks,
             graphs,
+            exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
+                // A step's sums; its logits are exchanged some rows at a time.
+                let decoder = model.config().decoder();
+                let logits = DType::F32.bytes(decoder.vocabulary.div_ceil(model.rank().of()).next_multiple_of(64));
+                target.activation().bytes(envelope.step_tokens * decoder.hidden).max(logits)
+            }),
             kv_shape: model.kv_shape(&target),
             worst_cases,
             page,
@@ -136,6 +145,11 @@ impl Needs {
     /// Bytes of the sampling buffers' lease.
     pub fn sampling_bytes(&self) -> Bytes {
         SamplingMemory::bytes(self.sampling, self.page)
+    }
+
+    /// Bytes of the exchange memory's lease.
+    pub fn exchange_bytes(&self) -> Option<Bytes> {
+        self.exchange.map(|largest| CudaLink::bytes(largest).round_up(self.page))
     }
 
     /// One line per claimant, with the probe as the least that keys and values need.
@@ -170,6 +184,9 @@ impl Needs {
         );
         let how = "each sequence's parameters, past and mask, its token for the next step, and a report";
         plan.push(Class::StepWorkspace, "choices", self.sampling_bytes(), how);
+        if let Some(bytes) = self.exchange_bytes() {
+            plan.push(Class::StepWorkspace, "exchange between ranks", bytes, "two halves, each of a step's sums");
+        }
         if let Some(shape) = self.graphs {
             let how = "the arrays of the largest captured step";
             plan.push(Class::Graphs, "inputs of captured steps", shape.bytes(self.page), how);

@@ -4,11 +4,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bursar_budgets::Owner;
-use bursar_model::Model;
 use tokio::sync::watch;
 
 use super::{Lanes, ProfileError};
-use crate::compute::Processor;
+use crate::compute::{Models, Processor};
 
 /// One per model, held by the runtime.
 #[derive(Clone, Default)]
@@ -19,7 +18,7 @@ struct Contents {
     /// Attempts up to this generation are over. A late one may start nothing more.
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
-    model: Option<Arc<Model>>,
+    model: Option<Models>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
     processor: Option<Processor>,
@@ -34,7 +33,7 @@ pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Send
 
 impl WeightStore {
     /// The loaded model, if there is one.
-    pub fn model(&self) -> Option<Arc<Model>> {
+    pub fn model(&self) -> Option<Models> {
         self.contents().model.clone()
     }
 
@@ -49,7 +48,7 @@ impl WeightStore {
     }
 
     /// Keeps a loaded model.
-    pub fn keep_model(&self, model: Arc<Model>) {
+    pub fn keep_model(&self, model: Models) {
         self.contents().model = Some(model);
     }
 
@@ -133,7 +132,7 @@ impl WeightStore {
 
     /// Takes the model out, with the owner of its weights' lease. Drop the model only after that owner is cleared:
     /// unmapping so much memory is slow, and is done by then.
-    pub fn clear(&self) -> (Option<Owner>, Option<Arc<Model>>) {
+    pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
         let mut contents = self.contents();
         (contents.weights_owner.take(), contents.model.take())
     }

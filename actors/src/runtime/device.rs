@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
 /// Which device a runtime leases.
 #[derive(Clone)]
@@ -15,6 +15,13 @@ pub enum DeviceChoice {
     Cuda(usize),
     /// Host memory of this capacity, in pages of 2 MiB, standing in for a GPU.
     Host(Bytes),
+    /// So many GPUs from the first on as one device: each model is shared out over them. Without a GPU, as many host
+    /// devices of this capacity stand in.
+    AutoRanks(usize, Bytes),
+    /// Several GPUs as one device: each model is shared out over them.
+    CudaRanks(Vec<usize>),
+    /// The same with host memory that stands in for GPUs, of this capacity each.
+    HostRanks(usize, Bytes),
     /// A device that the caller provides, for tests with faults. When it is lost the runtime ends.
     Custom(Arc<dyn Device>),
     /// Devices that the caller provides: the closure is called at the start and again after each loss.
@@ -30,6 +37,9 @@ impl fmt::Debug for DeviceChoice {
             DeviceChoice::Auto(bytes) => write!(f, "Auto({bytes})"),
             DeviceChoice::Cuda(ordinal) => write!(f, "Cuda({ordinal})"),
             DeviceChoice::Host(bytes) => write!(f, "Host({bytes})"),
+            DeviceChoice::AutoRanks(ranks, bytes) => write!(f, "AutoRanks({ranks}, {bytes})"),
+            DeviceChoice::CudaRanks(ordinals) => write!(f, "CudaRanks({ordinals:?})"),
+            DeviceChoice::HostRanks(ranks, bytes) => write!(f, "HostRanks({ranks}, {bytes})"),
             DeviceChoice::Custom(device) => write!(f, "Custom({})", device.name()),
             DeviceChoice::Made(_) => write!(f, "Made"),
         }
@@ -58,13 +68,39 @@ impl DeviceChoice {
                     opened => opened,
                 };
             }
+            DeviceChoice::AutoRanks(ranks, capacity) => {
+                return match DeviceChoice::CudaRanks((0..ranks).collect()).open() {
+                    // One GPU is no reason to take none: the error says how many there are.
+                    Err(why @ DeviceError::NoDevice { .. }) if CudaDevice::open(0).is_err() => {
+                        let opened = DeviceChoice::HostRanks(ranks, capacity).open()?;
+                        Ok(Opened { stands_in: Some(why), ..opened })
+                    }
+                    opened => opened,
+                };
+            }
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
+            DeviceChoice::CudaRanks(ordinals) => Arc::new(move || {
+                let open = |ordinal: &usize| Ok(Arc::new(CudaDevice::open(*ordinal)?) as Arc<dyn Device>);
+                let label = ordinals.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+                group(ordinals.iter().map(open), format!("cuda:{label}"))
+            }),
+            DeviceChoice::HostRanks(ranks, capacity) => Arc::new(move || {
+                let open = |_| Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?) as Arc<dyn Device>);
+                group((0..ranks).map(open), format!("host:{ranks}"))
+            }),
             DeviceChoice::Made(make) => make,
         };
         Ok(Opened { device: make()?, stands_in: None, again: Some(make) })
     }
+}
+
+fn group(
+    ranks: impl Iterator<Item = Result<Arc<dyn Device>, DeviceError>>,
+    label: String,
+) -> Result<Arc<dyn Device>, DeviceError> {
+    Ok(Arc::new(DeviceGroup::of(ranks.collect::<Result<_, _>>()?, label)?))
 }
 
 #[cfg(test)]

@@ -293,7 +293,7 @@ impl VisionState {
             .map(|(key, rows)| (self.pixels.get(key).expect("a launch comes before its pixels go"), rows))
             .collect();
         let views: Vec<_> = pixels.iter().map(|(pixels, rows)| (&pixels.image, &rows[..])).collect();
-        let batch = self.arguments.model.pack(&views);
+        let batch = Arc::new(self.arguments.model.pack(&views));
         let host = pixels.iter().map(|(pixels, _)| pixels.host.clone()).collect();
         let answer = Answer::to(move |outcome| {
             // An actor that is gone does not need the answer.

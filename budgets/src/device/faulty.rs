@@ -73,6 +73,18 @@ impl Device for FaultyDevice {
         self.device.clone().as_cuda()
     }
 
+    fn ranks(&self) -> &[Arc<dyn Device>] {
+        self.device.ranks()
+    }
+
+    fn addresses(&self, address: Address) -> Vec<Address> {
+        self.device.addresses(address)
+    }
+
+    fn open_to_ranks(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.device.open_to_ranks(address, bytes)
+    }
+
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
         self.device.memory()
     }

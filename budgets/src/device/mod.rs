@@ -2,6 +2,7 @@
 
 mod cuda;
 mod faulty;
+mod group;
 mod host;
 mod pages;
 
@@ -11,6 +12,7 @@ use serde::Serialize;
 
 pub use cuda::{CudaCounts, CudaDevice, Overhead, Pinned};
 pub use faulty::{FaultyDevice, NextBackRefused};
+pub use group::DeviceGroup;
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -93,6 +95,24 @@ pub trait Device: Send + Sync + 'static {
     /// This device as a GPU, for the backend that launches kernels.
     fn as_cuda(self: Arc<Self>) -> Option<Arc<CudaDevice>> {
         None
+    }
+
+    /// The devices of a [group](DeviceGroup), by rank. Empty if this is one device.
+    fn ranks(&self) -> &[Arc<dyn Device>] {
+        &[]
+    }
+
+    /// What an address of this device is on each rank of a [group](DeviceGroup).
+    fn addresses(&self, address: Address) -> Vec<Address> {
+        vec![address]
+    }
+
+    /// Lets all ranks of a [group](DeviceGroup) use what each has backed here. Does nothing on one device.
+    ///
+    /// # Errors
+    /// They have no link.
+    fn open_to_ranks(&self, _address: Address, _bytes: Bytes) -> Result<(), DeviceError> {
+        Ok(())
     }
 
     /// How much memory the driver reports now.

@@ -23,7 +23,7 @@ pub struct DecoderShare {
 }
 
 /// The most ranks that an error suggests.
-const SUGGESTED_MAX: usize = 16;
+const SUGGESTED_MAX: usize = 8;
 
 impl DecoderConfig {
     /// What `rank` has of it.

@@ -12,7 +12,7 @@ use bursar::{
     },
 };
 
-use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
+use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
 
 /// Two restarts, the second after twice the wait.
 const TWO: Intensity =
@@ -107,7 +107,7 @@ fn a_budget_crash_loop_ends_the_runtime_and_models_say_why() {
     story(async {
         let device = device();
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
+            device: DeviceChoice::Custom(placed(&device)),
             budget_intensity: TWO,
             ..RuntimeConfig::default()
         };
@@ -182,7 +182,7 @@ fn each_supervised_actor_has_its_own_intensity() {
         let once = Intensity { restarts_max: 1, back_off: Duration::ZERO, ..TWO };
         let device = device();
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
+            device: DeviceChoice::Custom(placed(&device)),
             budget_intensity: once,
             ..RuntimeConfig::default()
         };

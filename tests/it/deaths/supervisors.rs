@@ -11,7 +11,7 @@ use bursar::{
     ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
 };
 
-use crate::stage::{about, answer, ask, demo, device, eventually, small, story};
+use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
 
 /// A user's supervisor: keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
@@ -33,7 +33,7 @@ enum Ask {
 }
 
 async fn start(device: &Arc<HostDevice>, myself: &ActorRef<Ask>) -> Result<(Runtime, ModelHandle), ActorProcessingErr> {
-    let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+    let config = RuntimeConfig { device: DeviceChoice::Custom(placed(device)), ..RuntimeConfig::default() };
     let runtime = Runtime::start_linked(config, myself.get_cell()).await?;
     let model = demo(&runtime, small()).await;
     Ok((runtime, model))
@@ -127,7 +127,7 @@ fn an_ending_supervisor_gets_no_runtime() {
         let device = device();
         let (keeper, _) = Keeper::spawn(None, Keeper, (device.clone(), Arc::default())).await.expect("it starts");
         keeper.kill_and_wait(None).await.expect("it ends");
-        let config = RuntimeConfig { device: DeviceChoice::Custom(device.clone()), ..RuntimeConfig::default() };
+        let config = RuntimeConfig { device: DeviceChoice::Custom(placed(&device)), ..RuntimeConfig::default() };
         let error = Runtime::start_linked(config, keeper.get_cell()).await.err().expect("nobody would supervise it");
         assert!(matches!(error, bursar::RuntimeError::Spawn(_)) && !error.hint().is_empty(), "{error:?}");
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;

@@ -17,7 +17,7 @@ use bursar::{
 use tokio::{sync::OnceCell, task::JoinHandle};
 
 use super::blow::Moment;
-use crate::stage::{Whole, about, ask, device, small};
+use crate::stage::{Whole, about, ask, device, placed, small};
 
 /// The model to strike, and the one beside it.
 pub const STRUCK: &str = "struck";
@@ -87,7 +87,7 @@ impl World {
     pub async fn on(device: Arc<HostDevice>) -> World {
         let (guard, _) = Guard::spawn(None, Guard, ()).await.expect("it starts");
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
+            device: DeviceChoice::Custom(placed(&device)),
             budget_intensity: patient(),
             ..RuntimeConfig::default()
         };

@@ -2,10 +2,7 @@
 
 use std::{
     collections::VecDeque,
-    sync::{
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, RecvTimeoutError},
-    },
+    sync::mpsc::{Receiver, RecvTimeoutError},
     time::Duration,
 };
 
@@ -34,9 +31,9 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
     }
 
-    /// Takes jobs until every handle is dropped or the lane is shut down. Jobs begun by then are finished.
-    pub(super) fn work(&mut self, jobs: &Receiver<Job>, shut_down: &AtomicBool, under_way: &UnderWay) {
-        loop {
+    /// Takes jobs until every handle is dropped, the lane is shut down, or its ranks have gone apart. Jobs begun by then are finished.
+    pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
+        while !self.runner.is_apart() {
             // Answer finished jobs before launching more. On a device that computes inside the launch, a launch takes
             // as long as a step.
             let waits = self.jobs.front().is_some_and(|(_, oldest)| !oldest.has_come());
@@ -49,7 +46,7 @@ impl<'b, B: Backend> Begun<'b, B> {
                 }
             };
             match next {
-                Ok(job) if !shut_down.load(Ordering::Acquire) => self.begin(job),
+                Ok(job) if !is_shut_down() => self.begin(job),
                 Err(RecvTimeoutError::Timeout) => {}
                 Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
             }

@@ -66,12 +66,12 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn capture(&self, rows: usize) -> Result<Option<Bytes>, LaneError> {
         let Some(inputs) = &self.memory.graphs else { return Ok(None) };
         let layout = inputs.shape().layout(rows);
-        let layers = self.memory.kv.layers_reserved();
+        let layers = self.memory.kv.layers_reserved(self.rank());
         // The lease pays for one set of graphs, so the old ones go first.
         self.graphs.forget(rows);
         self.upload_inputs(&layout, &StepBatch::default())?;
         // First, matrix products choose their algorithms by measuring, which cannot be captured.
-        let mut buffers = self.memory.sampling.buffers();
+        let mut buffers = self.memory.sampling.buffers(self.rank());
         self.autotune(|| Ok(self.decode(&layout, &layers, &mut buffers, None)?))?;
         let mut capture =
             |tokens| self.backend.capture(&mut || self.decode(&layout, &layers, &mut buffers, Some(tokens)));
@@ -102,7 +102,7 @@ impl<B: Backend> ModelRunner<B> {
         // A graph's temporaries begin at the start of the workspace, as they did at capture.
         assert!(self.workspace.used().is_zero(), "a graph is replayed in an empty workspace");
         let choosing = self.pass(|scope, _| {
-            let mut buffers = self.memory.sampling.buffers();
+            let mut buffers = self.memory.sampling.buffers(self.rank());
             let wanted = TokenChoice::of(&job.choices, buffers.shape().vocabulary);
             let tokens = match &wanted {
                 TokenChoice::Likeliest { .. } => Tokens::Likeliest,
@@ -113,7 +113,7 @@ impl<B: Backend> ModelRunner<B> {
             };
             match captured {
                 Some(captured) => captured.of(tokens).replay()?,
-                None => self.decode(layout, &self.memory.kv.layers(), &mut buffers, Some(tokens))?,
+                None => self.decode(layout, &self.memory.kv.layers(self.rank()), &mut buffers, Some(tokens))?,
             }
             Ok(wanted.download(scope, &buffers, layout.logit_rows)?)
         })?;
@@ -124,7 +124,7 @@ impl<B: Backend> ModelRunner<B> {
         let inputs = self.memory.graphs.as_ref().expect("whoever has graphs has inputs for them");
         let mut words = self.graphs.words.take();
         layout.pack(batch, &mut words);
-        let mut image = inputs.tensor(layout);
+        let mut image = inputs.tensor(layout, self.rank());
         let uploaded = transfer::fill_elements(&self.backend, &words, &mut image.row_range_mut(0..words.len()));
         self.graphs.words.set(words);
         uploaded
@@ -145,7 +145,7 @@ impl<B: Backend> ModelRunner<B> {
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
         let inputs = self.memory.graphs.as_ref().expect("as above");
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
-        let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout), layout, &caches)?;
+        let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout, self.rank()), layout, &caches)?;
         match tokens {
             Some(Tokens::Likeliest) => buffers.take_likeliest(&scope, &logits),
             Some(Tokens::Asked) => buffers.choose(&scope, &logits),

@@ -135,7 +135,7 @@ pub struct StepJob {
 /// A launch of the vision encoder.
 pub struct EncodeJob {
     /// The pictures to encode.
-    pub batch: PictureBatch,
+    pub batch: Arc<PictureBatch>,
     /// The leases of their pixels, held until the launch has run, even if their actors die.
     pub host: Vec<Arc<Lease>>,
     /// Spans of requests that record the launch.
@@ -190,10 +190,10 @@ pub enum Job {
         /// Launches that are refused.
         count: usize,
     },
-    /// Makes the next step, launch, worst case or capture fail for lack of memory, on every device, as when a GPU has
+    /// Makes the next step, launch, worst case or capture fail for lack of memory, on every rank, as when a GPU has
     /// none left for the driver itself. Nothing of that job is begun.
     Refuse,
-    /// Makes the thread panic, as a bug would. A failing job is only an answer and does not end the thread.
+    /// Makes the thread panic, as a bug would; of several ranks, the last one's. A failing job is only an answer and does not end the thread.
     Die,
 }
 

@@ -8,13 +8,14 @@ use std::{
 };
 
 use bursar_budgets::{DeviceError, Segment, Workspace};
-use bursar_kernels::{Backend, FaultyBackend, KernelError, Scope, Tensor, WorkCounter, sampling::SampleBatch};
+use bursar_kernels::{Backend, FaultyBackend, KernelError, Rank, Scope, Tensor, WorkCounter, sampling::SampleBatch};
 use bursar_model::{
     Depth, Model,
     blocks::decoder::StepCaches,
     sampling::{SamplingBuffers, Scores},
     worst_cases::{self, Footprint, Pass},
 };
+use tracing::warn;
 
 use super::{
     choosing::TokenChoice,
@@ -42,6 +43,7 @@ pub struct ModelRunner<B> {
     pub(super) question: Cell<Vec<u32>>,
     /// Whether the next job is refused memory.
     refuses: Cell<bool>,
+    is_apart: Cell<bool>,
     /// None for a model without experts.
     pub(super) loads: Option<RefCell<ExpertLoads>>,
 }
@@ -49,11 +51,15 @@ pub struct ModelRunner<B> {
 impl<B: Backend> ModelRunner<B> {
     /// A runner that computes with `backend` in `workspace`, which must belong to `memory`.
     pub fn new(backend: B, workspace: Arc<Segment>, model: Arc<Model>, memory: Arc<EngineMemory>) -> Self {
-        let workspace = Workspace::over(workspace);
-        let (question, refuses) = (Cell::default(), Cell::default());
+        let workspace = Workspace::of_rank(workspace, model.rank().index());
+        let (question, refuses, is_apart) = (Cell::default(), Cell::default(), Cell::default());
         let backend = FaultyBackend::over(backend);
         let loads = model.expert_loads().map(|loads| ExpertLoads::new(loads.columns(), Instant::now()).into());
-        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses, loads }
+        ModelRunner { graphs: Graphs::default(), backend, workspace, model, memory, question, refuses, is_apart, loads }
+    }
+
+    pub(super) fn rank(&self) -> Rank {
+        self.model.rank()
     }
 
     /// Launches all of a job without waiting for the device; later jobs run after it. Only a job that needs
@@ -106,15 +112,36 @@ impl<B: Backend> ModelRunner<B> {
         drop(self.backend.wait_for_all());
     }
 
-    /// Returns the outcome. After a failed job it is unknown what still runs, so this waits for the device first.
+    /// Returns the outcome. After a failed job it is unknown what still runs, so this waits for the device first. Where
+    /// the ranks went apart and no device is lost, this lane can do no more, and one that starts again can.
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
-        outcome.inspect_err(|_| self.wait_for_device())
+        outcome.map_err(|error| {
+            self.wait_for_device();
+            let is_lost = matches!(&error, LaneError::Kernel(KernelError::Device(error)) if error.is_lost());
+            let device = self.workspace.segment().map(|segment| segment.device());
+            if !is_lost || self.rank().of() == 1 || device.is_none_or(|device| device.check().is_err()) {
+                return error;
+            }
+            warn!(%error, "the lane of rank {} ends", self.rank().index());
+            self.is_apart.set(true);
+            LaneError::Gone
+        })
     }
 
-    /// Runs `run`, unless a fault plan refuses it memory.
+    /// Whether this rank can exchange nothing with the others any more.
+    pub(super) fn is_apart(&self) -> bool {
+        self.is_apart.get()
+    }
+
+    /// Runs `run`, unless a fault plan refuses it memory, which it does to all ranks alike. Ranks that are linked and run
+    /// it may be anywhere in it when it fails on this one: then this rank ends, which ends the others.
     fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         if !self.refuses.take() {
-            return self.past_on_panic(run);
+            let outcome = self.past_on_panic(run);
+            if outcome.is_err() && self.backend.rank().of() > 1 {
+                self.is_apart.set(true);
+            }
+            return outcome;
         }
         let device = self.workspace.segment().map(|segment| segment.device());
         let free = device.and_then(|device| device.memory().ok()).map(|memory| memory.free).unwrap_or_default();
@@ -137,8 +164,8 @@ impl<B: Backend> ModelRunner<B> {
             return launched;
         }
         let (choosing, scores) = self.pass(|scope, cache| {
-            let layers = self.memory.kv.layers();
-            let mut buffers = self.memory.sampling.buffers();
+            let layers = self.memory.kv.layers(self.rank());
+            let mut buffers = self.memory.sampling.buffers(self.rank());
             let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
             let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
             // [logit_rows, vocabulary]
@@ -204,8 +231,8 @@ impl<B: Backend> ModelRunner<B> {
         self.workspace.reset_high_water();
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
-        let layers = self.memory.kv.layers();
-        let mut buffers = self.memory.sampling.buffers();
+        let layers = self.memory.kv.layers(self.rank());
+        let mut buffers = self.memory.sampling.buffers(self.rank());
         self.with_cache(|cache| Ok(worst_cases::run(&self.model, &scope, pass, depth, &layers, cache, &mut buffers)?))?;
         Ok(Footprint { workspace: self.workspace.high_water(), work: counter.total() })
     }
@@ -221,7 +248,7 @@ impl<B: Backend> ModelRunner<B> {
 
     fn with_cache<T>(&self, run: impl FnOnce(&mut Tensor<'_>) -> Result<T, LaneError>) -> Result<T, LaneError> {
         let outcome = match &self.memory.vision_cache {
-            Some(cache) => run(&mut cache.tensor()),
+            Some(cache) => run(&mut cache.tensor(self.rank())),
             None => {
                 let (activation, row) = (self.backend.target().activation(), self.model.config().picture_row());
                 // SAFETY: a tensor without rows has no element that could be touched.

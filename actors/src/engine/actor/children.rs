@@ -132,7 +132,7 @@ impl EngineState {
             // Tasks hold its leases of host memory, which end with them even if the actor dies first.
             owner: self.arguments.vision_owner(),
             model_label: self.arguments.label.clone(),
-            model,
+            model: model.of_first_rank(),
             processors,
             limits: context.image_limits.clone(),
             lane,
@@ -160,7 +160,7 @@ impl EngineState {
         }
         let Loaded { model, processor, .. } = start.loaded.clone();
         let (device, memory) = (self.arguments.device.clone(), profiled.memory.clone());
-        let place = LanesPlace { processor, device, model, memory };
+        let place = LanesPlace { processor, device, models: model, memory };
         let (weight_store, generation) = (&self.arguments.weight_store, self.arguments.owner(*attempt).generation);
         let Some(lanes) = Lanes::start(Some(profiled.lanes.clone()), place, weight_store, generation).await? else {
             return Ok(profiled.lanes.clone()); // This engine is being ended.

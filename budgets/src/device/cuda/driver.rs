@@ -107,6 +107,13 @@ pub(super) fn open(device: sys::CUdevice, address: Address, bytes: Bytes) -> Res
     check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(address.0, bytes.as_usize(), &access, 1) })
 }
 
+/// Whether `device` can read and write what `other` holds.
+pub(super) fn reaches(device: sys::CUdevice, other: sys::CUdevice) -> Result<bool, DeviceError> {
+    // SAFETY: the output pointer is valid.
+    let is_linked = value("cuDeviceCanAccessPeer", |out| unsafe { sys::cuDeviceCanAccessPeer(out, device, other) })?;
+    Ok(is_linked != 0)
+}
+
 /// The name and text of a result.
 pub(super) fn describe(result: CUresult) -> String {
     let text = |get: unsafe extern "C" fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {

@@ -1,12 +1,14 @@
 //! Pieces of memory at reserved addresses: created, mapped, made accessible, cleared and taken away.
 
+use std::sync::Arc;
+
 use cudarc::driver::sys;
 
 use super::{
     CudaDevice, Piece,
     driver::{self, check},
 };
-use crate::{Address, Bytes, DeviceError};
+use crate::{Address, Bytes, Device, DeviceError};
 
 impl CudaDevice {
     /// Allocates memory that is not mapped yet.
@@ -66,6 +68,28 @@ impl CudaDevice {
                 Err(asked_for(to - from, error))
             }
         }
+    }
+
+    /// Lets other GPUs use what is backed at these addresses.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unusable`] if one cannot reach this GPU's memory.
+    pub fn open_to<'d>(
+        &self,
+        others: impl Iterator<Item = &'d Arc<CudaDevice>>,
+        address: Address,
+        bytes: Bytes,
+    ) -> Result<(), DeviceError> {
+        for other in others.filter(|other| other.device != self.device) {
+            if !driver::reaches(other.device, self.device)? {
+                return Err(DeviceError::Unusable {
+                    reason: format!("{} cannot reach the memory of {}", other.label(), self.label()),
+                    hint: "choose GPUs with a link between them (nvidia-smi topo -p2p r)".to_owned(),
+                });
+            }
+            self.heed(driver::open(other.device, address, bytes))?;
+        }
+        Ok(())
     }
 
     /// Writes zeros and waits for them.

@@ -1,0 +1,111 @@
+//! A model served by two GPUs, or by two ranks on the only one, which checks all but the links: its replies, lanes that die
+//! or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
+
+mod gpu;
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_actors::{
+    chat::{Chat, ChatEvent, ModelHandle},
+    engine::{EngineMessage, LoadOptions, WhichLane},
+    responder::Responder,
+    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig},
+    supervise::Intensity,
+};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceGroup};
+use gpu::{Stage, answer, options, picture, question, story};
+
+/// Two GPUs, or one twice.
+fn pair(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
+    let second = CudaDevice::open(1).or_else(|_| CudaDevice::open(0)).expect("the first one opens");
+    println!("ranks on {} and {}", first.label(), second.label());
+    vec![first.clone(), Arc::new(second)]
+}
+
+async fn served(devices: &[Arc<CudaDevice>]) -> (Runtime, ModelHandle) {
+    let ranks = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+    let group = DeviceGroup::of(ranks, "cuda:a,b").expect("of one kind");
+    let config = RuntimeConfig { device: DeviceChoice::Custom(Arc::new(group)), ..RuntimeConfig::default() };
+    let runtime = Runtime::start(config).await.expect("it starts");
+    let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
+    let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };
+    let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts");
+    (runtime, model)
+}
+
+fn chats() -> Vec<Chat> {
+    vec![
+        question("Who are you?", 24),
+        question("Describe the picture.", 30).image(picture(3)),
+        Chat::new().user("Tell me about the sea.").temperature(1.0).seed(7).max_tokens(40),
+    ]
+}
+
+async fn answers(model: &ModelHandle) -> Vec<String> {
+    let mut answers = Vec::new();
+    for chat in chats() {
+        answers.push(answer(model, chat).await.expect("it answers"));
+    }
+    answers
+}
+
+/// The log-probability of a reply's first token.
+async fn first(model: &ModelHandle) -> f32 {
+    let mut reply = model.chat(question("Who are you?", 2).log_probabilities(0)).await.expect("it is accepted");
+    loop {
+        match reply.next().await.expect("it goes on").expect("it succeeds") {
+            ChatEvent::Token(score) => return score.token.log_probability,
+            _ => continue,
+        }
+    }
+}
+
+#[test]
+fn replies_are_the_same_each_time_and_close_to_one_ranks() {
+    story(async |Stage { runtime, device }| {
+        let alone = LoadOptions { kv_tokens: Some(4096), ..options() };
+        let model = runtime.load_with(ModelSource::demo(), alone, |_| {}).await.expect("it starts");
+        let of_one = first(&model).await;
+        runtime.unload("demo").await.expect("it unloads");
+        let devices = pair(&device);
+        let (ranks, model) = served(&devices).await;
+        let (said, of_two) = (answers(&model).await, first(&model).await);
+        println!("{said:?}; the first token: {of_one} on one rank, {of_two} on two");
+        assert!((of_one - of_two).abs() < 0.1, "{of_one} on one rank, {of_two} on two");
+        for _ in 0..3 {
+            assert_eq!(answers(&model).await, said);
+        }
+        let ledger = ranks.budget().snapshot().await.expect("the budget answers");
+        println!("{ledger}");
+        ranks.shutdown().await;
+        for device in &devices {
+            assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+        }
+    });
+}
+
+#[test]
+fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
+    story(async |Stage { device, .. }| {
+        let devices = pair(&device);
+        let (ranks, model) = served(&devices).await;
+        let said = answers(&model).await;
+        let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
+        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        for which in [WhichLane::Step, WhichLane::Vision] {
+            let (ended, end) = Responder::new();
+            engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
+            end.await.expect("all of its threads have ended");
+            assert_eq!(answers(&model).await, said, "{which:?}");
+        }
+        // In the middle of a pass: the other rank waits for as long as it has patience.
+        let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
+        engine.send_message(refused).expect("the engine lives");
+        assert_eq!(answers(&model).await, said);
+        assert_eq!(devices.iter().map(|device| device.counts().backed).collect::<Vec<_>>(), backed);
+        ranks.shutdown().await;
+        for device in &devices {
+            assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+        }
+    });
+}

@@ -1,0 +1,192 @@
+//! Several devices that hold the same amounts of memory, each for its rank of a model.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{Address, Device, DeviceError, DeviceMemory, HostDevice};
+use crate::{Bytes, Fence, Timeline};
+
+/// Devices that the ranks of a model run on, as one device: what is backed is backed on all of them or on none, so all
+/// ranks always have the same sizes. One ledger counts the bytes of one rank, which every rank has; the rank with the
+/// least room decides.
+///
+/// An address is the first rank's; [`addresses`](Device::addresses) gives those of all.
+pub struct DeviceGroup {
+    ranks: Vec<Arc<dyn Device>>,
+    name: String,
+    label: String,
+    page: Bytes,
+    /// What each reservation's addresses are on all ranks.
+    reservations: Mutex<BTreeMap<Address, Vec<Address>>>,
+}
+
+impl DeviceGroup {
+    /// Joins devices, in the order of the ranks. `label` is the word that selects them.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unusable`] if they are not of one kind.
+    ///
+    /// # Panics
+    /// Without a device.
+    pub fn of(ranks: Vec<Arc<dyn Device>>, label: impl Into<String>) -> Result<Self, DeviceError> {
+        let first = ranks.first().expect("a group has a device");
+        if let Some(other) = ranks.iter().find(|other| other.name() != first.name() || other.page() != first.page()) {
+            let reason = format!("{} and {} cannot share a model out", first.name(), other.name());
+            let hint = "name devices of one kind".to_owned();
+            return Err(DeviceError::Unusable { reason, hint });
+        }
+        let (name, page) = (format!("{} x {}", ranks.len(), first.name()), first.page());
+        Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
+    }
+
+    /// Calls `change` with each rank's device and address. If one fails, `undo` takes it back from those before it.
+    fn on_all(
+        &self,
+        addresses: &[Address],
+        change: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
+        undo: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        for (done, (rank, address)) in self.ranks.iter().zip(addresses).enumerate() {
+            change(&**rank, *address).inspect_err(|_| {
+                for (rank, address) in self.ranks.iter().zip(addresses).take(done) {
+                    // Fails on a lost device alone, which has lost the memory too.
+                    drop(undo(&**rank, *address));
+                }
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Calls `change` with each rank's device and address, also after an error. Returns the first one.
+    fn on_each(
+        &self,
+        addresses: &[Address],
+        change: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let each = self.ranks.iter().zip(addresses).map(|(rank, address)| change(&**rank, *address));
+        each.fold(Ok(()), Result::and)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, Vec<Address>>> {
+        // Each change is one insertion or removal.
+        self.reservations.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rank that holds the most that no lease can hold.
+    fn heaviest(&self) -> &Arc<dyn Device> {
+        self.ranks.iter().max_by_key(|rank| rank.overhead()).expect("a group has a device")
+    }
+}
+
+impl Device for DeviceGroup {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn label(&self) -> String {
+        self.label.clone()
+    }
+
+    fn driver(&self) -> String {
+        self.ranks[0].driver()
+    }
+
+    fn page(&self) -> Bytes {
+        self.page
+    }
+
+    fn is_host_memory(&self) -> bool {
+        self.ranks[0].is_host_memory()
+    }
+
+    /// The last rank: what happens in a drill happens to one alone.
+    fn as_host(self: Arc<Self>) -> Option<Arc<HostDevice>> {
+        self.ranks.last()?.clone().as_host()
+    }
+
+    fn ranks(&self) -> &[Arc<dyn Device>] {
+        &self.ranks
+    }
+
+    fn addresses(&self, address: Address) -> Vec<Address> {
+        let reservations = self.lock();
+        let found = reservations.range(..=address).next_back();
+        let (start, all) = found.expect("an address of this group");
+        all.iter().map(|first| first.offset(address.distance_from(*start))).collect()
+    }
+
+    fn memory(&self) -> Result<DeviceMemory, DeviceError> {
+        let memory = self.ranks.iter().map(|rank| rank.memory()).collect::<Result<Vec<_>, _>>()?;
+        let least = |of: fn(&DeviceMemory) -> Bytes| memory.iter().map(of).min().unwrap_or_default();
+        Ok(DeviceMemory { total: least(|memory| memory.total), free: least(|memory| memory.free) })
+    }
+
+    fn check(&self) -> Result<(), DeviceError> {
+        self.ranks.iter().try_for_each(|rank| rank.check())
+    }
+
+    fn overhead(&self) -> Bytes {
+        self.heaviest().overhead()
+    }
+
+    fn overhead_by_source(&self) -> Vec<(&'static str, Bytes)> {
+        self.heaviest().overhead_by_source()
+    }
+
+    fn process_bytes(&self) -> Option<Bytes> {
+        // Beyond its overhead, so that the rank that drifts is not hidden behind one with more overhead.
+        let beyond = |rank: &Arc<dyn Device>| Some(rank.process_bytes()?.saturating_sub(rank.overhead()));
+        let most = self.ranks.iter().map(beyond).collect::<Option<Vec<_>>>()?.into_iter().max()?;
+        Some(self.overhead() + most)
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
+        let mut addresses = Vec::with_capacity(self.ranks.len());
+        for rank in &self.ranks {
+            match rank.reserve(bytes) {
+                Ok(address) => addresses.push(address),
+                Err(error) => {
+                    drop(self.on_each(&addresses, |rank, address| rank.release_reservation(address)));
+                    return Err(error);
+                }
+            }
+        }
+        let first = addresses[0];
+        self.lock().insert(first, addresses);
+        Ok(first)
+    }
+
+    fn release_reservation(&self, address: Address) -> Result<(), DeviceError> {
+        let addresses = self.addresses(address);
+        // First forgotten: the ranks may give the same addresses out again at once.
+        self.lock().remove(&address);
+        self.on_each(&addresses, |rank, address| rank.release_reservation(address))
+    }
+
+    fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        let back = |rank: &dyn Device, address| rank.back(address, bytes);
+        self.on_all(&self.addresses(address), back, |rank, address| rank.unback(address, bytes))
+    }
+
+    fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        self.on_each(&self.addresses(address), |rank, address| rank.unback(address, bytes))
+    }
+
+    fn open_to_ranks(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
+        let gpus: Option<Vec<_>> = self.ranks.iter().map(|rank| rank.clone().as_cuda()).collect();
+        for (own, address) in gpus.iter().flatten().zip(self.addresses(address)) {
+            own.open_to(gpus.iter().flatten(), address, bytes)?;
+        }
+        Ok(())
+    }
+
+    fn timeline(&self) -> Timeline {
+        self.ranks[0].timeline()
+    }
+
+    fn fence_here(&self) -> Fence {
+        self.ranks.iter().fold(Fence::passed(), |all, rank| all.and(rank.fence_here()))
+    }
+}

@@ -1,0 +1,201 @@
+//! Models that several host devices share out: their replies are one device's, and what happens to one rank happens to
+//! all or to none.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar::{
+    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Hint, HostDevice, Intensity, LoadOptions, ModelSource,
+    OutputFormat, Runtime, RuntimeConfig, RuntimeError, Script, WatchOptions,
+    crates::actors::{
+        engine::{EngineMessage, WhichLane},
+        responder::Responder,
+    },
+};
+use futures_util::future::join_all;
+
+use crate::stage::{about, ask, demo, device, device_of, eventually, runtime_on, small, story, text};
+
+/// Host devices that share models out.
+struct Ranks {
+    devices: Vec<Arc<HostDevice>>,
+    runtime: Runtime,
+}
+
+impl Ranks {
+    async fn of(ranks: usize, capacity: Bytes) -> Ranks {
+        let devices: Vec<_> = (0..ranks).map(|_| device_of(capacity)).collect();
+        let all = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
+        let group = Arc::new(DeviceGroup::of(all, format!("host:{ranks}")).expect("of one kind"));
+        let watch = WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(60) };
+        let config = RuntimeConfig { device: DeviceChoice::Custom(group), watch, ..RuntimeConfig::default() };
+        Ranks { devices, runtime: Runtime::start(config).await.expect("host devices start") }
+    }
+
+    fn is_even(&self) -> bool {
+        self.devices.iter().all(|device| device.counts().backed == self.devices[0].counts().backed)
+    }
+
+    /// What every rank has backed.
+    fn backed(&self) -> Bytes {
+        let backed: Vec<_> = self.devices.iter().map(|device| device.counts().backed).collect();
+        assert!(backed.iter().all(|one| *one == backed[0]), "ranks differ: {backed:?}");
+        backed[0]
+    }
+
+    async fn unload(&self) {
+        self.runtime.unload("demo").await.expect("it answers");
+        assert_eq!(self.backed(), Bytes::ZERO);
+    }
+}
+
+/// Keys and values take what the devices have.
+fn sized() -> LoadOptions {
+    LoadOptions { kv_tokens: None, ..small() }
+}
+
+fn chats() -> Vec<Chat> {
+    let mut chats: Vec<_> = (0..4).map(about).collect();
+    chats.push(text("Who are you?").log_probabilities(4));
+    chats.push(text("Tell me about the sea.").temperature(1.0).seed(7).max_tokens(40));
+    chats.push(text("Two colours.").format(OutputFormat::Regex("[a-z]+, [a-z]+".to_owned())).temperature(1.0).seed(3));
+    chats
+}
+
+#[test]
+fn replies_of_several_ranks_are_those_of_one() {
+    story(async {
+        let alone = runtime_on(&device()).await;
+        let one = demo(&alone, small()).await;
+        let mut expected = Vec::new();
+        for chat in chats() {
+            expected.push(ask(&one, chat).await.expect("it answers"));
+        }
+        for ranks in [2, 4] {
+            let stage = Ranks::of(ranks, Bytes::mib(64)).await;
+            let model = demo(&stage.runtime, small()).await;
+            let asked = chats().into_iter().map(|chat| ask(&model, chat));
+            for (reply, expected) in join_all(asked).await.into_iter().zip(&expected) {
+                let reply = reply.expect("it answers");
+                assert_eq!(
+                    (&reply.text, reply.finish_reason),
+                    (&expected.text, expected.finish_reason),
+                    "{ranks} ranks"
+                );
+                for (found, expected) in reply.tokens.iter().zip(&expected.tokens) {
+                    let [found, expected] = [found, expected].map(|score| score.token.log_probability);
+                    assert!((found - expected).abs() < 1e-4, "{found}, on one rank {expected}");
+                }
+            }
+            let ledger = stage.runtime.budget().snapshot().await.expect("the budget answers");
+            assert_eq!(ledger.granted, stage.backed(), "what is leased is backed on every rank");
+            stage.unload().await;
+        }
+    });
+}
+
+#[test]
+fn each_rank_holds_less_than_the_whole() {
+    story(async {
+        let mut weights = Vec::new();
+        for ranks in [1, 2] {
+            let stage = Ranks::of(ranks, Bytes::mib(64)).await;
+            demo(&stage.runtime, small()).await;
+            let ledger = stage.runtime.budget().snapshot().await.expect("the budget answers");
+            weights.push((ledger.of_class(&Class::Weights), ledger.of_class(&Class::Kv)));
+        }
+        let [(whole, kv), (half, half_kv)] = weights[..] else { unreachable!("two were loaded") };
+        assert!(half < whole && half_kv * 2 == kv, "{weights:?}");
+    });
+}
+
+#[test]
+fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
+    story(async {
+        let stage = Ranks::of(3, Bytes::mib(64)).await;
+        let loaded = stage.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.map(drop);
+        let error = loaded.expect_err("two heads are not for three");
+        assert_eq!(error.to_string(), "key heads do not divide among 3 ranks: there are 2");
+        assert!(error.hint().contains("1, 2"), "{}", error.hint());
+        assert_eq!(stage.backed(), Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
+    story(async {
+        for taken_on in 0..2 {
+            let stage = Ranks::of(2, Bytes::mib(24)).await;
+            let model = demo(&stage.runtime, sized()).await;
+            let (ready, reply) = (stage.backed(), ask(&model, about(1)).await.expect("it answers").text);
+            let wanted = Bytes::mib(4);
+            let mut left = wanted;
+            eventually("the neighbour gets what it wants", async || {
+                left -= stage.devices[taken_on].foreign_takes(left);
+                left.is_zero()
+            })
+            .await;
+            assert!(stage.backed() < ready, "all ranks gave rank {taken_on}'s neighbour its memory");
+            assert_eq!(ask(&model, about(1)).await.expect("it answers").text, reply);
+            stage.devices[taken_on].foreign_gives_back(wanted);
+            eventually("all ranks have what they had", async || stage.is_even() && stage.backed() == ready).await;
+            stage.unload().await;
+        }
+    });
+}
+
+#[test]
+fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
+    story(async {
+        let calls = {
+            let stage = Ranks::of(2, Bytes::mib(64)).await;
+            demo(&stage.runtime, sized()).await;
+            stage.devices[0].counts().calls
+        };
+        let (mut ready, mut failed) = (0, 0);
+        for (refusing, nth) in (0..2).flat_map(|rank| (1..=calls).map(move |nth| (rank, nth))) {
+            let stage = Ranks::of(2, Bytes::mib(64)).await;
+            stage.devices[refusing].play(Script::new().refuse_call(nth));
+            match stage.runtime.load_with(ModelSource::demo(), sized(), |_| {}).await {
+                Ok(model) => {
+                    ready += 1;
+                    assert!(ask(&model, text("Who are you?").max_tokens(4)).await.is_ok());
+                    let ledger = stage.runtime.budget().snapshot().await.expect("the budget answers");
+                    assert_eq!(ledger.granted, stage.backed(), "call {nth} of rank {refusing}");
+                }
+                Err(error) => {
+                    failed += 1;
+                    assert!(matches!(error, RuntimeError::Start(_)), "{error:?}");
+                    assert_eq!(stage.backed(), Bytes::ZERO, "call {nth} of rank {refusing}");
+                }
+            }
+            stage.unload().await;
+            stage.runtime.shutdown().await;
+        }
+        assert!(ready > 0 && failed > 0, "memory is asked for again, addresses are not");
+    });
+}
+
+#[test]
+fn a_rank_whose_lane_dies_takes_the_lane_along_and_no_request() {
+    story(async {
+        let stage = Ranks::of(2, Bytes::mib(64)).await;
+        let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
+        let model = demo(&stage.runtime, LoadOptions { intensity, ..small() }).await;
+        let chat = || about(2).max_tokens(60).temperature(9.0).top_k(0).top_p(1.0).seed(5);
+        let expected = ask(&model, chat()).await.expect("it answers").text;
+        let ready = stage.backed();
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        for which in [WhichLane::Step, WhichLane::Vision, WhichLane::Step] {
+            let asked = tokio::spawn({
+                let (model, chat) = (model.clone(), chat());
+                async move { ask(&model, chat).await }
+            });
+            let (ended, end) = Responder::new();
+            engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");
+            end.await.expect("all threads of the lane have ended");
+            assert_eq!(asked.await.expect("no panic").expect("it is answered").text, expected);
+            assert_eq!(stage.backed(), ready);
+        }
+        stage.unload().await;
+    });
+}
