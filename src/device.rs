@@ -43,7 +43,7 @@ pub struct DeviceOptions {
 }
 
 /// The most devices that share a model out.
-const RANKS_MAX: i64 = 8;
+pub const RANKS_MAX: i64 = 8;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {

@@ -25,6 +25,7 @@ use tokio::task::JoinError;
 use self::{gpu::Gpu, place::Planned, place::Wish, report::Report, shapes::Shapes};
 use crate::{
     DeviceOptions,
+    device::RANKS_MAX,
     failure::{self, Failure},
     knobs::KnobOptions,
     model, told,
@@ -126,10 +127,24 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let pictures = checkpoint.image_processor.as_ref();
     let model = &Model::plan_heaviest(&checkpoint, &target, device.ranks())?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
-    let forecast = Forecast::of(&Question { model, pictures, target, options: &load, place })?;
+    let question = Question { model, pictures, target, options: &load, place };
+    let forecast = Forecast::of(&question)?;
+    if !forecast.fits()
+        && let Some(ranks) = fewest_ranks(&checkpoint, &question, device.ranks())
+    {
+        notes.push(format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}"));
+    }
     let planned = Planned { target, ..planned };
     let name = load.name.clone().unwrap_or_else(|| source.name());
     Ok(Report::of(&name, &planned, model, &forecast, notes))
+}
+
+/// The fewest devices, more than `tried`, that hold the model together.
+fn fewest_ranks(checkpoint: &Checkpoint, asked: &Question<'_>, tried: usize) -> Option<usize> {
+    (tried + 1..=RANKS_MAX as usize).find(|ranks| {
+        let Ok(model) = &Model::plan_heaviest(checkpoint, &asked.target, *ranks) else { return false };
+        Question { model, ..*asked }.kv_tokens().is_ok_and(|tokens| tokens.is_some())
+    })
 }
 
 /// The checkpoint, or its `config.json` alone if there are no weights.

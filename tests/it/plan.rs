@@ -220,6 +220,8 @@ fn a_plan_for_several_cards_says_what_each_holds() {
         let output = plan(&["--shape", "qwen2.5-vl-7b", "--gpu", "h200", "--tp", cards]);
         assert_eq!(String::from_utf8_lossy(&output.stdout).contains(claim), is_exchanged, "{cards} cards");
     }
+    assert!(one["notes"].to_string().contains("it fits on 2 such devices"), "{}", one["notes"]);
+    assert_eq!(two["notes"], json!([]));
     let refused = of("3", 2);
     assert_eq!(refused["error"], "query heads do not divide among 3 ranks: there are 64");
     assert_eq!(refused["hint"], "use a number of ranks that divides all of it: 1, 2, 4, 8");
