@@ -3,10 +3,12 @@
 
 use std::{fs, path::PathBuf};
 
-use bursar::{Bytes, Chat, Content, Envelope, Image, LoadOptions, ModelSource, Role, Video};
+use bursar::{
+    Bytes, Chat, Content, DeviceChoice, Envelope, Image, LoadOptions, ModelSource, Role, Runtime, RuntimeConfig, Video,
+};
 use serde_json::Value;
 
-use crate::stage::{answer, ask, device_of, eventually, runtime_on, small, story};
+use crate::stage::{answer, ask, device_of, eventually, shared_out, small, story};
 
 fn golden(path: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(path)
@@ -49,9 +51,14 @@ fn content(part: &Value) -> Content {
 }
 
 fn recorded_chats_are_answered(folder: &'static str, cases: &'static [&'static str]) {
+    recorded_chats_are_answered_by(1, folder, cases);
+}
+
+fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'static [&'static str]) {
     story(async move {
-        let device = device_of(Bytes::mib(96));
-        let runtime = runtime_on(&device).await;
+        let device = shared_out(&device_of(Bytes::mib(96)), ranks);
+        let config = RuntimeConfig { device: DeviceChoice::Custom(device), ..RuntimeConfig::default() };
+        let runtime = Runtime::start(config).await.expect("host devices start");
         let envelope = Envelope {
             context_tokens: 512,
             sequences: 4,
@@ -93,6 +100,16 @@ fn recorded_chats_are_answered(folder: &'static str, cases: &'static [&'static s
 #[test]
 fn pictures_and_videos_of_qwen2_5_vl_are_answered_as_recorded() {
     recorded_chats_are_answered("qwen2_5_vl", &["several_images", "two_turns", "video_and_picture"]);
+}
+
+#[test]
+fn several_ranks_answer_as_recorded() {
+    recorded_chats_are_answered_by(2, "qwen2_5_vl", &["several_images", "two_turns", "video_and_picture"]);
+    recorded_chats_are_answered_by(2, "internvl", &["several_images", "text_only"]);
+    for ranks in [2, 4] {
+        recorded_chats_are_answered_by(ranks, "qwen3_vl", &["several_images", "two_turns", "text_only", "two_videos"]);
+        recorded_chats_are_answered_by(ranks, "qwen3_vl_moe", &["several_images", "video_even"]);
+    }
 }
 
 #[test]

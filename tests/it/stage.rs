@@ -50,12 +50,17 @@ pub fn ranks() -> usize {
 /// What stories run models on: the device, or, with `BURSAR_TEST_RANKS=2`, a group of ranks of which it is the last. So what
 /// happens to it in a story happens to one rank alone.
 pub fn placed(device: &Arc<HostDevice>) -> Arc<dyn Device> {
-    if ranks() == 1 {
+    shared_out(device, ranks())
+}
+
+/// The device, or a group of so many like it, of which it is the last.
+pub fn shared_out(device: &Arc<HostDevice>, ranks: usize) -> Arc<dyn Device> {
+    if ranks == 1 {
         return device.clone();
     }
     let (capacity, page) = (device.memory().expect("it is there").total, device.page());
     let twin = |_| Arc::new(HostDevice::new(HostConfig { page, ..HostConfig::new(capacity) }).expect("as the other"));
-    let others = (1..ranks()).map(|rank| twin(rank) as Arc<dyn Device>);
+    let others = (1..ranks).map(|rank| twin(rank) as Arc<dyn Device>);
     Arc::new(DeviceGroup::of(others.chain([device.clone() as Arc<dyn Device>]).collect(), "host").expect("of one kind"))
 }
 
