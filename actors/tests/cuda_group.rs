@@ -1,5 +1,5 @@
-//! A model served by two GPUs, or by two ranks on the only one, which checks all but the links: its replies, lanes that die
-//! or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
+//! A model served by two GPUs, or by two ranks on the only one, which checks all but the links: its replies, lanes that
+//! die or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
 
 mod gpu;
 

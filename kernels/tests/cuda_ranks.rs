@@ -1,6 +1,6 @@
 //! Ranks on a GPU, each with a stream and kernels of its own: sums and columns of all have the bits that the definition
-//! gives, and a rank that does not come is a lost device. One GPU plays all ranks, which checks everything but the links
-//! between GPUs. Without a Hopper GPU each test prints that and ends.
+//! gives, and a rank that does not come is a lost device. One GPU plays all ranks, which checks everything but the
+//! links between GPUs. Without a Hopper GPU each test prints that and ends.
 
 mod ground;
 

@@ -125,7 +125,8 @@ impl Model {
         Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
-    /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on all.
+    /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on
+    /// all.
     ///
     /// # Errors
     /// As [`plan_rank`](Self::plan_rank).
@@ -140,9 +141,10 @@ impl Model {
         Ok(heaviest)
     }
 
-    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws it there if
-    /// the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of the segment must be backed.
-    /// `progress` is called after each tensor with the bytes copied so far and the total, and decides whether to go on.
+    /// Copies what the backend's [rank](Backend::rank) has of the checkpoint's weights into `segment`, or draws it
+    /// there if the checkpoint is a random one. At least [`weight_bytes`](Model::weight_bytes) of the segment must be
+    /// backed. `progress` is called after each tensor with the bytes copied so far and the total, and decides whether
+    /// to go on.
     ///
     /// # Errors
     /// As [`plan`](Self::plan); [`LoadError::Kernel`] if a copy fails; [`LoadError::Stopped`] if `progress` breaks.

@@ -38,8 +38,8 @@ fn filling() -> LoadOptions {
     LoadOptions { kv_tokens: None, intensity: patient(), engine_intensity: patient(), ..options }
 }
 
-/// What keys and values keep of one sequence of 256 tokens: two heads of 256 bytes a token in each of four layers, which
-/// ranks share out.
+/// What keys and values keep of one sequence of 256 tokens: two heads of 256 bytes a token in each of four layers,
+/// which ranks share out.
 fn floor() -> Bytes {
     (Bytes::kib(64) * 2 / ranks() as u64).round_up(Bytes::kib(64)) * 4
 }

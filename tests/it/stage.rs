@@ -47,8 +47,8 @@ pub fn ranks() -> usize {
     std::env::var("BURSAR_TEST_RANKS").map_or(1, |ranks| ranks.parse().expect("a number of ranks"))
 }
 
-/// What stories run models on: the device, or, with `BURSAR_TEST_RANKS=2`, a group of ranks of which it is the last. So what
-/// happens to it in a story happens to one rank alone.
+/// What stories run models on: the device, or, with `BURSAR_TEST_RANKS=2`, a group of ranks of which it is the last. So
+/// what happens to it in a story happens to one rank alone.
 pub fn placed(device: &Arc<HostDevice>) -> Arc<dyn Device> {
     shared_out(device, ranks())
 }

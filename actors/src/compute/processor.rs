@@ -122,7 +122,8 @@ impl Processor {
         })
     }
 
-    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps are linked.
+    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps are
+    /// linked.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.

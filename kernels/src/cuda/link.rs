@@ -45,15 +45,16 @@ pub(super) struct Rows {
     pitch: u32,
 }
 
-/// From here on two shots, each of a part, are taken for faster than one of all: a guess, as no machine with more than two
-/// GPUs was there to measure it.
+/// From here on two shots, each of a part, are taken for faster than one of all: a guess, as no machine with more than
+/// two GPUs was there to measure it.
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(256);
 
 impl CudaLink {
     /// Bytes of the note of a rank that did not come.
     pub(super) const NOTE: usize = 4;
 
-    /// Bytes of exchange memory that each rank leases, for exchanges of `largest` at once. What is larger takes several.
+    /// Bytes of exchange memory that each rank leases, for exchanges of `largest` at once. What is larger takes
+    /// several.
     pub fn bytes(largest: Bytes) -> Bytes {
         Bytes(DATA_AT as u64) + largest.round_up(Bytes(UNIT as u64)) * 2
     }
@@ -73,12 +74,13 @@ impl CudaLink {
     }
 
     /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
-    /// [`bytes`](CudaLink::bytes) of `largest`, [cleared](CudaLink::clear). A rank waits `patience` for the others in each operation.
-    /// `blocks` is how many blocks of each rank can run at once: the multiprocessors of a device, shared by ranks on it.
+    /// [`bytes`](CudaLink::bytes) of `largest`, [cleared](CudaLink::clear). A rank waits `patience` for the others in
+    /// each operation. `blocks` is how many blocks of each rank can run at once: the multiprocessors of a device,
+    /// shared by ranks on it.
     ///
     /// # Safety
-    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so until all work of all
-    /// ranks has ended.
+    /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so until all work of
+    /// all ranks has ended.
     ///
     /// # Panics
     /// Unless there are 1 to 8 ranks.

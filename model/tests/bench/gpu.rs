@@ -59,9 +59,9 @@ const AT_ONCE: Bytes = Bytes::kib(64);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gpu {
-    /// Runs `story` on each of `of` ranks of a checkpoint, which share this GPU, and returns what they make in their order.
-    /// All of them have what they need before the first one begins, because a device that maps memory may wait for a
-    /// kernel that waits.
+    /// Runs `story` on each of `of` ranks of a checkpoint, which share this GPU, and returns what they make in their
+    /// order. All of them have what they need before the first one begins, because a device that maps memory may wait
+    /// for a kernel that waits.
     pub fn on_ranks<T: Send>(
         &self,
         of: usize,

@@ -31,7 +31,8 @@ impl<'b, B: Backend> Begun<'b, B> {
         Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
     }
 
-    /// Takes jobs until every handle is dropped, the lane is shut down, or its ranks have gone apart. Jobs begun by then are finished.
+    /// Takes jobs until every handle is dropped, the lane is shut down, or its ranks have gone apart. Jobs begun by
+    /// then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
         while !self.runner.is_apart() {
             // Answer finished jobs before launching more. On a device that computes inside the launch, a launch takes

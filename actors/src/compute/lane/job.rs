@@ -193,7 +193,8 @@ pub enum Job {
     /// Makes the next step, launch, worst case or capture fail for lack of memory, on every rank, as when a GPU has
     /// none left for the driver itself. Nothing of that job is begun.
     Refuse,
-    /// Makes the thread panic, as a bug would; of several ranks, the last one's. A failing job is only an answer and does not end the thread.
+    /// Makes the thread panic, as a bug would; of several ranks, the last one's. A failing job is only an answer and
+    /// does not end the thread.
     Die,
 }
 

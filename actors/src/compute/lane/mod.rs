@@ -1,7 +1,7 @@
 //! A lane: one ordered stream of device work with its own thread and workspace. The thread waits only for its queue and
-//! its device, and answers every job once. A model over several ranks has a thread for each, which all run the same jobs
-//! in the same order, answer together, and end together. It begins the next job while the device runs one, so that the device never
-//! waits for the host between two steps.
+//! its device, and answers every job once. A model over several ranks has a thread for each, which all run the same
+//! jobs in the same order, answer together, and end together. It begins the next job while the device runs one, so that
+//! the device never waits for the host between two steps.
 
 mod begun;
 mod choosing;
@@ -157,8 +157,8 @@ impl Lane {
         }
     }
 
-    /// Shuts the threads down: they finish the jobs that they have begun, fail the queued ones, and end. Waits until they
-    /// have released their memory. Required before that memory may be revoked.
+    /// Shuts the threads down: they finish the jobs that they have begun, fail the queued ones, and end. Waits until
+    /// they have released their memory. Required before that memory may be revoked.
     pub async fn shut_down(&self) {
         self.queues.shut_down();
         self.ended().await;

@@ -133,8 +133,8 @@ impl<B: Backend> ModelRunner<B> {
         self.is_apart.get()
     }
 
-    /// Runs `run`, unless a fault plan refuses it memory, which it does to all ranks alike. Ranks that are linked and run
-    /// it may be anywhere in it when it fails on this one: then this rank ends, which ends the others.
+    /// Runs `run`, unless a fault plan refuses it memory, which it does to all ranks alike. Ranks that are linked and
+    /// run it may be anywhere in it when it fails on this one: then this rank ends, which ends the others.
     fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         if !self.refuses.take() {
             let outcome = self.past_on_panic(run);
