@@ -24,6 +24,12 @@ pub struct Options {
     /// Uses small sizes, which take seconds on a CPU.
     #[arg(long)]
     quick: bool,
+    /// Tokens of the prompts before decoding is measured: by default 512, or 64 of small sizes.
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
+    decode_context: Option<u32>,
+    /// Batch sizes of decoding, instead of the usual ones. They should fit the cache at once.
+    #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
+    batches: Vec<u32>,
     /// Seed of prompts, pictures and random weights. By default, another one each time.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
@@ -61,7 +67,13 @@ impl Options {
     }
 
     pub fn workload(&self) -> Workload {
-        if self.quick { QUICK } else { FULL }
+        let usual = if self.quick { QUICK } else { FULL };
+        let batches = match &self.batches[..] {
+            [] => usual.batches,
+            // As long as the program, like the usual ones.
+            batches => batches.iter().map(|batch| *batch as usize).collect::<Vec<_>>().leak(),
+        };
+        Workload { context: self.decode_context.map_or(usual.context, |tokens| tokens as usize), batches, ..usual }
     }
 
     /// Load options: the envelope follows from the figures unless a knob sets it.

@@ -94,6 +94,20 @@ fn random_weights_of_a_shape_print_a_table_of_figures() {
     assert!(!table.contains('%'), "nobody said what this device can do: {table}");
 }
 
+#[test]
+fn decoding_is_measured_at_the_asked_context_and_batches() {
+    let asked = ["--quick", "--json", "--seed", "7", "--only", "decode", "--decode-context", "200", "--batches", "2,3"];
+    let report = report(&bench(&asked));
+    let of = |list: &str| report[list].as_array().expect("a list").clone();
+    // Noise can hide a figure on a busy machine; its name tells all the same.
+    let mut names: Vec<_> =
+        of("figures").into_iter().chain(of("left_out")).map(|one| one["name"].to_string()).collect();
+    names.sort();
+    let expected = [2, 3].map(|batch| format!("\"decode, a step of batch {batch} at 200 to 216\""));
+    assert_eq!(names, expected);
+    assert_eq!(bench(&["--batches", "0"]).status.code(), Some(2));
+}
+
 /// A replay's only run.
 fn run(arguments: &[&str]) -> Value {
     let report = report(&bench(&[&["--json", "--seed", "7"], arguments].concat()));
