@@ -128,7 +128,8 @@ impl Needs {
             exchange: (model.rank().of() > 1 && target.has_exchange_memory()).then(|| {
                 // A step's sums; its logits are exchanged some rows at a time.
                 let decoder = model.config().decoder();
-                let logits = DType::F32.bytes(decoder.vocabulary.div_ceil(model.rank().of()).next_multiple_of(64));
+                let share = decoder.share(model.rank()).expect("the model was planned for its rank");
+                let logits = DType::F32.bytes(share.tokens_of_each());
                 target.activation().bytes(envelope.step_tokens * decoder.hidden).max(logits)
             }),
             kv_shape: model.kv_shape(&target),

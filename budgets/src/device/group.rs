@@ -41,25 +41,7 @@ impl DeviceGroup {
         Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
     }
 
-    /// Calls `change` with each rank's device and address. If one fails, `undo` takes it back from those before it.
-    fn on_all(
-        &self,
-        addresses: &[Address],
-        change: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
-        undo: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
-    ) -> Result<(), DeviceError> {
-        for (done, (rank, address)) in self.ranks.iter().zip(addresses).enumerate() {
-            change(&**rank, *address).inspect_err(|_| {
-                for (rank, address) in self.ranks.iter().zip(addresses).take(done) {
-                    // Fails on a lost device alone, which has lost the memory too.
-                    drop(undo(&**rank, *address));
-                }
-            })?;
-        }
-        Ok(())
-    }
-
-    /// Calls `change` with each rank's device and address, also after an error. Returns the first one.
+    /// Calls `change` with the device and address of each of the first ranks, also after an error. Returns the first one.
     fn on_each(
         &self,
         addresses: &[Address],
@@ -166,8 +148,14 @@ impl Device for DeviceGroup {
     }
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
-        let back = |rank: &dyn Device, address| rank.back(address, bytes);
-        self.on_all(&self.addresses(address), back, |rank, address| rank.unback(address, bytes))
+        let addresses = self.addresses(address);
+        for (done, (rank, address)) in self.ranks.iter().zip(&addresses).enumerate() {
+            rank.back(*address, bytes).inspect_err(|_| {
+                // Fails on a lost device alone, which has lost the memory too.
+                drop(self.on_each(&addresses[..done], |rank, address| rank.unback(address, bytes)));
+            })?;
+        }
+        Ok(())
     }
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
