@@ -1,9 +1,9 @@
-//! A model served by two GPUs, or by two ranks on the only one, which checks all but the links: its replies, lanes that
-//! die or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
+//! Models served by two GPUs, or by two ranks on the only one, which checks all but the links: their replies, those of a
+//! mixture too, lanes that die or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
 
 mod gpu;
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use bursar_actors::{
     chat::{Chat, ChatEvent, ModelHandle},
@@ -22,15 +22,19 @@ fn pair(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
     vec![first.clone(), Arc::new(second)]
 }
 
-async fn served(devices: &[Arc<CudaDevice>]) -> (Runtime, ModelHandle) {
+async fn served(devices: &[Arc<CudaDevice>], source: ModelSource) -> (Runtime, ModelHandle) {
     let ranks = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
     let group = DeviceGroup::of(ranks, "cuda:a,b").expect("of one kind");
     let config = RuntimeConfig { device: DeviceChoice::Custom(Arc::new(group)), ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await.expect("it starts");
     let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
-    let options = LoadOptions { kv_tokens: Some(4096), intensity, ..options() };
-    let model = runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts");
+    let options = LoadOptions { intensity, ..roomy() };
+    let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
     (runtime, model)
+}
+
+fn roomy() -> LoadOptions {
+    LoadOptions { kv_tokens: Some(4096), ..options() }
 }
 
 fn chats() -> Vec<Chat> {
@@ -63,23 +67,25 @@ async fn first(model: &ModelHandle) -> f32 {
 #[test]
 fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     story(async |Stage { runtime, device }| {
-        let alone = LoadOptions { kv_tokens: Some(4096), ..options() };
-        let model = runtime.load_with(ModelSource::demo(), alone, |_| {}).await.expect("it starts");
-        let of_one = first(&model).await;
-        runtime.unload("demo").await.expect("it unloads");
-        let devices = pair(&device);
-        let (ranks, model) = served(&devices).await;
-        let (said, of_two) = (answers(&model).await, first(&model).await);
-        println!("{said:?}; the first token: {of_one} on one rank, {of_two} on two");
-        assert!((of_one - of_two).abs() < 0.1, "{of_one} on one rank, {of_two} on two");
-        for _ in 0..3 {
-            assert_eq!(answers(&model).await, said);
-        }
-        let ledger = ranks.budget().snapshot().await.expect("the budget answers");
-        println!("{ledger}");
-        ranks.shutdown().await;
-        for device in &devices {
-            assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+        let mixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen3_vl_moe");
+        for source in [ModelSource::demo(), ModelSource::folder(mixture)] {
+            let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("it starts");
+            let of_one = first(&model).await;
+            runtime.unload(model.name()).await.expect("it unloads");
+            let devices = pair(&device);
+            let (ranks, model) = served(&devices, source).await;
+            let (said, of_two) = (answers(&model).await, first(&model).await);
+            println!("{said:?}; the first token: {of_one} on one rank, {of_two} on two");
+            assert!((of_one - of_two).abs() < 0.1, "{of_one} on one rank, {of_two} on two");
+            for _ in 0..3 {
+                assert_eq!(answers(&model).await, said);
+            }
+            let ledger = ranks.budget().snapshot().await.expect("the budget answers");
+            println!("{ledger}");
+            ranks.shutdown().await;
+            for device in &devices {
+                assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+            }
         }
     });
 }
@@ -88,7 +94,7 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
 fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
     story(async |Stage { device, .. }| {
         let devices = pair(&device);
-        let (ranks, model) = served(&devices).await;
+        let (ranks, model) = served(&devices, ModelSource::demo()).await;
         let said = answers(&model).await;
         let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
         let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();

@@ -3,12 +3,14 @@
 //
 // gated_experts_<type>   out[place] = silu(x[row] * gate^T) * (x[row] * up^T)   (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 // experts_<type>         out[place] = weight of the choice * (x[place] * w^T)
-// add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of their ranks
+// add_experts_<type>     sum[row] += out[place] over the places of a row's choices, in the order of their ranks, without
+//                        `accumulate` in place of what sum[row] had
 //
 // x        gated: [rows, in], x_pitch elements apart; otherwise [rows * top, in] without gaps, in the order of places
 // weight   [experts * 2 * features, in], of each expert gate, then up; otherwise [experts * features, in]
 // choices  [rows * top] u32: the choice, row * top + rank, at each place
-// ends     [experts] u32: where each expert's places end
+// starts   [experts + 1] u32: where the places of each expert that is here start, and at last where they end. Other places
+//          belong to experts whose weights are elsewhere: nothing is read or written there
 // weights  [rows * top] f32, by choice
 // out      [rows * top, features]
 //
@@ -44,7 +46,7 @@ __device__ __forceinline__ uint32_t piece_at(uint32_t row, uint32_t piece) {
 }
 
 // The tile of places of this number, or one that begins at its end.
-__device__ __forceinline__ Tile tile_of(const uint32_t* ends, uint32_t experts, uint32_t number, uint32_t* shared) {
+__device__ __forceinline__ Tile tile_of(const uint32_t* starts, uint32_t experts, uint32_t number, uint32_t* shared) {
     // Inclusive sums of each expert's tiles; a thread has neighbouring experts.
     constexpr uint32_t OF_THREAD = EXPERTS_MAX / THREADS;
     uint32_t tiles[OF_THREAD], sum = 0;
@@ -53,7 +55,7 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* ends, uint32_t experts, 
         const uint32_t expert = threadIdx.x * OF_THREAD + i;
         uint32_t count = 0;
         if (expert < experts) {
-            count = ends[expert] - (expert == 0 ? 0 : ends[expert - 1]);
+            count = starts[expert + 1] - starts[expert];
         }
         sum += (count + TILE_PLACES - 1) / TILE_PLACES;
         tiles[i] = sum;
@@ -89,9 +91,8 @@ __device__ __forceinline__ Tile tile_of(const uint32_t* ends, uint32_t experts, 
     if (expert >= experts) {
         return {0, 0, 0};
     }
-    const uint32_t begin = expert == 0 ? 0 : ends[expert - 1];
-    const uint32_t first = begin + shared[THREADS / WARP + 1] * TILE_PLACES;
-    return {expert, first, min(ends[expert], first + TILE_PLACES)};
+    const uint32_t first = starts[expert] + shared[THREADS / WARP + 1] * TILE_PLACES;
+    return {expert, first, min(starts[expert + 1], first + TILE_PLACES)};
 }
 
 // Eight elements of a row into shared memory, zeros from `columns` on or if there is no row.
@@ -131,13 +132,13 @@ __device__ __forceinline__ void wait_for_groups() {
 
 template <typename Element, bool GATED>
 __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t in,
-                                        uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* ends,
+                                        uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* starts,
                                         uint32_t count, const float* weights, Element* out) {
     __shared__ __align__(128) uint8_t stages[STAGES * STAGE_BYTES];
     __shared__ uint32_t told[THREADS / WARP + 2];
     let_next_kernel_start();
     wait_for_previous_kernel();
-    const Tile tile = tile_of(ends, count, blockIdx.y, told);
+    const Tile tile = tile_of(starts, count, blockIdx.y, told);
     if (tile.first >= tile.end) {
         return;
     }
@@ -207,12 +208,23 @@ __device__ __forceinline__ void experts(const Element* x, uint32_t x_pitch, cons
     write_tile<Element, GROUPS, GATED>(c, tile, first_feature, warp, features, choices, weights, out);
 }
 
+// Where the places of experts are that are here.
+struct Here {
+    uint32_t first, count;
+
+    __device__ __forceinline__ bool has(uint32_t place) const {
+        return place - first < count;
+    }
+};
+
 template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, uint32_t columns,
-                                        Element* sum) {
+__device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, Here here,
+                                        bool accumulate, uint32_t columns, Element* sum) {
     for (uint32_t vector = threadIdx.x + blockIdx.y * blockDim.x; vector < columns / WIDTH; vector += gridDim.y * blockDim.x) {
-        float values[WIDTH];
-        load<WIDTH>(sum + vector * WIDTH, values);
+        float values[WIDTH] = {};
+        if (accumulate) {
+            load<WIDTH>(sum + vector * WIDTH, values);
+        }
         // Eight at a time are under way, and added in their order.
         for (uint32_t first = 0; first < top; first += 8) {
             float more[8][WIDTH];
@@ -223,7 +235,7 @@ __device__ __forceinline__ void add_row(const Element* products, const uint32_t*
             }
 #pragma unroll
             for (uint32_t i = 0; i < 8; ++i) {
-                if (first + i < top) {
+                if (first + i < top && here.has(places[first + i])) {
 #pragma unroll
                     for (uint32_t j = 0; j < WIDTH; ++j) {
                         values[j] += more[i][j];
@@ -237,34 +249,36 @@ __device__ __forceinline__ void add_row(const Element* products, const uint32_t*
 
 template <typename Element>
 __device__ __forceinline__ void add_experts(const Element* products, const uint32_t* places, uint32_t top,
-                                            uint32_t columns, Element* sum, uint32_t sum_pitch) {
+                                            const uint32_t* starts, uint32_t count, bool accumulate, uint32_t columns,
+                                            Element* sum, uint32_t sum_pitch) {
     let_next_kernel_start();
     wait_for_previous_kernel();
     places += static_cast<uint64_t>(blockIdx.x) * top;
     sum += static_cast<uint64_t>(blockIdx.x) * sum_pitch;
+    const Here here{starts[0], starts[count] - starts[0]};
     const uint64_t together = reinterpret_cast<uint64_t>(products) | reinterpret_cast<uint64_t>(sum);
     if (aligned_to(together, 16) && columns % VECTOR<Element> == 0) {
-        add_row<VECTOR<Element>>(products, places, top, columns, sum);
+        add_row<VECTOR<Element>>(products, places, top, here, accumulate, columns, sum);
     } else {
-        add_row<1>(products, places, top, columns, sum);
+        add_row<1>(products, places, top, here, accumulate, columns, sum);
     }
 }
 
 #define KERNEL(name, Element)                                                                                              \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         gated_experts_##name(const Element* weight, const Element* x, uint32_t x_pitch, uint32_t in, uint32_t features,    \
-                             const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t count, Element* out) {  \
-        experts<Element, true>(x, x_pitch, weight, in, features, choices, top, ends, count, nullptr, out);                 \
+                             const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t count, Element* out) {\
+        experts<Element, true>(x, x_pitch, weight, in, features, choices, top, starts, count, nullptr, out);               \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         experts_##name(const Element* weight, const Element* x, uint32_t in, uint32_t features, const uint32_t* choices,   \
-                       uint32_t top, const uint32_t* ends, uint32_t count, const float* weights, Element* out) {           \
-        experts<Element, false>(x, in, weight, in, features, choices, top, ends, count, weights, out);                     \
+                       uint32_t top, const uint32_t* starts, uint32_t count, const float* weights, Element* out) {         \
+        experts<Element, false>(x, in, weight, in, features, choices, top, starts, count, weights, out);                   \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(contract::experts::ADD_THREADS)                                           \
-        add_experts_##name(const Element* products, const uint32_t* places, uint32_t top, uint32_t columns, Element* sum,  \
-                           uint32_t sum_pitch) {                                                                           \
-        add_experts(products, places, top, columns, sum, sum_pitch);                                                       \
+        add_experts_##name(const Element* products, const uint32_t* places, uint32_t top, const uint32_t* starts,          \
+                           uint32_t count, uint32_t accumulate, uint32_t columns, Element* sum, uint32_t sum_pitch) {      \
+        add_experts(products, places, top, starts, count, accumulate, columns, sum, sum_pitch);                            \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

@@ -8,16 +8,16 @@
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         gated_experts_few_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t x_pitch, \
                                              uint32_t in, uint32_t features, const uint32_t* choices, uint32_t top,        \
-                                             const uint32_t* ends, uint32_t experts, Element* out, uint32_t stages) {      \
+                                             const uint32_t* starts, uint32_t experts, Element* out, uint32_t stages) {    \
         few<PlainFormat<Element>, PLACES, true>(                                                                                        \
-            weight, {x, choices, ends, nullptr, out, x_pitch, in, features, top, experts, stages, {}});                        \
+            weight, {x, choices, starts, nullptr, out, x_pitch, in, features, top, experts, stages, {}});                      \
     }                                                                                                                      \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                                  \
         experts_few_##name##_r##PLACES(const __grid_constant__ TensorMap weight, const Element* x, uint32_t in,            \
-                                       uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* ends,     \
+                                       uint32_t features, const uint32_t* choices, uint32_t top, const uint32_t* starts,   \
                                        uint32_t experts, const float* weights, Element* out, uint32_t stages) {            \
         few<PlainFormat<Element>, PLACES, false>(weight,                                                                                \
-                                    {x, choices, ends, weights, out, in, in, features, top, experts, stages, {}});             \
+                                    {x, choices, starts, weights, out, in, in, features, top, experts, stages, {}});           \
     }
 #define KERNEL(name, Element)     \
     EXPERTS_FEW(name, Element, 8)  \

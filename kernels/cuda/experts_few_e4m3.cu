@@ -8,18 +8,18 @@
 #define EXPERTS_FEW(scales, BLOCKS, name, Element, PLACES)                                                                \
     extern "C" __global__ void __launch_bounds__(THREADS) gated_experts_few_e4m3_##scales##_##name##_r##PLACES(           \
         const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t x_pitch, uint32_t in, uint32_t features,        \
-        const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t experts, Element* out, uint32_t stages,     \
+        const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t experts, Element* out, uint32_t stages,   \
         const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {               \
         few<E4m3Format<Element, BLOCKS>, PLACES, true>(                                                                   \
-            weight, {x, choices, ends, nullptr, out, x_pitch, in, features, top, experts, stages,                         \
+            weight, {x, choices, starts, nullptr, out, x_pitch, in, features, top, experts, stages,                       \
                      {weight_scales, x_scales, fixed, groups, height}});                                                  \
     }                                                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS) experts_few_e4m3_##scales##_##name##_r##PLACES(                 \
         const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t in, uint32_t features, const uint32_t* choices, \
-        uint32_t top, const uint32_t* ends, uint32_t experts, const float* weights, Element* out, uint32_t stages,        \
+        uint32_t top, const uint32_t* starts, uint32_t experts, const float* weights, Element* out, uint32_t stages,      \
         const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {               \
         few<E4m3Format<Element, BLOCKS>, PLACES, false>(                                                                  \
-            weight, {x, choices, ends, weights, out, in, in, features, top, experts, stages,                              \
+            weight, {x, choices, starts, weights, out, in, in, features, top, experts, stages,                            \
                      {weight_scales, x_scales, fixed, groups, height}});                                                  \
     }
 #define WITH(scales, BLOCKS, name, Element)          \

@@ -8,13 +8,13 @@
     extern "C" __global__ void IN_CLUSTERS                                                                                 \
         gated_experts_many_##name(const __grid_constant__ TensorMap weight, const Element* x, uint32_t x_pitch,            \
                                   uint32_t in, uint32_t features, const uint32_t* choices, uint32_t top,                   \
-                                  const uint32_t* ends, uint32_t experts, Element* out) {                                  \
-        many<true, PlainFormat<Element>>(weight, {x, choices, ends, nullptr, out, x_pitch, in, features, top, experts, {}});\
+                                  const uint32_t* starts, uint32_t experts, Element* out) {                                \
+        many<true, PlainFormat<Element>>(weight, {x, choices, starts, nullptr, out, x_pitch, in, features, top, experts, {}}); \
     }                                                                                                                      \
     extern "C" __global__ void IN_CLUSTERS                                                                                 \
         experts_many_##name(const __grid_constant__ TensorMap weight, const Element* x, uint32_t in, uint32_t features,    \
-                            const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t experts,                 \
+                            const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t experts,               \
                             const float* weights, Element* out) {                                                          \
-        many<false, PlainFormat<Element>>(weight, {x, choices, ends, weights, out, in, in, features, top, experts, {}});   \
+        many<false, PlainFormat<Element>>(weight, {x, choices, starts, weights, out, in, in, features, top, experts, {}}); \
     }
 FOR_EACH_ACTIVATION(KERNEL)

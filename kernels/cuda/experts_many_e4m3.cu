@@ -8,16 +8,16 @@
 #define EXPERTS_MANY(scales, BLOCKS_, name, Element)                                                                       \
     extern "C" __global__ void IN_CLUSTERS gated_experts_many_e4m3_##scales##_##name(                                      \
         const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t x_pitch, uint32_t in, uint32_t features,         \
-        const uint32_t* choices, uint32_t top, const uint32_t* ends, uint32_t experts, Element* out,                       \
+        const uint32_t* choices, uint32_t top, const uint32_t* starts, uint32_t experts, Element* out,                     \
         const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {                \
-        many<true, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, ends, nullptr, out, x_pitch, in, features, top,      \
+        many<true, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, starts, nullptr, out, x_pitch, in, features, top,    \
                                                           experts, {weight_scales, x_scales, fixed, groups, height}});     \
     }                                                                                                                      \
     extern "C" __global__ void IN_CLUSTERS experts_many_e4m3_##scales##_##name(                                            \
         const __grid_constant__ TensorMap weight, const E4m3* x, uint32_t in, uint32_t features, const uint32_t* choices,  \
-        uint32_t top, const uint32_t* ends, uint32_t experts, const float* weights, Element* out,                          \
+        uint32_t top, const uint32_t* starts, uint32_t experts, const float* weights, Element* out,                        \
         const float* weight_scales, const float* x_scales, float fixed, uint32_t groups, uint32_t height) {                \
-        many<false, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, ends, weights, out, in, in, features, top, experts, \
+        many<false, E4m3Format<Element, BLOCKS_>>(weight, {x, choices, starts, weights, out, in, in, features, top, experts, \
                                                            {weight_scales, x_scales, fixed, groups, height}});             \
     }
 #define KERNEL(name, Element)                  \

@@ -9,7 +9,7 @@
 // weights  [rows, top] f32           softmax over all experts, or with `renormalised` over the row's own
 // places   [rows * top] u32          between the launches: each choice's expert
 // choices  [rows * top] u32          the choice at each place
-// ends     [experts] u32             where each expert's places end
+// starts   [experts + 1] u32         where each expert's places start, and at last where they end
 // loads    [experts] u32             each expert's choices are added
 // counts   [blocks, experts] u32     scratch; null if one block sorts, which counts for itself
 //
@@ -165,7 +165,7 @@ struct Sort {
     // Sorts choices [first, last), all that there are if `counts` is null.
     template <typename Chosen>
     __device__ __forceinline__ void run(uint32_t first, uint32_t last, uint32_t experts, const uint32_t* counts,
-                                        const Chosen& chosen, uint32_t* places, uint32_t* choices, uint32_t* ends,
+                                        const Chosen& chosen, uint32_t* places, uint32_t* choices, uint32_t* starts,
                                         uint32_t* loads) {
         for_each(first, last, chosen, [](uint32_t, uint32_t, uint32_t) {});
         __syncthreads();
@@ -183,7 +183,10 @@ struct Sort {
         }
         const uint32_t end = sum_until(all);
         if (blockIdx.x == 0 && expert < experts) {
-            ends[expert] = end;
+            starts[expert] = end - all;
+            if (expert == experts - 1) {
+                starts[experts] = end;
+            }
             loads[expert] += all;
         }
         next[expert] = end - all + before;
@@ -198,7 +201,7 @@ struct Sort {
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_few_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
-                  uint32_t renormalised, float* weights, uint32_t* places, uint32_t* choices, uint32_t* ends,
+                  uint32_t renormalised, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts,
                   uint32_t* loads) {
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
@@ -216,7 +219,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     __syncthreads();
     const auto chosen = [&](uint32_t choice) { return of_row[choice]; };
-    sort.run(0, rows * top, experts, nullptr, chosen, places, choices, ends, loads);
+    sort.run(0, rows * top, experts, nullptr, chosen, places, choices, starts, loads);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
@@ -251,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_sort_u32(uint32_t* places, uint32_t choices_count, uint32_t experts, uint32_t block_choices,
-                   const uint32_t* counts, uint32_t* choices, uint32_t* ends, uint32_t* loads) {
+                   const uint32_t* counts, uint32_t* choices, uint32_t* starts, uint32_t* loads) {
     __shared__ Sort sort;
     let_next_kernel_start();
     sort.clear();
@@ -259,7 +262,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __syncthreads();
     const uint32_t first = blockIdx.x * block_choices, last = min(choices_count, first + block_choices);
     const auto chosen = [&](uint32_t choice) { return places[choice]; };
-    sort.run(first, last, experts, counts, chosen, places, choices, ends, loads);
+    sort.run(first, last, experts, counts, chosen, places, choices, starts, loads);
 }
 
 // Launch: no dynamic shared memory, and all may be launched with programmatic stream serialization.

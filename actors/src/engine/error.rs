@@ -39,12 +39,6 @@ pub enum StartError {
     /// The device does not keep keys and values in the requested type.
     #[error(transparent)]
     KvCacheType(#[from] KvCacheTypeError),
-    /// A mixture of experts cannot be shared out over GPUs yet.
-    #[error("the model has experts, which are not shared out over {gpus} GPUs yet")]
-    ExpertsOnGpus {
-        /// How many GPUs there are.
-        gpus: usize,
-    },
     /// A share of memory is not above 0 and up to 1.
     #[error("`{name}` is {value}, it must be above 0 and at most 1")]
     MemoryFraction {
@@ -101,7 +95,6 @@ impl Hint for StartError {
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::KvCacheType(error) => error.hint(),
-            StartError::ExpertsOnGpus { .. } => "choose one GPU that holds it, or the host".to_owned(),
             StartError::MemoryFraction { .. } => {
                 "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
             }

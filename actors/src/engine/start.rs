@@ -239,9 +239,6 @@ impl EngineArguments {
         off_actor(move || {
             let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
-            if ranks > 1 && !is_host && model.config().decoder().mixture.is_some() {
-                return Err(StartError::ExpertsOnGpus { gpus: ranks });
-            }
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.
             let leased = if is_loaded { model.weight_bytes().round_up(page) } else { Bytes::ZERO };

@@ -18,7 +18,7 @@ struct Tiles {
     // Counts tiles of PLACES places. For the first threads of the block, each with neighbouring experts; seen by others after
     // a barrier of all.
     template <uint32_t PLACES>
-    __device__ __forceinline__ void count(const uint32_t* ends, uint32_t experts) {
+    __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
         constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         uint32_t own[OF_THREAD], sum = 0;
@@ -27,7 +27,7 @@ struct Tiles {
             const uint32_t expert = threadIdx.x * OF_THREAD + i;
             own[i] = 0;
             if (expert < experts) {
-                own[i] = (ends[expert] - (expert == 0 ? 0 : ends[expert - 1]) + PLACES - 1) / PLACES;
+                own[i] = (starts[expert + 1] - starts[expert] + PLACES - 1) / PLACES;
             }
             sum += own[i];
         }
@@ -71,9 +71,8 @@ struct Tiles {
 
     // The tile of this number, which is one of this expert's.
     template <uint32_t PLACES>
-    __device__ __forceinline__ Tile tile(uint32_t number, uint32_t expert, const uint32_t* ends) const {
-        const uint32_t begin = expert == 0 ? 0 : ends[expert - 1];
-        const uint32_t first = begin + (number - before[expert]) * PLACES;
-        return {expert, first, min(ends[expert], first + PLACES)};
+    __device__ __forceinline__ Tile tile(uint32_t number, uint32_t expert, const uint32_t* starts) const {
+        const uint32_t first = starts[expert] + (number - before[expert]) * PLACES;
+        return {expert, first, min(starts[expert + 1], first + PLACES)};
     }
 };

@@ -45,7 +45,7 @@ template <typename Format>
 struct Arguments {
     const typename Format::Operand* x;
     const uint32_t* choices;
-    const uint32_t* ends;
+    const uint32_t* starts;
     const float* weights;
     typename Format::Element* out;
     uint32_t x_pitch;
@@ -178,7 +178,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
     wait_for_previous_kernel();
     const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < WARPGROUP / 32) {
-        tiles.count<PLACES>(arguments.ends, arguments.experts);
+        tiles.count<PLACES>(arguments.starts, arguments.experts);
     }
     __syncthreads();
     constexpr uint32_t FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
         if (item / across != held) {
             held = item / across;
             const uint32_t expert = tiles.expert_of(held, arguments.experts);
-            tile = tiles.tile<PLACES>(held, expert, arguments.ends);
+            tile = tiles.tile<PLACES>(held, expert, arguments.starts);
             // The last products of the rows that were there have ended in all warps.
             part_sync(WARPGROUP_MEETS, WARPGROUP);
             bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);

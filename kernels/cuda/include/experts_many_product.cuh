@@ -64,7 +64,7 @@ template <typename Format>
 struct Arguments {
     const typename Format::Operand* x;
     const uint32_t* choices;
-    const uint32_t* ends;
+    const uint32_t* starts;
     const float* weights;
     typename Format::Element* out;
     uint32_t x_pitch;
@@ -86,7 +86,7 @@ template <bool GATED>
 struct Items {
     static constexpr uint32_t COLUMNS = GATED ? TILE_WEIGHTS / 2 : TILE_WEIGHTS;
     const Tiles& tiles;
-    const uint32_t* ends;
+    const uint32_t* starts;
     const uint32_t experts, across, count;
     uint32_t next;
     // This block's: the places of half a tile and all its columns, or of all of it and half of its columns.
@@ -96,7 +96,7 @@ struct Items {
 
     template <typename Format>
     __device__ __forceinline__ Items(const Tiles& tiles, const Arguments<Format>& arguments)
-        : tiles(tiles), ends(arguments.ends), experts(arguments.experts),
+        : tiles(tiles), starts(arguments.starts), experts(arguments.experts),
           across((arguments.features + COLUMNS - 1) / COLUMNS), count(tiles.before[arguments.experts] * across),
           next(blockIdx.x / BLOCKS) {}
 
@@ -105,7 +105,7 @@ struct Items {
             return false;
         }
         const uint32_t number = next / across;
-        tile = tiles.tile<TILE_PLACES>(number, tiles.expert_of(number, experts), ends);
+        tile = tiles.tile<TILE_PLACES>(number, tiles.expert_of(number, experts), starts);
         column = next % across * COLUMNS;
         is_split = tile.end - tile.first <= TILE_ROWS;
         if (is_split) {
@@ -510,7 +510,7 @@ __device__ __forceinline__ void many(const TensorMap& weight, const Arguments<Fo
     wait_for_previous_kernel();
     const uint32_t warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / WARPGROUP, 0);
     if (warpgroup == 0) {
-        tiles.count<TILE_PLACES>(arguments.ends, arguments.experts);
+        tiles.count<TILE_PLACES>(arguments.starts, arguments.experts);
     }
     // The other block may copy into this one's memory from here on, and until all have come to the end.
     cluster_sync();

@@ -89,17 +89,14 @@ pub(super) fn add_experts(threads: &Threads, call: add_experts::Call<'_>) {
 }
 
 /// The places of an expert's choices.
-fn places_of(expert: usize, ends: &[u32]) -> Range<usize> {
-    if expert == 0 { 0..ends[0] as usize } else { ends[expert - 1] as usize..ends[expert] as usize }
+fn places_of(expert: usize, starts: &[u32]) -> Range<usize> {
+    starts[expert] as usize..starts[expert + 1] as usize
 }
 
 /// The places of the choices of all experts whose weights are here.
 fn places_here(routing: &Routing<'_>) -> Range<usize> {
-    let (ends, held) = (indices(&routing.ends), routing.held.range());
-    if held.is_empty() {
-        return 0..0;
-    }
-    places_of(held.start, ends).start..places_of(held.end - 1, ends).end
+    let (starts, held) = (indices(&routing.starts), routing.held.range());
+    starts[held.start] as usize..starts[held.end] as usize
 }
 
 /// The rows that experts multiply.
@@ -150,7 +147,7 @@ impl Panels<'_> {
     ) {
         let (in_features, features) = (self.weight.columns(), self.out_features / self.parts);
         let step = (CPU_PANEL_ROWS / self.parts).min(features);
-        let (ends, panels) = (indices(&routing.ends), features.div_ceil(step));
+        let (starts, panels) = (indices(&routing.starts), features.div_ceil(step));
         let share = cpu_experts_share(self.out_features, in_features, self.weight.dtype());
         let scratch = Scratch::of(self.scratch, share);
         let choices = routing.rows() * routing.top;
@@ -158,7 +155,7 @@ impl Panels<'_> {
         let cost = (choices + held.count) * self.out_features * in_features;
         threads.share(held.count * panels, cost, |worker, item| {
             let (expert, panel) = (item / panels, item % panels);
-            let places = places_of(held.first + expert, ends);
+            let places = places_of(held.first + expert, starts);
             if places.is_empty() {
                 return;
             }

@@ -17,17 +17,16 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
         let (chosen, weights) = unsafe { (chosen.part(row, 0, top), weights.part(row, 0, top)) };
         choose(logits.row(row), chosen, weights, call.renormalised);
     });
-    let lists = [&call.out.choices, &call.out.places, &call.out.ends].map(|list| list.reshape([1, list.rows()]));
+    let lists = [&call.out.choices, &call.out.places, &call.out.starts].map(|list| list.reshape([1, list.rows()]));
     // SAFETY: the threads above are done, and the three do not overlap.
-    let [choices, places, ends] =
+    let [choices, places, starts] =
         lists.each_ref().map(|list| unsafe { Output::<u32>::of_type(list).part(0, 0, list.columns()) });
-    sort(choices, places, ends);
+    sort(choices, places, starts);
     let loads = call.loads.reshape([1, experts]);
     // SAFETY: the front has checked that it is no view that others have.
     let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
-    let begins = [0].iter().chain(&*ends);
-    for ((load, end), begin) in loads.iter_mut().zip(&*ends).zip(begins) {
-        *load = load.wrapping_add(end - begin);
+    for (load, places) in loads.iter_mut().zip(starts.windows(2)) {
+        *load = load.wrapping_add(places[1] - places[0]);
     }
 }
 
@@ -50,16 +49,17 @@ fn choose(logits: &[f32], chosen: &mut [u32], weights: &mut [f32], renormalised:
 }
 
 /// Sorts the choices whose experts `places` has, and turns these into places.
-fn sort(choices: &mut [u32], places: &mut [u32], ends: &mut [u32]) {
-    ends.fill(0);
-    places.iter().for_each(|expert| ends[*expert as usize] += 1);
-    // First where each expert's places begin. Each choice moves that on, so that it is the end at last.
-    let mut begin = 0;
-    for end in &mut *ends {
-        (*end, begin) = (begin, begin + *end);
+fn sort(choices: &mut [u32], places: &mut [u32], starts: &mut [u32]) {
+    starts.fill(0);
+    // The second is the first expert's next place. Each choice moves its expert's on, until it is the next one's start.
+    let next = &mut starts[1..];
+    places.iter().for_each(|expert| next[*expert as usize] += 1);
+    let mut start = 0;
+    for next in &mut *next {
+        (*next, start) = (start, start + *next);
     }
     for (choice, place) in places.iter_mut().enumerate() {
-        let next = &mut ends[*place as usize];
+        let next = &mut next[*place as usize];
         *place = *next;
         choices[*next as usize] = choice as u32;
         *next += 1;

@@ -33,7 +33,7 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         u32::from(call.renormalised),
     ];
     let out = &call.out;
-    let sorted = arguments![out.choices.address(), out.ends.address(), call.loads.address()];
+    let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
     if rows <= routing::FEW_ROWS {
         let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted);
         // SAFETY: these are the kernel's parameters, and the front has checked the shapes and taken the scratch.
@@ -72,8 +72,8 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),
-        call.routing.ends.address(),
-        count(call.routing.experts()),
+        starts_of(&call.routing),
+        count(call.routing.held.count),
         out.address(),
     ];
     Product { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
@@ -93,8 +93,8 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
         count(features),
         call.routing.choices.address(),
         count(call.routing.top),
-        call.routing.ends.address(),
-        count(call.routing.experts()),
+        starts_of(&call.routing),
+        count(call.routing.held.count),
         call.routing.weights.address(),
         call.products.address(),
     ];
@@ -103,6 +103,9 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
         call.products.address(),
         call.routing.places.address(),
         count(call.routing.top),
+        starts_of(&call.routing),
+        count(call.routing.held.count),
+        u32::from(call.accumulate),
         count(features),
         call.sum.address(),
         count(call.sum.pitch()),
@@ -110,6 +113,11 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
     let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
     // SAFETY: as above.
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
+}
+
+/// Where the places of the experts that are here start.
+fn starts_of(routing: &Routing<'_>) -> Address {
+    routing.starts.address().offset(DType::U32.bytes(routing.held.first))
 }
 
 /// A product with experts' weights.
@@ -147,7 +155,7 @@ impl Product<'_> {
             true => (kernels.gated_experts, numbers::TILE_ROWS / 2),
             false => (kernels.experts, numbers::TILE_ROWS),
         };
-        let (choices, experts) = (self.choices(), self.routing.experts());
+        let (choices, experts) = (self.choices(), self.routing.held.count);
         // As many tiles of places as there can be: each expert that is chosen may have one that is not full.
         let places = choices.div_ceil(numbers::TILE_PLACES) + experts.min(choices);
         let extent =
@@ -205,7 +213,7 @@ impl Product<'_> {
         let weight = TensorMap::of_rows(self.of.weight.address().0, dtype, of, cube)?;
         let tile = if self.is_gated { many::TILE_WEIGHTS / 2 } else { many::TILE_WEIGHTS };
         let places =
-            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.experts().min(self.choices());
+            self.choices().div_ceil(many::CLUSTER * many::TILE_ROWS) + self.routing.held.count.min(self.choices());
         let clusters = (places * self.features.div_ceil(tile)).min(cuda.kernels.target.processors / many::CLUSTER);
         let extent =
             Extent { grid: [many::CLUSTER * clusters, 1, 1], block: [many::THREADS, 1], shared: many::SHARED_BYTES };
@@ -239,7 +247,7 @@ impl Few {
     /// None if the kernel does not serve the product.
     fn of(cuda: &Cuda, product: &Product<'_>) -> Result<Option<Few>, DeviceError> {
         let &Product { of: Operands { weight, .. }, routing, features, is_gated, .. } = product;
-        let (in_features, experts) = (weight.columns(), routing.experts());
+        let (in_features, experts) = (weight.columns(), routing.held.count);
         let choices = product.choices();
         let is_served = choices > 0 && product.is_aligned();
         // The least that holds an expert's places, on average.
@@ -272,7 +280,7 @@ impl Few {
 fn weight_map(product: &Product<'_>) -> Result<TensorMap, DeviceError> {
     let (columns, features) = (product.of.weight.columns() as u64, product.features as u64);
     let dtype = product.of.weight.dtype();
-    let (experts, pitch) = (product.routing.experts() as u64, dtype.size() as u64 * columns);
+    let (experts, pitch) = (product.routing.held.count as u64, dtype.size() as u64 * columns);
     let (chunk, rows) = (count(few::ROW_BYTES / dtype.size()), few::TILE_ROWS);
     let swizzle = Swizzle::Bytes128;
     let layout = match product.is_gated {

@@ -26,8 +26,8 @@ pub struct Routing<'s> {
     pub choices: Tensor<'s>,
     /// `[rows * top]` u32: the place of each choice.
     pub places: Tensor<'s>,
-    /// `[experts]` u32: where each expert's places end. They begin where those of the expert before end.
-    pub ends: Tensor<'s>,
+    /// `[experts + 1]` u32: where each expert's places start, and at last where they end.
+    pub starts: Tensor<'s>,
     /// The experts whose weights are here. Choices of others are left out of what follows: other ranks compute them.
     pub held: Share,
 }
@@ -36,9 +36,9 @@ impl<'s> Routing<'s> {
     /// The same choices, where only these experts' weights are here.
     ///
     /// # Panics
-    /// If `held` is a share of another number of experts.
+    /// If `held` is a share of another number of experts, or of none.
     pub fn held(self, held: Share) -> Routing<'s> {
-        assert_eq!(held.whole, self.experts(), "a share of other experts");
+        assert!(held.whole == self.experts() && held.count > 0, "{held:?} of {} experts", self.experts());
         Routing { held, ..self }
     }
 
@@ -49,7 +49,7 @@ impl<'s> Routing<'s> {
 
     /// Experts that there are.
     pub fn experts(&self) -> usize {
-        self.ends.rows()
+        self.starts.rows() - 1
     }
 
     pub(crate) fn view(&self) -> Routing<'_> {
@@ -58,14 +58,14 @@ impl<'s> Routing<'s> {
             weights: self.weights.view(),
             choices: self.choices.view(),
             places: self.places.view(),
-            ends: self.ends.view(),
+            starts: self.starts.view(),
             held: self.held,
         }
     }
 
     /// The share of an expert-wise weight that a pass reads at most: no more experts than choices.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
-        let experts = self.held.count.max(1);
+        let experts = self.held.count;
         weight.bytes() / experts as u64 * experts.min(self.rows() * self.top) as u64
     }
 }
@@ -118,11 +118,11 @@ impl<B: Backend> Scope<'_, B> {
             weights: self.empty_f32([rows, top])?,
             choices: self.empty_u32([rows * top])?,
             places: self.empty_u32([rows * top])?,
-            ends: self.empty_u32([experts])?,
+            starts: self.empty_u32([experts + 1])?,
             held: Share::all(experts),
         };
         let flops = (rows * experts * (5 + top)) as u64;
-        self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.ends, loads, loads]));
+        self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.starts, loads, loads]));
         let inner = self.scope();
         let scratch = inner.take_scratch(self.target().route_scratch(rows, experts))?;
         self.backend.route(Call {

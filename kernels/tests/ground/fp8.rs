@@ -5,7 +5,7 @@ use bursar_kernels::*;
 
 use super::{
     How, Random,
-    mixed::chosen,
+    mixed::{chosen, shares},
     narrowed,
     wide::{Wide, floats, inside, margins, wide},
     widened,
@@ -200,15 +200,23 @@ impl Fp8 {
                 floats(scope, &scope.gated_experts(&inside(&x), &weight, &routing)?)
             }
             Product::AddExperts { .. } => {
-                let routing = scope.route(&logits, top, true, &loads)?;
                 let mut sum = wide(scope, self.rows, self.out_features, random)?;
                 let x = scope.gather_rows(&inside(&x), &scope.upload([self.x_rows()], &every(self.x_rows()))?)?;
-                scope.add_experts(
-                    &x,
-                    &weight,
-                    &routing,
-                    &mut sum.column_range_mut(before..before + self.out_features),
-                )?;
+                let mut place = sum.column_range_mut(before..before + self.out_features);
+                match &weight.scales {
+                    // Two ranks' experts, one after the other.
+                    Scales::Rows { scales, activations } => {
+                        for held in shares(experts) {
+                            let rows = held.times(self.out_features).range();
+                            let scales =
+                                Scales::Rows { scales: scales.row_range(rows.clone()), activations: *activations };
+                            let weight = Weight { data: weight.data.row_range(rows), scales };
+                            let routing = scope.route(&logits, top, true, &loads)?.held(held);
+                            scope.add_experts(&x, &weight, &routing, &mut place)?;
+                        }
+                    }
+                    _ => scope.add_experts(&x, &weight, &scope.route(&logits, top, true, &loads)?, &mut place)?,
+                }
                 floats(scope, &sum)
             }
             Product::Quantize => {

@@ -77,8 +77,8 @@ impl Mixed {
         logits
     }
 
-    /// Returns the rows' weights, their choices' places, the ends and the loads, then the whole tensor that the sums are
-    /// in.
+    /// Returns the rows' weights, their choices' places, their experts' starts and the loads, then the whole tensor that the
+    /// sums are in, and last what two ranks make of it that have a third of the experts and the others.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
@@ -98,8 +98,21 @@ impl Mixed {
         let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
         scope.add_experts(&gated, &down, &routing, &mut sum.column_range_mut(before..before + hidden))?;
         let mut found = floats(scope, &routing.weights)?;
-        for list in [&routing.places, &routing.ends, &loads] {
+        for list in [&routing.places, &routing.starts, &loads] {
             found.extend(scope.download::<u32>(list)?.into_iter().map(|number| number as f32));
+        }
+        found.extend(floats(scope, &sum)?);
+        for (held, accumulate) in shares(experts).into_iter().zip([false, true]) {
+            let routing =
+                scope.route(&logits.column_range(0..experts), self.top, self.renormalised, &loads)?.held(held);
+            let gate_up = gate_up.row_range(held.times(2 * features).range());
+            let gated = scope.gated_experts(&inside(&x), &gate_up, &routing)?;
+            let down = down.row_range(held.times(hidden).range());
+            let mut sum = sum.column_range_mut(before..before + hidden);
+            match accumulate {
+                false => scope.experts_into(&gated, &down, &routing, &mut sum)?,
+                true => scope.add_experts(&gated, &down, &routing, &mut sum)?,
+            }
         }
         found.extend(floats(scope, &sum)?);
         Ok(found)
@@ -145,12 +158,21 @@ impl Mixed {
         };
         found.extend((0..experts_of.len()).map(place));
         let count = |is: &dyn Fn(usize) -> bool| experts_of.iter().filter(|of| is(**of)).count();
-        found.extend((0..experts).map(|expert| count(&|of| of <= expert) as f64));
+        found.extend((0..=experts).map(|expert| count(&|of| of < expert) as f64));
         let load = |expert: usize| u32::MAX.wrapping_add(count(&|of| of == expert) as u32) as f32;
         found.extend((0..experts).map(load).map(f64::from));
-        found.extend(Wide::new(activation, rows, hidden, random).changed(|row, out, held| held + sums[row][out]));
+        let around = Wide::new(activation, rows, hidden, random);
+        found.extend(around.clone().changed(|row, out, held| held + sums[row][out]));
+        found.extend(around.changed(|row, out, _| sums[row][out]));
         found
     }
+}
+
+/// A third of the experts and the others, as far as there are several.
+pub(super) fn shares(whole: usize) -> Vec<Share> {
+    let first = whole.div_ceil(3);
+    let all = [Share { first: 0, count: first, whole }, Share { first, count: whole - first, whole }];
+    all.into_iter().filter(|share| share.count > 0).collect()
 }
 
 /// The experts of a row with their weights, the likeliest first, and of equal ones the first.

@@ -32,13 +32,13 @@ class Routing:
         blocks = divide_up(rows, ROUTE.BLOCK_ROWS)
         new = lambda *shape, kind=torch.int32: Output(shape, kind)  # noqa: E731
         self.weights, self.places, self.choices = new(rows, top, kind=torch.float32), new(rows * top), new(rows * top)
-        self.ends, self.counts, self.loads = new(experts), new(blocks * experts), new(experts)
+        self.starts, self.counts, self.loads = new(experts + 1), new(blocks * experts), new(experts)
         self.loads.tensor.zero_()
 
     def run(self, early=False):
         choices = self.rows * self.top
         logits = self.logits, self.logits.stride(0), self.rows, self.experts, self.top, int(self.renormalised)
-        out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.ends.tensor, self.loads.tensor)
+        out, sorted_ = (self.weights.tensor, self.places.tensor), (self.choices.tensor, self.starts.tensor, self.loads.tensor)
         if self.rows <= ROUTE.FEW_ROWS:
             return Kernel("route", "route_few_f32")((1,), (ROUTE.THREADS,), *logits, *out, *sorted_, early=early)
         by_one = choices <= ROUTE.SORTED_CHOICES
@@ -62,7 +62,8 @@ class Routing:
 
     def error(self):
         weights, choices, places, counts = self.expected()
-        for found, wanted in [(self.choices, choices), (self.places, places), (self.ends, counts.cumsum(0)), (self.loads, counts)]:
+        starts = functional.pad(counts.cumsum(0), (1, 0))
+        for found, wanted in [(self.choices, choices), (self.places, places), (self.starts, starts), (self.loads, counts)]:
             if not found.is_guarded() or not torch.equal(found.tensor.long(), wanted):
                 return float("inf")
         return self.weights.error(weights)
@@ -74,20 +75,22 @@ def route(rows, experts, top, skew, renormalised=True):
 
 
 class Product:
-    """Rows of x times the weights of their experts, by one of the ways that there are."""
+    """Rows of x times the weights of their experts, by one of the ways that there are. A rank that has a share of the
+    experts has their weights alone, and leaves the places of the others."""
 
-    def __init__(self, x, weight, routing, features, gated):
+    def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
+        self.share = share or range(routing.experts)
         self.columns = weight.shape[1]
         self.choices = routing.rows * routing.top
         self.out = Output((self.choices, features), x.dtype)
-        self.tiles = min(routing.experts, self.choices)
+        self.tiles = min(len(self.share), self.choices)
 
     def operands(self):
         routing, x = self.routing, self.x
         pitch = [x.stride(0)] if self.gated else []
-        return [x, *pitch, self.columns, self.features, routing.choices.tensor, routing.top, routing.ends.tensor,
-                routing.experts, *([] if self.gated else [routing.weights.tensor]), self.out.tensor]  # fmt: skip
+        return [x, *pitch, self.columns, self.features, routing.choices.tensor, routing.top,
+                routing.starts.tensor[self.share.start :], len(self.share), *([] if self.gated else [routing.weights.tensor]), self.out.tensor]  # fmt: skip
 
     def name(self, way):
         return f"{'gated_' if self.gated else ''}experts{way}_{ENDINGS[self.x.dtype]}"
@@ -99,7 +102,7 @@ class Product:
 
     def few_map(self):
         pitch, rows = 2 * self.columns, FEW.TILE_ROWS
-        experts, features, chunk = self.routing.experts, self.features, FEW.ROW_BYTES // 2
+        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // 2
         if self.gated:
             return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
@@ -138,33 +141,40 @@ class Product:
         return ways
 
     def expected(self):
+        """Of the places of the share's experts."""
         weights, choices, _, counts = self.routing.expected()
         routing, out = self.routing, torch.empty(self.choices, self.features, device="cuda", dtype=torch.float64)
-        per = self.weight.shape[0] // routing.experts
-        begin = 0
-        for expert, count in enumerate(counts.tolist()):
-            places = slice(begin, begin + count)
-            begin += count
-            if count == 0:
+        per = self.weight.shape[0] // len(self.share)
+        starts = [0, *counts.cumsum(0).tolist()]
+        for place, expert in enumerate(self.share):
+            places = slice(starts[expert], starts[expert + 1])
+            if places.start == places.stop:
                 continue
-            w = self.weight[expert * per : (expert + 1) * per].double()
+            w = self.weight[place * per : (place + 1) * per].double()
             chosen = choices[places]
             if self.gated:
                 both = self.x[chosen // routing.top].double() @ w.T
                 out[places] = functional.silu(both[:, : self.features]) * both[:, self.features :]
             else:
                 out[places] = weights.flatten()[chosen, None] * (self.x[places].double() @ w.T)
-        return out
+        self.places = torch.arange(starts[self.share.start], starts[self.share.stop], device="cuda")
+        return out[self.places]
+
+    def error(self, wanted):
+        elsewhere = torch.ones(self.choices, dtype=torch.bool, device="cuda")
+        elsewhere[self.places] = False
+        return self.out.error(wanted, self.places, elsewhere)
 
 
-def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0):
+def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, share=None):
     routing = Routing(drawn_logits(rows, experts, skew), top)
     routing.run()
     columns, out = (hidden, features) if gated else (features, hidden)
     count = rows if gated else rows * top
     x = torch.randn(count, columns + (gap if gated else 0), device="cuda", dtype=kind)[:, :columns]
-    weight = torch.randn(experts * out * (2 if gated else 1), columns, device="cuda", dtype=kind) * columns**-0.5
-    return Product(x, weight, routing, out, gated)
+    held = len(share or range(experts))
+    weight = torch.randn(held * out * (2 if gated else 1), columns, device="cuda", dtype=kind) * columns**-0.5
+    return Product(x, weight, routing, out, gated, share)
 
 
 def check(table):
@@ -174,16 +184,18 @@ def check(table):
             table.check("route", f"{rows} rows, {experts} experts, top {top}, skew {skew}", route(rows, experts, top, skew, renormalised))
     shapes = [(128, 64, 8, 2), (200, 72, 60, 4), (136, 264, 5, 3), (2048, 768, 16, 8), (77, 34, 7, 2)]
     for kind, (hidden, features, experts, top), gated in itertools.product(LIMITS, shapes, [True, False]):
-        for rows, skew in [(1, 0.0), (9, 1.2), (33, 0.0), (70, endless), (300, 0.5), (700, 1.2)]:
-            one = product(rows, hidden, features, experts, top, skew, kind, gated, gap=8)
+        rows_and_skews = [(1, 0.0), (9, 1.2), (33, 0.0), (70, endless), (300, 0.5), (700, 1.2)]
+        shares = [range(experts), range(experts // 3), range(experts // 3, experts)]
+        for (rows, skew), share in itertools.product(rows_and_skews, shares):
+            one = product(rows, hidden, features, experts, top, skew, kind, gated, gap=8, share=share)
             wanted = one.expected()
             for way, run in one.ways().items():
                 one.out = Output((one.choices, one.features), kind)
                 run()
                 torch.cuda.synchronize()
-                found = one.out.error(wanted)
+                found = one.error(wanted)
                 case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
-                table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts, top {top}, skew {skew}, {kind}", case)
+                table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
     few_grids(table)
 
 
@@ -198,7 +210,7 @@ def few_grids(table):
             one.out = Output((one.choices, one.features), torch.bfloat16)
             run(grid=grid)
             torch.cuda.synchronize()
-            found = one.out.error(wanted)
+            found = one.error(wanted)
             case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[torch.bfloat16], bytes=0)  # noqa: B023
             table.check(f"{'gated ' if gated else ''}experts, {way}", f"grid {grid}", case)
 
