@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, Weak},
 };
 
-use crate::{Address, Bytes, Device, DeviceError, Fence, Lease};
+use crate::{Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease};
 
 /// Reserved addresses, a backed prefix of them, and the lease that pays for that prefix.
 ///
@@ -124,6 +124,24 @@ impl Segment {
         extent.backed = bytes;
         self.lease.save(less);
         Ok(())
+    }
+
+    /// Copies the backed prefix into host memory, and waits for it. Nothing may write it meanwhile.
+    ///
+    /// # Errors
+    /// As [`Device::copy_out`].
+    pub fn copy_out(&self) -> Result<HostCopy, DeviceError> {
+        let stretch = self.stretch();
+        stretch.device.clone().copy_out(stretch.address(), self.backed())
+    }
+
+    /// Copies back what [`copy_out`](Segment::copy_out) took when as much was backed as now.
+    ///
+    /// # Errors
+    /// As [`Device::copy_in`].
+    pub fn copy_in(&self, copy: &HostCopy) -> Result<(), DeviceError> {
+        let stretch = self.stretch();
+        stretch.device.copy_in(copy, stretch.address())
     }
 
     /// Where it starts. It never moves.

@@ -164,3 +164,34 @@ fn all_ranks_have_the_same_sizes_whatever_one_refuses() {
         }
     }
 }
+
+#[test]
+fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
+    let Group { group, .. } = group(&[4, 4]);
+    let group = Arc::new(group);
+    let start = group.reserve(PAGE * 4).unwrap();
+    let fill = |of: &dyn Fn(usize) -> u8| {
+        for (rank, address) in group.addresses(start).into_iter().enumerate() {
+            // SAFETY: two pages of host memory are backed here, and nothing else uses them.
+            unsafe { slice::from_raw_parts_mut(address.0 as *mut u8, (PAGE * 2).as_usize()) }.fill(of(rank));
+        }
+    };
+    group.back(start, PAGE * 2).unwrap();
+    fill(&|rank| rank as u8 + 1);
+    let copy = group.clone().copy_out(start, PAGE * 2).unwrap();
+    group.unback(start, PAGE * 2).unwrap();
+    let error = group.copy_in(&copy, start).unwrap_err();
+    assert!(error.to_string().contains("not all of it is backed"), "{error}");
+    assert!(group.clone().copy_out(start, PAGE * 2).is_err(), "nothing is there");
+    group.back(start, PAGE * 2).unwrap();
+    group.copy_in(&copy, start).unwrap();
+    for (rank, address) in group.addresses(start).into_iter().enumerate() {
+        // SAFETY: as above.
+        let bytes = unsafe { slice::from_raw_parts(address.0 as *const u8, (PAGE * 2).as_usize()) };
+        assert!(bytes.iter().all(|byte| *byte == rank as u8 + 1), "rank {rank}");
+    }
+    let of_one = Arc::new(HostDevice::new(HostConfig::small(PAGE)).unwrap());
+    let page = of_one.reserve(PAGE).unwrap();
+    of_one.back(page, PAGE).unwrap();
+    assert!(of_one.copy_in(&copy, page).is_err(), "two ranks' copies are none of one device");
+}

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostDevice};
+use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice};
 use crate::{Bytes, Fence, Timeline};
 
 /// A device that can be made to refuse memory. Until then it is the device that it wraps.
@@ -123,6 +123,14 @@ impl Device for FaultyDevice {
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.device.unback(address, bytes)
+    }
+
+    fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
+        self.device.clone().copy_out(address, bytes)
+    }
+
+    fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
+        self.device.copy_in(copy, address)
     }
 
     fn timeline(&self) -> Timeline {

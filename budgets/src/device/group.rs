@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use super::{Address, Device, DeviceError, DeviceMemory, HostDevice};
+use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, of_another_device};
 use crate::{Bytes, Fence, Timeline};
 
 /// Devices that the ranks of a model run on, as one device: what is backed is backed on all of them or on none, so all
@@ -168,6 +168,20 @@ impl Device for DeviceGroup {
             own.open_to(gpus.iter().flatten(), address, bytes)?;
         }
         Ok(())
+    }
+
+    fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
+        let copies = self.ranks.iter().zip(self.addresses(address)).map(|(rank, at)| rank.clone().copy_out(at, bytes));
+        Ok(HostCopy::OfRanks(copies.collect::<Result<_, _>>()?))
+    }
+
+    fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
+        let copies = match copy {
+            HostCopy::OfRanks(copies) if copies.len() == self.ranks.len() => copies,
+            _ => return Err(of_another_device(address)),
+        };
+        let mut of_ranks = self.ranks.iter().zip(self.addresses(address)).zip(copies);
+        of_ranks.try_for_each(|((rank, at), copy)| rank.copy_in(copy, at))
     }
 
     fn timeline(&self) -> Timeline {

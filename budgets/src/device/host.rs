@@ -7,7 +7,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Address, Device, DeviceError, DeviceMemory, pages};
+use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, of_another_device, pages};
 use crate::{Bytes, Fence, Timeline, Timelines};
 
 /// Settings of a host device.
@@ -457,6 +457,33 @@ impl Device for HostDevice {
         state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
+        Ok(())
+    }
+
+    fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
+        let mut state = self.lock_at_length();
+        state.check_lost()?;
+        state.stretch(self.config.page, address, bytes, true, "copied")?;
+        if state.refuses_call() {
+            return Err(DeviceError::HostRefused { asked: bytes, said: "a script refused it".into() });
+        }
+        let mut copy = Box::<[u8]>::new_uninit_slice(bytes.as_usize());
+        // SAFETY: the stretch is backed pages of ours, which stay so while the state is locked, and the caller guarantees
+        // that nothing writes them. The copy is as long, and whole afterwards.
+        let copy = unsafe {
+            std::ptr::copy_nonoverlapping(address.0 as *const u8, copy.as_mut_ptr().cast(), copy.len());
+            copy.assume_init()
+        };
+        Ok(HostCopy::Pages(copy))
+    }
+
+    fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
+        let HostCopy::Pages(copy) = copy else { return Err(of_another_device(address)) };
+        let mut state = self.lock_at_length();
+        state.check_lost()?;
+        state.stretch(self.config.page, address, Bytes(copy.len() as u64), true, "copied")?;
+        // SAFETY: as above, and nothing uses them.
+        unsafe { std::ptr::copy_nonoverlapping(copy.as_ptr(), address.0 as *mut u8, copy.len()) };
         Ok(())
     }
 

@@ -153,11 +153,53 @@ pub trait Device: Send + Sync + 'static {
     /// must be past their last use.
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError>;
 
+    /// Copies what is backed here into host memory, and waits for it. Nothing may write it meanwhile.
+    ///
+    /// # Errors
+    /// [`DeviceError::HostRefused`] if the host lacks the memory. Others of the device.
+    fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
+        let _ = (address, bytes);
+        Err(copies_nothing(self.name()))
+    }
+
+    /// Copies `copy` back to where as much is backed, and waits for it. Nothing may use that meanwhile.
+    ///
+    /// # Errors
+    /// Any error of the device.
+    fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
+        let _ = (copy, address);
+        Err(copies_nothing(self.name()))
+    }
+
     /// Adds a lane of this device and returns its timeline.
     fn timeline(&self) -> Timeline;
 
     /// A fence after everything issued so far on every lane.
     fn fence_here(&self) -> Fence;
+}
+
+/// What stood in a device's memory, in host memory.
+#[derive(Debug)]
+pub enum HostCopy {
+    /// Of a GPU, page-locked.
+    Pinned(Pinned),
+    /// Of host memory that stands in for a GPU.
+    Pages(Box<[u8]>),
+    /// Of each rank of a [group](DeviceGroup).
+    OfRanks(Vec<HostCopy>),
+}
+
+/// The error of a copy that another device made.
+fn of_another_device(address: Address) -> DeviceError {
+    DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason: "the copy is another device's" }
+}
+
+/// The error of a device that has no copies.
+fn copies_nothing(device: &str) -> DeviceError {
+    DeviceError::Unusable {
+        reason: format!("{device} does not copy its memory to the host"),
+        hint: "implement `copy_out` and `copy_in` of `Device`".to_owned(),
+    }
 }
 
 /// Why a device call failed.

@@ -59,6 +59,12 @@ impl Stream {
     pub(super) fn raw(&self) -> sys::CUstream {
         self.stream
     }
+
+    /// Waits until all that was given to it is done.
+    pub(super) fn wait(&self) -> Result<(), DeviceError> {
+        // SAFETY: the stream is ours.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream) })
+    }
 }
 
 impl Drop for Stream {

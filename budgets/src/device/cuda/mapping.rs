@@ -96,8 +96,7 @@ impl CudaDevice {
     pub(super) fn clear(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         // SAFETY: the stretch is mapped and accessible, and not in use yet.
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address.0, 0, bytes.as_usize(), self.stream.raw()) })?;
-        // SAFETY: the stream is ours.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.stream.raw()) })
+        self.stream.wait()
     }
 
     /// Unmaps what was mapped before an error. The caller reports that error, so others are ignored.

@@ -20,7 +20,7 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{Address, Device, DeviceError, DeviceMemory};
+use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, of_another_device};
 use crate::{AtomicBytes, Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
@@ -508,6 +508,15 @@ impl Device for CudaDevice {
 
     fn unback(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         self.heed(self.clear_out(address, bytes))
+    }
+
+    fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
+        Ok(HostCopy::Pinned(self.heed(self.copy_to_host(address, bytes))?))
+    }
+
+    fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
+        let HostCopy::Pinned(copy) = copy else { return Err(of_another_device(address)) };
+        self.heed(self.copy_from_host(copy, address))
     }
 
     fn timeline(&self) -> Timeline {

@@ -4,8 +4,8 @@ use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
-use super::{CudaDevice, driver::check};
-use crate::{Bytes, DeviceError};
+use super::{CudaDevice, context::Stream, driver::check};
+use crate::{Address, Bytes, DeviceError};
 
 /// Page-locked host memory, valid in every context of the process. Dropping it frees it: an owner that has given its
 /// address to the device must keep it until the device is past that.
@@ -42,6 +42,30 @@ impl CudaDevice {
         let address = NonNull::new(address.cast()).expect("what was given is somewhere");
         self.pinned.fetch_add(bytes);
         Ok(Pinned { address, len: bytes.as_usize(), device: self.clone() })
+    }
+}
+
+impl CudaDevice {
+    /// Copies what is backed here into page-locked memory, and waits for it.
+    pub(super) fn copy_to_host(self: &Arc<Self>, address: Address, bytes: Bytes) -> Result<Pinned, DeviceError> {
+        let copy = self.pinned(bytes)?;
+        let stream = Stream::new(&self.context)?;
+        // SAFETY: the copy is this long and nobody else's. The driver refuses addresses that are not backed.
+        let begun =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(copy.address().cast(), address.0, bytes.as_usize(), stream.raw()) };
+        // Waited for even if it did not begin: the memory may go only then.
+        let done = stream.wait();
+        check("cuMemcpyDtoHAsync", begun).and(done)?;
+        Ok(copy)
+    }
+
+    /// Copies `copy` to where as much is backed, and waits for it.
+    pub(super) fn copy_from_host(&self, copy: &Pinned, address: Address) -> Result<(), DeviceError> {
+        let stream = Stream::new(&self.context)?;
+        // SAFETY: as above; the copy lives until the stream has been waited for.
+        let begun = unsafe { sys::cuMemcpyHtoDAsync_v2(address.0, copy.address().cast(), copy.len(), stream.raw()) };
+        let done = stream.wait();
+        check("cuMemcpyHtoDAsync", begun).and(done)
     }
 }
 
