@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The figures of `bursar bench`, of vLLM, to stand beside ours when both run on one card in one go.
 
-    python3 tools/gpu/peer.py MODEL
+    python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8] [--only decode,prefill,pictures]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint; weights are drawn at random there too (load_format
 "dummy"). Pictures have the nearest sides that a Qwen tower takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of replies of 129
@@ -10,6 +10,7 @@ tokens and of one, pictures the median of three runs behind one that warms up; g
 vLLM (0.26.0 was measured).
 """
 
+import argparse
 import json
 import os
 import random
@@ -20,6 +21,8 @@ import time
 # Modules of this folder have names that the standard library has too.
 sys.path.pop(0)
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+# Its symmetric memory would use NVLink's multicast.
+os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
 STARTED = time.time()
 
 from vllm import LLM, SamplingParams  # noqa: E402 (the settings above come first, and importing is part of the start)
@@ -28,7 +31,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image  # noqa: E402
 
-CONFIG = json.load(open(f"{sys.argv[1]}/config.json"))
+PARSER = argparse.ArgumentParser()
+PARSER.add_argument("model")
+PARSER.add_argument("--tensor-parallel-size", type=int, default=1)
+PARSER.add_argument("--quantization")
+PARSER.add_argument("--kv-cache-dtype", default="auto")
+PARSER.add_argument("--only", default="decode,prefill,pictures")
+ASKED = PARSER.parse_args()
+PARTS = ASKED.only.split(",")
+CONFIG = json.load(open(f"{ASKED.model}/config.json"))
 PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
@@ -72,9 +83,12 @@ def sizes():
 def main():
     sees = "vision_config" in CONFIG
     model = LLM(
-        model=sys.argv[1],
+        model=ASKED.model,
         load_format="dummy",
         dtype="bfloat16",
+        tensor_parallel_size=ASKED.tensor_parallel_size,
+        quantization=ASKED.quantization,
+        kv_cache_dtype=ASKED.kv_cache_dtype,
         max_model_len=8192,
         **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
         enable_prefix_caching=False,
@@ -87,14 +101,14 @@ def main():
     tell("tokens of keys and values", cache.num_gpu_blocks * cache.block_size)
     tell("free when ready", free())
     text(model, 8, 64, 8)
-    for batch in (1, 16, 64, 256):
+    for batch in (1, 16, 64, 256) if "decode" in PARTS else ():
         short = min(text(model, batch, 512, 1) for _ in range(2))
         long = min(text(model, batch, 512, 129) for _ in range(2))
         tell(f"decode, a step of batch {batch} at 512 to 640", f"{(long - short) / 128 * 1e3:.2f} ms")
-    for count, length in ((64, 512), (32, 2048), (8, 8000)):
+    for count, length in ((64, 512), (32, 2048), (8, 8000)) if "prefill" in PARTS else ():
         seconds = min(text(model, count, length, 1) for _ in range(2))
         tell(f"prefill, {count} prompts of {length} tokens", f"{count * length / seconds:,.0f} tokens/s")
-    for count, width, height in sizes() if sees else ():
+    for count, width, height in sizes() if sees and "pictures" in PARTS else ():
         for tokens in (1, 128):
             pictures(model, count, width, height, tokens)
             seconds = statistics.median(pictures(model, count, width, height, tokens) for _ in range(3))
@@ -103,4 +117,6 @@ def main():
     tell("free at the end", free())
 
 
-main()
+# Workers of several ranks import this file again.
+if __name__ == "__main__":
+    main()

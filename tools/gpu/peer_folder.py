@@ -18,9 +18,11 @@ TEXT = {
     "qwen2.5-vl-3b": (2048, 11008, 36, 16, 2),
     "qwen2.5-vl-7b": (3584, 18944, 28, 28, 4),
     "qwen2.5-vl-32b": (5120, 27648, 64, 40, 8),
+    "qwen2.5-vl-72b": (8192, 29568, 80, 64, 8),
     "qwen3-vl-2b": (2048, 6144, 28, 16, 8),
     "qwen3-vl-8b": (4096, 12288, 36, 32, 8),
     "qwen3-vl-32b": (5120, 25600, 64, 64, 8),
+    "qwen3-vl-30b-a3b": (2048, 6144, 48, 32, 4),
     "qwen3-8b": (4096, 12288, 36, 32, 8),
     "llama-3.1-8b": (4096, 14336, 32, 32, 8),
     "internvl3-8b": (3584, 18944, 28, 28, 4),
@@ -59,7 +61,7 @@ def qwen2_5_vl(_):
     tied = SHAPE.endswith("-3b")
     vision = {
         "model_type": "qwen2_5_vl", "depth": 32, "hidden_act": "silu", "hidden_size": 1280,
-        "intermediate_size": 3456 if SHAPE.endswith("32b") else 3420, "num_heads": 16, "in_chans": 3,
+        "intermediate_size": 3456 if SHAPE.endswith(("32b", "72b")) else 3420, "num_heads": 16, "in_chans": 3,
         "out_hidden_size": TEXT[SHAPE][0], "patch_size": 14, "spatial_merge_size": 2, "spatial_patch_size": 14,
         "window_size": 112, "fullatt_block_indexes": [7, 15, 23, 31], "tokens_per_second": 2, "temporal_patch_size": 2}  # fmt: skip
     save("config.json", text(
@@ -74,18 +76,22 @@ def qwen2_5_vl(_):
 
 
 def qwen3_vl(_):
-    small = SHAPE.endswith("-2b")
+    small, mixed = SHAPE.endswith("-2b"), SHAPE.endswith("-a3b")
+    kind = "qwen3_vl_moe" if mixed else "qwen3_vl"
+    experts = {"num_experts": 128, "moe_intermediate_size": 768, "num_experts_per_tok": 8, "decoder_sparse_step": 1,
+               "mlp_only_layers": [], "norm_topk_prob": True}  # fmt: skip
     decoder = text(
-        model_type="qwen3_vl_text", attention_bias=False, head_dim=128, max_position_embeddings=262144, rope_theta=5e6,
+        **(experts if mixed else {}),
+        model_type=f"{kind}_text", attention_bias=False, head_dim=128, max_position_embeddings=262144, rope_theta=5e6,
         tie_word_embeddings=small,
         rope_scaling={"mrope_interleaved": True, "mrope_section": [24, 20, 20], "rope_type": "default"})  # fmt: skip
     vision = {
-        "model_type": "qwen3_vl", "deepstack_visual_indexes": [5, 11, 17] if small else [8, 16, 24],
+        "model_type": kind, "deepstack_visual_indexes": [5, 11, 17] if small else [8, 16, 24],
         "depth": 24 if small else 27, "hidden_act": "gelu_pytorch_tanh", "hidden_size": 1024 if small else 1152,
         "in_channels": 3, "intermediate_size": 4096 if small else 4304, "num_heads": 16, "num_position_embeddings": 2304,
         "out_hidden_size": TEXT[SHAPE][0], "patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}  # fmt: skip
     save("config.json", {
-        "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl", "image_token_id": 151655,
+        "architectures": [f"Qwen3VL{'Moe' if mixed else ''}ForConditionalGeneration"], "model_type": kind, "image_token_id": 151655,
         "video_token_id": 151656, "vision_start_token_id": 151652, "vision_end_token_id": 151653,
         "tie_word_embeddings": small, "text_config": decoder, "vision_config": vision})  # fmt: skip
     patches = {
