@@ -4,6 +4,10 @@
 // all_reduce: out = (out +) the sum of all ranks' partial rows, each rank reading all others
 // all_reduce_two_shot: the same; each rank sums its share of the units and then reads the others' shares. What the sum
 //                      is added to must be the same on all ranks, as a residual stream is: each adds its share's
+// all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
+//                      has it; a block has whole rows
+// all_reduce_rms_norm_pushed: the same of few rows, with one way instead of three (NCCL's LL): a rank writes its units into
+//                      memory of each other rank, every 4 bytes beside the epoch, and reads what the others have written
 // all_gather:          out[:, rank * columns..] = that rank's rows
 //
 // A rank copies what it brings to its exchange memory, its block b meets block b of all other ranks, and reads what
@@ -11,6 +15,9 @@
 // Exchange memory has two halves that take turns. A rank that arrives at exchange e + 1 has ended its kernel of exchange
 // e, so no rank still reads the half that exchange e + 2 writes. The epoch is in memory, so a captured graph can be
 // replayed. The waits need all blocks of a launch on the device at once: at most BLOCKS_MAX, one a multiprocessor.
+//
+// Where no two ranks share a GPU, a norm lets the next kernel start before the ranks have met, so a product's weights are on
+// their way meanwhile. On a shared one that kernel could take the room that the other rank needs to come.
 //
 // A wait ends after `patience` nanoseconds: the rank notes who is missing in `failed`, and this and all later exchanges
 // end without waiting; what they would have written is undefined.
@@ -20,8 +27,11 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
+#include "reduce.cuh"
 
 using contract::all_reduce::BLOCKS_MAX;
+using contract::all_reduce::NORM_THREADS_MAX;
+using contract::all_reduce::PUSHED_UNITS;
 using contract::all_reduce::RANKS_MAX;
 using contract::all_reduce::THREADS;
 
@@ -35,7 +45,15 @@ struct Control {
     uint32_t failed;
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
-static_assert(sizeof(Control) <= contract::all_reduce::DATA_AT, "data follow");
+static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
+
+// A unit with the epoch beside each 4 bytes: 8 bytes arrive whole, so who reads the epoch reads the data.
+struct Pushed {
+    uint4 words[2];
+};
+// What the others push to a rank stands between its control and its data: by half and rank that pushed.
+static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
+              "the host leases that much");
 
 // What a launch is told of the exchange memory.
 struct Exchange {
@@ -46,6 +64,8 @@ struct Exchange {
     uint64_t patience;
     uint32_t rank;
     uint32_t ranks;
+    // Whether each has a GPU of its own.
+    uint32_t apart;
 };
 
 // Rows as they stand in a tensor.
@@ -78,6 +98,13 @@ __device__ __forceinline__ Unit load_exchanged(const uint8_t* at) {
     return __ldcv(reinterpret_cast<const Unit*>(at));
 }
 
+// Notes for all hosts that `rank` did not come, unless another is noted. It may learn of it itself, when it comes.
+__device__ __forceinline__ void give_up(const Exchange& all, uint32_t missing) {
+    for (uint32_t rank = 0; rank < all.ranks; ++rank) {
+        atomicCAS_system(&all.control[rank]->failed, 0u, missing + 1);
+    }
+}
+
 // This block meets the same block of all other ranks. False if one did not come in time, here or before.
 __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint32_t epoch) {
     // All threads' writes come before the first threads' releases.
@@ -92,10 +119,7 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         // Signed, so that the epoch may wrap.
         while (static_cast<int32_t>(load_acquire(theirs) - epoch) < 0) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                // The others' hosts must learn of it too, also that of a rank that comes late.
-                for (uint32_t rank = 0; rank < all.ranks; ++rank) {
-                    atomicCAS_system(&all.control[rank]->failed, 0u, threadIdx.x + 1);
-                }
+                give_up(all, threadIdx.x);
                 came = false;
                 break;
             }
@@ -128,20 +152,13 @@ __device__ __forceinline__ float as_float(Element value) {
     return static_cast<float>(value);
 }
 
-// The sum of one unit over all ranks, and of what `out` has if `before` is there.
-template <typename Element, typename Unit>
-__device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, const Unit* before) {
+// The sum of a unit of all ranks, and of what `before` has if it is there.
+template <typename Element, typename Unit, uint32_t RANKS>
+__device__ __forceinline__ Unit add_up(const Exchange& all, const Unit (&read)[RANKS], const Unit* before) {
     constexpr uint32_t WIDTH = sizeof(Unit) / sizeof(Element);
-    Unit read[RANKS_MAX];
-#pragma unroll
-    for (uint32_t rank = 0; rank < RANKS_MAX; ++rank) {
-        if (rank < all.ranks) {
-            read[rank] = load_exchanged<Unit>(all.data[rank] + offset);
-        }
-    }
     float total[WIDTH];
 #pragma unroll
-    for (uint32_t rank = 0; rank < RANKS_MAX; ++rank) {
+    for (uint32_t rank = 0; rank < RANKS; ++rank) {
         if (rank < all.ranks) {
             const Element* values = reinterpret_cast<const Element*>(&read[rank]);
 #pragma unroll
@@ -165,6 +182,24 @@ __device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, con
         values[i] = Element(total[i]);
     }
     return rounded;
+}
+
+// The unit that every rank has brought.
+template <typename Unit, uint32_t RANKS>
+__device__ __forceinline__ void read_all(const Exchange& all, uint64_t offset, Unit (&read)[RANKS]) {
+#pragma unroll
+    for (uint32_t rank = 0; rank < RANKS; ++rank) {
+        if (rank < all.ranks) {
+            read[rank] = load_exchanged<Unit>(all.data[rank] + offset);
+        }
+    }
+}
+
+template <typename Element, typename Unit>
+__device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, const Unit* before) {
+    Unit read[RANKS_MAX];
+    read_all(all, offset, read);
+    return add_up<Element>(all, read, before);
 }
 
 // A launch's exchange, the half of the memory that it has, and this thread's units.
@@ -242,6 +277,136 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     leave(all, epoch);
 }
 
+// Where what `from` pushes to `to` stands.
+__device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
+    uint8_t* start = reinterpret_cast<uint8_t*>(all.control[to]) + contract::all_reduce::PUSHED_AT;
+    return reinterpret_cast<Pushed*>(start) + ((epoch & 1) * RANKS_MAX + from) * uint64_t(PUSHED_UNITS) + unit;
+}
+
+__device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epoch) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[0]), "r"(unit.x), "r"(unit.y),
+                 "r"(epoch)
+                 : "memory");
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[1]), "r"(unit.z), "r"(unit.w),
+                 "r"(epoch)
+                 : "memory");
+}
+
+// Waits for what `from` pushes to this rank. False if it did not come in time, here or before.
+__device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
+    const Pushed* own = pushed(all, all.rank, from, epoch, at);
+    // Looks at the clock and for failures now and then: both take longer than a look at the data.
+    constexpr uint32_t LOOKS = 64;
+    uint64_t start = 0;
+    for (uint32_t looks = 1;; ++looks) {
+        uint4 low, high;
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w)
+                     : "l"(&own->words[0])
+                     : "memory");
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w)
+                     : "l"(&own->words[1])
+                     : "memory");
+        if (low.y == epoch && low.w == epoch && high.y == epoch && high.w == epoch) {
+            unit = make_uint4(low.x, low.z, high.x, high.z);
+            return true;
+        }
+        if (looks % LOOKS == 0) {
+            const uint64_t now = nanoseconds();
+            start = start == 0 ? now : start;
+            if (load_acquire(&all.control[all.rank]->failed) != 0 || now - start > all.patience) {
+                give_up(all, from);
+                return false;
+            }
+        }
+    }
+}
+
+// A thread has the same unit of each of its block's rows, and reads the next row's while this one is normalised. At most
+// `RANKS` ranks.
+template <bool PUSHES, uint32_t RANKS, typename Element>
+__device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
+                                             const Element* weight, float epsilon, Element* out, uint32_t rows) {
+    constexpr uint32_t WIDTH = VECTOR<Element>;
+    __shared__ float squares_of[2][WARPS_MAX];
+    const uint32_t vectors = partial.columns, vector = threadIdx.x;
+    const bool is_in = vector < vectors;
+    // No kernel writes weights.
+    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
+    if (all.apart != 0) {
+        let_next_kernel_start();
+    }
+    wait_for_previous_kernel();
+    const auto [epoch, half, first, step] = begin(all);
+    const auto place = [&](uint64_t row) { return row * vectors + vector; };
+    const auto brought = [&](uint64_t row) { return half + place(row) * sizeof(uint4); };
+    for (uint64_t row = blockIdx.x; row < rows && is_in; row += gridDim.x) {
+        const uint4 own = *unit_of<uint4>(partial, place(row));
+        if constexpr (PUSHES) {
+            for (uint32_t rank = 0; rank < all.ranks; ++rank) {
+                if (rank != all.rank) {
+                    push(pushed(all, rank, all.rank, epoch, place(row)), own, epoch);
+                }
+            }
+        } else {
+            *reinterpret_cast<uint4*>(all.data[all.rank] + brought(row)) = own;
+        }
+    }
+    bool came = PUSHES || meet(all, 0, epoch);
+    uint4 read[RANKS] = {};
+    const auto fetch = [&](uint64_t row) {
+        if (row >= rows || !is_in) {
+            return;
+        }
+        if constexpr (PUSHES) {
+#pragma unroll
+            for (uint32_t rank = 0; rank < RANKS; ++rank) {
+                if (rank == all.rank) {
+                    read[rank] = *unit_of<uint4>(partial, place(row));
+                } else if (rank < all.ranks) {
+                    came = came && receive(all, rank, epoch, place(row), read[rank]);
+                }
+            }
+        } else {
+            read_all(all, brought(row), read);
+        }
+    };
+    if (came) {
+        fetch(blockIdx.x);
+    }
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+        if (!__syncthreads_and(came)) {
+            break;
+        }
+        uint4 sum = {};
+        float values[WIDTH] = {}, squares = 0.0f;
+        if (is_in) {
+            uint4* to = unit_of<uint4>(residual, place(row));
+            sum = add_up<Element>(all, read, to);
+            *to = sum;
+            widen<WIDTH, Element>(sum, values);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                squares += values[i] * values[i];
+            }
+        }
+        fetch(row + gridDim.x);
+        const float factor = 1.0f / sqrtf(block_sum(squares, squares_of[turn]) / (vectors * WIDTH) + epsilon);
+        if (is_in) {
+            float by[WIDTH];
+            widen<WIDTH, Element>(by_words, by);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                values[i] = values[i] * factor * by[i];
+            }
+            store<WIDTH>(out + place(row) * WIDTH, values);
+        }
+    }
+    leave(all, epoch);
+}
+
 template <typename Unit>
 __device__ __forceinline__ void gather(const Exchange& all, const Place& part, const Place& out, uint64_t units) {
     wait_for_previous_kernel();
@@ -275,6 +440,20 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
     }
 FOR_EACH_ACTIVATION(KERNELS)
 
+#define NORM(kernel, name, Element, PUSHES, RANKS)                                                                      \
+    extern "C" __global__ void __launch_bounds__(NORM_THREADS_MAX, 1) kernel##_##RANKS##_##name(                       \
+        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon,     \
+        Element* out, uint32_t rows) {                                                                             \
+        sum_and_norm<PUSHES, RANKS>(all, partial, residual, weight, epsilon, out, rows);                           \
+    }
+#define NORMS(name, Element)                                   \
+    NORM(all_reduce_rms_norm, name, Element, false, 2)         \
+    NORM(all_reduce_rms_norm, name, Element, false, 8)         \
+    NORM(all_reduce_rms_norm_pushed, name, Element, true, 2)   \
+    NORM(all_reduce_rms_norm_pushed, name, Element, true, 8)
+FOR_EACH_ACTIVATION(NORMS)
+static_assert(RANKS_MAX == 8, "the largest of those");
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     all_gather(const __grid_constant__ Exchange all, Place part, Place out, uint64_t units) {
     gather<uint4>(all, part, out, units);
@@ -286,4 +465,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks. Units are 16 bytes where
-// starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half.
+// starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half. Of a norm: block (a thread for each
+// unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is at most PUSHED_UNITS.

@@ -115,6 +115,11 @@ pub trait Backend {
     fn add_experts(&self, call: add_experts::Call<'_>) -> Result<(), KernelError>;
     /// Adds up what the ranks have. Unlike other operations it may wait for other devices, for a bounded time.
     fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
+    /// Adds up what the ranks have onto a residual, and normalises its rows by their root mean square. The default is
+    /// [`all_reduce`](Backend::all_reduce) followed by [`rms_norm`](Backend::rms_norm).
+    fn all_reduce_rms_norm(&self, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+        all_reduce_rms_norm::in_two(self, call)
+    }
     /// Puts what the ranks have side by side. It may wait like [`all_reduce`](Backend::all_reduce).
     fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.

@@ -89,6 +89,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     launches! {
         gated_linear: gated_linear::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
+        all_reduce_rms_norm: all_reduce_rms_norm::Call<'_>,
         all_gather: all_gather::Call<'_>,
     }
     each_operation!(launches);

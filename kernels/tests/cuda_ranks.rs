@@ -53,7 +53,7 @@ fn on_gpu_ranks<T: Send>(
     let memory = memory(&device, &kernels, of);
     let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
     // SAFETY: the memory is cleared, and outlives the threads below.
-    let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
+    let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, of) };
     let begun = Barrier::new(of);
     let results = std::thread::scope(|scope| {
         let run = |link| {
@@ -105,6 +105,53 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
             });
             for found in found.into_iter().flatten() {
                 assert!(bits(&found) == bits(&expected), "[{rows}, {columns}] of {of} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
+    // Few rows are pushed; odd columns come of two launches; some take several exchanges.
+    for (rows, columns, gap) in [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)] {
+        for of in [2, 3, 4] {
+            let wide = columns + gap;
+            let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();
+            let (before, weight) = (numbers(5, rows * wide), numbers(6, columns));
+            let sum = |at: usize| {
+                let sum = brought[1..].iter().fold(brought[0][at].to_f32(), |sum, other| sum + other[at].to_f32());
+                bf16::from_f32(before[at].to_f32() + sum)
+            };
+            let found = on_gpu_ranks(of, |scope, _| {
+                let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
+                let mut residual = scope.upload([rows, wide], &before)?;
+                let weight = scope.upload([columns], &weight)?;
+                let format = ActivationFormat::PLAIN;
+                let mut place = residual.column_range_mut(0..columns);
+                let partial = partial.column_range(0..columns);
+                let normed = scope.all_reduce_rms_norm_as(&partial, &mut place, &weight, 1e-6, format)?;
+                let normed = scope.download::<bf16>(normed.plain())?;
+                Ok((scope.download::<bf16>(&residual)?, normed))
+            });
+            let Some(found) = found else { return };
+            for (residual, normed) in &found {
+                let what = format!("[{rows}, {columns}] of {of} ranks");
+                assert!(bits(normed) == bits(&found[0].1), "{what}: ranks differ");
+                for row in 0..rows {
+                    let of_row = |column: usize| row * wide + column;
+                    let sums: Vec<f64> = (0..columns).map(|column| f64::from(sum(of_row(column)).to_f32())).collect();
+                    let mean = sums.iter().map(|sum| sum * sum).sum::<f64>() / columns as f64;
+                    for column in 0..wide {
+                        let is_in = column < columns;
+                        let expected = if is_in { sum(of_row(column)) } else { before[of_row(column)] };
+                        assert!(residual[of_row(column)].to_bits() == expected.to_bits(), "{what}: residual");
+                    }
+                    for column in 0..columns {
+                        let expected = sums[column] / (mean + 1e-6).sqrt() * f64::from(weight[column].to_f32());
+                        let found = f64::from(normed[row * columns + column].to_f32());
+                        assert!((found - expected).abs() <= expected.abs() / 256.0 + 1e-6, "{what}: {found}, {expected}");
+                    }
+                }
             }
         }
     }

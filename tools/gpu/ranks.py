@@ -25,6 +25,7 @@ from device import ENDINGS, Kernel, Output, driver, expect_success, processors
 
 NUMBERS = contract("all_reduce")
 RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.DATA_AT
+EPSILON = 1e-6
 HALF_BYTES = 128 << 20
 PATIENCE = 2_000_000_000
 GATHERED, SUMMED = {16: "all_gather", 2: "all_gather_odd"}, {16: "all_reduce_", 2: "all_reduce_odd_"}
@@ -32,7 +33,8 @@ GATHERED, SUMMED = {16: "all_gather", 2: "all_gather_odd"}, {16: "all_reduce_", 
 
 class Exchange(ctypes.Structure):
     _fields_ = [("control", ctypes.c_void_p * RANKS_MAX), ("data", ctypes.c_void_p * RANKS_MAX), ("half", ctypes.c_uint64),
-                ("patience", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("ranks", ctypes.c_uint32)]  # fmt: skip
+                ("patience", ctypes.c_uint64), ("rank", ctypes.c_uint32), ("ranks", ctypes.c_uint32),
+                ("apart", ctypes.c_uint32)]  # fmt: skip
 
 
 class Place(ctypes.Structure):
@@ -56,7 +58,8 @@ class Group:
         pad = lambda addresses: (ctypes.c_void_p * RANKS_MAX)(*addresses)  # noqa: E731
         control = pad([memory.data_ptr() for memory in self.memory])
         data = pad([memory.data_ptr() + CONTROL_BYTES for memory in self.memory])
-        self.exchanges = [Exchange(control, data, HALF_BYTES, patience, rank, self.ranks) for rank in range(self.ranks)]
+        apart = int(len(set(self.devices)) == self.ranks)
+        self.exchanges = [Exchange(control, data, HALF_BYTES, patience, rank, self.ranks, apart) for rank in range(self.ranks)]
 
     def on(self, rank, make):
         """What `make` makes in the rank's stream."""
@@ -82,6 +85,15 @@ class Group:
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((blocks,), (THREADS,), self.exchanges[rank], Place(part, unit), Place(out, unit),
                                        ctypes.c_uint64(units), *more, early=early)  # fmt: skip
+
+    def launch_norm(self, name, rank, part, residual, weight, out, early=True):
+        """Of whole units alone."""
+        unit, (rows, columns) = NUMBERS.UNIT, part.shape
+        threads = -(-columns * part.element_size() // unit // 32) * 32
+        name = f"{name}_{2 if self.ranks <= 2 else 8}_{ENDINGS[part.dtype]}"
+        with torch.cuda.stream(self.streams[rank]):
+            Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
+                                       Place(residual, unit), weight, ctypes.c_float(EPSILON), out, rows, early=early)  # fmt: skip
 
     def wait(self):
         for device in set(self.devices):
@@ -134,6 +146,35 @@ def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
     return wrong(group, outs, wanted.to(kind))
 
 
+def norms(group, rows, columns, kind, gap, seed, name):
+    """Elements of the residual that differ from the sum in the order of ranks, or of the norm from that in f64 by more than
+    a rounding, or between ranks."""
+    parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
+    weights = group.each(lambda _: wide(1, columns, 0, kind, seed + 98)[0].contiguous())
+    residuals = group.each(lambda _: Output((rows, columns), kind, gap))
+    outs = group.each(lambda _: Output((rows, columns), kind, 0))
+    group.wait()
+    before = wide(rows, columns, 0, kind, seed + 99)
+    wanted = parts[0].float()
+    for part in parts[1:]:
+        wanted = wanted + part.to(wanted.device).float()
+    wanted = (before.float() + wanted).to(kind)
+    for residual in residuals:
+        residual.tensor.copy_(before)
+    group.wait()
+    for rank in range(group.ranks):
+        group.launch_norm(name, rank, parts[rank], residuals[rank].tensor, weights[rank], outs[rank].tensor)
+    found = wrong(group, residuals, wanted)
+    exact = wanted.double()
+    exact = exact * torch.rsqrt((exact * exact).mean(1, keepdim=True) + EPSILON) * weights[0].double()
+    bound = exact.abs() * (2**-8 if kind is torch.bfloat16 else 2**-10) + 1e-5
+    for out in outs:
+        there = out.tensor.to(exact.device)
+        found += int(((there.double() - exact).abs() > bound).sum()) + int((there != outs[0].tensor.to(exact.device)).sum())
+        found += 0 if out.is_guarded() else 1 << 20
+    return found
+
+
 def gathered(group, rows, columns, kind, gap, seed):
     parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
     outs = group.each(lambda _: Output((rows, columns * group.ranks), kind, gap))
@@ -161,6 +202,10 @@ def check(group):
             for accumulate in (False, True):
                 seed += 10
                 expect(f"one shot {rows} x {columns} + {gap} {kind}", sums(group, rows, columns, kind, gap, accumulate, seed))
+                if columns % 8 == 0 and not accumulate:
+                    for norm in NORMS:
+                        if norm == NORMS[0] or rows * columns * kind.itemsize <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT:
+                            expect(f"{norm} {rows} x {columns} + {gap} {kind}", norms(group, rows, columns, kind, gap, seed, norm))
                 if columns % 8 == 0:
                     two = sums(group, rows, columns, kind, gap, accumulate, seed, "all_reduce_two_shot_")
                     expect(f"two shots {rows} x {columns} + {gap} {kind}", two)
@@ -169,8 +214,45 @@ def check(group):
         seed += 10
         expect(f"gather {rows} x {columns} {kind}", gathered(group, rows, columns, kind, gap, seed))
     expect("a chain", chain(group))
+    expect("a chain of norms", chain_of_norms(group))
     late(group.streams, failures)
     return checks + 1, failures
+
+
+NORMS = ("all_reduce_rms_norm", "all_reduce_rms_norm_pushed")
+
+
+def chain_of_norms(group):
+    """As `chain`, in both forms by turns, each reading what the one before has written."""
+    columns, sizes = 3584, [1, 18, 3, 17, 64, 2, 16]
+    rows = max(sizes)
+    residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
+    weights = group.each(lambda _: wide(1, columns, 0, torch.bfloat16, 3)[0].contiguous())
+    starts = group.each(lambda rank: wide(rows, columns, 0, torch.bfloat16, 5 + rank))
+    outs = group.each(lambda rank: starts[rank].clone())
+    group.wait()
+
+    def round_on(rank):
+        for step, few in enumerate(sizes):
+            pushes = few * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT and step % 3 != 2
+            group.launch_norm(NORMS[pushes], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
+
+    group.each(round_on)
+    group.wait()
+    graphs = group.each(lambda rank: captured(group, rank, lambda: round_on(rank)))
+    runs = []
+    for _ in range(2):
+        for residual, out, start in zip(residuals, outs, starts):
+            residual.zero_()
+            out.copy_(start)
+        group.wait()
+        for _ in range(70):
+            group.each(lambda rank: graphs[rank].replay())
+        group.wait()
+        runs.append([torch.cat([residual, out]).to("cuda:0") for residual, out in zip(residuals, outs)])
+    same_residuals = [run[:rows] for run in runs[0]]
+    wrong_bits = sum(int((run != runs[0][rank]).sum()) for run in runs[1:] for rank, run in enumerate(run))
+    return wrong_bits + sum(int((residual != same_residuals[0]).sum()) for residual in same_residuals)
 
 
 def chain(group):
@@ -238,6 +320,11 @@ def timed(group, name, rows, columns, blocks=None, calls=40, kind=torch.bfloat16
         for _ in range(calls):
             group.launch(name, rank, parts[rank], outs[rank], *more, blocks=blocks)
 
+    return replayed(group, work, calls)
+
+
+def replayed(group, work, calls):
+    """Microseconds of each of the `calls` that `work` launches on a rank, in a graph."""
     group.each(work)
     group.wait()
     graphs = group.each(lambda rank: captured(group, rank, lambda: work(rank)))
@@ -248,6 +335,21 @@ def timed(group, name, rows, columns, blocks=None, calls=40, kind=torch.bfloat16
         # A rank that was launched earlier waits for the others; the last one does not.
         times.append(min(start.elapsed_time(end) for start, end in events) * 1000 / calls)
     return statistics.median(times[2:])
+
+
+def timed_norm(group, name, rows, columns, calls=40, kind=torch.bfloat16):
+    """Microseconds of one exchange with the norm."""
+    parts = group.each(lambda _: wide(rows, columns, 0, kind, 1))
+    weights = group.each(lambda _: wide(1, columns, 0, kind, 3)[0].contiguous())
+    residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
+    outs = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
+    group.wait()
+
+    def work(rank):
+        for _ in range(calls):
+            group.launch_norm(name, rank, parts[rank], residuals[rank], weights[rank], outs[rank])
+
+    return replayed(group, work, calls)
 
 
 def between(work):
@@ -301,12 +403,14 @@ def nccl_times(ranks):
 
 
 def measure(group):
+    pushes = lambda rows, columns: rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT  # noqa: E731
+    normed = [[timed_norm(group, name, *size) if name == NORMS[0] or pushes(*size) else 0.0 for name in NORMS] for size in SIZES]
     ours = [[timed(group, name, *size) for name in (SUMMED, "all_reduce_two_shot_")] for size in SIZES]
     beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks else [0.0] * len(SIZES)
-    print("| sum of | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|")
-    for (rows, columns), (one, two), nccl_time in zip(SIZES, ours, beside):
+    print("| sum of | with the norm | the same, pushed | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|---|---|")
+    for (rows, columns), (norm, pushed), (one, two), nccl_time in zip(SIZES, normed, ours, beside):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
-        print(f"| {size} | {one:.1f} | {two:.1f} | {nccl_time:.1f} |", flush=True)
+        print(f"| {size} | {norm:.1f} | {pushed:.1f} | {one:.1f} | {two:.1f} | {nccl_time:.1f} |", flush=True)
     print("\n| by blocks | " + " | ".join(map(str, BLOCKS)) + " |\n|---|" + "---|" * len(BLOCKS))
     for rows, columns in ((1, 3584), (64, 3584), (256, 8192), (8192, 3584)):
         by_blocks = [timed(group, SUMMED, rows, columns, blocks) for blocks in BLOCKS if blocks <= group.blocks]

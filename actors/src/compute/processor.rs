@@ -179,9 +179,9 @@ impl Processor {
             unsafe { CudaLink::clear(&cuda, *address) }.map_err(of_device)?;
         }
         let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
-        let blocks = processors / ranks_of_a_device(devices(device));
+        let sharing = ranks_of_a_device(devices(device));
         // SAFETY: it is open to all ranks and cleared, and the runners of all ranks hold it until their work has ended.
-        Ok(unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, blocks) })
+        Ok(unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) })
     }
 
     /// Copies each rank's part of a checkpoint's weights into `segment`, all at the same time; see [`Model::load`].

@@ -59,8 +59,14 @@ constexpr uint32_t UNIT = 16;
 constexpr uint32_t ODD_UNIT = 2;
 // Where the failure stands among the bytes of exchange memory.
 constexpr uint32_t FAILED_AT = 8200;
+// Most threads of a block that normalises: one for each unit of a row.
+constexpr uint32_t NORM_THREADS_MAX = 1024;
+// Most units that are pushed at once. Each takes two, for the epoch beside it.
+constexpr uint32_t PUSHED_UNITS = 8192;
+// Where stands what other ranks push.
+constexpr uint32_t PUSHED_AT = 16384;
 // Where its data begin.
-constexpr uint32_t DATA_AT = 16384;
+constexpr uint32_t DATA_AT = 4210688;
 }  // namespace all_reduce
 
 // argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.

@@ -6,12 +6,14 @@ use bursar_budgets::{Address, Bytes, DeviceError};
 
 use super::{
     Cuda,
-    contract::all_reduce::{BLOCKS_MAX, DATA_AT, FAILED_AT, ODD_UNIT, RANKS_MAX, THREADS, UNIT},
+    contract::all_reduce::{
+        BLOCKS_MAX, DATA_AT, FAILED_AT, NORM_THREADS_MAX, ODD_UNIT, PUSHED_UNITS, RANKS_MAX, THREADS, UNIT,
+    },
     launch::{Extent, Function, arguments, count},
 };
 use crate::{
     Backend, DType, KernelError, Rank, Tensor,
-    ops::{all_gather, all_reduce, transfer},
+    ops::{all_gather, all_reduce, all_reduce_rms_norm, transfer},
 };
 
 /// A rank's end of the link between the GPU ranks of a group.
@@ -34,6 +36,7 @@ pub(super) struct Exchange {
     patience: u64,
     rank: u32,
     ranks: u32,
+    apart: u32,
 }
 
 /// Where rows of units are.
@@ -69,14 +72,14 @@ impl CudaLink {
     pub unsafe fn clear(cuda: &Cuda, memory: Address) -> Result<(), KernelError> {
         // SAFETY: as the caller promises.
         let mut control = unsafe { Tensor::persistent(memory, [DATA_AT], DType::U8) };
-        transfer::fill(cuda, &[0; DATA_AT], &mut control)?;
+        transfer::fill(cuda, &vec![0; DATA_AT], &mut control)?;
         cuda.wait()
     }
 
     /// The ends of a link between ranks, in the order of their indices. `memory` is each rank's exchange memory, of
     /// [`bytes`](CudaLink::bytes) of `largest`, [cleared](CudaLink::clear). A rank waits `patience` for the others in
-    /// each operation. `blocks` is how many blocks of each rank can run at once: the multiprocessors of a device,
-    /// shared by ranks on it.
+    /// each operation. Of `processors` multiprocessors of a device each of the `sharing` ranks on it has a part, so that
+    /// all blocks that wait for others can run at once.
     ///
     /// # Safety
     /// Each memory is backed, begins on a page, is mapped by the devices of all ranks, and stays so until all work of
@@ -84,7 +87,13 @@ impl CudaLink {
     ///
     /// # Panics
     /// Unless there are 1 to 8 ranks.
-    pub unsafe fn between(memory: &[Address], largest: Bytes, patience: Duration, blocks: usize) -> Vec<CudaLink> {
+    pub unsafe fn between(
+        memory: &[Address],
+        largest: Bytes,
+        patience: Duration,
+        processors: usize,
+        sharing: usize,
+    ) -> Vec<CudaLink> {
         assert!((1..=RANKS_MAX).contains(&memory.len()), "{} ranks", memory.len());
         let (mut control, mut data) = ([0; RANKS_MAX], [0; RANKS_MAX]);
         for (rank, memory) in memory.iter().enumerate() {
@@ -92,9 +101,10 @@ impl CudaLink {
         }
         let half = largest.round_up(Bytes(UNIT as u64)).0;
         let patience = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        let end = |rank: Rank| CudaLink {
-            exchange: Exchange { control, data, half, patience, rank: count(rank.index()), ranks: count(rank.of()) },
-            blocks: blocks.clamp(1, BLOCKS_MAX),
+        let end = |rank: Rank| {
+            let (rank, ranks, apart) = (count(rank.index()), count(rank.of()), u32::from(sharing == 1));
+            let exchange = Exchange { control, data, half, patience, rank, ranks, apart };
+            CudaLink { exchange, blocks: (processors / sharing).clamp(1, BLOCKS_MAX) }
         };
         Rank::all(memory.len()).map(end).collect()
     }
@@ -182,6 +192,41 @@ pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), 
     };
     let kernels = [whole, hopper.all_reduce_odd];
     cuda.exchange((OP, kernels), &call.partial, &call.out, Some(call.accumulate))
+}
+
+pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+    const OP: &str = "all_reduce_rms_norm";
+    let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    let link = cuda.link.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    let row = call.partial.dtype().bytes(call.partial.columns()).as_usize();
+    let at_once = link.exchange.half as usize / row.max(1);
+    let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
+    let fits = row / UNIT <= NORM_THREADS_MAX && at_once > 0;
+    // Rounded rows come of two launches.
+    let (Some(out), None, true) = (&call.out.plain, &call.out.rounded, is_whole && fits) else {
+        return all_reduce_rms_norm::in_two(cuda, call);
+    };
+    cuda.enter()?;
+    let is_pair = cuda.rank().of() <= 2;
+    for first in (0..out.rows()).step_by(at_once) {
+        let some = first..out.rows().min(first + at_once);
+        let few = some.len() * row <= PUSHED_UNITS * UNIT;
+        let kernels = if few { hopper.all_reduce_rms_norm_pushed } else { hopper.all_reduce_rms_norm };
+        let extent = Extent::line(some.len().min(link.blocks), (row / UNIT).next_multiple_of(32));
+        let arguments = arguments![
+            link.exchange,
+            rows(&call.partial.row_range(some.clone()), UNIT),
+            rows(&call.residual.row_range(some.clone()), UNIT),
+            call.weight.address(),
+            call.epsilon,
+            out.row_range(some.clone()).address(),
+            count(some.len()),
+        ];
+        // SAFETY: these are the kernels' parameters, the front has checked the shapes, and the maker of the link vouches for
+        // its memory.
+        unsafe { cuda.launch(kernels[usize::from(!is_pair)], extent, arguments)? };
+    }
+    Ok(())
 }
 
 pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {

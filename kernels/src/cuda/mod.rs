@@ -279,6 +279,10 @@ impl Backend for Cuda {
         link::all_reduce(self, call)
     }
 
+    fn all_reduce_rms_norm(&self, call: ops::all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+        link::all_reduce_rms_norm(self, call)
+    }
+
     fn all_gather(&self, call: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
         link::all_gather(self, call)
     }

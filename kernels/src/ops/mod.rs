@@ -8,6 +8,7 @@ pub mod add_rms_norm;
 pub mod add_rows;
 pub mod all_gather;
 pub mod all_reduce;
+pub mod all_reduce_rms_norm;
 pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;

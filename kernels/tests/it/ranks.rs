@@ -50,6 +50,28 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 }
 
 #[test]
+fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
+    for (rows, columns, of) in [(5, 37, 1), (3, 256, 2), (7, 64, 3)] {
+        let found = on_ranks(of, 2, |scope| {
+            let partial = scope.upload([rows, columns], &numbers(scope.rank(), rows * columns))?;
+            let before = Random::new(5).floats(rows * columns);
+            let (mut one, mut other) = (scope.upload([rows, columns], &before)?, scope.upload([rows, columns], &before)?);
+            let weight = scope.upload([columns], &Random::new(6).floats(columns))?;
+            let norm = ActivationFormat::PLAIN;
+            let normed = scope.all_reduce_rms_norm_as(&partial, &mut one, &weight, 1e-5, norm)?;
+            scope.all_reduce_add(&partial, &mut other)?;
+            let expected = scope.rms_norm(&other, &weight, 1e-5)?;
+            let [one, other, expected] = [&one, &other, &expected].map(|tensor| scope.download::<f32>(tensor));
+            Ok(((one?, scope.download::<f32>(normed.plain())?), (other?, expected?)))
+        });
+        for found in found {
+            let (found, expected) = found.expect("all come");
+            assert!(found == expected, "[{rows}, {columns}] of {of} ranks");
+        }
+    }
+}
+
+#[test]
 fn each_rank_gets_the_columns_of_all_side_by_side() {
     let (rows, columns) = (7, 29);
     for of in [1, 2, 4] {

@@ -84,7 +84,7 @@ impl Gpu {
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
         // SAFETY: the memory is cleared, and outlives the threads below.
-        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors / of) };
+        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, of) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
             let run = |(link, kernels)| {

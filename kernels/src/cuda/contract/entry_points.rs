@@ -103,6 +103,9 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     /// Where a row has no whole units.
     pub all_reduce_odd: F,
     pub all_reduce_two_shot: F,
+    /// For two ranks and for more, as the next.
+    pub all_reduce_rms_norm: [F; 2],
+    pub all_reduce_rms_norm_pushed: [F; 2],
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
@@ -226,6 +229,14 @@ impl<F> HopperEntryPoints<F> {
             all_reduce: all.typed(ALL_REDUCE, "all_reduce")?,
             all_reduce_odd: all.typed(ALL_REDUCE, "all_reduce_odd")?,
             all_reduce_two_shot: all.typed(ALL_REDUCE, "all_reduce_two_shot")?,
+            all_reduce_rms_norm: [
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_2")?,
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_8")?,
+            ],
+            all_reduce_rms_norm_pushed: [
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_2")?,
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_8")?,
+            ],
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
             attention_paged_split: all.sized(
                 ATTENTION_PREFILL_HOPPER,

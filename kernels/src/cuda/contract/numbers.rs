@@ -73,8 +73,14 @@ contract! {
         const ODD_UNIT: usize = 2;
         /// Where the failure stands among the bytes of exchange memory.
         const FAILED_AT: usize = (2 * BLOCKS_MAX * RANKS_MAX + 2) * SUM;
+        /// Most threads of a block that normalises: one for each unit of a row.
+        const NORM_THREADS_MAX: usize = 1024;
+        /// Most units that are pushed at once. Each takes two, for the epoch beside it.
+        const PUSHED_UNITS: usize = 8 << 10;
+        /// Where stands what other ranks push.
+        const PUSHED_AT: usize = 16 << 10;
         /// Where its data begin.
-        const DATA_AT: usize = 16 << 10;
+        const DATA_AT: usize = PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * 2 * UNIT;
     }
 
     /// argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.

@@ -1,0 +1,61 @@
+//! The sum of what all ranks have, onto the residual, followed by root-mean-square normalisation.
+
+use super::{all_reduce, check, rms_norm};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
+
+/// Computes `residual = residual + Σ partial` as [`all_reduce`](all_reduce::Call) does, and then
+/// `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, the mean in `f32`.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// `[rows, hidden]` activations: what this rank has. A gap between rows is allowed.
+    pub partial: Tensor<'a>,
+    /// `[rows, hidden]` activations, the same on all ranks, changed in place. A gap between rows is allowed.
+    pub residual: Tensor<'a>,
+    /// `[hidden]`, floating point.
+    pub weight: Tensor<'a>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+    /// `[rows, hidden]` in the formats that were asked for.
+    pub out: Activations<'a>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]` and returns its rows
+    /// normalised as by [`rms_norm_as`](Scope::rms_norm_as), `[rows, hidden]`.
+    ///
+    /// # Errors
+    /// Shapes disagree; the device is lost, because a rank did not come.
+    pub fn all_reduce_rms_norm_as(
+        &self,
+        partial: &Tensor<'_>,
+        residual: &mut Tensor<'_>,
+        weight: &Tensor<'_>,
+        epsilon: f32,
+        format: ActivationFormat,
+    ) -> Result<Activations<'_>, KernelError> {
+        const OP: &str = "all_reduce_rms_norm";
+        check::added(OP, partial, residual, self.target())?;
+        check::column_weight(OP, "weight", weight, partial, self.target())?;
+        let out = self.empty_in(format, partial.rows(), partial.columns())?;
+        let operations = partial.shape().elements() * (self.rank().of() + 4);
+        let mut work = Work::over(operations as u64, &[partial, residual, residual, weight]);
+        work.bytes += out.bytes();
+        self.count(work);
+        let call = Call {
+            partial: partial.view(),
+            residual: residual.view(),
+            weight: weight.view(),
+            epsilon,
+            out: out.view(),
+        };
+        self.backend.all_reduce_rms_norm(call)?;
+        Ok(out)
+    }
+}
+
+/// One after the other.
+pub(crate) fn in_two<B: Backend + ?Sized>(backend: &B, call: Call<'_>) -> Result<(), KernelError> {
+    let Call { partial, residual, weight, epsilon, out } = call;
+    backend.all_reduce(all_reduce::Call { partial, accumulate: true, out: residual.view() })?;
+    backend.rms_norm(rms_norm::Call { x: residual, weight, epsilon, out })
+}
