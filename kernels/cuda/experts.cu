@@ -24,6 +24,7 @@
 
 #include "contract.cuh"
 #include "element.cuh"
+#include "expert_sum.cuh"
 #include "expert_tiles.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
@@ -221,29 +222,13 @@ template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void add_row(const Element* products, const uint32_t* places, uint32_t top, Here here,
                                         bool accumulate, uint32_t columns, Element* sum) {
     for (uint32_t vector = threadIdx.x + blockIdx.y * blockDim.x; vector < columns / WIDTH; vector += gridDim.y * blockDim.x) {
-        float values[WIDTH] = {};
+        float values[1][WIDTH] = {};
         if (accumulate) {
-            load<WIDTH>(sum + vector * WIDTH, values);
+            load<WIDTH>(sum + vector * WIDTH, values[0]);
         }
-        // Eight at a time are under way, and added in their order.
-        for (uint32_t first = 0; first < top; first += 8) {
-            float more[8][WIDTH];
-#pragma unroll
-            for (uint32_t i = 0; i < 8; ++i) {
-                const uint32_t place = places[min(first + i, top - 1)];
-                load<WIDTH>(products + static_cast<uint64_t>(place) * columns + vector * WIDTH, more[i]);
-            }
-#pragma unroll
-            for (uint32_t i = 0; i < 8; ++i) {
-                if (first + i < top && here.has(places[first + i])) {
-#pragma unroll
-                    for (uint32_t j = 0; j < WIDTH; ++j) {
-                        values[j] += more[i][j];
-                    }
-                }
-            }
-        }
-        store<WIDTH>(sum + vector * WIDTH, values);
+        const auto each = [&](auto step) { step(0, vector * WIDTH); };
+        add_products<WIDTH>(products, places, top, columns, each, [&](uint32_t place) { return here.has(place); }, values);
+        store<WIDTH>(sum + vector * WIDTH, values[0]);
     }
 }
 

@@ -4,11 +4,14 @@
 //
 // quantize_<type>           out = x
 // rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
+// add_experts_rms_norm_rounded_<type>   residual as add_experts of experts.cu leaves it, where all experts are here; out =
+//                           the same of that
 // silu_mul_rounded_<type>, silu_mul_rounded_few_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
 // x        [rows, columns]       rows x_pitch elements apart
 // gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
 // weight   [columns]             activations' type
+// products, places, residual     as of rms_norm.cu
 // plain    [rows, columns]       out in activations' type, contiguous, or null
 // data     [rows, columns]       out / scale in E4M3, contiguous
 // scales   [rows, div_ceil(columns, 128)] f32 if kind is BY_GROUPS, [rows] if it is BY_ROWS
@@ -22,6 +25,7 @@
 #include "contract.cuh"
 #include "e4m3.cuh"
 #include "element.cuh"
+#include "expert_sum.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
@@ -209,27 +213,24 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
     write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); });
 }
 
-template <typename Element>
-__device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
-                                         const Target<Element>& target) {
+// The norm of a row, which `read(column, values)` gives at first; after that it stands in `from`.
+template <typename Element, typename Read>
+__device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
+                                         float epsilon, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];
-    let_next_kernel_start();
-    const uint64_t row = blockIdx.x;
-    const Element* from = x + row * x_pitch;
-    const bool aligned = aligned_to(from, 16), weight_aligned = aligned_to(weight, 16);
+    const bool weight_aligned = aligned_to(weight, 16);
     const uint32_t vectors = target.columns / WIDTH;
-    wait_for_previous_kernel();
     float squares = 0.0f;
     for (uint32_t vector = threadIdx.x; vector < vectors; vector += blockDim.x) {
         float values[WIDTH];
-        load_eight(from + vector * WIDTH, aligned, values);
+        read(vector * WIDTH, values);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             squares += values[i] * values[i];
         }
     }
     const float factor = 1.0f / sqrtf(block_sum(squares, partial) / target.columns + epsilon);
-    write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) {
+    write_row<1>(target, blockIdx.x, [&](uint32_t column, float(&values)[WIDTH]) {
         float by[WIDTH];
         load_eight(from + column, aligned, values);
         load_eight(weight + column, weight_aligned, by);
@@ -238,6 +239,45 @@ __device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, con
             values[i] = values[i] * factor * by[i];
         }
     });
+}
+
+template <typename Element>
+__device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
+                                         const Target<Element>& target) {
+    let_next_kernel_start();
+    const Element* from = x + static_cast<uint64_t>(blockIdx.x) * x_pitch;
+    const bool aligned = aligned_to(from, 16);
+    wait_for_previous_kernel();
+    const auto read = [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); };
+    norm_row(from, aligned, read, weight, epsilon, target);
+}
+
+template <typename Element>
+__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+                                                 const Target<Element>& target) {
+    let_next_kernel_start();
+    const uint64_t row = blockIdx.x;
+    Element* residual = sum.row_of_residual(row);
+    const bool aligned = aligned_to(residual, 16), all_aligned = aligned && aligned_to(sum.products, 16);
+    wait_for_previous_kernel();
+    // What it writes is read again by the thread that has written it: turns of `write_row` are those of the norm.
+    const auto add = [&](uint32_t column, float(&values)[WIDTH]) {
+        float sums[1][WIDTH];
+        if (all_aligned) {
+            sum.template add<WIDTH>(row, [&](auto step) { step(0, column); }, sums);
+            const auto words = to_words<WIDTH, Element>(sums[0]);
+            *reinterpret_cast<Words<WIDTH, Element>*>(residual + column) = words;
+            widen<WIDTH, Element>(words, values);
+            return;
+        }
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            float one[1][1];
+            sum.template add<1>(row, [&](auto step) { step(0, column + i); }, one);
+            residual[column + i] = from_float<Element>(one[0][0]);
+            values[i] = rounded<Element>(one[0][0]);
+        }
+    };
+    norm_row(residual, aligned, add, weight, epsilon, target);
 }
 
 template <uint32_t BLOCKS, typename Element>
@@ -271,6 +311,14 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
                                 float* scales) {                                                                   \
         rms_norm(x, x_pitch, weight, epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});         \
     }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX)                                       \
+        add_experts_rms_norm_rounded_##name(const Element* products, const uint32_t* places, uint32_t top,         \
+                                            Element* residual, uint32_t residual_pitch, const Element* weight,     \
+                                            float epsilon, uint32_t columns, Element* plain, uint32_t kind,        \
+                                            float fixed, uint8_t* data, float* scales) {                           \
+        add_experts_norm(ExpertSum<Element>{products, places, top, residual, residual_pitch, columns}, weight,     \
+                         epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});                     \
+    }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
         silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
                                 uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
@@ -286,4 +334,4 @@ FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8), no dynamic shared memory;
 // silu_mul_rounded_few has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.
-// rows and columns > 0. Any block of whole warps, at most THREADS_MAX, is right.
+// rows, columns and top > 0. Any block of whole warps, at most THREADS_MAX, is right.

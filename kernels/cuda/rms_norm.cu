@@ -1,17 +1,23 @@
-// Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), alone and behind a residual's addition.
+// Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), alone, after a residual's addition, and after
+// the sum of a mixture's experts.
 //
-// rms_norm:     out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
-// add_rms_norm: residual = residual + x, rounded to the element; out = rms_norm(residual)
+// rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
+// add_rms_norm:         residual = residual + x, rounded to the element; out = rms_norm(residual)
+// add_experts_rms_norm: residual as add_experts of experts.cu leaves it, where all experts are here; out = rms_norm(residual)
 //
 // x        [rows, hidden]   rows x_pitch elements apart
 // residual [rows, hidden]   rows residual_pitch elements apart, changed in place
 // weight   [hidden]         activations' type
 // out      [rows, hidden]   contiguous; may be x itself where x is contiguous
+// products [rows * top, hidden]   contiguous, in the order of places; already multiplied by their choices' weights
+// places   [rows * top] u32       where each choice's product is
 //
 // Arithmetic and mean are f32 with one rounding at the end. A NaN in a row makes that row NaN and no other. Any hidden
 // size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
-// a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again.
+// a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again. The last two
+// have the bits that rms_norm has of the residual that they leave.
 
+#include "expert_sum.cuh"
 #include "norm_rows.cuh"
 
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
@@ -84,6 +90,76 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
 }
 
+// A row a block: eight products of each vector are on their way at once, so there is no next row to begin with.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+                                         Element* out) {
+    __shared__ float partial[WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    const uint64_t row = blockIdx.x;
+    const uint32_t vectors = sum.columns / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
+    Element *residual = sum.row_of_residual(row), *to = out + row * sum.columns;
+    Kept weights[HELD], kept[HELD];
+    const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
+    float squares = 0.0f;
+    // Rounds and writes a sum, and gives it as it will be read again.
+    const auto write = [&](const float(&values)[WIDTH], uint32_t column) {
+        const Kept words = to_words<WIDTH, Element>(values);
+        *reinterpret_cast<Kept*>(residual + column) = words;
+        float again[WIDTH];
+        widen<WIDTH, Element>(words, again);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            squares += again[i] * again[i];
+        }
+        return words;
+    };
+    const auto scale = [&](const Kept& words, const Kept& by_words, float factor, uint32_t column) {
+        float values[WIDTH], by[WIDTH];
+        widen<WIDTH, Element>(words, values);
+        widen<WIDTH, Element>(by_words, by);
+#pragma unroll
+        for (uint32_t i = 0; i < WIDTH; ++i) {
+            values[i] = values[i] * factor * by[i];
+        }
+        store<WIDTH>(to + column, values);
+    };
+    // No kernel writes weights.
+    each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(weight + column); });
+    wait_for_previous_kernel();
+    float sums[HELD][WIDTH];
+    sum.template add<WIDTH>(row, each, sums);
+    each([&](uint32_t slot, uint32_t column) { kept[slot] = write(sums[slot], column); });
+#pragma unroll 1
+    for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+        float more[1][WIDTH];
+        sum.template add<WIDTH>(row, [&](auto step) { step(0, vector * WIDTH); }, more);
+        write(more[0], vector * WIDTH);
+    }
+    const float factor = 1.0f / sqrtf(block_sum(squares, partial) / sum.columns + epsilon);
+    each([&](uint32_t slot, uint32_t column) { scale(kept[slot], weights[slot], factor, column); });
+#pragma unroll 1
+    for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
+        // Each thread reads again what it alone has written.
+        const uint32_t column = vector * WIDTH;
+        scale(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, column);
+    }
+}
+
+template <typename Element>
+__device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, const Element* weight, float epsilon,
+                                                 Element* out) {
+    let_next_kernel_start();
+    const uint64_t starts = reinterpret_cast<uint64_t>(sum.products) | reinterpret_cast<uint64_t>(sum.residual)
+        | reinterpret_cast<uint64_t>(weight) | reinterpret_cast<uint64_t>(out);
+    const uint64_t steps = sum.columns | sum.residual_pitch;
+    if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
+        norm_sum<VECTOR<Element>>(sum, weight, epsilon, out);
+    } else {
+        norm_sum<1>(sum, weight, epsilon, out);
+    }
+}
+
 #define KERNEL(name, Element)                                                                                      \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
         rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden, \
@@ -95,8 +171,16 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
                             const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {  \
         norm<true>(                                                                                                \
             Rows<Element>{x, x_pitch, residual, residual_pitch, weight, nullptr, rows, hidden, epsilon, out});     \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
+        add_experts_rms_norm_##name(const Element* products, const uint32_t* places, uint32_t top,                 \
+                                    Element* residual, uint32_t residual_pitch, const Element* weight,             \
+                                    uint32_t hidden, float epsilon, Element* out) {                                \
+        add_experts_norm(ExpertSum<Element>{products, places, top, residual, residual_pitch, hidden}, weight,      \
+                         epsilon, out);                                                                            \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 
-// Launch: grid (min(rows, 8 * multiprocessors)), block (min(THREADS_MAX, round_up(div_ceil(hidden, 16), 32))), no dynamic
-// shared memory. rows and hidden > 0. Any grid is right. The block must be whole warps, at most 16 of them.
+// Launch: grid (min(rows, 8 * multiprocessors)), add_experts_rms_norm (rows); block (min(THREADS_MAX,
+// round_up(div_ceil(hidden, 16), 32))), no dynamic shared memory. rows, hidden and top > 0. Of the first two any grid is
+// right. The block must be whole warps, at most 16 of them.

@@ -122,6 +122,32 @@ impl<'s> Activations<'s> {
     }
 }
 
+/// Room for activations that are made one after another, each in a format of its own.
+pub struct ActivationRoom<'s> {
+    plain: Option<Tensor<'s>>,  // [rows, columns]
+    data: Option<Tensor<'s>>,   // [rows, columns] E4M3
+    scales: Option<Tensor<'s>>, // [rows, most scales of a row] f32
+}
+
+impl ActivationRoom<'_> {
+    /// Activations `[rows, columns]` in `format`, in place of all that was there.
+    ///
+    /// # Panics
+    /// If the room was not taken for this format, or for fewer rows.
+    pub fn place(&mut self, format: ActivationFormat, rows: usize) -> Activations<'_> {
+        const NONE: &str = "room for this format";
+        let plain = format.is_plain.then(|| self.plain.as_mut().expect(NONE).row_range_mut(0..rows));
+        let rounded = format.quantization.map(|quantization| {
+            let (data, scales) = (self.data.as_mut().expect(NONE), self.scales.as_mut().expect(NONE));
+            let (all, of_row) = (scales.columns(), quantization.row_scales(data.columns()));
+            assert!(rows <= data.rows() && of_row <= all, "{NONE}: {rows} rows of {quantization:?}");
+            let scales = Tensor::over(scales.address(), [rows, of_row].into(), DType::F32);
+            Rounded { data: data.row_range_mut(0..rows), scales, quantization }
+        });
+        Activations { plain, rounded }
+    }
+}
+
 impl Rounded<'_> {
     /// The bytes of numbers and scales.
     pub fn bytes(&self) -> Bytes {
@@ -148,6 +174,27 @@ impl<'a> From<&'a Activations<'_>> for Activations<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
+    /// Takes room for activations `[rows, columns]` in any of `formats`, in one at a time.
+    pub fn room_in(
+        &self,
+        formats: impl IntoIterator<Item = ActivationFormat>,
+        rows: usize,
+        columns: usize,
+    ) -> Result<ActivationRoom<'_>, KernelError> {
+        let mut of_all = (false, None);
+        for format in formats {
+            of_all.0 |= format.is_plain;
+            let scales = format.quantization.map(|quantization| quantization.row_scales(columns));
+            of_all.1 = of_all.1.max(scales);
+        }
+        let (is_plain, scales) = of_all;
+        Ok(ActivationRoom {
+            plain: is_plain.then(|| self.empty([rows, columns])).transpose()?,
+            data: scales.map(|_| self.take([rows, columns], DType::F8E4M3)).transpose()?,
+            scales: scales.map(|of_row| self.empty_f32([rows, of_row])).transpose()?,
+        })
+    }
+
     /// Takes uninitialised activations `[rows, columns]` in this format.
     pub(crate) fn empty_in(
         &self,

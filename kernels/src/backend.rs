@@ -113,6 +113,13 @@ pub trait Backend {
     fn gated_experts(&self, call: gated_experts::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by the experts' down weights, and adds each row's weighted sum.
     fn add_experts(&self, call: add_experts::Call<'_>) -> Result<(), KernelError>;
+    /// Does the same, and normalises the rows of the sum. The default is one after the other.
+    fn add_experts_rms_norm(&self, call: add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
+        let add_experts_rms_norm::Call { experts, weight, epsilon, out } = call;
+        let sum = experts.sum;
+        self.add_experts(add_experts::Call { sum: sum.view(), ..experts })?;
+        self.rms_norm(rms_norm::Call { x: sum, weight, epsilon, out })
+    }
     /// Adds up what the ranks have. Unlike other operations it may wait for other devices, for a bounded time.
     fn all_reduce(&self, call: all_reduce::Call<'_>) -> Result<(), KernelError>;
     /// Adds up what the ranks have onto a residual, and normalises its rows by their root mean square. The default is

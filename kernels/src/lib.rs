@@ -33,7 +33,7 @@ mod tensor;
 mod weight;
 mod work;
 
-pub use activations::{ActivationFormat, Activations, Quantization, Rounded};
+pub use activations::{ActivationFormat, ActivationRoom, Activations, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
 pub use cpu::{Cpu, HostLink};
 pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, OpenError, ProductsBy, Tuning};

@@ -15,7 +15,9 @@ use bursar_kernels::{
 use cudarc::driver::sys;
 use half::{bf16, f16};
 
-use ground::{How, Pass, Random, assert_close, first_gpu, leased, load, narrowed, passes, rounded};
+use ground::{
+    How, NORMED_SUMS, Pass, Random, assert_close, first_gpu, leased, load, narrowed, normed_sum, passes, rounded,
+};
 
 /// A test's turn on the GPU, which all tests share.
 type Turn = MutexGuard<'static, ()>;
@@ -149,6 +151,20 @@ fn what_is_compiled_for_older_generations_gives_it_too() {
         if capability < best.capability {
             // The driver compiles that generation's PTX for this GPU.
             gpu.compare(&gpu.load(CudaTarget { capability, activation, ..best }));
+        }
+    }
+}
+
+#[test]
+fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kernels in &gpu.kernels {
+        let target = kernels.target();
+        for case in NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None)) {
+            let of = |by_one| {
+                gpu.compute(kernels, Bytes::mib(64), ProductsBy::Ours, |scope| normed_sum(scope, case, by_one))
+            };
+            assert!(of(true) == of(false), "{case:?} on {target:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
-use bursar_kernels::*;
+use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 use half::bf16;
 
 use ground::{Random, first_gpu, leased, load};
@@ -126,10 +126,10 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                 let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
                 let mut residual = scope.upload([rows, wide], &before)?;
                 let weight = scope.upload([columns], &weight)?;
-                let format = ActivationFormat::PLAIN;
-                let mut place = residual.column_range_mut(0..columns);
-                let partial = partial.column_range(0..columns);
-                let normed = scope.all_reduce_rms_norm_as(&partial, &mut place, &weight, 1e-6, format)?;
+                let norm = RmsNorm { weight: &weight, epsilon: 1e-6 };
+                let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
+                let (partial, mut place) = (partial.column_range(0..columns), residual.column_range_mut(0..columns));
+                scope.all_reduce_rms_norm(&partial, &mut place, norm, &mut normed)?;
                 let normed = scope.download::<bf16>(normed.plain())?;
                 Ok((scope.download::<bf16>(&residual)?, normed))
             });

@@ -103,6 +103,11 @@ pub(super) fn embed(cuda: &Cuda, call: ops::embed::Call<'_>) -> Result<(), Kerne
     unsafe { cuda.launch(cuda.entry_points().embed, extent, arguments) }
 }
 
+/// Threads of a block that normalises rows of so many columns.
+pub(super) fn norm_threads(columns: usize) -> usize {
+    columns.div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX)
+}
+
 /// Launches a normalisation of `rows`, which is `x`, or `x` and the residual to add it to.
 fn normalise(
     cuda: &Cuda,
@@ -112,9 +117,8 @@ fn normalise(
     epsilon: f32,
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
-    let threads = out.columns().div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX);
     // A block reuses its weights over many rows.
-    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), threads);
+    let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), norm_threads(out.columns()));
     let arguments = rows.iter().fold(Arguments::default(), |all, x| all.with(x.address()).with(pitch(x)));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());

@@ -6,9 +6,10 @@ use super::{
     Cuda,
     blas::Numbers,
     contract::{Experts, PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
+    elementwise,
     launch::{Arguments, Extent, Function, arguments, count},
     linear::Operands,
-    quantize::quantize,
+    quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
 use crate::{
@@ -78,12 +79,55 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
     ];
     Product { op, of, routing: &call.routing, features, is_gated: true }.launch(cuda, operands)?;
     match call.out.rounded {
-        Some(rounded) => quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
+        Some(rounded) => quantize::quantize(cuda, ops::quantize::Call { x: out.view(), out: rounded }),
         None => Ok(()),
     }
 }
 
 pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
+    products(cuda, &call)?;
+    let sum = arguments![
+        call.products.address(),
+        call.routing.places.address(),
+        count(call.routing.top),
+        starts_of(&call.routing),
+        count(call.routing.held.count),
+        u32::from(call.accumulate),
+        count(call.sum.columns()),
+        call.sum.address(),
+        count(call.sum.pitch()),
+    ];
+    let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
+    // SAFETY: as above.
+    unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
+}
+
+pub(super) fn add_experts_rms_norm(
+    cuda: &Cuda,
+    call: ops::add_experts_rms_norm::Call<'_>,
+) -> Result<(), KernelError> {
+    let experts = &call.experts;
+    products(cuda, experts)?;
+    let (rows, columns) = (experts.sum.rows(), experts.sum.columns());
+    let sum = arguments![
+        experts.products.address(),
+        experts.routing.places.address(),
+        count(experts.routing.top),
+        experts.sum.address(),
+        count(experts.sum.pitch()),
+        call.weight.address(),
+    ];
+    if call.out.rounded.is_some() {
+        return quantize::add_experts_rms_norm(cuda, sum.with(call.epsilon), &call.out);
+    }
+    let norm = sum.with(count(columns)).with(call.epsilon).with(call.out.plain().address());
+    let extent = Extent::line(rows, elementwise::norm_threads(columns));
+    // SAFETY: as above.
+    unsafe { cuda.launch(cuda.entry_points().add_experts_rms_norm, extent, norm) }
+}
+
+/// Launches the products of each choice, multiplied by its weight.
+fn products(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
     let features = call.sum.columns();
     let op = "add_experts";
     let of = Operands::of(&call.x, &call.weight).ok_or(KernelError::NoKernel { op })?;
@@ -98,21 +142,7 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
         call.routing.weights.address(),
         call.products.address(),
     ];
-    Product { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)?;
-    let sum = arguments![
-        call.products.address(),
-        call.routing.places.address(),
-        count(call.routing.top),
-        starts_of(&call.routing),
-        count(call.routing.held.count),
-        u32::from(call.accumulate),
-        count(features),
-        call.sum.address(),
-        count(call.sum.pitch()),
-    ];
-    let rows = Extent::line(call.sum.rows(), numbers::ADD_THREADS);
-    // SAFETY: as above.
-    unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
+    Product { op, of, routing: &call.routing, features, is_gated: false }.launch(cuda, operands)
 }
 
 /// Where the places of the experts that are here start.

@@ -303,6 +303,10 @@ impl Backend for Cuda {
         experts::add_experts(self, call)
     }
 
+    fn add_experts_rms_norm(&self, call: ops::add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
+        experts::add_experts_rms_norm(self, call)
+    }
+
     fn rms_norm(&self, call: ops::rms_norm::Call<'_>) -> Result<(), KernelError> {
         elementwise::rms_norm(self, call)
     }

@@ -27,6 +27,17 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounde
     launch(cuda, "rms_norm", |kernels| (kernels.rms_norm_rounded, 1), before, call.out.plain.as_ref(), out)
 }
 
+/// The norm of rows that a mixture's products are added to first; `before` are the operands of the sum and the norm.
+pub(super) fn add_experts_rms_norm(
+    cuda: &Cuda,
+    before: Arguments,
+    out: &Activations<'_>,
+) -> Result<(), KernelError> {
+    let rounded = out.rounded.as_ref().expect("it is asked for");
+    let kernel = |kernels: &HopperEntryPoints<Function>| (kernels.add_experts_rms_norm_rounded, 1);
+    launch(cuda, "add_experts_rms_norm", kernel, before, out.plain.as_ref(), rounded)
+}
+
 /// The gate of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");

@@ -39,7 +39,7 @@ impl<B: Backend> Scope<'_, B> {
         routing: &Routing<'_>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.sum_of_experts((x.into(), weight.into()), routing, true, sum)
+        self.sum_of_experts((x.into(), weight.into()), routing, true, sum, |call| self.backend.add_experts(call))
     }
 
     /// As [`add_experts`](Scope::add_experts), into `sum` in place of its contents: what a rank has of a sum whose experts
@@ -54,15 +54,17 @@ impl<B: Backend> Scope<'_, B> {
         routing: &Routing<'_>,
         sum: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        self.sum_of_experts((x.into(), weight.into()), routing, false, sum)
+        self.sum_of_experts((x.into(), weight.into()), routing, false, sum, |call| self.backend.add_experts(call))
     }
 
-    fn sum_of_experts(
+    /// Checks, takes room and counts the work; `launch` gets the call.
+    pub(super) fn sum_of_experts(
         &self,
         (x, weight): (Activations<'_>, Weight<'_>),
         routing: &Routing<'_>,
         accumulate: bool,
         sum: &mut Tensor<'_>,
+        launch: impl FnOnce(Call<'_>) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         const OP: &str = "add_experts";
         self.check_product(OP, &x, &weight, None)?;
@@ -83,7 +85,7 @@ impl<B: Backend> Scope<'_, B> {
         work.bytes += if accumulate { sum.bytes() } else { bursar_budgets::Bytes::ZERO };
         work.bytes += x.bytes() + routing.weight_bytes(&weight);
         self.count(work);
-        self.backend.add_experts(Call {
+        launch(Call {
             x: x.view(),
             weight: weight.view(),
             routing: routing.view(),

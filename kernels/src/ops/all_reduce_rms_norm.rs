@@ -1,7 +1,10 @@
 //! The sum of what all ranks have, onto the residual, followed by root-mean-square normalisation.
 
-use super::{all_reduce, check, rms_norm};
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
+use super::{
+    all_reduce, check,
+    rms_norm::{self, RmsNorm},
+};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Work};
 
 /// Computes `residual = residual + Σ partial` as [`all_reduce`](all_reduce::Call) does, and then
 /// `out = residual / sqrt(mean(residual^2) + epsilon) * weight`, row by row, the mean in `f32`.
@@ -20,36 +23,28 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
-    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]` and returns its rows
-    /// normalised as by [`rms_norm_as`](Scope::rms_norm_as), `[rows, hidden]`.
+    /// Adds the sum of all ranks' `partial` `[rows, hidden]` to `residual` `[rows, hidden]`, and writes its rows to `out`,
+    /// normalised as by [`rms_norm_into`](Scope::rms_norm_into).
     ///
     /// # Errors
     /// Shapes disagree; the device is lost, because a rank did not come.
-    pub fn all_reduce_rms_norm_as(
+    pub fn all_reduce_rms_norm(
         &self,
         partial: &Tensor<'_>,
         residual: &mut Tensor<'_>,
-        weight: &Tensor<'_>,
-        epsilon: f32,
-        format: ActivationFormat,
-    ) -> Result<Activations<'_>, KernelError> {
+        norm: RmsNorm<'_>,
+        out: &mut Activations<'_>,
+    ) -> Result<(), KernelError> {
         const OP: &str = "all_reduce_rms_norm";
         check::added(OP, partial, residual, self.target())?;
-        check::column_weight(OP, "weight", weight, partial, self.target())?;
-        let out = self.empty_in(format, partial.rows(), partial.columns())?;
+        norm.check(OP, residual, out, self.target())?;
+        let RmsNorm { weight, epsilon } = norm;
         let operations = partial.shape().elements() * (self.rank().of() + 4);
         let mut work = Work::over(operations as u64, &[partial, residual, residual, weight]);
         work.bytes += out.bytes();
         self.count(work);
-        let call = Call {
-            partial: partial.view(),
-            residual: residual.view(),
-            weight: weight.view(),
-            epsilon,
-            out: out.view(),
-        };
-        self.backend.all_reduce_rms_norm(call)?;
-        Ok(out)
+        let (partial, residual, weight) = (partial.view(), residual.view(), weight.view());
+        self.backend.all_reduce_rms_norm(Call { partial, residual, weight, epsilon, out: out.view() })
     }
 }
 

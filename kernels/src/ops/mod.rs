@@ -3,6 +3,7 @@
 //! The `Call` structs handed to backends are `#[non_exhaustive]`, so only the fronts here, which check, can build one.
 
 pub mod add_experts;
+pub mod add_experts_rms_norm;
 pub mod add_layer_norm;
 pub mod add_rms_norm;
 pub mod add_rows;

@@ -1,6 +1,6 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv 1910.07467).
 
-use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Work};
+use crate::{ActivationFormat, Activations, Backend, KernelError, Scope, Target, Tensor, Work};
 
 use super::check;
 
@@ -17,6 +17,39 @@ pub struct Call<'a> {
     pub out: Activations<'a>,
 }
 
+/// A norm of rows.
+#[derive(Clone, Copy)]
+pub struct RmsNorm<'a> {
+    /// `[hidden]`, floating point.
+    pub weight: &'a Tensor<'a>,
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+impl RmsNorm<'_> {
+    /// It must fit the rows of `x`, and `out` must be as large.
+    pub(super) fn check(
+        &self,
+        op: &'static str,
+        x: &Tensor<'_>,
+        out: &Activations<'_>,
+        target: &Target,
+    ) -> Result<(), KernelError> {
+        check::activation(op, "x", x, target.activation())?;
+        check::column_weight(op, "weight", self.weight, x, target)?;
+        if let Some(plain) = &out.plain {
+            check::activation(op, "out", plain, target.activation())?;
+            check::shape(op, "out", plain, x.shape())?;
+            check::writable(op, "out", plain);
+        }
+        let Some(rounded) = &out.rounded else { return Ok(()) };
+        check::shape(op, "out", &rounded.data, x.shape())?;
+        check::shape(op, "scales of out", &rounded.scales, [x.rows(), rounded.quantization.row_scales(x.columns())])?;
+        check::writable(op, "out", &rounded.data);
+        Ok(())
+    }
+}
+
 impl<B: Backend> Scope<'_, B> {
     /// Normalises the rows of `x` `[rows, hidden]` and scales them by `weight` `[hidden]`; returns `[rows, hidden]`.
     pub fn rms_norm(&self, x: &Tensor<'_>, weight: &Tensor<'_>, epsilon: f32) -> Result<Tensor<'_>, KernelError> {
@@ -31,14 +64,23 @@ impl<B: Backend> Scope<'_, B> {
         epsilon: f32,
         format: ActivationFormat,
     ) -> Result<Activations<'_>, KernelError> {
-        const OP: &str = "rms_norm";
-        check::activation(OP, "x", x, self.target().activation())?;
-        check::column_weight(OP, "weight", weight, x, self.target())?;
-        let out = self.empty_in(format, x.rows(), x.columns())?;
+        let mut out = self.empty_in(format, x.rows(), x.columns())?;
+        self.rms_norm_into(x, RmsNorm { weight, epsilon }, &mut out)?;
+        Ok(out)
+    }
+
+    /// As [`rms_norm`](Scope::rms_norm), into `out` `[rows, hidden]` in the formats that it has.
+    pub fn rms_norm_into(
+        &self,
+        x: &Tensor<'_>,
+        norm: RmsNorm<'_>,
+        out: &mut Activations<'_>,
+    ) -> Result<(), KernelError> {
+        norm.check("rms_norm", x, out, self.target())?;
+        let RmsNorm { weight, epsilon } = norm;
         let mut work = Work::over(4 * x.shape().elements() as u64, &[x, weight]);
         work.bytes += out.bytes();
         self.count(work);
-        self.backend.rms_norm(Call { x: x.view(), weight: weight.view(), epsilon, out: out.view() })?;
-        Ok(out)
+        self.backend.rms_norm(Call { x: x.view(), weight: weight.view(), epsilon, out: out.view() })
     }
 }

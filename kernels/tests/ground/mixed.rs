@@ -1,9 +1,11 @@
 //! Mixtures of experts: routed rows, and their expected sums, computed choice by choice in `f64`.
 
-use bursar_kernels::*;
+use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 
 use super::{
-    Random, narrowed, rounded,
+    Random, narrowed,
+    pass::rms_normed,
+    rounded,
     wide::{Wide, floats, inside, margins, wide},
     widened,
 };
@@ -78,7 +80,8 @@ impl Mixed {
     }
 
     /// Returns the rows' weights, their choices' places, their experts' starts and the loads, then the whole tensor that the
-    /// sums are in, and last what two ranks make of it that have a third of the experts and the others.
+    /// sums are in, what two ranks make of it that have a third of the experts and the others, and last sums that are
+    /// normalised too.
     pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
         let Mixed { rows, experts, hidden, features, dtype, .. } = *self;
         // Rows of logits have gaps between them.
@@ -115,6 +118,14 @@ impl Mixed {
             }
         }
         found.extend(floats(scope, &sum)?);
+        let mut residual = wide(scope, rows, hidden, random)?;
+        let weight = narrowed(scope, [hidden], dtype, &norm_weight(hidden, random))?;
+        let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+        let mut out = Activations::of_plain(scope.empty([rows, hidden])?);
+        let mut place = residual.column_range_mut(before..before + hidden);
+        scope.add_experts_rms_norm(&gated, &down, &routing, &mut place, norm, &mut out)?;
+        found.extend(floats(scope, &residual)?);
+        found.extend(floats(scope, out.plain())?);
         Ok(found)
     }
 
@@ -164,8 +175,67 @@ impl Mixed {
         let around = Wide::new(activation, rows, hidden, random);
         found.extend(around.clone().changed(|row, out, held| held + sums[row][out]));
         found.extend(around.changed(|row, out, _| sums[row][out]));
+        let residual = Wide::new(activation, rows, hidden, random);
+        let weight = rounded(dtype, &norm_weight(hidden, random));
+        let normed = |row: usize| {
+            let total: Vec<f64> = residual.row(row).iter().zip(&sums[row]).map(|(held, sum)| held + sum).collect();
+            rms_normed(&total, &weight)
+        };
+        let out: Vec<f64> = (0..rows).flat_map(normed).collect();
+        found.extend(residual.changed(|row, out, held| held + sums[row][out]));
+        found.extend(out);
         found
     }
+}
+
+/// Rows, their width and their format, of which `normed_sum` is asked.
+pub const NORMED_SUMS: [(usize, usize, ActivationFormat); 7] = {
+    const fn rounded(quantization: Quantization, is_plain: bool) -> ActivationFormat {
+        ActivationFormat { is_plain, quantization: Some(quantization) }
+    }
+    [
+        (1, 2048, ActivationFormat::PLAIN),
+        (19, 1031, ActivationFormat::PLAIN),
+        (3, 9008, ActivationFormat::PLAIN),
+        (1, 2048, rounded(Quantization::Groups, true)),
+        (19, 136, rounded(Quantization::Groups, false)),
+        (70, 264, rounded(Quantization::Rows, false)),
+        (3, 9008, rounded(Quantization::Fixed(0.002), true)),
+    ]
+};
+
+/// What experts leave of a residual, and its norm in a format, by one operation or by two: as bits.
+pub fn normed_sum<B: Backend>(
+    scope: &Scope<'_, B>,
+    (rows, hidden, format): (usize, usize, ActivationFormat),
+    by_one: bool,
+) -> Result<Vec<u32>, KernelError> {
+    let (experts, features, activation, mut random) = (5, 16, scope.target().activation(), Random::new(7));
+    let logits = scope.upload([rows, experts], &random.floats(rows * experts))?;
+    let routing = scope.route(&logits, 3, true, &scope.upload([experts], &vec![0u32; experts])?)?;
+    let gated = narrowed(scope, [rows * 3, features], activation, &random.floats(rows * 3 * features))?;
+    let down = narrowed(scope, [experts * hidden, features], activation, &random.floats(experts * hidden * features))?;
+    let mut residual = narrowed(scope, [rows, hidden], activation, &random.floats(rows * hidden))?;
+    let weight = narrowed(scope, [hidden], activation, &random.floats(hidden))?;
+    let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+    let mut room = scope.room_in([format], rows + 1, hidden)?;
+    let mut out = room.place(format, rows);
+    match by_one {
+        true => scope.add_experts_rms_norm(&gated, &down, &routing, &mut residual, norm, &mut out)?,
+        false => {
+            scope.add_experts(&gated, &down, &routing, &mut residual)?;
+            scope.rms_norm_into(&residual, norm, &mut out)?;
+        }
+    }
+    let mut found = floats(scope, &residual)?;
+    if let Some(plain) = &out.plain {
+        found.extend(floats(scope, plain)?);
+    }
+    if let Some(rounded) = &out.rounded {
+        found.extend(scope.download::<f32>(&rounded.scales)?);
+        found.extend(scope.download::<E4m3>(&rounded.data)?.into_iter().map(E4m3::to_f32));
+    }
+    Ok(found.into_iter().map(f32::to_bits).collect())
 }
 
 /// A third of the experts and the others, as far as there are several.
@@ -185,6 +255,11 @@ pub(super) fn chosen(logits: &[f64], top: usize, renormalised: bool) -> Vec<(usi
         false => logits.iter().map(|logit| logit.exp()).sum(),
     };
     order.into_iter().map(|expert| (expert, logits[expert].exp() / total)).collect()
+}
+
+/// Weights of a norm, which make the error of what it divides no larger.
+fn norm_weight(hidden: usize, random: &mut Random) -> Vec<f32> {
+    random.floats(hidden).into_iter().map(|number| 0.5 * number).collect()
 }
 
 /// Numbers whose products with rows are about as large as the rows' own, so that what is rounded in between is too.

@@ -25,7 +25,7 @@ pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use gpu::{first_gpu, load};
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use mixed::{Drawn, Mixed};
+pub use mixed::{Drawn, Mixed, NORMED_SUMS, normed_sum};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]

@@ -524,7 +524,7 @@ fn ids(random: &mut Random, tokens: usize, vocabulary: usize) -> (Vec<u32>, Vec<
 }
 
 /// A row divided by its root mean square.
-fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
+pub(super) fn rms_normed(x: &[f64], weight: &[f64]) -> Vec<f64> {
     let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
     x.iter().zip(weight).map(|(x, weight)| x / (mean + 1e-5).sqrt() * weight).collect()
 }

@@ -3,7 +3,7 @@
 
 use bursar_kernels::*;
 
-use crate::ground::{Random, compute, plan};
+use crate::ground::{NORMED_SUMS, Random, compute, normed_sum, plan};
 
 const WAYS: [Quantization; 3] = [Quantization::Groups, Quantization::Rows, Quantization::Fixed(0.002)];
 
@@ -46,6 +46,14 @@ fn a_norm_rounds_what_it_would_leave_plain() {
         let (x, weight) = (scope.upload([5, 333], &x)?, scope.upload([333], &weight)?);
         formats(scope, &scope.rms_norm_as(&x, &weight, 1e-6, format)?)
     });
+}
+
+#[test]
+fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
+    for case in NORMED_SUMS {
+        let [one, two] = [true, false].map(|by_one| compute(2, |scope| normed_sum(scope, case, by_one)));
+        assert!(one == two, "{case:?}");
+    }
 }
 
 #[test]

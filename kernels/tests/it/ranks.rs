@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use bursar_budgets::{Bytes, DeviceError, Workspace};
-use bursar_kernels::{ops::argmax::NO_CHOICE, *};
+use bursar_kernels::{
+    ops::{argmax::NO_CHOICE, rms_norm::RmsNorm},
+    *,
+};
 
 use crate::ground::{PATIENCE, Random, on_ranks, poisoned};
 
@@ -57,8 +60,9 @@ fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
             let before = Random::new(5).floats(rows * columns);
             let (mut one, mut other) = (scope.upload([rows, columns], &before)?, scope.upload([rows, columns], &before)?);
             let weight = scope.upload([columns], &Random::new(6).floats(columns))?;
-            let norm = ActivationFormat::PLAIN;
-            let normed = scope.all_reduce_rms_norm_as(&partial, &mut one, &weight, 1e-5, norm)?;
+            let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+            let mut normed = Activations::of_plain(scope.empty([rows, columns])?);
+            scope.all_reduce_rms_norm(&partial, &mut one, norm, &mut normed)?;
             scope.all_reduce_add(&partial, &mut other)?;
             let expected = scope.rms_norm(&other, &weight, 1e-5)?;
             let [one, other, expected] = [&one, &other, &expected].map(|tensor| scope.download::<f32>(tensor));

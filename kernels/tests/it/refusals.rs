@@ -10,6 +10,7 @@ use bursar_kernels::{
         attention_paged::PagedSequences,
         gelu::Gelu,
         patchify::{PatchSize, Pixels},
+        rms_norm::RmsNorm,
         rotary::{PairAxes, Rope},
         transfer,
     },
@@ -46,6 +47,15 @@ fn experts(scope: &Scope<'_, Plan>, x: [usize; 2], gate_up: [usize; 2], down: [u
     let mut sum = scope.empty([5, 8])?;
     let gated = scope.gated_experts(&x, &gate_up, &routing)?;
     scope.add_experts(&gated, &down, &routing, &mut sum)
+}
+
+/// The norm of five rows of eight numbers that experts have added up, with a weight and into rows of these sizes.
+fn normed_experts(scope: &Scope<'_, Plan>, weight: usize, out: [usize; 2]) -> Result<(), KernelError> {
+    let routing = scope.route(&scope.empty_f32([5, 4])?, 2, true, &scope.empty_u32([4])?)?;
+    let (gated, down, mut sum) = (scope.empty([10, 4])?, scope.empty([32, 4])?, scope.empty([5, 8])?);
+    let (weight, mut out) = (scope.empty([weight])?, Activations::of_plain(scope.empty(out)?));
+    let norm = RmsNorm { weight: &weight, epsilon: 1e-6 };
+    scope.add_experts_rms_norm(&gated, &down, &routing, &mut sum, norm, &mut out)
 }
 
 const SIZE: PatchSize = PatchSize { side: 2, frames: 2 };
@@ -128,6 +138,13 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
             scope.embed(&scope.empty([3, 4])?, &ids, &scope.empty([12])?).map(drop)
         }),
         text(|scope| scope.rms_norm(&scope.empty([3, 4])?, &scope.empty([5])?, 1e-6).map(drop)),
+        text(|scope| {
+            let (x, weight) = (scope.empty([3, 4])?, scope.empty([4])?);
+            let mut out = scope.quantize(&scope.empty([3, 5])?, Quantization::Rows)?;
+            scope.rms_norm_into(&x, RmsNorm { weight: &weight, epsilon: 1e-6 }, &mut out)
+        }),
+        text(|scope| normed_experts(scope, 7, [5, 8])),
+        text(|scope| normed_experts(scope, 8, [4, 8])),
         text(|scope| {
             let (x, mut residual) = (scope.empty([3, 4])?, scope.empty([4, 4])?);
             scope.add_rms_norm(&x, &mut residual, &scope.empty([4])?, 1e-6).map(drop)
@@ -237,6 +254,9 @@ embed: table holds u32, expected floating-point numbers
 embed: ids is [3, 4], expected [3]
 embed: previous holds f32, expected u32 indices
 rms_norm: weight is [5], expected [4]
+rms_norm: out is [3, 5], expected [3, 4]
+add_experts_rms_norm: weight is [7], expected [8]
+add_experts_rms_norm: out is [4, 8], expected [5, 8]
 add_rms_norm: residual is [4, 4], expected [3, 4]
 layer_norm: bias is [5], expected [4]
 add_layer_norm: residual is [3, 5], expected [3, 4]

@@ -1,8 +1,11 @@
 //! A decoder of equal layers, as in Llama, Qwen2 and Qwen3: embeddings in, logits out.
 
 use bursar_kernels::{
-    Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
-    ops::rotary::{PairAxes, Rope},
+    ActivationFormat, ActivationRoom, Activations, Backend, DType, KernelError, KvLayer, KvShape, Scope, Tensor,
+    ops::{
+        rms_norm::RmsNorm,
+        rotary::{PairAxes, Rope},
+    },
 };
 
 use super::{
@@ -102,6 +105,13 @@ struct Layer {
 enum Mlp {
     Gated(GatedMlp),
     Mixture(Mixture),
+}
+
+/// What layers hand on.
+struct Stream<'s> {
+    hidden: Tensor<'s>,       // [tokens, hidden]
+    room: ActivationRoom<'s>, // for one norm of it at a time
+    is_normed: bool,          // the norm that the next layer begins with is there
 }
 
 /// Arguments that are the same for all layers of a step.
@@ -253,19 +263,24 @@ impl Decoder {
             Some(rows) => Some((rows, scope.empty([rows.rows(), self.config.hidden])?)),
             None => None,
         };
-        let mut hidden = self.embed(scope, inputs, caches)?;
-        let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= hidden.rows());
+        let hidden = self.embed(scope, inputs, caches)?;
+        let formats = self.layers.iter().flat_map(Layer::norm_formats);
+        let room = scope.room_in(formats, hidden.rows(), self.config.hidden)?;
+        let mut stream = Stream { hidden, room, is_normed: false };
+        let ends_early = chosen.as_ref().is_some_and(|(rows, _)| 2 * rows.rows() <= stream.hidden.rows());
         let mut layers = self.layers.iter().zip(caches.layers);
         // Parts of pictures are added to all rows, so a layer with one behind it runs for all.
         let whole = layers.len().saturating_sub(usize::from(ends_early && layers.len() > self.parts(caches)));
         for (index, (layer, cache)) in layers.by_ref().take(whole).enumerate() {
-            layer.forward(scope, &pass, cache, &mut hidden)?;
-            self.add_picture_part(scope, index, inputs, caches, &mut hidden)?;
+            let is_followed = index + 1 < caches.layers.len() && !self.has_picture_part(index, inputs, caches);
+            let next = self.layers.get(index + 1).filter(|_| is_followed);
+            layer.forward(scope, &pass, cache, &mut stream, next)?;
+            self.add_picture_part(scope, index, inputs, caches, &mut stream.hidden)?;
         }
-        let Some((rows, mut chosen)) = chosen else { return Ok(hidden) };
+        let Some((rows, mut chosen)) = chosen else { return Ok(stream.hidden) };
         match layers.next() {
-            Some((last, cache)) => last.forward_chosen(scope, &pass, cache, &hidden, rows, &mut chosen)?,
-            None => scope.gather_rows_into(&hidden, rows, &mut chosen)?,
+            Some((last, cache)) => last.forward_chosen(scope, &pass, cache, &mut stream, rows, &mut chosen)?,
+            None => scope.gather_rows_into(&stream.hidden, rows, &mut chosen)?,
         }
         Ok(chosen)
     }
@@ -337,6 +352,11 @@ impl Decoder {
         caches.pictures.map_or(0, |pictures| PictureRow::of_width(pictures.columns(), self.config.hidden).parts)
     }
 
+    /// Whether pictures have a part that is added after layer `layer`.
+    fn has_picture_part(&self, layer: usize, inputs: &StepInputs<'_>, caches: &StepCaches<'_>) -> bool {
+        inputs.picture_rows.rows() > 0 && layer < self.parts(caches)
+    }
+
     /// Adds the part of layer `layer`, if pictures have one, to the tokens of pictures in `hidden` `[tokens, hidden]`.
     fn add_picture_part<B: Backend>(
         &self,
@@ -346,11 +366,10 @@ impl Decoder {
         caches: &StepCaches<'_>,
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
-        let (Some(pictures), 1..) = (caches.pictures, inputs.picture_rows.rows()) else { return Ok(()) };
-        let row = PictureRow::of_width(pictures.columns(), self.config.hidden);
-        if layer >= row.parts {
+        let Some(pictures) = caches.pictures.filter(|_| self.has_picture_part(layer, inputs, caches)) else {
             return Ok(());
-        }
+        };
+        let row = PictureRow::of_width(pictures.columns(), self.config.hidden);
         let part = pictures.column_range(row.part(layer));
         scope.add_rows(&part, &inputs.picture_cache_rows, &inputs.picture_rows, hidden)
     }
@@ -407,40 +426,50 @@ impl Layer {
         })
     }
 
-    /// Runs the layer on `hidden` `[tokens, hidden]`, in place.
+    /// The formats of its norms.
+    fn norm_formats(&self) -> [ActivationFormat; 2] {
+        let of_mlp = match &self.mlp {
+            Mlp::Gated(mlp) => mlp.reads(),
+            Mlp::Mixture(mixture) => mixture.reads(),
+        };
+        [self.attention.qkv.reads(), of_mlp]
+    }
+
+    /// Runs the layer on all rows of `stream`, in place. `next` begins with their norm, unless something is added to them
+    /// before.
     fn forward<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
         cache: &KvLayer,
-        hidden: &mut Tensor<'_>,
+        stream: &mut Stream<'_>,
+        next: Option<&Layer>,
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let format = self.attention.qkv.reads();
-            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, format)?;
+            let normed = stream.normed(&scope, pass, self)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             let attended = self.attention.attend(&scope, &qkv, pass.inputs, cache)?;
-            self.attention.add(&scope, &attended, hidden)?;
+            self.add_attended(&scope, pass, &attended, (&mut stream.hidden, &mut stream.room))?;
         }
-        self.add_mlp(scope, pass, hidden)
+        stream.is_normed = self.add_mlp(scope, pass, (&mut stream.hidden, &mut stream.room), next)?;
+        Ok(())
     }
 
-    /// As [`forward`](Layer::forward), from `rows` of `hidden` `[tokens, hidden]` into `chosen` `[rows, hidden]`. The
-    /// keys and values of all rows are written.
+    /// As [`forward`](Layer::forward), from `rows` of `stream` into `chosen` `[rows, hidden]`. The keys and values of all
+    /// rows are written.
     fn forward_chosen<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
         cache: &KvLayer,
-        hidden: &Tensor<'_>,
+        stream: &mut Stream<'_>,
         rows: &Tensor<'_>, // [rows] u32
         chosen: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         {
             let scope = scope.scope();
-            let format = self.attention.qkv.reads();
-            let normed = scope.rms_norm_as(hidden, &self.attention_norm, pass.config.norm_epsilon, format)?;
+            let normed = stream.normed(&scope, pass, self)?;
             let qkv = self.attention.project(&scope, &normed, pass.rope, pass.inputs, cache)?;
             if rows.rows() == 0 {
                 return Ok(());
@@ -451,28 +480,89 @@ impl Layer {
             let mut place = qkv.into_shape([1, all]);
             let mut few = place.column_range_mut(0..wanted[0] * wanted[1]).into_shape(wanted);
             scope.gather_rows_into(&attended, rows, &mut few)?;
-            scope.gather_rows_into(hidden, rows, chosen)?;
-            self.attention.add(&scope, &few, chosen)?;
+            scope.gather_rows_into(&stream.hidden, rows, chosen)?;
+            self.add_attended(&scope, pass, &few, (chosen, &mut stream.room))?;
         }
-        self.add_mlp(scope, pass, chosen)
+        self.add_mlp(scope, pass, (chosen, &mut stream.room), None)?;
+        Ok(())
     }
 
-    /// Adds the MLP to `hidden` `[rows, hidden]`.
+    /// Adds the output of attention over `attended` `[rows, heads * head_dim]` to `hidden` `[rows, hidden]`, and leaves the
+    /// MLP's norm in `room`. Where ranks' parts are added up that has whole rows, and makes the norm on the way.
+    fn add_attended<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        attended: &Tensor<'_>,
+        (hidden, room): (&mut Tensor<'_>, &mut ActivationRoom<'_>),
+    ) -> Result<(), KernelError> {
+        let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), &self.attention.out);
+        // Nothing reads the norm that is there any more.
+        let mut normed = room.place(format, hidden.rows());
+        if out.is_partial {
+            return out.forward_add_normed(scope, attended, hidden, norm, &mut normed);
+        }
+        out.forward_add(scope, attended, hidden)?;
+        scope.rms_norm_into(hidden, norm, &mut normed)
+    }
+
+    /// Adds the MLP of the norm in `room` to `hidden` `[rows, hidden]`. Returns whether the norm that `next` begins with is
+    /// there after that: what adds up a mixture or ranks' parts makes it on the way.
     fn add_mlp<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         pass: &LayerPass<'_>,
-        hidden: &mut Tensor<'_>,
-    ) -> Result<(), KernelError> {
+        (hidden, room): (&mut Tensor<'_>, &mut ActivationRoom<'_>),
+        next: Option<&Layer>,
+    ) -> Result<bool, KernelError> {
         let scope = scope.scope();
-        let format = match &self.mlp {
-            Mlp::Gated(mlp) => mlp.reads(),
-            Mlp::Mixture(mixture) => mixture.reads(),
-        };
-        let normed = scope.rms_norm_as(hidden, &self.mlp_norm, pass.config.norm_epsilon, format)?;
+        let ([_, format], rows) = (self.norm_formats(), hidden.rows());
+        let normed = room.place(format, rows);
         match &self.mlp {
-            Mlp::Gated(mlp) => mlp.forward(&scope, &normed, hidden),
-            Mlp::Mixture(mixture) => mixture.forward(&scope, &normed, hidden),
+            Mlp::Gated(mlp) => {
+                let gated = mlp.gate(&scope, &normed)?;
+                let Some(next) = next.filter(|_| mlp.down.is_partial) else {
+                    return mlp.down.forward_add(&scope, &gated, hidden).map(|()| false);
+                };
+                let mut normed = room.place(next.attention.qkv.reads(), rows);
+                let norm = pass.norm(&next.attention_norm);
+                mlp.down.forward_add_normed(&scope, &gated, hidden, norm, &mut normed)?;
+                Ok(true)
+            }
+            Mlp::Mixture(mixture) => {
+                let gated = mixture.gate(&scope, &normed)?;
+                let Some(next) = next else {
+                    return mixture.add(&scope, &gated, hidden, None).map(|()| false);
+                };
+                // The experts were the last to read the norm that is there.
+                let mut normed = room.place(next.attention.qkv.reads(), rows);
+                let norm = pass.norm(&next.attention_norm);
+                mixture.add(&scope, &gated, hidden, Some((norm, &mut normed)))?;
+                Ok(true)
+            }
         }
+    }
+}
+
+impl LayerPass<'_> {
+    /// The norm with this weight.
+    fn norm<'n>(&self, weight: &'n Tensor<'static>) -> RmsNorm<'n> {
+        RmsNorm { weight, epsilon: self.config.norm_epsilon }
+    }
+}
+
+impl Stream<'_> {
+    /// The norm that `layer` begins with.
+    fn normed<B: Backend>(
+        &mut self,
+        scope: &Scope<'_, B>,
+        pass: &LayerPass<'_>,
+        layer: &Layer,
+    ) -> Result<Activations<'_>, KernelError> {
+        let mut normed = self.room.place(layer.attention.qkv.reads(), self.hidden.rows());
+        if !std::mem::take(&mut self.is_normed) {
+            scope.rms_norm_into(&self.hidden, pass.norm(&layer.attention_norm), &mut normed)?;
+        }
+        Ok(normed)
     }
 }

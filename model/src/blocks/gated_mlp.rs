@@ -40,7 +40,16 @@ impl GatedMlp {
         hidden: &mut Tensor<'_>,
     ) -> Result<(), KernelError> {
         let scope = scope.scope();
-        let activated = self.gate_up.forward_gated(&scope, normed, self.down.reads())?; // [rows, intermediate]
+        let activated = self.gate(&scope, normed)?;
         self.down.forward_add(&scope, &activated, hidden)
+    }
+
+    /// The first half: what [`down`](GatedMlp::down) reads, `[rows, intermediate]`.
+    pub fn gate<'s, 'a, B: Backend>(
+        &'a self,
+        scope: &'s Scope<'_, B>,
+        normed: impl Into<Activations<'a>>,
+    ) -> Result<Activations<'s>, KernelError> {
+        self.gate_up.forward_gated(scope, normed, self.down.reads())
     }
 }

@@ -3,7 +3,10 @@
 
 use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, Scope, Share, Tensor, Weight,
-    ops::route::{EXPERTS_MAX, TOP_MAX},
+    ops::{
+        rms_norm::RmsNorm,
+        route::{EXPERTS_MAX, Routing, TOP_MAX},
+    },
 };
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -68,6 +71,12 @@ pub struct Mixture {
     loads: Tensor<'static>, // [experts] u32
 }
 
+/// What the first half of a mixture leaves.
+pub struct GatedRows<'s> {
+    routing: Routing<'s>,
+    rows: Activations<'s>, // [rows * top, intermediate]
+}
+
 impl Mixture {
     /// Claims `name.gate.weight`, the router, and the [experts](WeightMap::experts) `held` below `name.experts`. Choices are
     /// counted in `loads` `[experts]`.
@@ -93,25 +102,43 @@ impl Mixture {
         ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
-    /// Adds the mixture of `normed` `[rows, hidden]` to `hidden` `[rows, hidden]`.
-    pub fn forward<B: Backend>(
+    /// Chooses the experts of `normed` `[rows, hidden]`, and computes the first half of each.
+    pub fn gate<'s, B: Backend>(
         &self,
-        scope: &Scope<'_, B>,
+        scope: &'s Scope<'_, B>,
         normed: &Activations<'_>,
-        hidden: &mut Tensor<'_>,
-    ) -> Result<(), KernelError> {
-        let scope = scope.scope();
+    ) -> Result<GatedRows<'s>, KernelError> {
         // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
         let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
         scope.linear_into(normed.plain(), &self.router, None, &mut logits)?;
         let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
-        let gated = scope.gated_experts_as(normed, &self.gate_up, &routing, format)?; // [rows * top, intermediate]
+        let rows = scope.gated_experts_as(normed, &self.gate_up, &routing, format)?;
+        Ok(GatedRows { routing, rows })
+    }
+
+    /// Adds the second half of each expert to `hidden` `[rows, hidden]`. If `next` asks for the norm of the sum, it is
+    /// written there, `[rows, hidden]`.
+    pub fn add<B: Backend>(
+        &self,
+        scope: &Scope<'_, B>,
+        gated: &GatedRows<'_>,
+        hidden: &mut Tensor<'_>,
+        next: Option<(RmsNorm<'_>, &mut Activations<'_>)>,
+    ) -> Result<(), KernelError> {
+        let GatedRows { routing, rows } = gated;
         if self.held.is_whole() {
-            return scope.add_experts(&gated, &self.down, &routing, hidden);
+            return match next {
+                Some((norm, normed)) => scope.add_experts_rms_norm(rows, &self.down, routing, hidden, norm, normed),
+                None => scope.add_experts(rows, &self.down, routing, hidden),
+            };
         }
+        let scope = scope.scope();
         let mut partial = scope.empty([hidden.rows(), hidden.columns()])?;
-        scope.experts_into(&gated, &self.down, &routing, &mut partial)?;
-        scope.all_reduce_add(&partial, hidden)
+        scope.experts_into(rows, &self.down, routing, &mut partial)?;
+        match next {
+            Some((norm, normed)) => scope.all_reduce_rms_norm(&partial, hidden, norm, normed),
+            None => scope.all_reduce_add(&partial, hidden),
+        }
     }
 }

@@ -59,14 +59,4 @@ impl PagedAttention {
         let cache = cache.scaled(self.cache_scales.as_ref());
         scope.attention_paged(&queries, cache, &step.sequences, self.scale)
     }
-
-    /// Projects `attended` `[rows, heads * head_dim]` and adds it to `hidden` `[rows, hidden]`.
-    pub fn add<B: Backend>(
-        &self,
-        scope: &Scope<'_, B>,
-        attended: &Tensor<'_>,
-        hidden: &mut Tensor<'_>,
-    ) -> Result<(), KernelError> {
-        self.out.forward_add(scope, attended, hidden)
-    }
 }

@@ -1,6 +1,8 @@
 //! A projection: a matrix with or without a bias.
 
-use bursar_kernels::{ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight};
+use bursar_kernels::{
+    ActivationFormat, Activations, Backend, KernelError, Scope, Tensor, Weight, ops::rms_norm::RmsNorm,
+};
 
 /// `x @ weight^T + bias`.
 pub struct Linear {
@@ -62,5 +64,21 @@ impl Linear {
         let mut partial = scope.empty([sum.rows(), sum.columns()])?;
         self.forward_into(&scope, x, &mut partial)?;
         scope.all_reduce_add(&partial, sum)
+    }
+    /// As [`forward_add`](Linear::forward_add) of a partial result, and writes the norm of the sum to `normed`
+    /// `[rows, out_features]`.
+    pub fn forward_add_normed<'a, B: Backend>(
+        &'a self,
+        scope: &Scope<'_, B>,
+        x: impl Into<Activations<'a>>,
+        sum: &mut Tensor<'_>,
+        norm: RmsNorm<'_>,
+        normed: &mut Activations<'_>,
+    ) -> Result<(), KernelError> {
+        assert!(self.is_partial, "a whole result is added by the product");
+        let scope = scope.scope();
+        let mut partial = scope.empty([sum.rows(), sum.columns()])?;
+        self.forward_into(&scope, x, &mut partial)?;
+        scope.all_reduce_rms_norm(&partial, sum, norm, normed)
     }
 }

@@ -7,7 +7,9 @@ import torch
 from torch.nn import functional
 
 from contract import contract
-from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map
+from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map, unsigned
+from operations.e4m3 import KINDS, Rounded, row_shape
+from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
 ROUTE, EXPERTS, FEW, MANY = contract("route"), contract("experts"), contract("experts_few"), contract("linear_many")
@@ -177,7 +179,105 @@ def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, shar
     return Product(x, weight, routing, out, gated, share)
 
 
+class Sum:
+    """The sum of each row's products on what a residual has, and its norm: in one launch, or as two operations. `rounding` is
+    how the norm is rounded to E4M3, None: it is not."""
+
+    def __init__(self, rows, hidden, top, kind, gap=0, rounding=None, is_plain=True):
+        self.rows, self.hidden, self.top, self.kind, self.rounding = rows, hidden, top, kind, rounding
+        self.products = torch.randn(rows * top, hidden, device="cuda", dtype=kind)
+        self.places = unsigned(torch.randperm(rows * top, device="cuda"))
+        self.starts = unsigned([0, rows * top])
+        self.before = torch.randn(rows, hidden, device="cuda", dtype=kind)
+        self.weight = torch.randn(hidden, device="cuda", dtype=kind)
+        self.gap, self.is_plain = gap, is_plain
+        self.renew()
+
+    def renew(self):
+        """Poisoned outputs, and the residual as it was."""
+        self.residual = Output((self.rows, self.hidden), self.kind, self.gap)
+        self.residual.tensor.copy_(self.before)
+        shape = self.rows, self.hidden
+        self.out = Rounded(*shape, self.rounding, self.kind if self.is_plain else None) if self.rounding else Output(shape, self.kind)
+
+    def norm(self, operation, before, early, grid=None):
+        """`before` are the operands in front of the norm's own."""
+        if self.rounding:
+            name = f"{operation}_rounded_{ENDINGS[self.kind]}"
+            Kernel("quantize", name)(*row_shape(name, self.rows, self.hidden), *before, self.weight, EPSILON, self.hidden, *self.out.arguments(), early=early)
+            return
+        shape, threads = norm_shape(self.rows, self.hidden)
+        rows = [] if grid else [self.rows]
+        Kernel("rms_norm", f"{operation}_{ENDINGS[self.kind]}")(grid or shape, threads, *before, self.weight, *rows, self.hidden, EPSILON, self.out.tensor, early=early)
+
+    def one(self, early=True):
+        residual = self.residual.tensor
+        before = self.products, self.places, self.top, residual, residual.stride(0)
+        self.norm("add_experts_rms_norm", before, early, (self.rows,))
+
+    def two(self, early=True):
+        residual = self.residual.tensor
+        Kernel("experts", f"add_experts_{ENDINGS[self.kind]}")(
+            (self.rows,), (EXPERTS.ADD_THREADS,), self.products, self.places, self.top, self.starts, 1, 1, self.hidden,
+            residual, residual.stride(0), early=early)  # fmt: skip
+        self.norm("rms_norm", (residual, residual.stride(0)), early)
+
+    def bits(self):
+        out = self.out
+        parts = [out.data, out.plain, None if self.rounding == "fixed" else out.scales] if self.rounding else [out]
+        return [part.tensor.clone().view(torch.uint8) for part in [self.residual, *parts] if part]
+
+    def error(self):
+        """Of one launch against f64; infinite if two give other bits."""
+        self.one()
+        torch.cuda.synchronize()
+        places = self.places.long().view(self.rows, self.top)
+        total = self.before.double() + self.products.double()[places].sum(1)
+        # The norm is that of the sum as it is rounded.
+        found = max(self.residual.error(total), self.out.error(normed(self.residual.tensor, self.weight)))
+        bits = self.bits()
+        self.renew()
+        self.two()
+        torch.cuda.synchronize()
+        return found if all(map(torch.equal, bits, self.bits())) else float("inf")
+
+
+def check_sums(table):
+    rows_and_tops = [(1, 8), (3, 1), (16, 2), (77, 10), (300, 32)]
+    for kind, (rows, top), gap in itertools.product(LIMITS, rows_and_tops, [0, 8, 3]):
+        for hidden in [2048, 64, 1030, 77, 9001, 8216]:
+            one = Sum(rows, hidden, top, kind, gap)
+            case = Case(run=lambda: None, error=one.error, limit=LIMITS[kind], bytes=0)
+            table.check("the norm of a sum of experts", f"{rows} x {hidden} of {top}, gap {gap}, {kind}", case)
+        for hidden, rounding, is_plain in itertools.product([2048, 136, 5000, 9000], KINDS, [True, False]):
+            one = Sum(rows, hidden, top, kind, gap, rounding, is_plain)
+            case = Case(run=lambda: None, error=one.error, limit=LIMITS[kind] if is_plain else 0.0, bytes=0)
+            table.check("the same, rounded", f"{rows} x {hidden} of {top}, gap {gap}, {rounding}, {kind}", case)
+
+
+def measure_sums(shape):
+    """Each after the down products that it adds up, as in a step."""
+    hidden, features, experts, top, kind = shape
+    for rows in [1, 16, 64, 256, 1024, 8192]:
+        pairs = []
+        for _ in range(3 if rows < 1024 else 1):
+            down = product(rows, hidden, features, experts, top, 0.0, kind, False)
+            tail = Sum(rows, hidden, top, kind)
+            tail.products, tail.places = down.out.tensor, down.routing.places.tensor
+            way = down.many if rows > 384 else functools.partial(down.few, PLACES[sum(rows * top > experts * most for most in (4, 10, 17))])
+            pairs.append((functools.partial(way, early=True), tail))
+        times = {}
+        for name in ("one", "two"):
+            calls = [lambda down=down, tail=tail: (down(), getattr(tail, name)()) for down, tail in pairs]  # noqa: B023
+            times[name] = microseconds(calls, replays=15)
+        listed = ", ".join(f"{name} {time:.1f}" for name, time in times.items())
+        print(f"| down, sum and norm | {rows} rows | {listed} |", flush=True)
+        del pairs
+        torch.cuda.empty_cache()
+
+
 def check(table):
+    check_sums(table)
     endless = float("inf")
     for rows, experts, top in [(1, 8, 2), (7, 60, 4), (16, 512, 32), (17, 129, 8), (64, 128, 8), (250, 128, 8), (300, 512, 10), (1000, 5, 5), (4100, 128, 8)]:
         for skew, renormalised in itertools.product([0.0, 1.2, endless], [True, False]):
@@ -217,7 +317,8 @@ def few_grids(table):
 
 def measure(table):
     """Qwen3-30B-A3B's layer: 128 experts, 8 of a token."""
-    hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
+    shape = hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
+    measure_sums(shape)
     for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), (64, 1.0), (8192, 1.0)]:
         one = route(rows, experts, top, skew)
         time = microseconds([one.run] * 8)

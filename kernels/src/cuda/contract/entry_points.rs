@@ -54,6 +54,7 @@ pub(in crate::cuda) struct EntryPoint {
 /// What a launch is given of each entry point, `F`, for one type of activations.
 pub(in crate::cuda) struct EntryPoints<F> {
     pub add_experts: F,
+    pub add_experts_rms_norm: F,
     pub add_rows: F,
     pub argmax: F,
     pub argmax_f32: F,
@@ -96,6 +97,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
 
 /// The entry points of Hopper's machine code alone.
 pub(in crate::cuda) struct HopperEntryPoints<F> {
+    pub add_experts_rms_norm_rounded: F,
     pub all_gather: F,
     /// Where a row has no whole units.
     pub all_gather_odd: F,
@@ -180,6 +182,7 @@ impl<F> EntryPoints<F> {
         let mut all = Finder { activation: activation.name(), find };
         Ok(EntryPoints {
             add_experts: all.typed(EXPERTS, "add_experts")?,
+            add_experts_rms_norm: all.typed(RMS_NORM, "add_experts_rms_norm")?,
             add_rows: all.typed(waiting("add_rows"), "add_rows")?,
             argmax: all.typed(waiting("argmax"), "argmax")?,
             argmax_f32: all.named(waiting("argmax"), "argmax_f32")?,
@@ -224,6 +227,7 @@ impl<F> HopperEntryPoints<F> {
     fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
         let combine = in_order("attention_paged_combine");
         Ok(HopperEntryPoints {
+            add_experts_rms_norm_rounded: all.typed(QUANTIZE, "add_experts_rms_norm_rounded")?,
             all_gather: all.named(ALL_REDUCE, "all_gather")?,
             all_gather_odd: all.named(ALL_REDUCE, "all_gather_odd")?,
             all_reduce: all.typed(ALL_REDUCE, "all_reduce")?,

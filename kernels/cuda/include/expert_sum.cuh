@@ -1,0 +1,66 @@
+// The sum of a row's experts: products that the experts' kernels have multiplied by their weights.
+#pragma once
+
+#include "element.cuh"
+
+// Products of a row's choices that are under way at once.
+constexpr uint32_t PRODUCTS_AT_ONCE = 8;
+
+// Adds the products of a row's choices, which stand in rows of `products` at `places` `[top]`, in the order of their ranks.
+// `each(step)` calls `step(slot, column)` for each vector of `WIDTH` elements that `sums` has. Places that are not
+// `is_here` are left out.
+template <uint32_t WIDTH, uint32_t SLOTS, typename Element, typename Each, typename IsHere>
+__device__ __forceinline__ void add_products(const Element* products, const uint32_t* places, uint32_t top,
+                                             uint32_t columns, const Each& each, const IsHere& is_here,
+                                             float (&sums)[SLOTS][WIDTH]) {
+    for (uint32_t first = 0; first < top; first += PRODUCTS_AT_ONCE) {
+        uint32_t at[PRODUCTS_AT_ONCE];
+        Words<WIDTH, Element> more[SLOTS][PRODUCTS_AT_ONCE];
+#pragma unroll
+        for (uint32_t i = 0; i < PRODUCTS_AT_ONCE; ++i) {
+            at[i] = places[min(first + i, top - 1)];
+        }
+        each([&](uint32_t slot, uint32_t column) {
+#pragma unroll
+            for (uint32_t i = 0; i < PRODUCTS_AT_ONCE; ++i) {
+                more[slot][i] = load_words<WIDTH>(products + static_cast<uint64_t>(at[i]) * columns + column);
+            }
+        });
+        each([&](uint32_t slot, uint32_t) {
+#pragma unroll
+            for (uint32_t i = 0; i < PRODUCTS_AT_ONCE; ++i) {
+                if (first + i < top && is_here(at[i])) {
+                    float values[WIDTH];
+                    widen<WIDTH, Element>(more[slot][i], values);
+#pragma unroll
+                    for (uint32_t j = 0; j < WIDTH; ++j) {
+                        sums[slot][j] += values[j];
+                    }
+                }
+            }
+        });
+    }
+}
+
+// A sum of a row's experts with what a residual has there, and where that is.
+template <typename Element>
+struct ExpertSum {
+    const Element* products;  // [rows * top, columns] without gaps, in the order of places
+    const uint32_t* places;   // [rows * top], by choice
+    uint32_t top;
+    Element* residual;  // [rows, columns], rows residual_pitch elements apart
+    uint32_t residual_pitch;
+    uint32_t columns;
+
+    __device__ __forceinline__ Element* row_of_residual(uint64_t row) const {
+        return residual + row * residual_pitch;
+    }
+
+    // The sums of a row, onto what the residual has: see `add_products`.
+    template <uint32_t WIDTH, uint32_t SLOTS, typename Each>
+    __device__ __forceinline__ void add(uint64_t row, const Each& each, float (&sums)[SLOTS][WIDTH]) const {
+        each([&](uint32_t slot, uint32_t column) { load<WIDTH>(row_of_residual(row) + column, sums[slot]); });
+        const auto all_are_here = [](uint32_t) { return true; };
+        add_products<WIDTH>(products, places + row * top, top, columns, each, all_are_here, sums);
+    }
+};
