@@ -1,5 +1,5 @@
 //! Models served by two GPUs, or by two ranks on the only one, which checks all but the links: their replies, those of a
-//! mixture too, lanes that die or are refused a launch, and that every byte comes home. Without a GPU, each story says so and passes.
+//! mixture too, lanes that die or are refused a launch, a neighbour on one GPU, and that every byte comes home. Without a GPU, each story says so and passes.
 
 mod gpu;
 
@@ -12,8 +12,15 @@ use bursar_actors::{
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig},
     supervise::Intensity,
 };
-use bursar_budgets::{Bytes, CudaDevice, Device, DeviceGroup};
-use gpu::{Stage, answer, options, picture, question, story};
+use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceGroup};
+use gpu::{
+    Stage, answer, eventually,
+    neighbour::{self, Neighbour},
+    options, picture, question, story,
+};
+
+/// The test that is the neighbour of others.
+const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
 /// Two GPUs, or one twice.
 fn pair(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
@@ -23,12 +30,16 @@ fn pair(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
 }
 
 async fn served(devices: &[Arc<CudaDevice>], source: ModelSource) -> (Runtime, ModelHandle) {
+    loaded(devices, source, roomy()).await
+}
+
+async fn loaded(devices: &[Arc<CudaDevice>], source: ModelSource, options: LoadOptions) -> (Runtime, ModelHandle) {
     let ranks = devices.iter().map(|device| device.clone() as Arc<dyn Device>).collect();
     let group = DeviceGroup::of(ranks, "cuda:a,b").expect("of one kind");
     let config = RuntimeConfig { device: DeviceChoice::Custom(Arc::new(group)), ..RuntimeConfig::default() };
     let runtime = Runtime::start(config).await.expect("it starts");
     let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };
-    let options = LoadOptions { intensity, ..roomy() };
+    let options = LoadOptions { intensity, ..options };
     let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
     (runtime, model)
 }
@@ -87,6 +98,65 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
                 assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
             }
         }
+    });
+}
+
+/// All tokens of a reply with the bits of their log-probabilities.
+async fn scored(model: &ModelHandle, tokens: usize) -> Vec<(u32, u32)> {
+    let chat = question("Tell me about the sea.", tokens).log_probabilities(0);
+    let (mut reply, mut scores) = (model.chat(chat).await.expect("it is accepted"), Vec::new());
+    while let Some(event) = reply.next().await {
+        if let ChatEvent::Token(score) = event.expect("it goes on") {
+            scores.push((score.token.id, score.token.log_probability.to_bits()));
+        }
+    }
+    scores
+}
+
+#[test]
+fn a_thousand_steps_have_the_same_bits_in_two_runs() {
+    story(async |Stage { device, .. }| {
+        let devices = pair(&device);
+        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let runs = [scored(&model, 1000).await, scored(&model, 1000).await];
+        assert_eq!(runs[0].len(), 1000);
+        assert!(runs[0] == runs[1]);
+        ranks.shutdown().await;
+    });
+}
+
+#[test]
+fn a_neighbour_takes_the_requested_bytes() {
+    neighbour::live();
+}
+
+#[test]
+fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
+    story(async |Stage { device, .. }| {
+        let devices = pair(&device);
+        if devices[0].label() == devices[1].label() {
+            return println!("skipped, this wants two GPUs");
+        }
+        let (ranks, model) = loaded(&devices, ModelSource::demo(), options()).await;
+        let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);
+        let (before, said, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
+        // It is on the first GPU alone.
+        let mut neighbour = Neighbour::moves_in(NEIGHBOUR);
+        let has = async || tokio::task::block_in_place(|| neighbour.hold(wanted)) == wanted;
+        eventually("the neighbour has it", has).await;
+        eventually("all is made room for", async || {
+            let now = ranks.budget().measure().await.expect("the budget answers");
+            now.canary == now.canary_wanted && now.deficit.is_zero() && now.foreign >= wanted
+        })
+        .await;
+        let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
+        println!("{before} of keys and values before, {} now; {backed:?} backed", kv().await);
+        assert!(kv().await + Bytes::gib(6) < before && backed[0] == backed[1]);
+        assert_eq!(answers(&model).await, said);
+        drop(neighbour);
+        eventually("all is regained", async || kv().await == before).await;
+        assert_eq!(answers(&model).await, said);
+        ranks.shutdown().await;
     });
 }
 

@@ -160,7 +160,9 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         let target = kernels.target();
-        for case in NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None)) {
+        for case in
+            NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None))
+        {
             let of = |by_one| {
                 gpu.compute(kernels, Bytes::mib(64), ProductsBy::Ours, |scope| normed_sum(scope, case, by_one))
             };

@@ -149,7 +149,10 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                     for column in 0..columns {
                         let expected = sums[column] / (mean + 1e-6).sqrt() * f64::from(weight[column].to_f32());
                         let found = f64::from(normed[row * columns + column].to_f32());
-                        assert!((found - expected).abs() <= expected.abs() / 256.0 + 1e-6, "{what}: {found}, {expected}");
+                        assert!(
+                            (found - expected).abs() <= expected.abs() / 256.0 + 1e-6,
+                            "{what}: {found}, {expected}"
+                        );
                     }
                 }
             }

@@ -11,11 +11,11 @@ use std::{
 };
 
 use bench::{Bench, Memory, Room, gpu, greatest};
-use bursar_budgets::{Bytes, Class};
-use bursar_kernels::{Backend, Cuda, DType};
+use bursar_budgets::{Bytes, Class, CudaDevice};
+use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::{
     Model,
-    checkpoint::{Checkpoint, CheckpointSource},
+    checkpoint::{Checkpoint, CheckpointSource, WeightFormats, WeightQuantization},
     flow::{ImageBytes, ImageLimits, PromptLayout, ResizedImage, VisualGrid},
 };
 use safetensors::SafeTensors;
@@ -34,6 +34,9 @@ const CHUNK: usize = 1000;
 
 /// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
 const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
+
+/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product.
+const WORSE_IN_FP8: f64 = 20.0;
 
 /// Largest allowed ratio of a type's error against f32 to that of transformers in bf16. In bf16 both round, but at
 /// different places. f16 has three more bits, so an eighth of the error is expected. A quarter is allowed, because
@@ -99,7 +102,10 @@ impl Prompt {
         let images: Vec<ResizedImage> = list("pictures").iter().map(resized).collect();
         let grids: Vec<VisualGrid> = images.iter().map(|image| VisualGrid::Image(image.grid)).collect();
         let layout = bench.model.config().lay_out(ids, &grids).expect("it is laid out");
-        let worse = worse(bench.backend.target().activation(), bench.model.expert_loads().is_some());
+        let worse = match bench.checkpoint.weight_formats().expect("it was loaded") {
+            WeightFormats::Plain => worse(bench.backend.target().activation(), bench.model.expert_loads().is_some()),
+            _ => WORSE_IN_FP8,
+        };
         Prompt { name, layout, images, recorded: file("safetensors"), worse }
     }
 
@@ -183,13 +189,46 @@ fn a_checkpoint_of_7b_gives_what_transformers_gives() {
     let targets: Vec<_> = gpu.kernels.iter().map(|kernels| kernels.target().activation()).collect();
     assert_eq!(targets, [DType::BF16, DType::F16], "a GPU that has bf16 computes in both");
     for kernels in &gpu.kernels {
-        run_all(&folder, Cuda::new(kernels).expect("a stream"), gpu.memory(ROOM));
+        run_all(&folder, None, Cuda::new(kernels).expect("a stream"), gpu.memory(ROOM));
     }
 }
 
-fn run_all(folder: &Path, cuda: Cuda, memory: Memory) {
+fn open(folder: &Path) -> Checkpoint {
+    Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens")
+}
+
+#[test]
+fn two_gpus_give_what_transformers_gives() {
+    let Some(folder) = folder() else { return };
+    let Some((_turn, gpu)) = gpu() else { return };
+    if CudaDevice::open(1).is_err() {
+        return println!("skipped, this wants two GPUs");
+    }
+    let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("a GPU's kernels") };
+    gpu.on_ranks(
+        2,
+        target,
+        ROOM,
+        || open(&folder),
+        |bench| {
+            PROMPTS.into_iter().for_each(|name| run(bench, &Prompt::read(&folder, name, bench)));
+        },
+    );
+}
+
+#[test]
+fn weights_rounded_to_fp8_stay_as_close_as_their_digits_allow() {
+    let Some(folder) = folder() else { return };
+    let Some((_turn, gpu)) = gpu() else { return };
+    for quantization in [WeightQuantization::Fp8PerChannel, WeightQuantization::Fp8PerBlock] {
+        println!("{}", quantization.name());
+        run_all(&folder, Some(quantization), Cuda::new(&gpu.kernels[0]).expect("a stream"), gpu.memory(ROOM));
+    }
+}
+
+fn run_all(folder: &Path, quantization: Option<WeightQuantization>, cuda: Cuda, memory: Memory) {
     let started = Instant::now();
-    let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder.to_owned())).expect("the checkpoint opens");
+    let checkpoint = open(folder).with_quantization(quantization);
     let planned = Model::plan(&checkpoint, cuda.target()).expect("it is planned").weight_bytes();
     println!("opened and planned in {:.2} s", started.elapsed().as_secs_f64());
     // Loading writes every byte of these.

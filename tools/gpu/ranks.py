@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks `all_reduce.cu` on all GPUs of a machine, and times it beside NCCL.
 
-    tools/gpu/ranks.py [--check] [--ranks N]
+    tools/gpu/ranks.py [--check] [--without-nccl] [--ranks N]
 
 One process launches on every GPU, whose memory is mapped on the others. More ranks than GPUs share them, each in a stream of
 its own: that checks everything but the links. Sums are compared to the bit with torch's in f32
@@ -402,11 +402,11 @@ def nccl_times(ranks):
     return times
 
 
-def measure(group):
+def measure(group, nccl_too):
     pushes = lambda rows, columns: rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT  # noqa: E731
     normed = [[timed_norm(group, name, *size) if name == NORMS[0] or pushes(*size) else 0.0 for name in NORMS] for size in SIZES]
     ours = [[timed(group, name, *size) for name in (SUMMED, "all_reduce_two_shot_")] for size in SIZES]
-    beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks else [0.0] * len(SIZES)
+    beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
     print("| sum of | with the norm | the same, pushed | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|---|---|")
     for (rows, columns), (norm, pushed), (one, two), nccl_time in zip(SIZES, normed, ours, beside):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
@@ -426,6 +426,7 @@ BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--check", action="store_true", help="check and do not time")
+    arguments.add_argument("--without-nccl", action="store_true", help="time ours alone")
     arguments.add_argument("--ranks", type=int, help="one for each GPU if not said otherwise")
     arguments = arguments.parse_args()
     driver()
@@ -438,7 +439,7 @@ def main():
     checks, failures = check(group)
     print(f"{ranks} ranks on {count} x {torch.cuda.get_device_name()}: {checks} checks, {len(failures)} failed", *failures, sep="\n", flush=True)
     if not arguments.check and not failures:
-        measure(group)
+        measure(group, not arguments.without_nccl)
     sys.exit(1 if failures else 0)
 
 

@@ -102,10 +102,7 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
     unsafe { cuda.launch(cuda.entry_points().add_experts, rows, sum) }
 }
 
-pub(super) fn add_experts_rms_norm(
-    cuda: &Cuda,
-    call: ops::add_experts_rms_norm::Call<'_>,
-) -> Result<(), KernelError> {
+pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
     let experts = &call.experts;
     products(cuda, experts)?;
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());

@@ -58,7 +58,8 @@ fn a_sum_and_its_norm_are_those_of_one_after_the_other() {
         let found = on_ranks(of, 2, |scope| {
             let partial = scope.upload([rows, columns], &numbers(scope.rank(), rows * columns))?;
             let before = Random::new(5).floats(rows * columns);
-            let (mut one, mut other) = (scope.upload([rows, columns], &before)?, scope.upload([rows, columns], &before)?);
+            let (mut one, mut other) =
+                (scope.upload([rows, columns], &before)?, scope.upload([rows, columns], &before)?);
             let weight = scope.upload([columns], &Random::new(6).floats(columns))?;
             let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
             let mut normed = Activations::of_plain(scope.empty([rows, columns])?);

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use bursar_budgets::{Bytes, Class, CudaDevice, DeviceError, Hint};
+use bursar_budgets::{Bytes, Class, CudaDevice, Device, DeviceError, Hint};
 use bursar_kernels::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, DType, ProductsBy};
 use bursar_model::checkpoint::Checkpoint;
 
@@ -59,23 +59,37 @@ const AT_ONCE: Bytes = Bytes::kib(64);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 impl Gpu {
-    /// Runs `story` on each of `of` ranks of a checkpoint, which share this GPU, and returns what they make in their
-    /// order. All of them have what they need before the first one begins, because a device that maps memory may wait
-    /// for a kernel that waits.
+    /// A GPU for each of `of` ranks, or this one for all where there are fewer.
+    fn for_ranks(&self, of: usize) -> Vec<Arc<CudaDevice>> {
+        let others: Result<Vec<_>, _> = (1..of).map(|ordinal| CudaDevice::open(ordinal).map(Arc::new)).collect();
+        match others {
+            Ok(others) => [vec![self.device.clone()], others].concat(),
+            Err(_) => vec![self.device.clone(); of],
+        }
+    }
+
+    /// Runs `story` on each of `of` ranks of a checkpoint, on GPUs of their own if there are as many, and returns what they
+    /// make in their order. All of them have what they need before the first one begins, because a device that maps memory
+    /// may wait for a kernel that waits.
     pub fn on_ranks<T: Send>(
         &self,
         of: usize,
         target: CudaTarget,
+        room: Room,
         checkpoint: impl Fn() -> Checkpoint + Sync,
         story: impl Fn(&Bench<Cuda>) -> T + Sync,
     ) -> Vec<T> {
+        let devices = self.for_ranks(of);
+        let sharing = devices.iter().filter(|device| device.label() == self.device.label()).count();
         // Kernels have counters that one lane uses at a time.
-        let kernels: Vec<_> = (0..of).map(|_| load(&self.device, target)).collect();
-        let memory = Memory::of(self.device.clone(), Bytes::mib(64));
-        let exchange: Vec<_> = kernels
+        let kernels: Vec<_> = devices.iter().map(|device| load(device, target)).collect();
+        let exchange: Vec<_> = devices
             .iter()
-            .map(|kernels| {
-                let segment = memory.leased(Class::StepWorkspace, CudaLink::bytes(AT_ONCE));
+            .zip(&kernels)
+            .map(|(device, kernels)| {
+                let bytes = CudaLink::bytes(AT_ONCE).round_up(device.page());
+                let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
+                device.open_to(devices.iter(), segment.address(), bytes).expect("they reach each other");
                 // SAFETY: so many bytes are backed, and nothing else uses them yet.
                 unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }
                     .expect("it is copied");
@@ -83,24 +97,27 @@ impl Gpu {
             })
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
-        // SAFETY: the memory is cleared, and outlives the threads below.
-        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, of) };
+        // SAFETY: the memory is cleared, open to all ranks, and outlives the threads below.
+        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, sharing) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
-            let run = |(link, kernels)| {
+            let run = |((link, kernels), device): ((_, _), &Arc<CudaDevice>)| {
                 let (story, begun, checkpoint) = (&story, &begun, &checkpoint);
+                let memory = Memory::of(device.clone(), room.capacity);
                 scope.spawn(move || {
-                    let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
-                    // The library loads its kernels when they are first used, and that waits for all that runs.
-                    let cuda = Cuda::new(kernels).expect("a stream").linked(link).with_products_by(ProductsBy::Ours);
-                    let bench = Bench::on(checkpoint(), cuda, self.memory(room), room);
+                    let mut cuda = Cuda::new(kernels).expect("a stream").linked(link);
+                    if sharing > 1 {
+                        // The library loads its kernels when they are first used, and that waits for all that runs.
+                        cuda = cuda.with_products_by(ProductsBy::Ours);
+                    }
+                    let bench = Bench::on(checkpoint(), cuda, memory, room);
                     let bench = Bench { goes_on: GoesOn::Recorded, ..bench };
                     bench.backend.wait().expect("it is loaded");
                     begun.wait();
                     story(&bench)
                 })
             };
-            let running: Vec<_> = links.into_iter().zip(&kernels).map(run).collect();
+            let running: Vec<_> = links.into_iter().zip(&kernels).zip(&devices).map(run).collect();
             running.into_iter().map(|rank| rank.join().expect("a rank does not panic")).collect()
         })
     }
@@ -112,9 +129,8 @@ impl Gpu {
 
     /// Loads a recorded checkpoint. Its answers continue with the recorded tokens.
     pub fn bench(&self, checkpoint: Checkpoint, kernels: &Arc<CudaKernels>) -> Bench<Cuda> {
-        // The library's scratch comes on top of the CPU's memory.
-        let room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
-        let bench = Bench::on(checkpoint, Cuda::new(kernels).expect("a stream"), self.memory(room), room);
+        let (cuda, room) = (Cuda::new(kernels).expect("a stream"), Room::GOLDEN_ON_GPU);
+        let bench = Bench::on(checkpoint, cuda, self.memory(room), room);
         Bench { goes_on: GoesOn::Recorded, ..bench }
     }
 }

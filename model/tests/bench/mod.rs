@@ -47,6 +47,9 @@ impl Room {
     /// More than all recorded cases take at once.
     pub const GOLDEN: Room =
         Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48) };
+
+    /// The library's scratch comes on top of the CPU's memory.
+    pub const GOLDEN_ON_GPU: Room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
 }
 
 /// The token that an answer continues with.
