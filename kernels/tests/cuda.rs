@@ -57,7 +57,8 @@ impl Gpu {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
-            let is_product = matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_));
+            let is_product =
+                matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_) | Pass::Routed(_));
             for products_by in [ProductsBy::Library, ProductsBy::Ours].into_iter().take(1 + usize::from(is_product)) {
                 let found = self.compute(kernels, dry.high_water(), products_by, |scope| pass.run(scope));
                 let what = format!("{pass:?} in {activation} by {products_by:?} on {target:?}");
@@ -105,6 +106,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         Pass::PagedFp8 { head_dim, .. } => target.has_fp8_cache() && is_among(head_dim, target.paged_head_dims()),
         Pass::Turned(turned) => target.has_fp8_cache() || !turned.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
+        Pass::Routed(routed) => routed.dtype == target.activation(),
         Pass::Fp8(fp8) => fp8.is_served(target),
         _ => true,
     }
@@ -160,7 +162,9 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
     let Some((_turn, gpu)) = gpu() else { return };
     for kernels in &gpu.kernels {
         let target = kernels.target();
-        for case in NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None)) {
+        for case in
+            NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None))
+        {
             let of = |by_one| {
                 gpu.compute(kernels, Bytes::mib(64), ProductsBy::Ours, |scope| normed_sum(scope, case, by_one))
             };

@@ -28,11 +28,7 @@ pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounde
 }
 
 /// The norm of rows that a mixture's products are added to first; `before` are the operands of the sum and the norm.
-pub(super) fn add_experts_rms_norm(
-    cuda: &Cuda,
-    before: Arguments,
-    out: &Activations<'_>,
-) -> Result<(), KernelError> {
+pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let kernel = |kernels: &HopperEntryPoints<Function>| (kernels.add_experts_rms_norm_rounded, 1);
     launch(cuda, "add_experts_rms_norm", kernel, before, out.plain.as_ref(), rounded)

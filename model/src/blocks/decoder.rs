@@ -192,7 +192,7 @@ impl Decoder {
     }
 
     /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.
-    /// None without experts. Rows that fill up a captured step count too.
+    /// None without experts. Rows that fill up a captured step do not count.
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.loads.as_ref()
     }
@@ -500,12 +500,17 @@ impl Layer {
         let scope = scope.scope();
         let [_, format] = self.norm_formats();
         let mut normed = room.place(format, hidden.rows());
-        scope.rms_norm_into(hidden, pass.norm(&self.mlp_norm), &mut normed)?;
+        let norm = pass.norm(&self.mlp_norm);
         let mixture = match &self.mlp {
-            Mlp::Gated(mlp) => return mlp.forward(&scope, &normed, hidden).map(|()| false),
+            Mlp::Gated(mlp) => {
+                scope.rms_norm_into(hidden, norm, &mut normed)?;
+                return mlp.forward(&scope, &normed, hidden).map(|()| false);
+            }
             Mlp::Mixture(mixture) => mixture,
         };
-        let gated = mixture.gate(&scope, &normed)?;
+        // Of a last layer for chosen rows no step is captured, so none of its rows fills one up.
+        let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == hidden.rows());
+        let gated = mixture.gate(&scope, hidden, norm, &mut normed, slots)?;
         let Some(next) = next.filter(|_| mixture.is_whole()) else {
             return mixture.add(&scope, &gated, hidden).map(|()| false);
         };
