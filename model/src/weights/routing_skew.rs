@@ -85,13 +85,13 @@ mod tests {
     fn rows_that_share_nothing_choose_experts_by_zipfs_law() {
         let (experts, columns, rows, skew) = (64, 48, 1500, RoutingSkew { top: 8, exponent: 1.0 });
         let deviations = skew.deviations(experts, 5);
-        let router: Vec<f64> = (0..experts * columns)
-            .map(|at| drawn(at as u64) * f64::from(deviations[at / columns]))
-            .collect();
+        let router: Vec<f64> =
+            (0..experts * columns).map(|at| drawn(at as u64) * f64::from(deviations[at / columns])).collect();
         let mut chosen = vec![0.0; experts];
         for row in 0..rows {
             let x: Vec<f64> = (0..columns).map(|column| drawn((1 << 40) + (row * columns + column) as u64)).collect();
-            let logit = |expert: usize| router[expert * columns..][..columns].iter().zip(&x).map(|(a, b)| a * b).sum::<f64>();
+            let logit =
+                |expert: usize| router[expert * columns..][..columns].iter().zip(&x).map(|(a, b)| a * b).sum::<f64>();
             let logits: Vec<f64> = (0..experts).map(logit).collect();
             let mut order: Vec<usize> = (0..experts).collect();
             order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]));
