@@ -22,6 +22,17 @@ pub struct ModelOptions {
     /// Draws the weights at random, on the device.
     #[arg(long, requires = "shape")]
     random: bool,
+    /// Lets the routers of a mixture of random weights prefer some experts, as trained ones do with text: the one of rank
+    /// `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; 1 is a usual exponent), instead of all evenly.
+    #[arg(long, value_name = "EXPONENT", requires = "random", value_parser = exponent)]
+    zipf: Option<f32>,
+}
+
+fn exponent(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(exponent) if (0.0..=4.0).contains(&exponent) => Ok(exponent),
+        _ => Err("a number from 0 to 4 is wanted".to_owned()),
+    }
 }
 
 impl ModelOptions {
@@ -29,7 +40,7 @@ impl ModelOptions {
     pub fn source(&self, seed: u64) -> Result<ModelSource, Failure> {
         match &self.shape {
             None => Ok(source(&self.model)),
-            Some(shape) => self::shape(shape, seed),
+            Some(shape) => self::shape(shape, seed, self.zipf),
         }
     }
 
@@ -74,10 +85,13 @@ pub fn source(model: &str) -> ModelSource {
     }
 }
 
-/// A model of this shape, with weights drawn from `seed`.
-pub fn shape(shape: &str, seed: u64) -> Result<ModelSource, Failure> {
+/// A model of this shape, with weights drawn from `seed`, and experts that are chosen by Zipf's law if `zipf` says so.
+pub fn shape(shape: &str, seed: u64, zipf: Option<f32>) -> Result<ModelSource, Failure> {
     let random = random_checkpoint(shape, seed).map_err(|error| Failure::of(&error))?;
-    Ok(ModelSource::random(random))
+    Ok(ModelSource::random(match zipf {
+        Some(exponent) => random.with_routing_skew(exponent),
+        None => random,
+    }))
 }
 
 /// Loads a model and shows a progress bar.

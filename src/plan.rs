@@ -163,7 +163,7 @@ impl Options {
     fn source(&self) -> Result<ModelSource, Failure> {
         match &self.shape {
             None => Ok(model::source(&self.model)),
-            Some(shape) => model::shape(shape, 0),
+            Some(shape) => model::shape(shape, 0, None),
         }
     }
 

@@ -11,6 +11,7 @@
 // choices  [rows * top] u32          the choice at each place
 // starts   [experts + 1] u32         where each expert's places start, and at last where they end
 // loads    [experts] u32             each expert's choices are added
+// slots    [rows] u32                rows of NO_SLOT are not counted in loads; null: all are
 // counts   [blocks, experts] u32     scratch; null if one block sorts, which counts for itself
 //
 // Of equal logits the expert of the lower index comes first; what is no number comes last, and makes the weights
@@ -20,211 +21,24 @@
 
 #include "contract.cuh"
 #include "kernel_order.cuh"
-#include "block.cuh"
-
-using contract::route::EXPERTS_MAX;
-using contract::route::FEW_ROWS;
-using contract::route::THREADS;
-constexpr uint32_t WARPS = THREADS / LANES;
-constexpr uint32_t NO_EXPERT = EXPERTS_MAX;
-static_assert(THREADS == EXPERTS_MAX, "a thread an expert");
-static_assert(FEW_ROWS == WARPS && FEW_ROWS * LANES == THREADS, "a warp a row, and a thread a choice of any row");
-
-// Larger for a larger number, above 1 for each but those that are none, and the same for both zeros.
-__device__ __forceinline__ uint32_t order_of(float value) {
-    const uint32_t bits = __float_as_uint(value + 0.0f);
-    return isnan(value) ? 1u : bits >> 31 ? ~bits : bits | 0x80000000u;
-}
-
-__device__ __forceinline__ float value_of(uint32_t order) {
-    return __uint_as_float(order >> 31 ? order & 0x7fffffffu : ~order);
-}
-
-// What a warp chooses from a row of up to 32 * OF_LANE experts: lane `rank` gets the choice of that rank, others NO_EXPERT.
-template <uint32_t OF_LANE>
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
-                                           float& weight) {
-    const uint32_t lane = threadIdx.x % LANES;
-    float found[OF_LANE];
-    uint32_t order[OF_LANE];  // zero: not there, or chosen
-#pragma unroll
-    for (uint32_t i = 0; i < OF_LANE; ++i) {
-        const uint32_t expert = i * LANES + lane;
-        found[i] = expert < experts ? logits[expert] : 0.0f;
-        order[i] = expert < experts ? order_of(found[i]) : 0u;
-    }
-    uint32_t own = NO_EXPERT, own_order = 0, largest = 0;
-    for (uint32_t rank = 0; rank < top; ++rank) {
-        uint32_t best = 0, at = 0;
-#pragma unroll
-        for (uint32_t i = 0; i < OF_LANE; ++i) {
-            at = order[i] > best ? i : at;
-            best = max(best, order[i]);
-        }
-        const uint32_t most = warp_largest(best);
-        const uint32_t expert = warp_least(best == most ? at * LANES + lane : 0xffffffffu);
-#pragma unroll
-        for (uint32_t i = 0; i < OF_LANE; ++i) {
-            order[i] = i * LANES + lane == expert ? 0u : order[i];
-        }
-        largest = rank == 0 ? most : largest;
-        own = rank == lane ? expert : own;
-        own_order = rank == lane ? most : own_order;
-    }
-    const float from = value_of(largest);
-    weight = lane < top ? expf(value_of(own_order) - from) : 0.0f;
-    float total = weight;
-    if (!renormalised) {
-        total = 0.0f;
-#pragma unroll
-        for (uint32_t i = 0; i < OF_LANE; ++i) {
-            if (i * LANES + lane < experts) {
-                total += expf(found[i] - from);
-            }
-        }
-    }
-    weight /= warp_sum(total);
-    return own;
-}
-
-// By the least that holds the experts. Without this, a mixture of 128 would look at each lane's place for 512.
-__device__ __forceinline__ uint32_t choose(const float* logits, uint32_t experts, uint32_t top, bool renormalised,
-                                           float& weight) {
-    if (experts <= 4 * LANES) {
-        return choose<4>(logits, experts, top, renormalised, weight);
-    }
-    return choose<EXPERTS_MAX / LANES>(logits, experts, top, renormalised, weight);
-}
-
-// A block that sorts a stretch of choices, of which each warp has a stretch of its own.
-struct Sort {
-    uint32_t next[EXPERTS_MAX];                // where an expert's next choice of this block goes
-    uint32_t of_warp[WARPS][EXPERTS_MAX + 1];  // choices of the warp, then those of the warps in front of it
-    uint32_t sums[WARPS];
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (uint32_t warp = 0; warp < WARPS; ++warp) {
-            of_warp[warp][threadIdx.x] = 0;
-        }
-    }
-
-    // Calls `with` with each choice of the warp's, those of 32 lanes at a time, and how many of its expert's the warp has had
-    // before; adds to that. `chosen` says a choice's expert.
-    template <typename Chosen, typename With>
-    __device__ __forceinline__ void for_each(uint32_t first, uint32_t last, const Chosen& chosen, const With& with) {
-        const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-        const uint32_t stretch = (last - first + THREADS - 1) / THREADS * LANES;
-        const uint32_t end = min(last, first + (warp + 1) * stretch);
-        for (uint32_t base = first + warp * stretch; base < end; base += LANES) {
-            const uint32_t choice = base + lane, expert = choice < end ? chosen(choice) : NO_EXPERT;
-            const uint32_t same = __match_any_sync(EVERY_LANE, expert);
-            const uint32_t rank = __popc(same & ((1u << lane) - 1)), before = of_warp[warp][expert];
-            if (choice < end) {
-                with(choice, expert, before + rank);
-            }
-            __syncwarp();
-            if (rank == 0) {
-                of_warp[warp][expert] = before + __popc(same);
-            }
-            __syncwarp();
-        }
-    }
-
-    // Turns each warp's numbers of choices into those of the warps in front; returns all of the expert of this thread.
-    __device__ __forceinline__ uint32_t sum_warps() {
-        uint32_t before = 0;
-#pragma unroll
-        for (uint32_t warp = 0; warp < WARPS; ++warp) {
-            const uint32_t own = of_warp[warp][threadIdx.x];
-            of_warp[warp][threadIdx.x] = before;
-            before += own;
-        }
-        return before;
-    }
-
-    // The sum of what the threads in front have, and own.
-    __device__ __forceinline__ uint32_t sum_until(uint32_t own) {
-        const uint32_t warp = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-        uint32_t sum = own;
-#pragma unroll
-        for (uint32_t distance = 1; distance < LANES; distance *= 2) {
-            const uint32_t more = __shfl_up_sync(EVERY_LANE, sum, distance);
-            sum += lane >= distance ? more : 0;
-        }
-        if (lane == LANES - 1) {
-            sums[warp] = sum;
-        }
-        __syncthreads();
-        for (uint32_t other = 0; other < warp; ++other) {
-            sum += sums[other];
-        }
-        return sum;
-    }
-
-    // Sorts choices [first, last), all that there are if `counts` is null.
-    template <typename Chosen>
-    __device__ __forceinline__ void run(uint32_t first, uint32_t last, uint32_t experts, const uint32_t* counts,
-                                        const Chosen& chosen, uint32_t* places, uint32_t* choices, uint32_t* starts,
-                                        uint32_t* loads) {
-        for_each(first, last, chosen, [](uint32_t, uint32_t, uint32_t) {});
-        __syncthreads();
-        // Of all rows, and of those before this block's.
-        const uint32_t expert = threadIdx.x;
-        uint32_t all = sum_warps(), before = 0;
-        if (counts != nullptr && expert < experts) {
-            all = 0;
-#pragma unroll 8
-            for (uint32_t block = 0; block < gridDim.x; ++block) {
-                const uint32_t more = counts[block * experts + expert];
-                before += block < blockIdx.x ? more : 0;
-                all += more;
-            }
-        }
-        const uint32_t end = sum_until(all);
-        if (blockIdx.x == 0 && expert < experts) {
-            starts[expert] = end - all;
-            if (expert == experts - 1) {
-                starts[experts] = end;
-            }
-            loads[expert] += all;
-        }
-        next[expert] = end - all + before;
-        __syncthreads();
-        for_each(first, last, chosen, [&](uint32_t choice, uint32_t expert, uint32_t rank) {
-            const uint32_t place = next[expert] + rank;
-            places[choice] = place;
-            choices[place] = choice;
-        });
-    }
-};
+#include "route_rows.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_few_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
                   uint32_t renormalised, float* weights, uint32_t* places, uint32_t* choices, uint32_t* starts,
-                  uint32_t* loads) {
+                  uint32_t* loads, const uint32_t* slots) {
     __shared__ Sort sort;
     __shared__ uint32_t of_row[THREADS];
     let_next_kernel_start();
     sort.clear();
     wait_for_previous_kernel();
-    const uint32_t row = threadIdx.x / LANES, lane = threadIdx.x % LANES;
-    if (row < rows) {
-        float weight;
-        const uint32_t own = choose(logits + static_cast<uint64_t>(row) * pitch, experts, top, renormalised, weight);
-        if (lane < top) {
-            weights[row * top + lane] = weight;
-            of_row[row * top + lane] = own;
-        }
-    }
-    __syncthreads();
-    const auto chosen = [&](uint32_t choice) { return of_row[choice]; };
-    sort.run(0, rows * top, experts, nullptr, chosen, places, choices, starts, loads);
+    route_few(sort, of_row, logits, pitch, {rows, experts, top, renormalised != 0}, {weights, places, choices, starts, loads, slots});
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     route_choose_f32(const float* logits, uint32_t pitch, uint32_t rows, uint32_t experts, uint32_t top,
-                     uint32_t renormalised, uint32_t block_rows, float* weights, uint32_t* places, uint32_t* counts) {
+                     uint32_t renormalised, uint32_t block_rows, float* weights, uint32_t* places, uint32_t* counts,
+                     uint32_t* loads, const uint32_t* slots) {
     __shared__ uint32_t count[EXPERTS_MAX];
     let_next_kernel_start();
     for (uint32_t expert = threadIdx.x; expert < EXPERTS_MAX; expert += blockDim.x) {
@@ -241,6 +55,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             weights[row * top + lane] = weight;
             places[row * top + lane] = own;
             atomicAdd(&count[own], 1u);
+            count_off(slots, row, loads, own);
         }
     }
     if (counts == nullptr) {

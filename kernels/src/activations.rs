@@ -130,7 +130,7 @@ pub struct ActivationRoom<'s> {
 }
 
 impl ActivationRoom<'_> {
-    /// Activations `[rows, columns]` in `format`, in place of all that was there.
+    /// Activations `[rows, columns]` in `format`: what was written there last, if that was in the same one.
     ///
     /// # Panics
     /// If the room was not taken for this format, or for fewer rows.

@@ -109,6 +109,12 @@ pub trait Backend {
     }
     /// Chooses each row's experts, and sorts the choices by expert.
     fn route(&self, call: route::Call<'_>) -> Result<(), KernelError>;
+    /// Normalises rows, multiplies them by a router, and routes them. The default is one after the other.
+    fn rms_norm_route(&self, call: rms_norm_route::Call<'_>) -> Result<(), KernelError> {
+        self.rms_norm(call.norm)?;
+        self.linear(call.product)?;
+        self.route(call.routing)
+    }
     /// Multiplies rows by their experts' gate and up, and applies the gate.
     fn gated_experts(&self, call: gated_experts::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by the experts' down weights, and adds each row's weighted sum.

@@ -89,6 +89,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
     launches! {
         gated_linear: gated_linear::Call<'_>,
         add_experts_rms_norm: add_experts_rms_norm::Call<'_>,
+        rms_norm_route: rms_norm_route::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
         all_reduce_rms_norm: all_reduce_rms_norm::Call<'_>,
         all_gather: all_gather::Call<'_>,

@@ -57,7 +57,8 @@ impl Gpu {
             let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
             pass.run(&Scope::new(&plan, &dry, &counter)).unwrap();
             let expected = pass.expected(activation);
-            let is_product = matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_));
+            let is_product =
+                matches!(pass, Pass::Linear { .. } | Pass::GatedLinear { .. } | Pass::Fp8(_) | Pass::Routed(_));
             for products_by in [ProductsBy::Library, ProductsBy::Ours].into_iter().take(1 + usize::from(is_product)) {
                 let found = self.compute(kernels, dry.high_water(), products_by, |scope| pass.run(scope));
                 let what = format!("{pass:?} in {activation} by {products_by:?} on {target:?}");
@@ -105,6 +106,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
         Pass::PagedFp8 { head_dim, .. } => target.has_fp8_cache() && is_among(head_dim, target.paged_head_dims()),
         Pass::Turned(turned) => target.has_fp8_cache() || !turned.is_fp8,
         Pass::Mixed(mixed) => mixed.dtype == target.activation(),
+        Pass::Routed(routed) => routed.dtype == target.activation(),
         Pass::Fp8(fp8) => fp8.is_served(target),
         _ => true,
     }

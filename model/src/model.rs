@@ -362,6 +362,20 @@ fn upload<B: Backend>(
             }
             &made
         }
+        WeightSource::SkewedRouter(_, seed, skew) => {
+            let columns = copy.row.0;
+            let experts = copy.kept.elements(copy.bytes) / columns;
+            // SAFETY: as below.
+            let mut out = unsafe { Tensor::persistent(copy.to, [experts, columns], copy.kept) };
+            for (expert, deviation) in skew.deviations(experts, *seed).into_iter().enumerate() {
+                let (part, mut row) = (
+                    Part { seed: *seed, first: (expert * columns) as u64, pitch: columns },
+                    out.row_range_mut(expert..expert + 1),
+                );
+                fill_random_part(backend, part, DEVIATION * deviation, &mut row)?;
+            }
+            return Ok(());
+        }
         WeightSource::Random(_, RandomTensor::Drawn { seed }) => {
             let (columns, zeros) = copy.row;
             let (first, pitch) = copy.cut.as_ref().map_or((0, columns), Cut::place);

@@ -4,7 +4,7 @@
 
 mod bench;
 
-use bench::{Room, Bench, Case, Gpu, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
+use bench::{Bench, Case, Gpu, Room, Run, alone, gpu, prefixes, relative_error, together, whatever_is_wanted};
 use bursar_kernels::{Backend, Cuda, DType, Target};
 use bursar_model::flow::CacheFormat;
 

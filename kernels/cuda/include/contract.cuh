@@ -43,6 +43,8 @@ constexpr uint32_t BLOCK_TOKENS = 16;
 constexpr uint32_t NO_CHOICE = 0xffffffffu;
 // Bit of a token id that makes the rest an index into what the previous step chose.
 constexpr uint32_t PREVIOUS = 0x80000000u;
+// Where the keys and values of a row go that fills up a captured step.
+constexpr uint32_t NO_SLOT = 0xffffffffu;
 }  // namespace common
 
 // all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
@@ -120,6 +122,22 @@ constexpr uint32_t EXPERTS_MAX = 512;
 // Threads of a block.
 constexpr uint32_t THREADS = 512;
 }  // namespace route
+
+// route_normed.cu: a cluster for all rows, of which each block has some experts; no more rows than `route` calls few.
+namespace route_normed {
+// Blocks of the cluster.
+constexpr uint32_t CLUSTER = 8;
+// Most experts.
+constexpr uint32_t EXPERTS_MAX = 128;
+// Columns that a warp multiplies at once.
+constexpr uint32_t COLUMNS = 32;
+// Most columns.
+constexpr uint32_t HIDDEN_MAX = 4096;
+// Bytes between two rows in shared memory.
+constexpr uint32_t ROW_GAP_BYTES = 64;
+// Bytes of the sums of each warp.
+constexpr uint32_t SUM_BYTES = 16384;
+}  // namespace route_normed
 
 // experts.cu: a block a tile of an expert's weights and of its places.
 namespace experts {

@@ -2,10 +2,10 @@
 
 use super::{
     arithmetic::{exp, sum},
-    memory::{Output, Rows},
+    memory::{Output, Rows, indices},
     threads::Threads,
 };
-use crate::ops::route::Call;
+use crate::ops::{rotary_kv_write::NO_SLOT, route::Call};
 
 pub(super) fn route(threads: &Threads, call: Call<'_>) {
     let (rows, experts, top) = (call.logits.rows(), call.logits.columns(), call.out.top);
@@ -25,8 +25,11 @@ pub(super) fn route(threads: &Threads, call: Call<'_>) {
     let loads = call.loads.reshape([1, experts]);
     // SAFETY: the front has checked that it is no view that others have.
     let loads = unsafe { Output::<u32>::of_type(&loads).part(0, 0, experts) };
+    let slots = call.slots.as_ref().map(indices);
+    let counts = |choice: &u32| slots.is_none_or(|slots| slots[*choice as usize / top] != NO_SLOT);
     for (load, places) in loads.iter_mut().zip(starts.windows(2)) {
-        *load = load.wrapping_add(places[1] - places[0]);
+        let chosen = &choices[places[0] as usize..places[1] as usize];
+        *load = load.wrapping_add(chosen.iter().filter(|choice| counts(choice)).count() as u32);
     }
 }
 

@@ -5,10 +5,14 @@ use bursar_budgets::{Address, Bytes, DeviceError};
 use super::{
     Cuda,
     blas::Numbers,
-    contract::{Experts, PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing},
+    contract::{
+        Experts, PLACES, experts as numbers, experts_few as few, linear_many as many, route as routing,
+        route_normed as normed,
+    },
     elementwise,
     launch::{Arguments, Extent, Function, arguments, count},
-    linear::Operands,
+    linear::{self, Operands},
+    linear_few::ProductsBy,
     quantize,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
@@ -34,9 +38,10 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         u32::from(call.renormalised),
     ];
     let out = &call.out;
+    let slots = slots_of(&call);
     let sorted = arguments![out.choices.address(), out.starts.address(), call.loads.address()];
     if rows <= routing::FEW_ROWS {
-        let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted);
+        let all = logits.with(out.weights.address()).with(out.places.address()).followed_by(sorted).with(slots);
         // SAFETY: these are the kernel's parameters, and the front has checked the shapes and taken the scratch.
         return unsafe { cuda.launch(kernels.route_few, Extent::line(1, routing::THREADS), all) };
     }
@@ -46,6 +51,7 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         false => (routing::BLOCK_ROWS, routing::THREADS, call.scratch.address()),
     };
     let choose = logits.with(count(block_rows)).with(out.weights.address()).with(out.places.address()).with(counts);
+    let choose = choose.with(call.loads.address()).with(slots);
     let (sorters, block_choices) = match is_sorted_by_one {
         true => (1, rows * top),
         false => (rows.div_ceil(block_rows), block_rows * top),
@@ -57,6 +63,58 @@ pub(super) fn route(cuda: &Cuda, call: ops::route::Call<'_>) -> Result<(), Kerne
         cuda.launch(kernels.route_choose, Extent::line(rows.div_ceil(block_rows), threads), choose)?;
         cuda.launch(kernels.route_sort, Extent::line(sorters, routing::THREADS), sort)
     }
+}
+
+/// Where the rows' slots are, of which some may be none.
+fn slots_of(call: &ops::route::Call<'_>) -> Address {
+    call.slots.as_ref().map_or(Address(0), Tensor::address)
+}
+
+pub(super) fn rms_norm_route(cuda: &Cuda, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
+    let ops::rms_norm_route::Call { norm, product, routing } = call;
+    let hopper = cuda.entry_points().hopper.as_ref();
+    let Some(hopper) = hopper.filter(|_| cuda.products_by != ProductsBy::Library && is_few(&norm, &product)) else {
+        elementwise::rms_norm(cuda, norm)?;
+        linear::linear(cuda, product)?;
+        return route(cuda, routing);
+    };
+    let (rows, hidden, out) = (norm.x.rows(), norm.x.columns(), &routing.out);
+    let arguments = arguments![
+        norm.x.address(),
+        count(norm.x.pitch()),
+        norm.weight.address(),
+        norm.epsilon,
+        count(hidden),
+        product.weight.data.address(),
+        norm.out.plain().address(),
+        count(rows),
+        count(product.weight.rows()),
+        count(out.top),
+        u32::from(routing.renormalised),
+        out.weights.address(),
+        out.places.address(),
+        out.choices.address(),
+        out.starts.address(),
+        routing.loads.address(),
+        slots_of(&routing),
+    ];
+    let shared = rows * (2 * hidden + normed::ROW_GAP_BYTES) + 2 * hidden + normed::SUM_BYTES;
+    let extent = Extent { grid: [normed::CLUSTER, 1, 1], block: [routing::THREADS, 1], shared };
+    // SAFETY: as above.
+    unsafe { cuda.launch(hopper.route_normed, extent, arguments) }
+}
+
+/// Whether one cluster has room for all rows, and operands start where its 16-byte accesses want it.
+fn is_few(norm: &ops::rms_norm::Call<'_>, product: &ops::linear::Call<'_>) -> bool {
+    let (rows, hidden) = (norm.x.rows(), norm.x.columns());
+    let starts = [&norm.x, &norm.weight, norm.out.plain(), &product.weight.data].map(|operand| operand.address().0);
+    norm.out.rounded.is_none()
+        && (1..=routing::FEW_ROWS).contains(&rows)
+        && product.weight.rows() <= normed::EXPERTS_MAX
+        && hidden <= normed::HIDDEN_MAX
+        && hidden.is_multiple_of(normed::COLUMNS)
+        && norm.x.pitch().is_multiple_of(8)
+        && starts.into_iter().all(|start| start.is_multiple_of(16))
 }
 
 pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {

@@ -45,6 +45,7 @@ macro_rules! images {
             machine_code!("linear_many_e4m3"),
             machine_code!("gate_up_middle"),
             machine_code!("quantize"),
+            machine_code!("route_normed"),
         ];
     };
 }

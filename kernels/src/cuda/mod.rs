@@ -295,6 +295,10 @@ impl Backend for Cuda {
         experts::route(self, call)
     }
 
+    fn rms_norm_route(&self, call: ops::rms_norm_route::Call<'_>) -> Result<(), KernelError> {
+        experts::rms_norm_route(self, call)
+    }
+
     fn gated_experts(&self, call: ops::gated_experts::Call<'_>) -> Result<(), KernelError> {
         experts::gated_experts(self, call)
     }

@@ -28,6 +28,7 @@ pub mod position_grid;
 mod product;
 pub mod quantize;
 pub mod rms_norm;
+pub mod rms_norm_route;
 pub mod rotary;
 pub mod rotary_kv_write;
 pub mod route;

@@ -84,6 +84,8 @@ pub struct Call<'a> {
     pub out: Routing<'a>,
     /// `[experts]` u32: each expert's choices are added to it, and it wraps.
     pub loads: Tensor<'a>,
+    /// `[rows]` u32: choices of a row without a slot ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)) are not added.
+    pub slots: Option<Tensor<'a>>,
 }
 
 impl<B: Backend> Scope<'_, B> {
@@ -97,6 +99,28 @@ impl<B: Backend> Scope<'_, B> {
         logits: &Tensor<'_>,
         top: usize,
         renormalised: bool,
+        loads: &Tensor<'_>,
+    ) -> Result<Routing<'_>, KernelError> {
+        let out = self.routing(logits, top, loads)?;
+        let inner = self.scope();
+        let scratch = inner.take_scratch(self.target().route_scratch(logits.rows(), logits.columns()))?;
+        self.backend.route(Call {
+            logits: logits.view(),
+            renormalised,
+            scratch: scratch.view(),
+            out: out.view(),
+            loads: loads.view(),
+            slots: None,
+        })?;
+        drop(inner);
+        Ok(out)
+    }
+
+    /// Checks what is routed, takes room for what is chosen, and counts the work.
+    pub(super) fn routing(
+        &self,
+        logits: &Tensor<'_>,
+        top: usize,
         loads: &Tensor<'_>,
     ) -> Result<Routing<'_>, KernelError> {
         const OP: &str = "route";
@@ -123,16 +147,6 @@ impl<B: Backend> Scope<'_, B> {
         };
         let flops = (rows * experts * (5 + top)) as u64;
         self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.starts, loads, loads]));
-        let inner = self.scope();
-        let scratch = inner.take_scratch(self.target().route_scratch(rows, experts))?;
-        self.backend.route(Call {
-            logits: logits.view(),
-            renormalised,
-            scratch: scratch.view(),
-            out: out.view(),
-            loads: loads.view(),
-        })?;
-        drop(inner);
         Ok(out)
     }
 }

@@ -9,6 +9,7 @@ mod mixed;
 mod paged;
 mod pass;
 mod pixels;
+mod routed;
 mod turned;
 mod wide;
 
@@ -30,6 +31,7 @@ pub use mixed::{Drawn, Mixed, NORMED_SUMS, normed_sum};
 pub use paged::PagedData;
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use pass::{How, Pass, passes};
+pub use routed::Routed;
 pub use turned::Turned;
 
 struct Nobody;

@@ -12,7 +12,7 @@ use bursar_kernels::{
 };
 
 use super::{
-    Batch, Fp8, Mixed, PagedData, Random, Turned, attend, narrowed,
+    Batch, Fp8, Mixed, PagedData, Random, Routed, Turned, attend, narrowed,
     pixels::PixelData,
     rounded,
     wide::{Wide, floats, inside, margins, wide},
@@ -41,6 +41,7 @@ pub enum Pass {
     Rotary { rows: usize, heads: usize, head_dim: usize, axes: PairAxes },
     Fp8(Fp8),
     Mixed(Mixed),
+    Routed(Routed),
     Turned(Turned),
     Paged { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
     PagedFp8 { heads: usize, kv_heads: usize, head_dim: usize, sequences: Vec<(usize, usize)> },
@@ -117,6 +118,7 @@ pub fn passes() -> Vec<Pass> {
     }
     passes.extend(Fp8::cases().into_iter().map(Pass::Fp8));
     passes.extend(Mixed::cases().into_iter().map(Pass::Mixed));
+    passes.extend(Routed::cases().into_iter().map(Pass::Routed));
     passes.extend(Turned::cases().into_iter().map(Pass::Turned));
     for axes in [PairAxes::Sections(vec![8, 11, 5]), PairAxes::Interleaved(7, 5)] {
         passes.push(Pass::Rotary { rows: 300, heads: 9, head_dim: 48, axes });
@@ -255,6 +257,7 @@ impl Pass {
             }
             Pass::Fp8(fp8) => fp8.run(scope, &mut random),
             Pass::Mixed(mixed) => mixed.run(scope, &mut random),
+            Pass::Routed(routed) => routed.run(scope, &mut random),
             Pass::Turned(turned) => turned.run(scope, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 let (activation, sizes) = (scope.target().activation(), [heads, kv_heads, head_dim]);
@@ -424,6 +427,7 @@ impl Pass {
             }
             Pass::Fp8(fp8) => fp8.expected(activation, &mut random),
             Pass::Mixed(mixed) => mixed.expected(activation, &mut random),
+            Pass::Routed(routed) => routed.expected(activation, &mut random),
             Pass::Turned(turned) => turned.expected(activation, &mut random),
             Pass::Paged { heads, kv_heads, head_dim, sequences } => {
                 PagedData::new(activation, false, [heads, kv_heads, head_dim], &sequences, &mut random).expected()

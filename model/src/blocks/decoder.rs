@@ -192,7 +192,7 @@ impl Decoder {
     }
 
     /// How often each expert was chosen since the weights were loaded, `[layers with experts, experts]` u32, which wraps.
-    /// None without experts. Rows that fill up a captured step count too.
+    /// None without experts. Rows that fill up a captured step do not count.
     pub fn expert_loads(&self) -> Option<&Tensor<'static>> {
         self.loads.as_ref()
     }
@@ -488,7 +488,8 @@ impl Layer {
     }
 
     /// Adds the output of attention over `attended` `[rows, heads * head_dim]` to `hidden` `[rows, hidden]`, and leaves the
-    /// MLP's norm in `room`. Where ranks' parts are added up that has whole rows, and makes the norm on the way.
+    /// norm of a gated MLP in `room`: on the way where ranks' parts are added up, as that has whole rows. A mixture makes
+    /// its own where it chooses.
     fn add_attended<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
@@ -497,6 +498,9 @@ impl Layer {
         (hidden, room): (&mut Tensor<'_>, &mut ActivationRoom<'_>),
     ) -> Result<(), KernelError> {
         let ([_, format], norm, out) = (self.norm_formats(), pass.norm(&self.mlp_norm), &self.attention.out);
+        if let Mlp::Mixture(_) = &self.mlp {
+            return out.forward_add(scope, attended, hidden);
+        }
         // Nothing reads the norm that is there any more.
         let mut normed = room.place(format, hidden.rows());
         if out.is_partial {
@@ -506,7 +510,7 @@ impl Layer {
         scope.rms_norm_into(hidden, norm, &mut normed)
     }
 
-    /// Adds the MLP of the norm in `room` to `hidden` `[rows, hidden]`. Returns whether the norm that `next` begins with is
+    /// Adds the MLP to `hidden` `[rows, hidden]`; what [`add_attended`](Layer::add_attended) leaves is in `room`. Returns whether the norm that `next` begins with is
     /// there after that: what adds up a mixture or ranks' parts makes it on the way.
     fn add_mlp<B: Backend>(
         &self,
@@ -517,7 +521,7 @@ impl Layer {
     ) -> Result<bool, KernelError> {
         let scope = scope.scope();
         let ([_, format], rows) = (self.norm_formats(), hidden.rows());
-        let normed = room.place(format, rows);
+        let mut normed = room.place(format, rows);
         match &self.mlp {
             Mlp::Gated(mlp) => {
                 let gated = mlp.gate(&scope, &normed)?;
@@ -530,7 +534,9 @@ impl Layer {
                 Ok(true)
             }
             Mlp::Mixture(mixture) => {
-                let gated = mixture.gate(&scope, &normed)?;
+                // Of a last layer for chosen rows no step is captured, so none of its rows fills one up.
+                let slots = Some(&pass.inputs.slots).filter(|slots| slots.rows() == rows);
+                let gated = mixture.gate(&scope, hidden, pass.norm(&self.mlp_norm), &mut normed, slots)?;
                 let Some(next) = next else {
                     return mixture.add(&scope, &gated, hidden, None).map(|()| false);
                 };

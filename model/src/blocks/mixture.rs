@@ -5,6 +5,7 @@ use bursar_kernels::{
     ActivationFormat, Activations, Backend, KernelError, Scope, Share, Tensor, Weight,
     ops::{
         rms_norm::RmsNorm,
+        rms_norm_route::Router,
         route::{EXPERTS_MAX, Routing, TOP_MAX},
     },
 };
@@ -92,7 +93,7 @@ impl Mixture {
         loads: Tensor<'static>,
     ) -> Result<Self, WeightError> {
         let &MixtureConfig { experts, top, renormalised, .. } = config;
-        let router = map.tensor(&format!("{name}.gate.weight"), [experts, hidden])?;
+        let router = map.router(&format!("{name}.gate.weight"), [experts, hidden], top)?;
         let [gate_up, down] = map.experts(&format!("{name}.experts"), held, (hidden, config.intermediate))?;
         Ok(Mixture { router, held, gate_up, down, top, renormalised, loads })
     }
@@ -102,18 +103,21 @@ impl Mixture {
         ActivationFormat::of(self.gate_up.wants()).and_plain()
     }
 
-    /// Chooses the experts of `normed` `[rows, hidden]`, and computes the first half of each.
+    /// Normalises `hidden` `[rows, hidden]` into `normed`, chooses the experts of each row, and computes the first half of
+    /// each. `slots` `[rows]` are those of tokens, if rows are tokens.
     pub fn gate<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
-        normed: &Activations<'_>,
+        hidden: &Tensor<'_>,
+        norm: RmsNorm<'_>,
+        normed: &mut Activations<'_>,
+        slots: Option<&Tensor<'_>>,
     ) -> Result<GatedRows<'s>, KernelError> {
-        // In f32, also where activations are narrower: near the last chosen expert a rounding would decide.
-        let mut logits = scope.empty_f32([normed.rows(), self.router.rows()])?;
-        scope.linear_into(normed.plain(), &self.router, None, &mut logits)?;
-        let routing = scope.route(&logits, self.top, self.renormalised, &self.loads)?.held(self.held);
+        let Mixture { top, renormalised, .. } = *self;
+        let router = Router { weight: &self.router, top, renormalised, loads: &self.loads, slots };
+        let routing = scope.rms_norm_route(hidden, norm, normed, router)?.held(self.held);
         let format = ActivationFormat::of(self.down.wants());
-        let rows = scope.gated_experts_as(normed, &self.gate_up, &routing, format)?;
+        let rows = scope.gated_experts_as(&*normed, &self.gate_up, &routing, format)?;
         Ok(GatedRows { routing, rows })
     }
 

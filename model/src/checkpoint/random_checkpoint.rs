@@ -16,6 +16,7 @@ pub const DEVIATION: f32 = 0.02;
 pub struct RandomCheckpoint {
     name: String,
     seed: u64,
+    routing_skew: Option<f32>,
     /// The checkpoint whose files win over `files`.
     folder: Option<CheckpointSource>,
     files: BTreeMap<&'static str, Vec<u8>>,
@@ -36,7 +37,8 @@ pub enum RandomTensor {
 impl RandomCheckpoint {
     /// A checkpoint of `files`, by their names in a folder, without weights. Equal seeds give equal weights.
     pub fn new(name: impl Into<String>, seed: u64, files: impl IntoIterator<Item = (&'static str, Vec<u8>)>) -> Self {
-        RandomCheckpoint { name: name.into(), seed, folder: None, files: files.into_iter().collect() }
+        let files = files.into_iter().collect();
+        RandomCheckpoint { name: name.into(), seed, routing_skew: None, folder: None, files }
     }
 
     /// The checkpoint of `folder` without its weights, where `files` replace those that it lacks.
@@ -53,6 +55,18 @@ impl RandomCheckpoint {
     /// The seed of all weights.
     pub fn seed(&self) -> u64 {
         self.seed
+    }
+
+    /// The same, with routers that prefer some experts as those of trained mixtures do with text: by Zipf's law, the one of
+    /// rank `r` in proportion to `r^-exponent`, but no more than 45 % of all rows. Otherwise experts are chosen evenly,
+    /// which reads most weights.
+    pub fn with_routing_skew(self, exponent: f32) -> Self {
+        RandomCheckpoint { routing_skew: Some(exponent), ..self }
+    }
+
+    /// The exponent of Zipf's law by which experts are chosen, if they are not chosen evenly.
+    pub fn routing_skew(&self) -> Option<f32> {
+        self.routing_skew
     }
 
     /// The folder, or the shape's name, for messages.

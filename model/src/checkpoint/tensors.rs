@@ -123,8 +123,16 @@ impl std::fmt::Debug for TensorInfo<'_> {
 pub struct TensorIndex {
     shards: Vec<Shard>,
     places: BTreeMap<String, usize>, // indices in `shards`
-    /// The seed and the element type of drawn tensors; `None` if there are shards.
-    drawn: Option<(u64, DType)>,
+    /// How tensors are drawn; `None` if there are shards.
+    drawn: Option<Drawn>,
+}
+
+/// How the tensors of a random checkpoint are drawn.
+#[derive(Debug)]
+struct Drawn {
+    seed: u64,
+    dtype: DType,
+    routing_skew: Option<f32>,
 }
 
 /// `model.safetensors.index.json`, or `pytorch_model.bin.index.json`.
@@ -173,8 +181,9 @@ impl TensorIndex {
     /// Files are missing or damaged, a shard's name leaves the folder, or index and shards disagree about a tensor.
     pub fn open(source: &CheckpointSource) -> Result<Self, CheckpointError> {
         if let CheckpointSource::Random(random) = source {
-            let drawn = Some((random.seed(), source.stored_type()?.unwrap_or(DType::BF16)));
-            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn });
+            let dtype = source.stored_type()?.unwrap_or(DType::BF16);
+            let drawn = Drawn { seed: random.seed(), dtype, routing_skew: random.routing_skew() };
+            return Ok(TensorIndex { shards: Vec::new(), places: BTreeMap::new(), drawn: Some(drawn) });
         }
         if let CheckpointSource::Gguf(file) = source {
             return Ok(TensorIndex::of_one(file.shard()));
@@ -232,7 +241,13 @@ impl TensorIndex {
 
     /// The type and the content of the tensor `name` with `axes` axes, if tensors are drawn at random.
     pub fn random(&self, name: &str, axes: usize) -> Option<(DType, RandomTensor)> {
-        self.drawn.map(|(seed, dtype)| (dtype, RandomCheckpoint::tensor(seed, name, axes)))
+        let drawn = self.drawn.as_ref()?;
+        Some((drawn.dtype, RandomCheckpoint::tensor(drawn.seed, name, axes)))
+    }
+
+    /// The exponent of Zipf's law by which experts are chosen, if tensors are drawn at random and experts not evenly.
+    pub fn routing_skew(&self) -> Option<f32> {
+        self.drawn.as_ref()?.routing_skew
     }
 
     /// Whether a shard has a tensor with this name.

@@ -3,6 +3,7 @@
 use bursar_budgets::{Address, Bytes};
 use bursar_kernels::DType;
 
+use super::RoutingSkew;
 use super::cut::Cut;
 use crate::checkpoint::{RandomTensor, ScaledBy};
 
@@ -47,6 +48,8 @@ pub enum WeightSource {
     Tensor(String),
     /// The random checkpoint's tensor with this name.
     Random(String, RandomTensor),
+    /// The random checkpoint's router with this name, drawn from a seed, which prefers some experts.
+    SkewedRouter(String, u64, RoutingSkew),
     /// Numbers that the configuration implies.
     Constant(Vec<f32>),
     /// Zero padding between tensors.
@@ -80,7 +83,10 @@ impl WeightSource {
     /// The tensor's name in the checkpoint, if it is from there.
     pub fn name(&self) -> Option<&str> {
         match self {
-            WeightSource::Tensor(name) | WeightSource::Random(name, _) | WeightSource::Scales(name, _) => Some(name),
+            WeightSource::Tensor(name)
+            | WeightSource::Random(name, _)
+            | WeightSource::SkewedRouter(name, ..)
+            | WeightSource::Scales(name, _) => Some(name),
             WeightSource::Constant(_) | WeightSource::Zeros | WeightSource::Same(_) | WeightSource::Made => None,
         }
     }

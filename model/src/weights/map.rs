@@ -6,11 +6,11 @@ use bursar_budgets::{Address, Bytes};
 use bursar_kernels::{DType, Rank, Shape, Share, Target, Tensor, Weight};
 
 use super::{
-    Linear, WeightCopy, WeightError, WeightSource,
+    Linear, RoutingSkew, WeightCopy, WeightError, WeightSource,
     cut::{Cut, whole_units},
     fp8_claims::Matrices,
 };
-use crate::checkpoint::{Checkpoint, Stored, TensorType, WeightFormats};
+use crate::checkpoint::{Checkpoint, RandomTensor, Stored, TensorType, WeightFormats};
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: Bytes = Bytes(256);
@@ -103,6 +103,17 @@ impl<'c> WeightMap<'c> {
         let shape = shape.into();
         let part = (name.to_owned(), shape.rows().into());
         self.stacked(&[part], shape, shape.columns().into(), Place::default())
+    }
+
+    /// Claims the router of a mixture, `[experts, hidden]`, of whose experts a row takes `top`.
+    pub fn router(&mut self, name: &str, shape: [usize; 2], top: usize) -> Result<Tensor<'static>, WeightError> {
+        let router = self.tensor(name, shape)?;
+        if let (Some(exponent), Some(copy)) = (self.checkpoint.tensors.routing_skew(), self.copies.last_mut())
+            && let WeightSource::Random(name, RandomTensor::Drawn { seed }) = &copy.source
+        {
+            copy.source = WeightSource::SkewedRouter(name.clone(), *seed, RoutingSkew { top, exponent });
+        }
+        Ok(router)
     }
 
     /// Claims a table with a row of `hidden` for each token of `vocabulary`.

@@ -2,13 +2,18 @@
 //! that uploads its own arrays.
 
 use bursar_budgets::{Bytes, Class, Workspace};
-use bursar_kernels::{BLOCK_TOKENS, DType, Scope, Tensor, WorkCounter, ops::transfer::fill_elements};
+use bursar_kernels::{
+    BLOCK_TOKENS, Cpu, DType, FaultyBackend, Scope, Tensor, WorkCounter, ops::transfer::fill_elements,
+};
 use bursar_model::{
     blocks::decoder::StepCaches,
     flow::{SequencePart, StepBatch, StepLayout},
 };
 
-use crate::bench::{self, Bench};
+use crate::{
+    bench::{self, Bench},
+    copy::QWEN3_MOE,
+};
 
 const CONTEXT: usize = 60;
 
@@ -49,9 +54,18 @@ fn padded_decoding_is_decoding(folder: &str) {
         scope.download::<f32>(&logits).expect("it comes")
     };
     let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
+    // Choices of experts so far, of all layers.
+    let choices = || {
+        let loads = bench.model.expert_loads()?;
+        let scope = Scope::new(&bench.backend, &workspace, &counter);
+        Some(scope.download::<u32>(loads).expect("they come").into_iter().map(u64::from).sum::<u64>())
+    };
+    let made = |before: Option<u64>| choices().zip(before).map(|(after, before)| after - before);
     step(&batch(&prompts, &[0; 3]));
     let decoding = batch(&[vec![5], vec![7], vec![11]], &PASTS);
+    let before = choices();
     let expected = step(&decoding);
+    let of_three = made(before);
 
     let axes = bench.model.config().decoder().rope_axes.count();
     for rows in [3, 5, 8] {
@@ -63,6 +77,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         let mut words = Vec::new();
         layout.pack(&decoding, &mut words);
         fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len())).expect("it is put there");
+        let before = choices();
         let scope = Scope::new(&bench.backend, &workspace, &counter);
         let logits = bench.model.step_over(&scope, &image, &layout, &caches).expect("it runs");
         let found = scope.download::<f32>(&logits).expect("it comes");
@@ -70,7 +85,34 @@ fn padded_decoding_is_decoding(folder: &str) {
         let (found, _) = found.split_at(expected.len());
         let error = bench::relative_error(found, &expected);
         assert!(error < 1e-5, "{rows} rows: {error}");
+        drop(scope);
+        assert_eq!(made(before), of_three, "padding chooses no expert");
     }
+}
+
+#[test]
+fn padded_decoding_of_a_mixture_is_decoding_and_its_padding_is_not_counted() {
+    padded_decoding_is_decoding(QWEN3_MOE);
+}
+
+#[test]
+fn between_two_mixtures_nothing_is_launched_for_a_norm() {
+    let bench = Bench::load(QWEN3_MOE, 2);
+    let (layers, previous, counter) = (bench.layers(), bench.previous(), WorkCounter::default());
+    let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
+    let (backend, prompt) = (FaultyBackend::over(Cpu::new(1)), batch(&[vec![5]], &[0]));
+    let launches = |layers: usize| {
+        let caches = StepCaches { layers: &bench.layers()[..layers], pictures: None, previous: &previous };
+        let runs = |launches: &usize| {
+            backend.fail_launches(*launches, 1);
+            let scope = Scope::new(&backend, &workspace, &counter);
+            bench.model.step(&scope, &prompt, &caches, |_, _| Ok(())).is_ok()
+        };
+        (0..100).find(runs).expect("it runs in the end")
+    };
+    // Queries, keys and values, where they go, attention, its output, the way to the experts, their first half, and their
+    // sum with the next norm.
+    assert_eq!(launches(layers.len()) - launches(layers.len() - 1), 7);
 }
 
 #[test]

@@ -7,12 +7,15 @@ use bursar_budgets::Hint;
 use bursar_kernels::Target;
 use bursar_model::{
     Model,
-    checkpoint::{Checkpoint, CheckpointSource, RandomTensor, WeightQuantization},
+    checkpoint::{Checkpoint, CheckpointSource, RandomCheckpoint, RandomTensor, WeightQuantization},
     registry::{self, FamilyConfig},
     text::{Message, Part, Role, TemplateInputs},
 };
 
-use crate::bench::{Bench, Sequence, repository};
+use crate::{
+    bench::{Bench, Random, Sequence, repository},
+    copy::{Copy, QWEN3_MOE},
+};
 
 const CPU: Target = Target::Cpu { threads: 1 };
 
@@ -176,6 +179,11 @@ fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
 fn logits(bench: &Bench) -> Vec<f32> {
     let prompts = bench.checkpoint.prompts().expect("it has a tokenizer");
     let ids = prompts.tokenizer().encode_plain("Random, and yet the same.").expect("it encodes");
+    after(bench, ids)
+}
+
+/// The logits after these tokens.
+fn after(bench: &Bench, ids: Vec<u32>) -> Vec<f32> {
     let layout = bench.model.config().lay_out(ids, &[]).expect("it is laid out");
     let blocks = (0..Sequence::blocks_for(layout.tokens.len()) as u32).collect();
     let count = layout.tokens.len();
@@ -194,6 +202,32 @@ fn equal_seeds_give_equal_logits_on_any_number_of_threads_and_others_give_others
     for row in [first, other] {
         assert!((spread(&row) / expected - 1.0).abs() < 0.5, "{} where {expected} is expected", spread(&row));
     }
+}
+
+#[test]
+fn a_skewed_checkpoint_leaves_fewer_choices_to_its_rarer_experts() {
+    let (experts, tokens) = (64, 300);
+    // What share of the first layer's choices the rarer half of the experts has.
+    let of_rare = |exponent: Option<f32>| -> f64 {
+        let set = |copy: Copy, key, value: usize| copy.set("config.json", &[key], value.into());
+        let copy = set(set(Copy::of(QWEN3_MOE), "num_experts", experts), "num_experts_per_tok", 8);
+        let random = RandomCheckpoint::over(CheckpointSource::Folder(copy.0.clone()), []);
+        let random = exponent.map_or(random.clone(), |exponent| random.with_routing_skew(exponent));
+        let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order");
+        let (bench, mut numbers) = (Bench::of(checkpoint, 2), Random::new(3));
+        after(&bench, (0..tokens).map(|_| numbers.below(256) as u32).collect());
+        let loads = bench.model.expert_loads().expect("it has experts");
+        let loads = bench.pass(|scope| scope.download::<u32>(loads)).expect("they are counted");
+        // The last layer runs for the last token alone.
+        let mut first = loads[..experts].to_vec();
+        assert_eq!(first.iter().sum::<u32>(), 8 * tokens);
+        first.sort_unstable();
+        f64::from(first[..experts / 2].iter().sum::<u32>()) / f64::from(8 * tokens)
+    };
+    // What the rows of so small a model have in common makes routing uneven too.
+    let [even, skewed] = [None, Some(1.0)].map(of_rare);
+    assert!(even > 0.2, "{even}");
+    assert!(skewed < 0.8 * even, "{skewed} beside {even}");
 }
 
 #[test]

@@ -136,6 +136,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub linear_e4m3_rows: LinearE4m3<F>,
     pub quantize: F,
     pub rms_norm_rounded: F,
+    pub route_normed: F,
     pub silu_mul_rounded: F,
     pub silu_mul_rounded_few: F,
 }
@@ -267,6 +268,7 @@ impl<F> HopperEntryPoints<F> {
             linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
             quantize: all.typed(QUANTIZE, "quantize")?,
             rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
+            route_normed: all.typed(waiting("route_normed"), "route_normed")?,
             silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
         })

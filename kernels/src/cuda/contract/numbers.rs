@@ -57,6 +57,8 @@ contract! {
         const NO_CHOICE: u32 = crate::ops::argmax::NO_CHOICE;
         /// Bit of a token id that makes the rest an index into what the previous step chose.
         const PREVIOUS: u32 = crate::input_token::PREVIOUS;
+        /// Where the keys and values of a row go that fills up a captured step.
+        const NO_SLOT: u32 = crate::ops::rotary_kv_write::NO_SLOT;
     }
 
     /// all_reduce.cu: units a grid apart; block b of a rank meets block b of the others.
@@ -133,6 +135,22 @@ contract! {
         const EXPERTS_MAX: usize = crate::ops::route::EXPERTS_MAX;
         /// Threads of a block.
         const THREADS: usize = EXPERTS_MAX;
+    }
+
+    /// route_normed.cu: a cluster for all rows, of which each block has some experts; no more rows than `route` calls few.
+    mod route_normed {
+        /// Blocks of the cluster.
+        const CLUSTER: usize = 8;
+        /// Most experts.
+        const EXPERTS_MAX: usize = 16 * CLUSTER;
+        /// Columns that a warp multiplies at once.
+        const COLUMNS: usize = 32;
+        /// Most columns.
+        const HIDDEN_MAX: usize = 4096;
+        /// Bytes between two rows in shared memory.
+        const ROW_GAP_BYTES: usize = 64;
+        /// Bytes of the sums of each warp.
+        const SUM_BYTES: usize = 16 * 16 * 16 * 4;
     }
 
     /// experts.cu: a block a tile of an expert's weights and of its places.

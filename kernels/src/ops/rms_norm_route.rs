@@ -1,0 +1,94 @@
+//! What stands before a mixture's experts: the norm of the residual stream, the router's logits, and the routing.
+
+use super::{
+    check, linear,
+    rms_norm::{self, RmsNorm},
+    route::{self, Routing},
+};
+use crate::{Activations, Backend, KernelError, Scope, Tensor, Weight, Work};
+
+/// Computes `norm`, then the router's logits of its plain rows, then `routing` of those. Nothing else reads the logits.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// Whose output has plain rows.
+    pub norm: rms_norm::Call<'a>,
+    /// Into f32, without a bias.
+    pub product: linear::Call<'a>,
+    /// Of the product.
+    pub routing: route::Call<'a>,
+}
+
+/// A mixture's router.
+#[derive(Clone, Copy)]
+pub struct Router<'a> {
+    /// `[experts, hidden]`, contiguous.
+    pub weight: &'a Tensor<'a>,
+    /// Experts of a row.
+    pub top: usize,
+    /// Whether a row's weights add up to 1.
+    pub renormalised: bool,
+    /// `[experts]` u32: each expert's choices are added to it, and it wraps.
+    pub loads: &'a Tensor<'a>,
+    /// `[rows]` u32: choices of a row without a slot ([`NO_SLOT`](super::rotary_kv_write::NO_SLOT)), which fills up a
+    /// captured step, are not added.
+    pub slots: Option<&'a Tensor<'a>>,
+}
+
+impl<B: Backend> Scope<'_, B> {
+    /// Normalises the rows of `x` `[rows, hidden]` into `normed` as [`rms_norm_into`](Scope::rms_norm_into), and
+    /// [`route`](Scope::route)s them by `router`, whose logits are f32: near the last chosen expert a rounding would decide.
+    ///
+    /// # Errors
+    /// As those and [`linear_into`](Scope::linear_into).
+    ///
+    /// # Panics
+    /// If `normed` has no plain rows.
+    pub fn rms_norm_route(
+        &self,
+        x: &Tensor<'_>,
+        norm: RmsNorm<'_>,
+        normed: &mut Activations<'_>,
+        router: Router<'_>,
+    ) -> Result<Routing<'_>, KernelError> {
+        const OP: &str = "rms_norm_route";
+        norm.check(OP, x, normed, self.target())?;
+        let (rows, weight) = (x.rows(), Weight::from(router.weight));
+        let plain = Activations::from(normed.plain());
+        self.check_product(OP, &plain, &weight, None)?;
+        let (experts, hidden) = (weight.rows(), weight.columns());
+        if let Some(slots) = router.slots {
+            check::index_list(OP, "slots", slots)?;
+            check::shape(OP, "slots", slots, [rows])?;
+        }
+        let logits = self.empty_f32([rows, experts])?;
+        let out = self.routing(&logits, router.top, router.loads)?;
+        let mut work =
+            Work::over((rows * hidden * (4 + 2 * experts)) as u64, &[x, norm.weight, normed.plain(), &logits]);
+        work.bytes += normed.bytes() + weight.bytes();
+        self.count(work);
+        let inner = self.scope();
+        let of_product = inner.take_scratch(self.target().linear_scratch(experts, hidden, weight.dtype()))?;
+        let of_routing = inner.take_scratch(self.target().route_scratch(rows, experts))?;
+        self.backend.rms_norm_route(Call {
+            norm: rms_norm::Call { x: x.view(), weight: norm.weight.view(), epsilon: norm.epsilon, out: normed.view() },
+            product: linear::Call {
+                x: plain.view(),
+                weight: weight.view(),
+                bias: None,
+                accumulate: false,
+                scratch: of_product.view(),
+                out: logits.view(),
+            },
+            routing: route::Call {
+                logits: logits.view(),
+                renormalised: router.renormalised,
+                scratch: of_routing.view(),
+                out: out.view(),
+                loads: router.loads.view(),
+                slots: router.slots.map(Tensor::view),
+            },
+        })?;
+        drop(inner);
+        Ok(out)
+    }
+}

@@ -1,0 +1,102 @@
+//! Rows on their way to a mixture's experts: normalised, and routed by a router, whose logits are computed in `f64` of the
+//! rows as they are rounded.
+
+use bursar_kernels::{
+    ops::{rms_norm::RmsNorm, rms_norm_route::Router, rotary_kv_write::NO_SLOT},
+    *,
+};
+
+use super::{
+    Random,
+    mixed::chosen,
+    narrowed,
+    pass::rms_normed,
+    rounded,
+    wide::{Wide, floats, inside, wide},
+};
+
+/// Some rows and a router.
+#[derive(Clone, Debug)]
+pub struct Routed {
+    pub rows: usize,
+    pub hidden: usize,
+    pub experts: usize,
+    pub top: usize,
+    pub dtype: DType,
+}
+
+impl Routed {
+    pub fn cases() -> Vec<Routed> {
+        let sizes = [
+            (0, 32, 4, 2),
+            (1, 2048, 128, 8),
+            (3, 61, 5, 2),
+            (7, 4096, 60, 4),
+            (16, 96, 128, 8),
+            (9, 512, 16, 1),
+            (17, 64, 8, 3),
+        ];
+        let of = |dtype| sizes.map(|(rows, hidden, experts, top)| Routed { rows, hidden, experts, top, dtype });
+        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(of).collect()
+    }
+
+    /// Of which logits are no larger where there are more columns.
+    fn router(&self, random: &mut Random) -> Vec<f32> {
+        let scale = 3.0 * (self.hidden as f32).powf(-0.5);
+        random.floats(self.experts * self.hidden).into_iter().map(|number| scale * number).collect()
+    }
+
+    /// Returns the normalised rows, their weights, their choices' places, their experts' starts and the loads.
+    pub fn run<B: Backend>(&self, scope: &Scope<'_, B>, random: &mut Random) -> Result<Vec<f32>, KernelError> {
+        let Routed { rows, hidden, experts, top, dtype } = *self;
+        let x = wide(scope, rows, hidden, random)?;
+        let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
+        let router = narrowed(scope, [experts, hidden], dtype, &self.router(random))?;
+        let loads = scope.upload([experts], &vec![7u32; experts])?;
+        let slots = scope.upload([rows], &(0..rows).map(slot).collect::<Vec<_>>())?;
+        let mut normed = Activations::of_plain(scope.empty([rows, hidden])?);
+        let norm = RmsNorm { weight: &weight, epsilon: 1e-5 };
+        let router = Router { weight: &router, top, renormalised: true, loads: &loads, slots: Some(&slots) };
+        let routing = scope.rms_norm_route(&inside(&x), norm, &mut normed, router)?;
+        let mut found = floats(scope, normed.plain())?;
+        found.extend(floats(scope, &routing.weights)?);
+        for list in [&routing.places, &routing.starts, &loads] {
+            found.extend(scope.download::<u32>(list)?.into_iter().map(|number| number as f32));
+        }
+        Ok(found)
+    }
+
+    pub fn expected(&self, activation: DType, random: &mut Random) -> Vec<f64> {
+        let Routed { rows, hidden, experts, top, dtype } = *self;
+        let x = Wide::new(activation, rows, hidden, random);
+        let weight = rounded(dtype, &random.floats(hidden));
+        let router = rounded(dtype, &self.router(random));
+        let normed: Vec<Vec<f64>> = (0..rows).map(|row| rms_normed(&x.row(row), &weight)).collect();
+        let of_row = |row: &Vec<f64>| {
+            let stored: Vec<f32> = row.iter().map(|number| *number as f32).collect();
+            let stored = rounded(activation, &stored);
+            let logit = |router: &[f64]| router.iter().zip(&stored).map(|(weight, x)| weight * x).sum::<f64>();
+            chosen(&router.chunks(hidden).map(logit).collect::<Vec<_>>(), top, true)
+        };
+        let choices: Vec<(usize, f64)> = normed.iter().flat_map(of_row).collect();
+        let count = |is: &dyn Fn(usize) -> bool| choices.iter().filter(|(expert, _)| is(*expert)).count() as f64;
+        let mut found: Vec<f64> = normed.into_iter().flatten().collect();
+        found.extend(choices.iter().map(|(_, weight)| weight));
+        found.extend(choices.iter().enumerate().map(|(at, (expert, _))| {
+            let earlier = choices[..at].iter().filter(|(other, _)| other == expert).count() as f64;
+            count(&|other| other < *expert) + earlier
+        }));
+        found.extend((0..=experts).map(|expert| count(&|other| other < expert)));
+        let counted = |expert: usize| {
+            let is_counted = |(at, (other, _)): &(usize, &(usize, f64))| *other == expert && slot(at / top) != NO_SLOT;
+            choices.iter().enumerate().filter(is_counted).count() as f64
+        };
+        found.extend((0..experts).map(|expert| 7.0 + counted(expert)));
+        found
+    }
+}
+
+/// Where a row's keys go: every third goes nowhere.
+fn slot(row: usize) -> u32 {
+    if row % 3 == 1 { NO_SLOT } else { row as u32 }
+}

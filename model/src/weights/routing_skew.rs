@@ -1,0 +1,124 @@
+//! Routers that prefer some experts, as those of trained mixtures do with text: by Zipf's law.
+
+/// A router of a random checkpoint whose experts are not chosen alike.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RoutingSkew {
+    /// Experts of a row.
+    pub top: usize,
+    /// The expert of rank `r` is chosen by rows in proportion to `r^-exponent`; 0 is even.
+    pub exponent: f32,
+}
+
+/// The largest share of all rows that an expert gets. A logit that is as often above its mean as below it is in every
+/// second row above any mark, however far it spreads.
+const LARGEST_SHARE: f64 = 0.45;
+
+impl RoutingSkew {
+    /// The standard deviations of each expert's logits, for a router of so many experts; ranks are drawn from `seed`.
+    ///
+    /// A row takes the experts whose logits are above a mark, which has about as many above it in each row. Around a mean of
+    /// zero a logit is there as often as it spreads.
+    pub fn deviations(&self, experts: usize, seed: u64) -> Vec<f32> {
+        let shares = self.shares(experts);
+        let mut ranked: Vec<usize> = (0..experts).collect();
+        ranked.sort_by_key(|expert| *blake3::hash(&[seed.to_le_bytes(), expert.to_le_bytes()].concat()).as_bytes());
+        let mut deviations = vec![0.0; experts];
+        for (expert, share) in ranked.into_iter().zip(shares) {
+            deviations[expert] = (1.0 / deviations_above(share)) as f32;
+        }
+        deviations
+    }
+
+    /// The share of rows that each rank's expert is to have; together they are `top`, as far as the largest allows.
+    fn shares(&self, experts: usize) -> Vec<f64> {
+        let of_scale = |scale: f64| {
+            let share = move |rank: usize| (scale * (rank as f64).powf(-f64::from(self.exponent))).min(LARGEST_SHARE);
+            (1..=experts).map(share)
+        };
+        let (mut low, mut high) = (0.0, self.top as f64 * (experts as f64).powf(f64::from(self.exponent)));
+        for _ in 0..64 {
+            let middle = (low + high) / 2.0;
+            match of_scale(middle).sum::<f64>() < self.top as f64 {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        of_scale(low).collect()
+    }
+}
+
+/// How many standard deviations above the mean a normal number is with probability `share`, within 0.01 (Tukey's lambda
+/// distribution, whose shape of 0.14 is nearly the normal one's).
+fn deviations_above(share: f64) -> f64 {
+    4.91 * ((1.0 - share).powf(0.14) - share.powf(0.14))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_fall_by_zipfs_law_and_are_as_many_as_a_row_takes() {
+        let shares = RoutingSkew { top: 8, exponent: 1.0 }.shares(128);
+        assert!((shares.iter().sum::<f64>() - 8.0).abs() < 1e-9);
+        let largest = shares.iter().filter(|share| **share == LARGEST_SHARE).count();
+        assert!((1..=8).contains(&largest), "{largest} have as much as one can");
+        assert!((shares[63] / shares[127] - 2.0).abs() < 1e-9, "twice the rank, half the share");
+        let even = RoutingSkew { top: 8, exponent: 0.0 }.shares(128);
+        assert!(even.iter().all(|share| (share - 1.0 / 16.0).abs() < 1e-9));
+    }
+
+    #[test]
+    fn a_share_is_that_of_a_normal_distribution() {
+        for (share, expected) in [(0.45, 0.1257), (0.1, 1.2816), (0.0228, 2.0), (0.005, 2.5758)] {
+            assert!((deviations_above(share) - expected).abs() < 0.01, "{share}: {}", deviations_above(share));
+        }
+    }
+
+    /// About normally distributed, from one of a stretch of numbers.
+    fn drawn(number: u64) -> f64 {
+        let hash = blake3::hash(&number.to_le_bytes());
+        hash.as_bytes()[..12].iter().map(|byte| f64::from(*byte) / 255.0).sum::<f64>() - 6.0
+    }
+
+    #[test]
+    fn rows_that_share_nothing_choose_experts_by_zipfs_law() {
+        let (experts, columns, rows, skew) = (64, 48, 1500, RoutingSkew { top: 8, exponent: 1.0 });
+        let deviations = skew.deviations(experts, 5);
+        let router: Vec<f64> =
+            (0..experts * columns).map(|at| drawn(at as u64) * f64::from(deviations[at / columns])).collect();
+        let mut chosen = vec![0.0; experts];
+        for row in 0..rows {
+            let x: Vec<f64> = (0..columns).map(|column| drawn((1 << 40) + (row * columns + column) as u64)).collect();
+            let logit =
+                |expert: usize| router[expert * columns..][..columns].iter().zip(&x).map(|(a, b)| a * b).sum::<f64>();
+            let logits: Vec<f64> = (0..experts).map(logit).collect();
+            let mut order: Vec<usize> = (0..experts).collect();
+            order.sort_by(|one, other| logits[*other].total_cmp(&logits[*one]));
+            order[..8].iter().for_each(|expert| chosen[*expert] += 1.0 / rows as f64);
+        }
+        // By rank, the widest first.
+        let mut ranked: Vec<usize> = (0..experts).collect();
+        ranked.sort_by(|one, other| deviations[*other].total_cmp(&deviations[*one]));
+        let shares = skew.shares(experts);
+        for quarter in 0..4 {
+            let of = |rank: usize| quarter * 16 + rank;
+            let found: f64 = (0..16).map(|rank| chosen[ranked[of(rank)]]).sum();
+            let expected: f64 = (0..16).map(|rank| shares[of(rank)]).sum();
+            assert!((found / expected - 1.0).abs() < 0.25, "ranks from {}: {found} where {expected} is wanted", of(0));
+        }
+    }
+
+    #[test]
+    fn seeds_give_experts_other_ranks() {
+        let skew = RoutingSkew { top: 2, exponent: 1.0 };
+        let [one, other] = [1, 2].map(|seed| skew.deviations(16, seed));
+        assert_eq!(one, skew.deviations(16, 1));
+        assert_ne!(one, other);
+        let sorted = |mut deviations: Vec<f32>| {
+            deviations.sort_by(f32::total_cmp);
+            deviations
+        };
+        assert_eq!(sorted(one), sorted(other));
+    }
+}
