@@ -89,7 +89,7 @@ pub use bursar_actors::{
     runtime::{MetricsServer, MetricsText, ServeMetricsError},
 };
 pub use bursar_budgets::{
-    Address, Bytes, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
+    Address, Bytes, CardLine, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
     DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCounts, HostDevice, KIB, Knob, Label,
     Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner, Pages,
     ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot, Stretch,

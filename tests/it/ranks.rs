@@ -129,6 +129,17 @@ fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
             })
             .await;
             assert!(stage.backed() < ready, "all ranks gave rank {taken_on}'s neighbour its memory");
+            eventually("the ledger shows which card has the neighbour", async || {
+                let cards = stage.runtime.budget().snapshot().await.expect("the budget answers").cards;
+                (cards[taken_on].foreign, cards[1 - taken_on].foreign) == (wanted, Bytes::ZERO)
+            })
+            .await;
+            let card = format!("host#{taken_on}");
+            for name in ["canary_given", "shrink"] {
+                let told = stage.runtime.recent_events();
+                let told = told.iter().rev().find(|told| told.event.name() == name).expect("it was told");
+                assert_eq!(serde_json::to_value(&told.event).expect("JSON")["card"], card, "{told:?}");
+            }
             assert_eq!(ask(&model, about(1)).await.expect("it answers").text, reply);
             stage.devices[taken_on].foreign_gives_back(wanted);
             eventually("all ranks have what they had", async || stage.is_even() && stage.backed() == ready).await;
@@ -159,6 +170,7 @@ fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
                 Err(error) => {
                     failed += 1;
                     assert!(matches!(error, RuntimeError::Start(_)), "{error:?}");
+                    assert!(error.to_string().contains(&format!("host#{refusing}: ")), "{error}");
                     assert_eq!(stage.backed(), Bytes::ZERO, "call {nth} of rank {refusing}");
                 }
             }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use bursar_budgets::{
-    Bytes, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim, ReleaseNote,
+    Bytes, Device, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim, ReleaseNote,
     ReleaseNotes, RequestId, Revoker,
 };
 use dashmap::DashMap;
@@ -52,6 +52,8 @@ pub(super) struct Books {
     pub(super) beside: Bytes,
     /// The use of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
+    /// The card of a group on which others leave the least, if they do not leave the same on all.
+    pub(super) tightest: Option<DeviceLabel>,
     /// What owners declared about elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     /// The sums of leases by model and class.
@@ -121,8 +123,13 @@ impl BudgetMailbox {
         }
     }
 
+    /// The card of a group on which others leave the least, for events of memory that is given up.
+    pub(super) fn tightest_card(&self) -> Option<DeviceLabel> {
+        self.books().tightest.clone()
+    }
+
     /// The runtime is over, and nothing more is shown of the device.
-    pub(crate) fn forget_shown(&self, device: &DeviceLabel) {
+    pub(crate) fn forget_shown(&self, device: &dyn Device) {
         metric::forget_device(device, self.books().sums.lines().map(|(line, _)| line));
     }
 

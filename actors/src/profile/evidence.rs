@@ -83,7 +83,7 @@ fn ledgers(refusal: &Refusal) -> AskedAndFree {
 }
 
 fn devices(error: &DeviceError) -> Option<AskedAndFree> {
-    match error {
+    match error.of_any_card() {
         DeviceError::Refused { asked, free, .. } => Some((*asked, Some(*free))),
         _ => None,
     }

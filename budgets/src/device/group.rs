@@ -17,6 +17,7 @@ pub struct DeviceGroup {
     ranks: Vec<Arc<dyn Device>>,
     name: String,
     label: String,
+    cards: Vec<String>,
     page: Bytes,
     /// What each reservation's addresses are on all ranks.
     reservations: Mutex<BTreeMap<Address, Vec<Address>>>,
@@ -38,7 +39,8 @@ impl DeviceGroup {
             return Err(DeviceError::Unusable { reason, hint });
         }
         let (name, page) = (format!("{} x {}", ranks.len(), first.name()), first.page());
-        Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
+        let cards = distinct(ranks.iter().map(|rank| rank.label()).collect());
+        Ok(DeviceGroup { name, label: label.into(), cards, page, reservations: Mutex::default(), ranks })
     }
 
     /// Calls `change` with the device and address of each of the first ranks, also after an error. Returns the first one.
@@ -47,8 +49,18 @@ impl DeviceGroup {
         addresses: &[Address],
         change: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let each = self.ranks.iter().zip(addresses).map(|(rank, address)| change(&**rank, *address));
+        let each = self.numbered().zip(addresses);
+        let each = each.map(|((rank, device), address)| self.named(rank, change(&**device, *address)));
         each.fold(Ok(()), Result::and)
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (usize, &Arc<dyn Device>)> {
+        self.ranks.iter().enumerate()
+    }
+
+    /// The outcome of a call to this rank's card, which an error names.
+    fn named<T>(&self, rank: usize, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        outcome.map_err(|error| error.on_rank(self, rank))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, Vec<Address>>> {
@@ -92,6 +104,10 @@ impl Device for DeviceGroup {
         &self.ranks
     }
 
+    fn card_labels(&self) -> Vec<String> {
+        self.cards.clone()
+    }
+
     fn addresses(&self, address: Address) -> Vec<Address> {
         let reservations = self.lock();
         let found = reservations.range(..=address).next_back();
@@ -100,13 +116,14 @@ impl Device for DeviceGroup {
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
-        let memory = self.ranks.iter().map(|rank| rank.memory()).collect::<Result<Vec<_>, _>>()?;
+        let memory = self.numbered().map(|(rank, device)| self.named(rank, device.memory()));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
         let least = |of: fn(&DeviceMemory) -> Bytes| memory.iter().map(of).min().unwrap_or_default();
         Ok(DeviceMemory { total: least(|memory| memory.total), free: least(|memory| memory.free) })
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        self.ranks.iter().try_for_each(|rank| rank.check())
+        self.numbered().try_for_each(|(rank, device)| self.named(rank, device.check()))
     }
 
     fn overhead(&self) -> Bytes {
@@ -126,8 +143,8 @@ impl Device for DeviceGroup {
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         let mut addresses = Vec::with_capacity(self.ranks.len());
-        for rank in &self.ranks {
-            match rank.reserve(bytes) {
+        for (rank, device) in self.numbered() {
+            match self.named(rank, device.reserve(bytes)) {
                 Ok(address) => addresses.push(address),
                 Err(error) => {
                     drop(self.on_each(&addresses, |rank, address| rank.release_reservation(address)));
@@ -149,10 +166,10 @@ impl Device for DeviceGroup {
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let addresses = self.addresses(address);
-        for (done, (rank, address)) in self.ranks.iter().zip(&addresses).enumerate() {
-            rank.back(*address, bytes).inspect_err(|_| {
+        for ((rank, device), address) in self.numbered().zip(&addresses) {
+            self.named(rank, device.back(*address, bytes)).inspect_err(|_| {
                 // Fails on a lost device alone, which has lost the memory too.
-                drop(self.on_each(&addresses[..done], |rank, address| rank.unback(address, bytes)));
+                drop(self.on_each(&addresses[..rank], |device, address| device.unback(address, bytes)));
             })?;
         }
         Ok(())
@@ -190,5 +207,14 @@ impl Device for DeviceGroup {
 
     fn fence_here(&self) -> Fence {
         self.ranks.iter().fold(Fence::passed(), |all, rank| all.and(rank.fence_here()))
+    }
+}
+
+/// These labels, each with its rank where some are the same, as those of host devices are.
+fn distinct(labels: Vec<String>) -> Vec<String> {
+    let is_twice = |label: &String| labels.iter().filter(|other| *other == label).count() > 1;
+    match labels.iter().any(is_twice) {
+        true => labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect(),
+        false => labels,
     }
 }
