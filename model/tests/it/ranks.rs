@@ -8,8 +8,10 @@ use bursar_kernels::{Cpu, Rank, Target};
 use bursar_model::{
     LoadError, Model,
     checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
+    flow::Grid,
     registry,
     weights::WeightError,
+    worst_cases::{self, Pass},
 };
 use serde_json::{Value, json};
 
@@ -68,6 +70,41 @@ fn every_family_answers_on_several_ranks_as_recorded() {
                     assert_recorded(&bench, &case, &encode(&bench, &case), REFERENCE_TOLERANCE);
                 }
             });
+        }
+    }
+}
+
+#[test]
+fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
+    for (folder, name) in
+        [(QWEN2_5_VL, "several_images"), (QWEN3_VL, "several_images"), (QWEN3_VL, "video_even"), (INTERNVL, "two_turns")]
+    {
+        let rows = |cpu| {
+            let bench = loaded(open(folder), cpu);
+            let rows = encode(&bench, &Case::read(folder, &bench.checkpoint, name));
+            rows.iter().flat_map(|rows| bench.embeddings(rows)).map(f32::to_bits).collect::<Vec<_>>()
+        };
+        let alone = on_ranks(1, rows).remove(0);
+        assert!(!alone.is_empty(), "{folder} {name}");
+        for of in possible(folder) {
+            assert!(on_ranks(of, rows).iter().all(|rank| *rank == alone), "{folder} {name} on {of} ranks");
+        }
+    }
+}
+
+#[test]
+fn each_rank_encodes_its_share_of_the_pictures() {
+    let grid = Grid { t: 1, h: 8, w: 8 };
+    for of in [2, 4] {
+        let flops = |rank: Rank, count| {
+            let model = Model::plan_rank(&open(QWEN3_VL), &CPU, rank).expect("it is planned");
+            let launch = Pass::Encode(worst_cases::blank_pictures(&model, count, grid));
+            worst_cases::plan(&model, CPU, &launch).expect("shapes agree").work.flops
+        };
+        for rank in Rank::all(of) {
+            assert_eq!(flops(rank, of), flops(Rank::ALONE, 1), "one picture of {of}");
+            let of_one = if rank.index() == 0 { flops(Rank::ALONE, 1) } else { 0 };
+            assert_eq!(flops(rank, 1), of_one, "a picture is not cut");
         }
     }
 }
