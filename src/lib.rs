@@ -65,8 +65,8 @@ pub use bursar_actors::{
     },
     compute::lane::LaneError,
     engine::{
-        Change, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, Precision, PrecisionError,
-        Progress, Serving, StartError, Suggestion, Unfit,
+        Change, FewestRanks, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, NoRanksFit, Precision,
+        PrecisionError, Progress, RanksLack, RanksTried, Serving, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
@@ -78,7 +78,7 @@ pub use bursar_actors::{
     ractor,
     responder::AskError,
     runtime::{
-        DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
+        DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
     },
     supervise::{FaultInjection, InjectedFault, Intensity},
     vision::VisionError,

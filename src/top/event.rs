@@ -109,6 +109,7 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
         }
         "oom" => format!("{} while in {}", word("model")?, word("phase")?),
         "restart" => format!("{}: {}", of_model(word("actor")?), word("reason")?),
+        "ranks_chosen" => word("reason")?,
         "ready" => format!("{}, {} tokens of keys and values", word("model")?, word("kv_tokens")?),
         "failed" | "stopped" => format!("{}: {}", word("model")?, word("reason")?),
         "device_lost" => word("device").or_else(|| word("reason"))?,

@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar::{
-    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Hint, HostDevice, Intensity, LoadOptions, ModelSource,
-    OutputFormat, Runtime, RuntimeConfig, RuntimeError, Script, WatchOptions,
+    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, FewestFor, Hint, HostDevice, Intensity, Lack,
+    LoadOptions, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError, Script,
+    StartError, WatchOptions,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         responder::Responder,
@@ -111,6 +112,35 @@ fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
         assert_eq!(error.to_string(), "key heads do not divide among 3 ranks: there are 2");
         assert!(error.hint().contains("1, 2"), "{}", error.hint());
         assert_eq!(stage.backed(), Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
+    story(async {
+        let options = LoadOptions { kv_tokens: Some(16384), ..small() };
+        let of_four = |capacity| {
+            let models = vec![(ModelSource::demo(), options.clone())];
+            let device = DeviceChoice::Fewest(Box::new(FewestFor { of: DeviceChoice::HostRanks(4, capacity), models }));
+            Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() })
+        };
+        let error = of_four(Bytes::mib(8)).await.map(drop).expect_err("four of them do not hold it");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        let StartError::NoRanksFit(NoRanksFit { tried, .. }) = &**start else { panic!("{start:?}") };
+        assert_eq!(tried.iter().map(|tried| tried.ranks).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        let RanksLack::Lack(Lack::Memory { needed, .. }) = tried[0].lack else { panic!("{tried:?}") };
+        assert!(matches!(&tried[2].lack, RanksLack::Cut(why) if why.contains("key heads")), "{tried:?}");
+        for (capacity, ranks) in [(needed, 2), (needed * 2, 1)] {
+            let runtime = of_four(capacity).await.expect("it fits");
+            assert_eq!(runtime.device().ranks().len().max(1), ranks, "of {capacity} each");
+            let model = demo(&runtime, options.clone()).await;
+            assert_eq!(model.serving().await.expect("it serves").kv_tokens, 16384);
+            let told = runtime.recent_events();
+            let Event::RanksChosen { ranks: told, reason, .. } = &told[0].event else { panic!("{told:?}") };
+            assert_eq!(*told, ranks);
+            assert_eq!(ranks == 2, reason.contains("1 lack "), "what is too few is said: {reason}");
+            runtime.shutdown().await;
+        }
     });
 }
 

@@ -52,6 +52,7 @@ impl Spans {
                 span.in_scope(|| warn!(%reason, "died"));
                 self.restarts.entry(model.clone()).or_default().push(span);
             }
+            Event::RanksChosen { model, ranks, reason } => info!(%model, ranks, %reason, "ranks chosen"),
             Event::Ready { model, kv_tokens } => {
                 self.over(Some(model), || info!("serves again"));
                 info!(%model, kv_tokens, "ready");

@@ -117,6 +117,15 @@ pub enum Event {
         /// The reason of the death, or the error.
         reason: String,
     },
+    /// As many devices share a model out as it needs, by plan; told when the runtime starts.
+    RanksChosen {
+        /// The model.
+        model: Label,
+        /// The fewest devices that it fits on.
+        ranks: usize,
+        /// By how much fewer are too few.
+        reason: String,
+    },
     /// A model serves, for the first time or again.
     Ready {
         /// The model.
@@ -160,6 +169,7 @@ impl Event {
             Event::Growth { .. } => "growth",
             Event::Oom { .. } => "oom",
             Event::Restart { .. } => "restart",
+            Event::RanksChosen { .. } => "ranks_chosen",
             Event::Ready { .. } => "ready",
             Event::Failed { .. } => "failed",
             Event::Stopped { .. } => "stopped",
