@@ -144,7 +144,9 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         let more = |ranks: &usize| matches!(sought.lack(*ranks, target, place), Ok(None));
         let enough = (ranks + 1..=RANKS_MAX as usize).find(more);
         notes.extend(
-            enough.map(|ranks| format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}")),
+            enough.map(|ranks| {
+                format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}")
+            }),
         );
     }
     let planned = Planned { target, ..planned };
@@ -176,9 +178,7 @@ fn fewest_ranks(
 /// The checkpoint, or its `config.json` alone if there are no weights.
 fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
     let (checkpoint, missing) = open_settings(files)?;
-    notes.extend(
-        missing.map(|name| format!("the weights are not all at {name}: their sizes follow from config.json")),
-    );
+    notes.extend(missing.map(|name| format!("the weights are not all at {name}: their sizes follow from config.json")));
     Ok(checkpoint)
 }
 

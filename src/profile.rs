@@ -8,7 +8,8 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, LoadOptions, ModelSource, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot, StepWork,
+    AttemptReport, Bytes, LoadOptions, ModelSource, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot,
+    StepWork,
 };
 use clap::Args;
 use serde::Serialize;

@@ -64,13 +64,14 @@ impl Planned {
             DeviceChoice::CudaRanks(ref ordinals) => {
                 Planned::present(ordinals[0], || ordinals.len(), wish).map_err(Failure::from)
             }
-            DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => match Planned::present(0, gpus, wish)
-            {
-                Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
-                Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
-                Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
-                planned => Ok(planned?),
-            },
+            DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => {
+                match Planned::present(0, gpus, wish) {
+                    Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
+                    Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
+                    Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
+                    planned => Ok(planned?),
+                }
+            }
             ref custom => unreachable!("the command line makes no {custom:?}"),
         }
     }

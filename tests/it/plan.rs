@@ -234,7 +234,9 @@ fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}");
         object(&output)
     };
-    for (shape, ranks, said) in [("qwen2.5-vl-72b", 2, "over 2 devices (1 lack "), ("qwen2.5-vl-7b", 1, "on one device")] {
+    for (shape, ranks, said) in
+        [("qwen2.5-vl-72b", 2, "over 2 devices (1 lack "), ("qwen2.5-vl-7b", 1, "on one device")]
+    {
         let report = of(&["--shape", shape, "--gpu", "h200"], 0);
         assert!(number(&report["ranks"]) == ranks && report["notes"].to_string().contains(said), "{report}");
     }

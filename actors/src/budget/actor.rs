@@ -10,7 +10,8 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::{
-    BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums, mailbox::Note,
+    BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums,
+    mailbox::Note,
 };
 use crate::{metric::DeviceLabel, responder::Responder};
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use bursar_budgets::{
-    Bytes, Device, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim, ReleaseNote,
-    ReleaseNotes, RequestId, Revoker,
+    Bytes, Device, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim,
+    ReleaseNote, ReleaseNotes, RequestId, Revoker,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};

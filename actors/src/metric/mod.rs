@@ -77,14 +77,8 @@ pub(crate) fn forget_device<'l>(of: &dyn Device, leases: impl Iterator<Item = &'
 }
 
 /// The gauges of each card.
-const OF_A_CARD: [Gauge<(GroupLabel, DeviceLabel)>; 6] = [
-    CARD_TOTAL_BYTES,
-    CARD_FREE_BYTES,
-    CARD_OVERHEAD_BYTES,
-    CARD_BACKED_BYTES,
-    CARD_FOREIGN_BYTES,
-    CARD_DRIFT_BYTES,
-];
+const OF_A_CARD: [Gauge<(GroupLabel, DeviceLabel)>; 6] =
+    [CARD_TOTAL_BYTES, CARD_FREE_BYTES, CARD_OVERHEAD_BYTES, CARD_BACKED_BYTES, CARD_FOREIGN_BYTES, CARD_DRIFT_BYTES];
 
 fn forget(name: &'static str, value: SharedString) {
     let gauges = TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.name != PLAN_ERROR_BYTES.row().name);

@@ -47,8 +47,11 @@ impl FewestFor {
     pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
         let mut found = Found { of, opened: Vec::new() };
-        let chosen: Vec<_> =
-            self.models.iter().map(|(source, options)| found.fewest(source, options, canary)).collect::<Result<_, _>>()?;
+        let chosen: Vec<_> = self
+            .models
+            .iter()
+            .map(|(source, options)| found.fewest(source, options, canary))
+            .collect::<Result<_, _>>()?;
         let ranks = chosen.iter().map(|model| model.ranks).max().unwrap_or(1);
         Ok((found.first(ranks), chosen))
     }

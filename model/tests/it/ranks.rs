@@ -76,9 +76,12 @@ fn every_family_answers_on_several_ranks_as_recorded() {
 
 #[test]
 fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
-    for (folder, name) in
-        [(QWEN2_5_VL, "several_images"), (QWEN3_VL, "several_images"), (QWEN3_VL, "video_even"), (INTERNVL, "two_turns")]
-    {
+    for (folder, name) in [
+        (QWEN2_5_VL, "several_images"),
+        (QWEN3_VL, "several_images"),
+        (QWEN3_VL, "video_even"),
+        (INTERNVL, "two_turns"),
+    ] {
         let rows = |cpu| {
             let bench = loaded(open(folder), cpu);
             let rows = encode(&bench, &Case::read(folder, &bench.checkpoint, name));

@@ -225,8 +225,10 @@ fn whole(what: &str) -> &'static str {
 
 /// The cards of a group, by name. None of a device that is one card.
 fn cards(now: &Samples, group: &str) -> Vec<CardView> {
-    let mut names: Vec<_> =
-        now.of("bursar_card_total_bytes", &[("group", group)]).map(|series| series.label("device").to_owned()).collect();
+    let mut names: Vec<_> = now
+        .of("bursar_card_total_bytes", &[("group", group)])
+        .map(|series| series.label("device").to_owned())
+        .collect();
     names.sort();
     if names.len() < 2 {
         return Vec::new();

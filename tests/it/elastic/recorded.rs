@@ -159,7 +159,9 @@ fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
         let devices = [0, 1].map(|_| device_of(Bytes::mib(32)));
         let group = DeviceGroup::of(devices.iter().map(|device| device.clone() as _).collect(), "host:2");
         let device = DeviceChoice::Custom(Arc::new(group.expect("alike")));
-        let runtime = Runtime::start(RuntimeConfig { device, watch: watchful(), ..RuntimeConfig::default() }).await.expect("it starts");
+        let runtime = Runtime::start(RuntimeConfig { device, watch: watchful(), ..RuntimeConfig::default() })
+            .await
+            .expect("it starts");
         demo(&runtime, small()).await;
         devices[1].foreign_takes(Bytes::mib(1));
         devices[0].drifts(Bytes::mib(2));
