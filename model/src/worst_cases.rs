@@ -71,9 +71,10 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
         let (largest, smallest) = (request.picture_patches.min(launch), smallest_grid(model, merge));
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
-            let largest = model.config().tile().unwrap_or_else(|| largest_grid(largest, merge));
+            let tile = model.config().tile();
             // At the same time on every rank, in the same rows: what each makes is thrown away.
-            let most = most_of_a_rank(launch, largest.patches(), model.picture_ranks());
+            let most = most_of_a_rank(launch, tile.map_or(largest, |tile| tile.patches()), model.picture_ranks());
+            let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
             let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
             // Tiles are all of one size.
