@@ -17,7 +17,6 @@ pub struct DeviceGroup {
     ranks: Vec<Arc<dyn Device>>,
     name: String,
     label: String,
-    cards: Vec<String>,
     page: Bytes,
     /// What each reservation's addresses are on all ranks.
     reservations: Mutex<BTreeMap<Address, Vec<Address>>>,
@@ -39,8 +38,7 @@ impl DeviceGroup {
             return Err(DeviceError::Unusable { reason, hint });
         }
         let (name, page) = (format!("{} x {}", ranks.len(), first.name()), first.page());
-        let cards = distinct(ranks.iter().map(|rank| rank.label()).collect());
-        Ok(DeviceGroup { name, label: label.into(), cards, page, reservations: Mutex::default(), ranks })
+        Ok(DeviceGroup { name, label: label.into(), page, reservations: Mutex::default(), ranks })
     }
 
     /// Calls `change` with the device and address of each of the first ranks, also after an error. Returns the first one.
@@ -102,10 +100,6 @@ impl Device for DeviceGroup {
 
     fn ranks(&self) -> &[Arc<dyn Device>] {
         &self.ranks
-    }
-
-    fn card_labels(&self) -> Vec<String> {
-        self.cards.clone()
     }
 
     fn addresses(&self, address: Address) -> Vec<Address> {
@@ -207,14 +201,5 @@ impl Device for DeviceGroup {
 
     fn fence_here(&self) -> Fence {
         self.ranks.iter().fold(Fence::passed(), |all, rank| all.and(rank.fence_here()))
-    }
-}
-
-/// These labels, each with its rank where some are the same, as those of host devices are.
-fn distinct(labels: Vec<String>) -> Vec<String> {
-    let is_twice = |label: &String| labels.iter().filter(|other| *other == label).count() > 1;
-    match labels.iter().any(is_twice) {
-        true => labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect(),
-        false => labels,
     }
 }

@@ -102,9 +102,18 @@ pub trait Device: Send + Sync + 'static {
         &[]
     }
 
-    /// A name for each card that it consists of: its [label](Device::label), or those of a [group](DeviceGroup)'s ranks.
+    /// A name for each card that it consists of: its [label](Device::label), or those of a [group](DeviceGroup)'s ranks,
+    /// each with its rank where some are the same, as those of host devices are.
     fn card_labels(&self) -> Vec<String> {
-        vec![self.label()]
+        let labels: Vec<String> = match self.ranks() {
+            [] => vec![self.label()],
+            ranks => ranks.iter().map(|rank| rank.label()).collect(),
+        };
+        let is_twice = |label: &String| labels.iter().filter(|other| *other == label).count() > 1;
+        match labels.iter().any(is_twice) {
+            true => labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect(),
+            false => labels,
+        }
     }
 
     /// What an address of this device is on each rank of a [group](DeviceGroup).

@@ -44,7 +44,8 @@ impl fmt::Display for RanksTried {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.lack {
             RanksLack::Lack(Lack::Memory { short_by, .. }) => {
-                write!(f, "{} lack {} ({short_by}) each", self.ranks, short_by.exact())
+                let on_each = if self.ranks > 1 { " on each" } else { "" };
+                write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
             }
             lack => write!(f, "{}: {lack}", self.ranks),
         }
@@ -73,7 +74,7 @@ impl fmt::Display for FewestRanks {
 
 /// No number of the devices found does for a model.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("{model} fits on none of the numbers of devices that there are ({})", listed(tried))]
+#[error("{model} fits on no number of these devices ({})", listed(tried))]
 pub struct NoRanksFit {
     /// The model's name.
     pub model: String,
@@ -180,7 +181,7 @@ mod tests {
         assert_eq!(of(whole), FewestRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
         let shared = of(whole - Bytes(1));
         assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
-        assert_eq!(shared.to_string(), "demo is shared out over 2 devices (1 lack 1 B (1 B) each)");
+        assert_eq!(shared.to_string(), "demo is shared out over 2 devices (1: 1 B (1 B) short)");
         assert_eq!(of(half).ranks, 2);
     }
 
@@ -190,7 +191,7 @@ mod tests {
         let error = fewest(3, half - Bytes(1)).expect_err("two heads are for two at most");
         let told = error.to_string();
         let short = whole - half + Bytes(1);
-        assert!(told.contains(&format!("1 lack {} ", short.exact())) && told.contains("2 lack 1 B"), "{told}");
+        assert!(told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())), "{told}");
         assert!(told.contains("3: key heads do not divide among 3 ranks: there are 2"), "{told}");
         assert!(error.hint().contains("bursar plan"), "{}", error.hint());
     }
