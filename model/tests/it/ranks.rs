@@ -82,9 +82,12 @@ fn bits(bench: &Bench, rows: &[Vec<u32>]) -> Vec<Vec<u32>> {
 
 #[test]
 fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
-    for (folder, name) in
-        [(QWEN2_5_VL, "several_images"), (QWEN3_VL, "several_images"), (QWEN3_VL, "video_even"), (INTERNVL, "two_turns")]
-    {
+    for (folder, name) in [
+        (QWEN2_5_VL, "several_images"),
+        (QWEN3_VL, "several_images"),
+        (QWEN3_VL, "video_even"),
+        (INTERNVL, "two_turns"),
+    ] {
         for of in possible(folder) {
             let on_all = on_ranks(of, |cpu| {
                 let bench = loaded(open(folder), cpu);

@@ -191,7 +191,10 @@ mod tests {
         let error = fewest(3, half - Bytes(1)).expect_err("two heads are for two at most");
         let told = error.to_string();
         let short = whole - half + Bytes(1);
-        assert!(told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())), "{told}");
+        assert!(
+            told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
+            "{told}"
+        );
         assert!(told.contains("3: key heads do not divide among 3 ranks: there are 2"), "{told}");
         assert!(error.hint().contains("bursar plan"), "{}", error.hint());
     }
