@@ -123,6 +123,15 @@ pub struct GateLine {
     pub gate: Gate,
 }
 
+impl CardLine {
+    /// The card on which overhead and other processes leave the least. None of one card alone, or if all leave the same.
+    pub fn fullest_of(cards: &[CardLine]) -> Option<&CardLine> {
+        let left = |card: &&CardLine| card.total.saturating_sub(card.overhead + card.foreign);
+        let fullest = cards.iter().min_by_key(left)?;
+        cards.iter().any(|card| left(&card) > left(&fullest)).then_some(fullest)
+    }
+}
+
 impl Ledger {
     /// A copy of all sums, leases, gates and waiting requests.
     pub fn snapshot(&self) -> Snapshot {

@@ -7,7 +7,7 @@ use crate::metric::{self, DeviceLabel, GroupLabel};
 /// One card: a device alone, or that of one rank of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Card {
-    pub(super) label: DeviceLabel,
+    label: DeviceLabel,
     /// By its driver.
     memory: DeviceMemory,
     /// Bytes of our process that no lease can hold.
@@ -46,12 +46,10 @@ pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Ve
     }
 }
 
-/// The card of a group on which other processes and overhead leave the least. None of one card alone, or if all leave
-/// the same.
-pub(super) fn tightest(cards: &[Card]) -> Option<&DeviceLabel> {
-    let left = |card: &&Card| card.memory.total.saturating_sub(card.overhead + card.foreign);
-    let tightest = cards.iter().min_by_key(left)?;
-    cards.iter().any(|card| left(&card) > left(&tightest)).then_some(&tightest.label)
+/// The [fullest](CardLine::fullest_of) of these cards.
+pub(super) fn fullest(cards: &[Card]) -> Option<DeviceLabel> {
+    let lines: Vec<_> = cards.iter().map(Card::line).collect();
+    CardLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
 }
 
 impl Card {
@@ -112,17 +110,17 @@ mod tests {
         for Card { memory, overhead, backed, foreign, .. } in &cards {
             assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
         }
-        assert_eq!(tightest(&cards).map(DeviceLabel::as_str), Some("host#2"));
+        assert_eq!(fullest(&cards), Some(DeviceLabel::named("host#2".into())));
     }
 
     #[test]
-    fn no_card_is_the_tightest_of_equal_ones() {
+    fn no_card_is_the_fullest_of_equal_ones() {
         let ranks = [host(), host()];
         let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("alike");
         let cards = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
-        assert_eq!(tightest(&cards()), None);
-        assert_eq!(tightest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
+        assert_eq!(fullest(&cards()), None);
+        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
         ranks[1].foreign_takes(MIB(1));
-        assert_eq!(tightest(&cards()).map(DeviceLabel::as_str), Some("host#1"));
+        assert_eq!(fullest(&cards()), Some(DeviceLabel::named("host#1".into())));
     }
 }

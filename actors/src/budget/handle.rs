@@ -147,8 +147,8 @@ impl Budget {
     }
 
     /// The card of a group on which others leave the least, if they do not leave the same on all.
-    pub(crate) fn tightest_card(&self) -> Option<DeviceLabel> {
-        self.mailbox.tightest_card()
+    pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
+        self.mailbox.fullest_card()
     }
 
     /// The events of this device.

@@ -53,7 +53,7 @@ pub(super) struct Books {
     /// The use of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
     /// The card of a group on which others leave the least, if they do not leave the same on all.
-    pub(super) tightest: Option<DeviceLabel>,
+    pub(super) fullest: Option<DeviceLabel>,
     /// What owners declared about elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     /// The sums of leases by model and class.
@@ -124,8 +124,8 @@ impl BudgetMailbox {
     }
 
     /// The card of a group on which others leave the least, for events of memory that is given up.
-    pub(super) fn tightest_card(&self) -> Option<DeviceLabel> {
-        self.books().tightest.clone()
+    pub(super) fn fullest_card(&self) -> Option<DeviceLabel> {
+        self.books().fullest.clone()
     }
 
     /// The runtime is over, and nothing more is shown of the device.

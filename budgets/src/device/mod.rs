@@ -334,6 +334,14 @@ impl DeviceError {
         }
     }
 
+    /// The card of a [group](DeviceGroup) whose error this is.
+    pub fn card(&self) -> Option<&str> {
+        match self {
+            DeviceError::OfCard { card, .. } => Some(card),
+            _ => None,
+        }
+    }
+
     /// This error of rank `rank` of `device`, with the card's name if the device is a [group](DeviceGroup).
     pub fn on_rank(self, device: &dyn Device, rank: usize) -> DeviceError {
         match (device.ranks(), self) {

@@ -116,7 +116,7 @@ impl BudgetState {
             };
             seen = seen.into_iter().zip(known).map(with).collect();
         }
-        self.mailbox.books().tightest = cards::tightest(&seen).cloned();
+        self.mailbox.books().fullest = cards::fullest(&seen);
         self.cards = seen;
         Ok(())
     }

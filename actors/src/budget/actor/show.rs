@@ -50,7 +50,7 @@ impl BudgetState {
         match canary.cmp(&before) {
             Ordering::Less => {
                 metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
-                let card = self.mailbox.tightest_card();
+                let card = self.mailbox.fullest_card();
                 self.mailbox.events().tell(Event::CanaryGiven { bytes: before - canary, card });
             }
             Ordering::Equal => {}

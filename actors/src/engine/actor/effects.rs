@@ -188,7 +188,7 @@ impl EngineState {
         let model = self.arguments.label.clone();
         let event = if to_blocks < from_blocks {
             metric::KV_SHRINKS_TOTAL.add(&model, 1);
-            let card = self.arguments.budget.tightest_card();
+            let card = self.arguments.budget.fullest_card();
             Event::Shrink { model, from_blocks, to_blocks, card }
         } else {
             metric::KV_GROWTHS_TOTAL.add(&model, 1);
