@@ -23,7 +23,8 @@ pub struct FewestFor {
     /// The devices to choose from, of which the first are taken: those that are named, or with [`DeviceChoice::Auto`]
     /// every GPU. One that its caller makes is taken as it is.
     pub of: DeviceChoice,
-    /// The models that the runtime will load, with their options. The one that needs the most devices decides.
+    /// The models that the runtime will load, with their options, each planned as if alone. The one that needs the most
+    /// devices decides.
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
@@ -92,7 +93,7 @@ impl Found {
             DeviceChoice::HostRanks(ranks, capacity) if number < *ranks => host(*capacity)?,
             DeviceChoice::Cuda(ordinal) if number == 0 => gpu(*ordinal)?,
             DeviceChoice::CudaRanks(ordinals) => ordinals.get(number).map_or(Ok(None), |ordinal| gpu(*ordinal))?,
-            DeviceChoice::Auto(capacity) => match (gpu(number)?, number) {
+            DeviceChoice::Auto(capacity) if number < GPUS_MAX => match (gpu(number)?, number) {
                 (None, 0) => host(*capacity)?,
                 (next, _) => next,
             },
