@@ -231,7 +231,8 @@ impl Attempt {
             let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            let patches = grid.patches() * count;
+            // Those of the rank with the most: a launch of as many in one picture takes as long.
+            let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);
             if patches == 0 || !is_larger || !clock.has_time_for(patches) {
                 continue;
