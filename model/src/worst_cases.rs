@@ -35,6 +35,7 @@ impl WorstCase {
 
 /// A pass over the vision encoder or the decoder.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are only as many as worst cases")]
 pub enum Pass {
     /// Encodes pictures into the vision cache.
     Encode(PictureBatch),
@@ -284,13 +285,16 @@ fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
     still(side * merge.side(), tokens / side * merge.side())
 }
 
+/// A picture and its rows of the vision cache.
+type Placed<'p> = (&'p ResizedImage, &'p [u32]);
+
 /// As many pictures of `grid` as `launch_patches` hold, and the smallest pictures for the rest. Each has as many frames
 /// as a step of a video, which takes more bytes than a still picture.
 fn pictures(
     model: &Model,
     launch_patches: usize,
     grid: Grid,
-    pack: fn(&Model, &[(&ResizedImage, &[u32])]) -> PictureBatch,
+    pack: fn(&Model, &[Placed<'_>]) -> PictureBatch,
 ) -> PictureBatch {
     let merge = model.config().merge().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");

@@ -142,8 +142,15 @@ mod tests {
         ];
         for (error, class, asked, free) in refusals {
             let said = error.to_string();
-            let expected =
-                Evidence { phase: Phase::Back, class, asked: MIB(asked), free: MIB(free), foreign: MIB(7), card: None, said };
+            let expected = Evidence {
+                phase: Phase::Back,
+                class,
+                asked: MIB(asked),
+                free: MIB(free),
+                foreign: MIB(7),
+                card: None,
+                said,
+            };
             assert_eq!(Evidence::of(&error, Phase::Back, Some(&ledger())), Some(expected));
             assert!(error.is_out_of_memory());
         }
