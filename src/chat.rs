@@ -49,8 +49,9 @@ async fn talk(device: &DeviceOptions, options: &Options) -> Result<Over, Failure
     }
     let limits = load.image_limits.clone();
     let (shown, blank) = (options.shown(&limits)?, options.blank()?);
-    let runtime = model::start_knowing(device, &options.knobs).await?;
-    let model = model::load_with(&runtime, model::source(&options.model), load, !options.json).await?;
+    let source = model::source(&options.model);
+    let runtime = model::start_knowing(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
+    let model = model::load_with(&runtime, source, load, !options.json).await?;
     let mut interrupts = Interrupts::listen();
     let outcome = match &options.question {
         Some(question) if options.n > 1 => {

@@ -2,7 +2,10 @@
 
 use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use bursar::{BlasSearch, Bytes, DeviceChoice, HostConfig, Runtime, crates::budgets::ParseBytesError};
+use bursar::{
+    BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Runtime,
+    crates::budgets::ParseBytesError,
+};
 use clap::Args;
 
 use crate::{failure::Failure, logging};
@@ -14,10 +17,10 @@ pub struct DeviceOptions {
     /// Several share each model out: cuda:0,1, or host:2.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
-    /// How many devices share each model out, from the named one on.
-    #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N", global = true,
-          value_parser = clap::value_parser!(u16).range(1..=RANKS_MAX))]
-    tensor_parallel_size: Option<u16>,
+    /// How many devices share each model out, from the named one on; auto: as few of the named ones, or of all GPUs, as
+    /// the model fits on.
+    #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
+    tensor_parallel_size: Option<Ranks>,
     /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
     #[arg(long, default_value = "512MiB", value_parser = capacity, global = true)]
     capacity: Bytes,
@@ -44,6 +47,26 @@ pub struct DeviceOptions {
 
 /// The most devices that share a model out.
 pub const RANKS_MAX: i64 = 8;
+
+/// A number of devices that share each model out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ranks {
+    /// As few as the model fits on.
+    Auto,
+    Number(usize),
+}
+
+impl FromStr for Ranks {
+    type Err = String;
+
+    fn from_str(typed: &str) -> Result<Self, String> {
+        match (typed, typed.parse()) {
+            ("auto", _) => Ok(Ranks::Auto),
+            (_, Ok(ranks)) if (1..=RANKS_MAX as usize).contains(&ranks) => Ok(Ranks::Number(ranks)),
+            _ => Err(format!("a number of devices is from 1 to {RANKS_MAX}, or auto")),
+        }
+    }
+}
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Named {
@@ -98,13 +121,27 @@ fn capacity(typed: &str) -> Result<Bytes, String> {
 }
 
 impl DeviceOptions {
-    /// The device that these options name.
+    /// The device that these options name, for a runtime that will load these models.
+    ///
+    /// # Errors
+    /// As [`choice`](Self::choice).
+    pub fn choice_for(&self, models: Vec<(ModelSource, LoadOptions)>) -> Result<DeviceChoice, Failure> {
+        let of = self.choice()?;
+        Ok(if self.is_any_number() { DeviceChoice::Fewest(Box::new(FewestFor { of, models })) } else { of })
+    }
+
+    /// Whether as many devices as the model needs may share it out.
+    pub fn is_any_number(&self) -> bool {
+        self.tensor_parallel_size == Some(Ranks::Auto)
+    }
+
+    /// The device that these options name. If any number will do, all that may be taken.
     ///
     /// # Errors
     /// More devices are named than are to share a model out, or fewer.
     pub fn choice(&self) -> Result<DeviceChoice, Failure> {
         let (capacity, named) = (self.capacity, self.named());
-        let ranks = match self.tensor_parallel_size.map_or(named, usize::from) {
+        let ranks = match self.ranks() {
             ranks if named == 1 || named == ranks => ranks,
             ranks => return Err(at_odds(named, ranks)),
         };
@@ -121,9 +158,12 @@ impl DeviceOptions {
         })
     }
 
-    /// How many devices share each model out.
+    /// How many devices share each model out, or may.
     pub fn ranks(&self) -> usize {
-        self.named().max(self.tensor_parallel_size.map_or(1, usize::from))
+        match self.tensor_parallel_size {
+            Some(Ranks::Number(ranks)) => ranks,
+            Some(Ranks::Auto) | None => self.named(),
+        }
     }
 
     fn named(&self) -> usize {
@@ -177,7 +217,7 @@ impl DeviceOptions {
         match (device.is_host_memory(), runtime.stands_in()) {
             (true, why) => {
                 let of = self.capacity;
-                let told = match self.ranks() {
+                let told = match device.ranks().len().max(1) {
                     1 => format!("A host device of {of} stands in for a GPU"),
                     ranks => format!("{ranks} host devices of {of} each stand in for GPUs"),
                 };
@@ -256,7 +296,8 @@ mod tests {
         let chosen = |line: &str| {
             let words = ["bursar", "--capacity", "4MiB"].into_iter().chain(line.split_whitespace());
             let typed = <Typed as clap::Parser>::try_parse_from(words).map_err(|error| error.to_string())?;
-            let choice = typed.device.choice().map_err(|failure| failure.error)?;
+            let models = vec![(ModelSource::demo(), LoadOptions::default())];
+            let choice = typed.device.choice_for(models).map_err(|failure| failure.error)?;
             Ok::<_, String>((format!("{choice:?}"), typed.device.ranks()))
         };
         for (line, choice, ranks) in [
@@ -268,11 +309,17 @@ mod tests {
             ("--device cuda:1", "Cuda(1)", 1),
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
+            ("--tp auto", "Fewest(Auto(4.0 MiB) for [\"demo\"])", 1),
+            ("--device host:4 --tp auto", "Fewest(HostRanks(4, 4.0 MiB) for [\"demo\"])", 4),
+            ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {
             assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
         }
         let error = chosen("--device cuda:0,1 --tp 4").expect_err("two are not four");
         assert_eq!(error, "--device names 2 devices, and --tensor-parallel-size is 4");
-        assert!(chosen("--tp 9").is_err());
+        for wrong in ["9", "0", "two"] {
+            let error = chosen(&format!("--tp {wrong}")).expect_err(wrong);
+            assert!(error.contains("a number of devices is from 1 to 8, or auto"), "{error}");
+        }
     }
 }

@@ -65,8 +65,8 @@ pub use bursar_actors::{
     },
     compute::lane::LaneError,
     engine::{
-        Change, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, Precision, PrecisionError,
-        Progress, Serving, StartError, Suggestion, Unfit,
+        Change, FewestRanks, Forecast, KvCacheType, KvCacheTypeError, Lack, Limits, LoadOptions, NoRanksFit, Precision,
+        PrecisionError, Progress, RanksLack, RanksTried, Serving, StartError, Suggestion, Unfit,
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
@@ -78,7 +78,8 @@ pub use bursar_actors::{
     ractor,
     responder::AskError,
     runtime::{
-        DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
+        DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError,
+        Supervised,
     },
     supervise::{FaultInjection, InjectedFault, Intensity},
     vision::VisionError,
@@ -89,11 +90,11 @@ pub use bursar_actors::{
     runtime::{MetricsServer, MetricsText, ServeMetricsError},
 };
 pub use bursar_budgets::{
-    Address, Bytes, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
-    DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCounts, HostDevice, KIB, Knob, Label,
-    Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner, Pages,
-    ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot, Stretch,
-    Ticket, Timeline, WaitingLine, Workspace, WorkspaceFull,
+    Address, Bytes, CardLine, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup,
+    DeviceMemory, DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCounts, HostDevice,
+    KIB, Knob, Label, Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded,
+    Owner, Pages, ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot,
+    Stretch, Ticket, Timeline, WaitingLine, Workspace, WorkspaceFull,
 };
 pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target};
 #[cfg(feature = "hub")]

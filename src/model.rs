@@ -50,22 +50,25 @@ impl ModelOptions {
     }
 }
 
-/// A runtime on the chosen device, for a command that names the device itself.
-pub async fn start(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
-    let runtime = Runtime::start(RuntimeConfig { device: device.choice()?, ..config }).await?;
+/// The models that a command will load, with their options.
+pub type Models = Vec<(ModelSource, LoadOptions)>;
+
+/// A runtime on the chosen device for these models, for a command that names the device itself.
+pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
+    let runtime = Runtime::start(RuntimeConfig { device: device.choice_for(models)?, ..config }).await?;
     device.show(&runtime).await?;
     Ok(runtime)
 }
 
 /// A runtime on the chosen device, with the knobs that concern the runtime.
-pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
+pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions, models: Models) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
-    start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
+    start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }, models).await
 }
 
 /// The same with `config` for everything except the device.
-pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runtime, Failure> {
-    let runtime = start(device, config).await?;
+pub async fn start_with(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
+    let runtime = start(device, config, models).await?;
     device.tell(&runtime);
     Ok(runtime)
 }

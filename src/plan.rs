@@ -5,16 +5,20 @@ mod place;
 mod report;
 mod shapes;
 
-use std::{process::ExitCode, sync::Arc};
+use std::process::ExitCode;
 
 use bursar::{
     Bytes, CheckpointError, Hint, ModelSource, StartError,
     crates::{
-        actors::engine::{Forecast, Question},
+        actors::{
+            engine::{Forecast, Question, RanksLack, RanksTried, Sought},
+            profile::Place,
+            runtime::open_settings,
+        },
+        kernels::Target,
         model::{
             LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource},
-            registry,
         },
     },
 };
@@ -118,6 +122,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         canary: options.knobs.canary()?,
         threads: load.threads,
         is_small: options.is_demo(),
+        is_any_number: device.is_any_number(),
     })?;
     let (files, place) = (source.origin().clone().bring_settings()?, planned.place);
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
@@ -125,38 +130,56 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
     let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&target).map_err(StartError::from)?);
     let pictures = checkpoint.image_processor.as_ref();
-    let model = &Model::plan_heaviest(&checkpoint, &target, device.ranks())?;
+    let name = load.name.clone().unwrap_or_else(|| source.name());
+    let sought = Sought { name: &name, checkpoint: &checkpoint, options: &load };
+    let ranks = match device.is_any_number() {
+        true => fewest_ranks(&sought, planned.found, target, place, &mut notes)?,
+        false => device.ranks(),
+    };
+    let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let question = Question { model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;
-    if !forecast.fits()
-        && let Some(ranks) = fewest_ranks(&checkpoint, &question, device.ranks())
-    {
-        notes.push(format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}"));
+    if !forecast.fits() && !device.is_any_number() {
+        let more = |ranks: &usize| matches!(sought.lack(*ranks, target, place), Ok(None));
+        let enough = (ranks + 1..=RANKS_MAX as usize).find(more);
+        notes.extend(
+            enough.map(|ranks| {
+                format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}")
+            }),
+        );
     }
     let planned = Planned { target, ..planned };
-    let name = load.name.clone().unwrap_or_else(|| source.name());
     Ok(Report::of(&name, &planned, model, &forecast, notes))
 }
 
-/// The fewest devices, more than `tried`, that hold the model together.
-fn fewest_ranks(checkpoint: &Checkpoint, asked: &Question<'_>, tried: usize) -> Option<usize> {
-    (tried + 1..=RANKS_MAX as usize).find(|ranks| {
-        let Ok(model) = &Model::plan_heaviest(checkpoint, &asked.target, *ranks) else { return false };
-        Question { model, ..*asked }.kv_tokens().is_ok_and(|tokens| tokens.is_some())
-    })
+/// The fewest of `found` devices that the model fits on, or the most that can share it out.
+fn fewest_ranks(
+    sought: &Sought<'_>,
+    found: usize,
+    target: Target,
+    place: Place,
+    notes: &mut Vec<String>,
+) -> Result<usize, Failure> {
+    match sought.fewest(|ranks| Ok((ranks <= found).then_some((target, place)))) {
+        Ok(fewest) => {
+            notes.push(fewest.to_string());
+            Ok(fewest.ranks)
+        }
+        Err(StartError::NoRanksFit(error)) => {
+            notes.push(error.to_string());
+            let can_share = |tried: &&RanksTried| matches!(tried.lack, RanksLack::Lack(_));
+            Ok(error.tried.iter().rfind(can_share).map_or(1, |tried| tried.ranks))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// The checkpoint, or its `config.json` alone if there are no weights.
 fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
-    match Checkpoint::open(files.clone()) {
-        Err(CheckpointError::MissingFile { .. } | CheckpointError::MissingShard { .. }) => {
-            let planned = registry::without_weights(files)?;
-            notes.push(format!("the weights are not all at {}: their sizes follow from config.json", planned.name()));
-            Ok(Checkpoint::open(CheckpointSource::Random(Arc::new(planned)))?)
-        }
-        opened => Ok(opened?),
-    }
+    let (checkpoint, missing) = open_settings(files)?;
+    notes.extend(missing.map(|name| format!("the weights are not all at {name}: their sizes follow from config.json")));
+    Ok(checkpoint)
 }
 
 impl Options {

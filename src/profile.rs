@@ -8,7 +8,8 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, LoadOptions, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot, StepWork,
+    AttemptReport, Bytes, LoadOptions, ModelSource, Phase, ProfileRecord, Progress, Runtime, RuntimeError, Snapshot,
+    StepWork,
 };
 use clap::Args;
 use serde::Serialize;
@@ -76,13 +77,21 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 }
 
 async fn profile(device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
-    let runtime = model::start_knowing(device, &options.knobs).await?;
-    let outcome = size(&runtime, device, options).await;
+    let load =
+        LoadOptions { profiles: device.profiles(), measures_anew: true, ..options.knobs.options(device.blas())? };
+    let source = options.model.source(SEED)?;
+    let runtime = model::start_knowing(device, &options.knobs, vec![(source.clone(), load.clone())]).await?;
+    let outcome = size(&runtime, source, load, options).await;
     runtime.shutdown().await;
     outcome
 }
 
-async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> Result<Profile, Failure> {
+async fn size(
+    runtime: &Runtime,
+    source: ModelSource,
+    load: LoadOptions,
+    options: &Options,
+) -> Result<Profile, Failure> {
     let heard = Arc::new(Mutex::new(Heard::default()));
     let (bar, listening, begun) = (Bar::new(!options.json), heard.clone(), Instant::now());
     let listen = move |progress: Progress| {
@@ -94,9 +103,7 @@ async fn size(runtime: &Runtime, device: &DeviceOptions, options: &Options) -> R
         }
         bar.show(progress);
     };
-    let load =
-        LoadOptions { profiles: device.profiles(), measures_anew: true, ..options.knobs.options(device.blas())? };
-    let model = runtime.load_with(options.model.source(SEED)?, load, listen).await?;
+    let model = runtime.load_with(source, load, listen).await?;
     let ready = Instant::now();
     let serving = model.serving().await?;
     let ledger = runtime.budget().measure().await.map_err(RuntimeError::from)?;

@@ -29,7 +29,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();
-    let runtime = model::start_with(device, config).await?;
+    let runtime = model::start_with(device, config, plans.iter().map(loading::Plan::model).collect()).await?;
     let service = Service::new(&runtime, serve);
     for plan in &plans {
         plan.announce(&service);

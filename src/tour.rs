@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bursar::{Chat, Image, ModelHandle, Runtime, RuntimeConfig, Snapshot, demo};
+use bursar::{Chat, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, demo};
 
 use crate::{DeviceOptions, failure::Failure, model};
 
@@ -10,7 +10,8 @@ use crate::{DeviceOptions, failure::Failure, model};
 const SETTLING_MAX: Duration = Duration::from_secs(5);
 
 pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
-    let runtime = model::start(device, RuntimeConfig::default()).await?;
+    let runtime =
+        model::start(device, RuntimeConfig::default(), vec![(ModelSource::demo(), LoadOptions::default())]).await?;
     println!("{} Loading the embedded demo model.\n", device.describe(&runtime));
     let started = Instant::now();
     let demo = model::load(&runtime, device, "demo", true).await?;

@@ -78,7 +78,7 @@ pub use owner::Owner;
 pub use plan::{Claim, DoesNotFit, Knob, MemoryPlan};
 pub use request::{Priority, Request, RequestId};
 pub use segment::{Backing, Revoker, Segment};
-pub use snapshot::{ClassLine, GateLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
+pub use snapshot::{CardLine, ClassLine, GateLine, LeaseLine, LeaseState, Snapshot, WaitingLine};
 pub use units::{Bytes, GIB, KIB, MIB, Pages, ParseBytesError};
 pub use watch::{FenceWatch, PendingReclaim};
 pub use workspace::{Frame, Stretch, Workspace, WorkspaceFull};

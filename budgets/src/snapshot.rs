@@ -43,6 +43,22 @@ pub struct Snapshot {
     pub waiting: Vec<WaitingLine>,
     /// The gate of each model.
     pub gates: Vec<GateLine>,
+    /// The cards of a [group](crate::DeviceGroup), by rank, as last looked at. Empty for one device.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<CardLine>,
+}
+
+/// One card of a group. What is granted is granted on each, and the sums of the snapshot are those of the fullest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct CardLine {
+    /// The card's label, such as `cuda:1`.
+    pub device: String,
+    /// All memory of the card.
+    pub total: Bytes,
+    /// What our process holds there outside leases.
+    pub overhead: Bytes,
+    /// What other processes hold there.
+    pub foreign: Bytes,
 }
 
 /// One lease.
@@ -107,6 +123,15 @@ pub struct GateLine {
     pub gate: Gate,
 }
 
+impl CardLine {
+    /// The card on which overhead and other processes leave the least. None of one card alone, or if all leave the same.
+    pub fn fullest_of(cards: &[CardLine]) -> Option<&CardLine> {
+        let left = |card: &&CardLine| card.total.saturating_sub(card.overhead + card.foreign);
+        let fullest = cards.iter().min_by_key(left)?;
+        cards.iter().any(|card| left(&card) > left(&fullest)).then_some(fullest)
+    }
+}
+
 impl Ledger {
     /// A copy of all sums, leases, gates and waiting requests.
     pub fn snapshot(&self) -> Snapshot {
@@ -159,6 +184,7 @@ impl Ledger {
             waiting: waiting.collect(),
             gates: self.gates().map(|(model, gate)| GateLine { model: model.clone(), gate }).collect(),
             leases,
+            cards: Vec::new(),
         }
     }
 }
@@ -180,6 +206,11 @@ impl Snapshot {
     pub fn room_of(&self, model: &Label) -> Bytes {
         let others = self.granted - self.of_model(model);
         self.total.saturating_sub(self.overhead + self.foreign + self.canary_wanted + others)
+    }
+
+    /// What is neither granted, nor overhead, nor foreign, nor kept free on a card.
+    pub fn free_on(&self, card: &CardLine) -> Bytes {
+        card.total.saturating_sub(card.overhead + card.foreign + self.granted + self.canary)
     }
 
     /// Leases of one class, model, owner and state share a line, so that a model with a lease for each layer still
@@ -224,6 +255,10 @@ impl fmt::Display for Snapshot {
         rows.push(sum("total", "", self.total));
         if !self.deficit.is_zero() {
             rows.push(sum("short by", "", self.deficit));
+        }
+        for card in &self.cards {
+            rows.push(row("card", &card.device, "foreign", card.foreign, card.total));
+            rows.push(row("card", &card.device, "free", self.free_on(card), card.total));
         }
         if !self.host_granted.is_zero() {
             rows.extend(self.rows(Memory::Host, self.host_total));

@@ -53,7 +53,8 @@ fn what_one_rank_refuses_no_rank_has() {
         stage.group.back(start, PAGE).unwrap();
         stage.ranks[refusing].play(Script::new().refuse_back(2));
         let error = stage.group.back(start.offset(PAGE), PAGE).unwrap_err();
-        assert!(error.is_refused(), "{error}");
+        assert!(error.is_refused() && error.hint().is_some(), "{error}");
+        assert!(error.to_string().starts_with(&format!("host#{refusing}: the device refused ")), "{error}");
         assert_eq!(stage.backed(), [1, 1, 1], "rank {refusing} refused");
         stage.group.back(start.offset(PAGE), PAGE).unwrap();
         assert_eq!(stage.backed(), [2, 2, 2]);

@@ -338,6 +338,14 @@ fn every_device_error_says_what_to_change_if_anything() {
             Some("start the program again: a process that lost a GPU gets no other context"),
             (false, true),
         ),
+        (
+            DeviceError::OfCard {
+                card: "cuda:1".into(),
+                source: Box::new(DeviceError::Refused { asked: bytes, free: bytes, hint: text() }),
+            },
+            Some("said"),
+            (true, false),
+        ),
         (DeviceError::NoDevice { reason: text(), hint: "choose".into() }, Some("choose"), (false, false)),
         (DeviceError::Unusable { reason: text(), hint: "change".into() }, Some("change"), (false, false)),
         (

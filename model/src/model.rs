@@ -16,7 +16,7 @@ use thiserror::Error;
 
 use crate::{
     Depth,
-    blocks::{ConfigError, decoder::StepCaches},
+    blocks::{ConfigError, decoder::StepCaches, vision::share_out},
     checkpoint::{Checkpoint, QuantizationError, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     error::CheckpointError,
     flow::{CacheFormat, ResizedImage, StepBatch, StepLayout},
@@ -98,6 +98,8 @@ pub struct Model {
     cache: CacheFormat,
     weight_bytes: Bytes,
     parameters: u64,
+    /// How many ranks share the pictures of a launch out; 1 if each encodes all.
+    picture_ranks: usize,
     /// The memory behind the family's tensors; none for a plan.
     segment: Option<Arc<Segment>>,
 }
@@ -122,7 +124,8 @@ impl Model {
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
         let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
+        let picture_ranks = if target.shares_pictures() { rank.of() } else { 1 };
+        Ok(Model { config, family, cache, weight_bytes, parameters, picture_ranks, segment: None })
     }
 
     /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on
@@ -197,7 +200,9 @@ impl Model {
             }
         }
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
-        Ok(Model { config, family, cache, weight_bytes: total, parameters, segment: Some(segment) })
+        let picture_ranks = if backend.target().shares_pictures() { rank.of() } else { 1 };
+        let segment = Some(segment);
+        Ok(Model { config, family, cache, weight_bytes: total, parameters, picture_ranks, segment })
     }
 
     /// The family's configuration.
@@ -235,13 +240,28 @@ impl Model {
         target.activation().bytes(self.config.picture_row().width())
     }
 
-    /// Packs pictures for one launch, each with the vision cache rows for its embeddings.
+    /// How many ranks share the pictures of a launch out, and so are linked where they encode. 1 if each encodes all.
+    pub fn picture_ranks(&self) -> usize {
+        self.picture_ranks
+    }
+
+    /// Packs pictures for one launch, each with the vision cache rows for its embeddings, and
+    /// [shares](crate::blocks::vision::share_out) them out.
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
-        self.family.pack(pictures)
+        let patches: Vec<_> = pictures.iter().map(|(image, _)| image.grid.patches()).collect();
+        let of_rank = |share: Vec<usize>| share.into_iter().map(|picture| pictures[picture]).collect();
+        let of_ranks: Vec<Vec<_>> = share_out(&patches, self.picture_ranks).into_iter().map(of_rank).collect();
+        self.family.pack(&of_ranks)
+    }
+
+    /// As [`pack`](Self::pack), with all of these pictures for each of the ranks that share pictures out.
+    pub fn pack_for_each_rank(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+        self.family.pack(&vec![pictures.to_vec(); self.picture_ranks])
     }
 
     /// Runs the vision encoder and writes what it makes to the rows of `cache` `[rows, width]`, `width` as
-    /// [`PictureRow`](crate::blocks::vision::PictureRow) says.
+    /// [`PictureRow`](crate::blocks::vision::PictureRow) says. Where ranks share pictures out, each encodes its own, and
+    /// all get all rows.
     pub fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,

@@ -281,10 +281,10 @@ macro_rules! families {
                 }
             }
 
-            pub(crate) fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
+            pub(crate) fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> PictureBatch {
                 PictureBatch(match self {
                     $(Family::$name(model) => {
-                        Batch::$name(<$folder::Model as Weights<$folder::Config>>::pack(model, pictures))
+                        Batch::$name(<$folder::Model as Weights<$folder::Config>>::pack(model, of_ranks))
                     })*
                 })
             }

@@ -9,7 +9,7 @@ use bursar_kernels::{
 
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
-    blocks::decoder::StepCaches,
+    blocks::{decoder::StepCaches, vision::most_of_a_rank},
     flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
     registry::PictureBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
@@ -35,6 +35,7 @@ impl WorstCase {
 
 /// A pass over the vision encoder or the decoder.
 #[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "there are only as many as worst cases")]
 pub enum Pass {
     /// Encodes pictures into the vision cache.
     Encode(PictureBatch),
@@ -71,8 +72,11 @@ pub fn worst_cases(model: &Model, envelope: &Envelope, room: CacheCapacity) -> V
         let (largest, smallest) = (request.picture_patches.min(launch), smallest_grid(model, merge));
         // If not even the smallest picture fits, the encoder never runs.
         if largest >= smallest.patches() {
-            let encode = |grid| Pass::Encode(pictures(model, launch, grid));
-            let largest = model.config().tile().unwrap_or_else(|| largest_grid(largest, merge));
+            let tile = model.config().tile();
+            // At the same time on every rank, in the same rows: what each makes is thrown away.
+            let most = most_of_a_rank(launch, tile.map_or(largest, |tile| tile.patches()), model.picture_ranks());
+            let largest = tile.unwrap_or_else(|| largest_grid(largest, merge));
+            let encode = |grid| Pass::Encode(pictures(model, most, grid, Model::pack_for_each_rank));
             worst_cases.push(WorstCase::of(&WorstCaseKind::LARGEST_PICTURES, encode(largest)));
             // Tiles are all of one size.
             if model.config().tile().is_none() {
@@ -126,7 +130,7 @@ pub fn work(model: &Model, target: Target, pass: &Pass) -> Result<Work, KernelEr
 /// # Panics
 /// If the model takes no pictures.
 pub fn blank_pictures(model: &Model, count: usize, grid: Grid) -> PictureBatch {
-    pictures(model, count * grid.patches(), grid)
+    pictures(model, count * grid.patches(), grid, Model::pack)
 }
 
 /// Calls `run` with addresses that must not be touched.
@@ -281,9 +285,17 @@ fn largest_grid(patches: usize, merge: MergeSize) -> Grid {
     still(side * merge.side(), tokens / side * merge.side())
 }
 
+/// A picture and its rows of the vision cache.
+type Placed<'p> = (&'p ResizedImage, &'p [u32]);
+
 /// As many pictures of `grid` as `launch_patches` hold, and the smallest pictures for the rest. Each has as many frames
 /// as a step of a video, which takes more bytes than a still picture.
-fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
+fn pictures(
+    model: &Model,
+    launch_patches: usize,
+    grid: Grid,
+    pack: fn(&Model, &[Placed<'_>]) -> PictureBatch,
+) -> PictureBatch {
     let merge = model.config().merge().expect("only a family with pictures has this worst case");
     let patch = model.config().patch().expect("as above");
     let [large, small] = [grid, smallest_grid(model, merge)].map(|grid| ResizedImage::blank(grid, patch));
@@ -299,7 +311,7 @@ fn pictures(model: &Model, launch_patches: usize, grid: Grid) -> PictureBatch {
         })
         .collect();
     let views: Vec<_> = pictures.iter().map(|(patches, rows)| (*patches, rows.as_slice())).collect();
-    model.pack(&views)
+    pack(model, &views)
 }
 
 /// A step of `tokens` tokens shared by as many sequences as the envelope allows. Each sequence ends at the full context

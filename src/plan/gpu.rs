@@ -17,9 +17,6 @@ pub struct Gpu {
     pub total: Option<Bytes>,
 }
 
-/// What our process uses of a card outside leases: measured on an H200 with driver 580 at READY (`benches/h200.md`).
-pub const OVERHEAD: Bytes = Bytes::mib(548);
-
 /// Name, compute capability, multiprocessors, and memory in MiB. The H200 was measured; the others are what their
 /// drivers commonly report, rounded down.
 const KNOWN: [(&str, (u32, u32), usize, u64); 9] = [

@@ -3,13 +3,16 @@
 use bursar::{
     Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
     crates::{
-        actors::profile::Place,
+        actors::{
+            profile::{OVERHEAD_AT_READY, Place},
+            runtime::gpus,
+        },
         kernels::{CudaTarget, Target},
     },
 };
 
-use super::gpu::{Gpu, OVERHEAD};
-use crate::failure::Failure;
+use super::gpu::Gpu;
+use crate::{device::RANKS_MAX, failure::Failure};
 
 /// The page size of a GPU and of a host device.
 const PAGE: Bytes = Bytes::mib(2);
@@ -23,6 +26,8 @@ pub struct Planned {
     pub is_here: bool,
     pub target: Target,
     pub place: Place,
+    /// How many such devices there are to share a model out.
+    pub found: usize,
     /// The flag that sets its memory.
     pub total_flag: &'static str,
 }
@@ -36,11 +41,13 @@ pub struct Wish<'w> {
     pub threads: usize,
     /// Whether the host is a sensible default for this model without a GPU.
     pub is_small: bool,
+    /// Whether as many devices as the model needs may share it out.
+    pub is_any_number: bool,
 }
 
 /// The memory of a card that is not here, and that nothing else uses.
 pub fn absent_place(total: Bytes, canary: Option<Bytes>) -> Place {
-    Place { total, overhead: OVERHEAD, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
+    Place { total, overhead: OVERHEAD_AT_READY, foreign: Bytes::ZERO, canary, page: PAGE, is_host: false }
 }
 
 impl Planned {
@@ -51,27 +58,32 @@ impl Planned {
         }
         // Ranks are planned for devices that are all like the first one.
         match wish.choice {
-            DeviceChoice::Host(capacity) | DeviceChoice::HostRanks(_, capacity) => Ok(Planned::host(capacity, wish)),
-            DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, wish).map_err(Failure::from),
-            DeviceChoice::CudaRanks(ref ordinals) => Planned::present(ordinals[0], wish).map_err(Failure::from),
-            DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => match Planned::present(0, wish) {
-                Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, wish)),
-                Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
-                Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
-                planned => Ok(planned?),
-            },
+            DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, 1, wish)),
+            DeviceChoice::HostRanks(ranks, capacity) => Ok(Planned::host(capacity, ranks, wish)),
+            DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, || 1, wish).map_err(Failure::from),
+            DeviceChoice::CudaRanks(ref ordinals) => {
+                Planned::present(ordinals[0], || ordinals.len(), wish).map_err(Failure::from)
+            }
+            DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => {
+                match Planned::present(0, gpus, wish) {
+                    Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
+                    Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
+                    Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
+                    planned => Ok(planned?),
+                }
+            }
             ref custom => unreachable!("the command line makes no {custom:?}"),
         }
     }
 
-    fn host(capacity: Bytes, wish: &Wish<'_>) -> Self {
+    fn host(capacity: Bytes, found: usize, wish: &Wish<'_>) -> Self {
         let total = wish.total.unwrap_or(capacity);
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
         let name = "the host, standing in for a GPU".to_owned();
         // A start has no other flag, and no typed flag contradicts it.
         let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
-        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place, total_flag }
+        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place, found, total_flag }
     }
 
     fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
@@ -90,19 +102,17 @@ impl Planned {
             is_here: false,
             target: Target::Cuda(gpu.target()),
             place,
+            found: RANKS_MAX as usize,
             total_flag: TOTAL,
         })
     }
 
-    fn present(ordinal: usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {
+    fn present(ordinal: usize, found: impl Fn() -> usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {
         let device = CudaDevice::open(ordinal)?;
         let target = Target::Cuda(CudaTarget::of(&device)?);
-        let (memory, ours) = (device.memory()?, device.overhead());
-        let foreign = memory.total.saturating_sub(memory.free).saturating_sub(ours);
-        // By READY more is loaded than a context.
-        let overhead = ours.max(OVERHEAD);
-        let total = wish.total.unwrap_or(memory.total);
-        let place = Place { total, overhead, foreign, canary: wish.canary, page: device.page(), is_host: false };
-        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place, total_flag: TOTAL })
+        let place = Place::of_device(&device, wish.canary)?;
+        let place = Place { total: wish.total.unwrap_or(place.total), ..place };
+        let found = if wish.is_any_number { found() } else { 1 };
+        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place, found, total_flag: TOTAL })
     }
 }

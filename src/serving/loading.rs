@@ -27,6 +27,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// The model and how it is loaded.
+    pub fn model(&self) -> (ModelSource, LoadOptions) {
+        (self.source.clone(), self.options.clone())
+    }
+
     /// Clients hear that it is on its way.
     pub fn announce(&self, service: &Service) {
         service.set(self.names.clone(), ModelState::Loading("waiting for its turn".into()));

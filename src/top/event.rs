@@ -95,16 +95,21 @@ fn told(kind: &str, fields: &Map<String, Value>) -> Option<String> {
         Some(model) if !model.is_empty() => format!("{what} of {model}"),
         _ => what,
     };
+    let for_card = || word("card").map_or(String::new(), |card| format!(", for {card}"));
     Some(match kind {
         "lease_granted" | "lease_revoked" | "lease_freed" => {
             format!("{}, {}", of_model(word("class")?), bytes("bytes")?)
         }
         "lease_refused" => format!("{}, {}: {}", of_model(word("class")?), bytes("bytes")?, word("reason")?),
         "lease_resized" => format!("{}, {} to {}", of_model(word("class")?), bytes("from")?, bytes("to")?),
-        "canary_given" | "canary_taken" => bytes("bytes")?.to_string(),
-        "shrink" | "growth" => format!("{}, {} to {} blocks", word("model")?, word("from_blocks")?, word("to_blocks")?),
+        "canary_given" | "canary_taken" => format!("{}{}", bytes("bytes")?, for_card()),
+        "shrink" | "growth" => {
+            let (model, from, to) = (word("model")?, word("from_blocks")?, word("to_blocks")?);
+            format!("{model}, {from} to {to} blocks{}", for_card())
+        }
         "oom" => format!("{} while in {}", word("model")?, word("phase")?),
         "restart" => format!("{}: {}", of_model(word("actor")?), word("reason")?),
+        "ranks_chosen" => word("reason")?,
         "ready" => format!("{}, {} tokens of keys and values", word("model")?, word("kv_tokens")?),
         "failed" | "stopped" => format!("{}: {}", word("model")?, word("reason")?),
         "device_lost" => word("device").or_else(|| word("reason"))?,
@@ -144,6 +149,11 @@ mod tests {
             ),
             (r#""event":"canary_given","bytes":1048576"#, "1.0 MiB"),
             (r#""event":"shrink","model":"demo","from_blocks":9,"to_blocks":4"#, "demo, 9 to 4 blocks"),
+            (
+                r#""event":"shrink","model":"demo","from_blocks":9,"to_blocks":4,"card":"cuda:1""#,
+                "demo, 9 to 4 blocks, for cuda:1",
+            ),
+            (r#""event":"canary_given","bytes":1048576,"card":"cuda:1""#, "1.0 MiB, for cuda:1"),
             (r#""event":"oom","model":"demo","phase":"serve""#, "demo while in serve"),
             (r#""event":"restart","model":"demo","actor":"kv","reason":"killed""#, "kv of demo: killed"),
             (r#""event":"restart","model":null,"actor":"budget","reason":"killed""#, "budget: killed"),

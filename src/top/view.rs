@@ -6,7 +6,7 @@ mod model;
 use serde::Serialize;
 
 pub use self::{
-    device::{DeviceView, LeaseView, Part, Piece},
+    device::{CardView, DeviceView, LeaseView, Part, Piece},
     model::{Cache, Kv, Latency, ModelState, ModelView, Speed},
 };
 use super::{

@@ -228,6 +228,29 @@ fn a_plan_for_several_cards_says_what_each_holds() {
 }
 
 #[test]
+fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
+    let of = |arguments: &[&str], code: i32| {
+        let output = plan(&[arguments, &["--tensor-parallel-size", "auto", "--json"]].concat());
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}");
+        object(&output)
+    };
+    for (shape, ranks, said) in [("qwen2.5-vl-72b", 2, "over 2 devices (1: "), ("qwen2.5-vl-7b", 1, "on one device")] {
+        let report = of(&["--shape", shape, "--gpu", "h200"], 0);
+        assert!(number(&report["ranks"]) == ranks && report["notes"].to_string().contains(said), "{report}");
+    }
+    let none = of(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--total", "8GiB"], 1);
+    let notes = none["notes"].to_string();
+    assert_eq!((&none["fits"], number(&none["ranks"])), (&json!(false), 8), "the most that can share it out");
+    assert!(
+        notes.matches(" short on each; ").count() == 2 && notes.contains("(1: ") && notes.contains("8: "),
+        "{notes}"
+    );
+    assert!(notes.contains("3: query heads do not divide among 3 ranks"), "{notes}");
+    let host = of(&["--shape", "qwen2.5-vl-tiny", "--device", "host:2", "--capacity", "8MiB"], 1);
+    assert_eq!(number(&host["ranks"]), 2, "no more than are named");
+}
+
+#[test]
 fn an_impossible_plan_has_its_own_exit_code() {
     for (arguments, said) in [
         (&["--shape", "gpt-9"][..], "gpt-9"),

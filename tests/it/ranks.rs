@@ -4,8 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use bursar::{
-    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Hint, HostDevice, Intensity, LoadOptions, ModelSource,
-    OutputFormat, Runtime, RuntimeConfig, RuntimeError, Script, WatchOptions,
+    Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, FewestFor, Hint, HostDevice, Intensity, Lack,
+    LoadOptions, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError, Script,
+    StartError, WatchOptions,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         responder::Responder,
@@ -115,6 +116,35 @@ fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
 }
 
 #[test]
+fn a_runtime_takes_as_few_devices_as_its_model_fits_on() {
+    story(async {
+        let options = LoadOptions { kv_tokens: Some(16384), ..small() };
+        let of_four = |capacity| {
+            let models = vec![(ModelSource::demo(), options.clone())];
+            let device = DeviceChoice::Fewest(Box::new(FewestFor { of: DeviceChoice::HostRanks(4, capacity), models }));
+            Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() })
+        };
+        let error = of_four(Bytes::mib(8)).await.map(drop).expect_err("four of them do not hold it");
+        let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        let StartError::NoRanksFit(NoRanksFit { tried, .. }) = &**start else { panic!("{start:?}") };
+        assert_eq!(tried.iter().map(|tried| tried.ranks).collect::<Vec<_>>(), [1, 2, 3, 4]);
+        let RanksLack::Lack(Lack::Memory { needed, .. }) = tried[0].lack else { panic!("{tried:?}") };
+        assert!(matches!(&tried[2].lack, RanksLack::Cut(why) if why.contains("key heads")), "{tried:?}");
+        for (capacity, ranks) in [(needed, 2), (needed * 2, 1)] {
+            let runtime = of_four(capacity).await.expect("it fits");
+            assert_eq!(runtime.device().ranks().len().max(1), ranks, "of {capacity} each");
+            let model = demo(&runtime, options.clone()).await;
+            assert_eq!(model.serving().await.expect("it serves").kv_tokens, 16384);
+            let told = runtime.recent_events();
+            let Event::RanksChosen { ranks: told, reason, .. } = &told[0].event else { panic!("{told:?}") };
+            assert_eq!(*told, ranks);
+            assert_eq!(ranks == 2, reason.contains("(1: "), "what is too few is said: {reason}");
+            runtime.shutdown().await;
+        }
+    });
+}
+
+#[test]
 fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
     story(async {
         for taken_on in 0..2 {
@@ -129,6 +159,17 @@ fn a_neighbour_on_one_card_shrinks_all_ranks_and_all_grow_again() {
             })
             .await;
             assert!(stage.backed() < ready, "all ranks gave rank {taken_on}'s neighbour its memory");
+            eventually("the ledger shows which card has the neighbour", async || {
+                let cards = stage.runtime.budget().snapshot().await.expect("the budget answers").cards;
+                (cards[taken_on].foreign, cards[1 - taken_on].foreign) == (wanted, Bytes::ZERO)
+            })
+            .await;
+            let card = format!("host#{taken_on}");
+            for name in ["canary_given", "shrink"] {
+                let told = stage.runtime.recent_events();
+                let told = told.iter().rev().find(|told| told.event.name() == name).expect("it was told");
+                assert_eq!(serde_json::to_value(&told.event).expect("JSON")["card"], card, "{told:?}");
+            }
             assert_eq!(ask(&model, about(1)).await.expect("it answers").text, reply);
             stage.devices[taken_on].foreign_gives_back(wanted);
             eventually("all ranks have what they had", async || stage.is_even() && stage.backed() == ready).await;
@@ -159,6 +200,7 @@ fn a_rank_that_refuses_any_call_of_a_start_leaves_nothing_on_the_others() {
                 Err(error) => {
                     failed += 1;
                     assert!(matches!(error, RuntimeError::Start(_)), "{error:?}");
+                    assert!(error.to_string().contains(&format!("host#{refusing}: ")), "{error}");
                     assert_eq!(stage.backed(), Bytes::ZERO, "call {nth} of rank {refusing}");
                 }
             }

@@ -9,7 +9,10 @@ use bursar_budgets::{
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
-use super::{BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, lease_sums, mailbox::Note};
+use super::{
+    BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums,
+    mailbox::Note,
+};
 use crate::{metric::DeviceLabel, responder::Responder};
 
 mod effects;
@@ -55,6 +58,8 @@ pub struct BudgetState {
     regrowth: Regrowth,
     /// Bytes that our process held beyond leases and overhead, at the last look.
     drifted: Bytes,
+    /// Each card, at the last look.
+    cards: Vec<Card>,
     backoff: PressureBackoff,
     born: Instant,
     /// The device's label in metrics.
@@ -108,6 +113,7 @@ impl Actor for BudgetActor {
             watch,
             regrowth: Regrowth::new(watch.patience),
             drifted: Bytes::ZERO,
+            cards: Vec::new(),
             backoff: PressureBackoff::default(),
             born: Instant::now(),
             shown: None,
@@ -184,7 +190,7 @@ impl Actor for BudgetActor {
                 // The caller may have installed a recorder, and should find all gauges set when the answer arrives.
                 state.all_shown = None;
                 memory.into_iter().for_each(|memory| state.show_look(memory, None));
-                let ledger = state.ledger.snapshot();
+                let ledger = state.snapshot();
                 let more = seen.unwrap_or_default().saturating_sub(ledger.foreign);
                 reply.answer(Snapshot {
                     foreign: ledger.foreign + more,
@@ -193,7 +199,7 @@ impl Actor for BudgetActor {
                     ..ledger
                 });
             }
-            BudgetMessage::Snapshot(reply) => reply.answer(state.ledger.snapshot()),
+            BudgetMessage::Snapshot(reply) => reply.answer(state.snapshot()),
             BudgetMessage::Notes => {}
             BudgetMessage::Poll => state.polling = false,
             BudgetMessage::Look => {
@@ -320,6 +326,12 @@ impl BudgetState {
         for effect in self.ledger.step(input) {
             self.act(effect);
         }
+    }
+
+    /// The ledger, with the cards of a group.
+    fn snapshot(&self) -> Snapshot {
+        let cards = if self.device.ranks().is_empty() { &[][..] } else { &self.cards };
+        Snapshot { cards: cards.iter().map(Card::line).collect(), ..self.ledger.snapshot() }
     }
 
     fn move_gate(&mut self, model: Label, to: Gate) -> Result<(), GateError> {

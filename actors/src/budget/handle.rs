@@ -10,6 +10,7 @@ use thiserror::Error;
 use super::{BudgetMailbox, BudgetMessage, Elastic, mailbox::Note};
 use crate::{
     event::{Event, EventLog},
+    metric::DeviceLabel,
     responder::{AskError, Responder},
     tree::{self, Question},
 };
@@ -143,6 +144,11 @@ impl Budget {
     /// Records an event of a model or its memory.
     pub(crate) fn tell(&self, event: Event) {
         self.events().tell(event);
+    }
+
+    /// The card of a group on which others leave the least, if they do not leave the same on all.
+    pub(crate) fn fullest_card(&self) -> Option<DeviceLabel> {
+        self.mailbox.fullest_card()
     }
 
     /// The events of this device.

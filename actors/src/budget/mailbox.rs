@@ -10,8 +10,8 @@ use std::{
 };
 
 use bursar_budgets::{
-    Bytes, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim, ReleaseNote,
-    ReleaseNotes, RequestId, Revoker,
+    Bytes, Device, DeviceError, FenceWatch, Gate, Holding, Label, LeaseId, LeaseMeter, Memory, PendingReclaim,
+    ReleaseNote, ReleaseNotes, RequestId, Revoker,
 };
 use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
@@ -52,6 +52,8 @@ pub(super) struct Books {
     pub(super) beside: Bytes,
     /// The use of each lease.
     pub(super) meters: BTreeMap<LeaseId, LeaseMeter>,
+    /// The card of a group on which others leave the least, if they do not leave the same on all.
+    pub(super) fullest: Option<DeviceLabel>,
     /// What owners declared about elastic leases.
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     /// The sums of leases by model and class.
@@ -121,8 +123,13 @@ impl BudgetMailbox {
         }
     }
 
+    /// The card of a group on which others leave the least, for events of memory that is given up.
+    pub(super) fn fullest_card(&self) -> Option<DeviceLabel> {
+        self.books().fullest.clone()
+    }
+
     /// The runtime is over, and nothing more is shown of the device.
-    pub(crate) fn forget_shown(&self, device: &DeviceLabel) {
+    pub(crate) fn forget_shown(&self, device: &dyn Device) {
         metric::forget_device(device, self.books().sums.lines().map(|(line, _)| line));
     }
 

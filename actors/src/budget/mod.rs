@@ -1,6 +1,7 @@
 //! The budget actor: the only one that grants memory. It asks no other actor and never waits.
 
 mod actor;
+mod cards;
 mod core;
 mod elastic;
 mod handle;

@@ -122,8 +122,8 @@ impl Processor {
         })
     }
 
-    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps are
-    /// linked.
+    /// Starts a lane over the ranks' `workspace`, which must belong to `memory`. Ranks that are to run steps, or to share
+    /// pictures out, are linked.
     ///
     /// # Errors
     /// A GPU refuses a stream or page-locked memory.

@@ -5,7 +5,7 @@ use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
 
-use super::{KvCacheTypeError, PrecisionError, Suggestion, Unfit};
+use super::{KvCacheTypeError, NoRanksFit, PrecisionError, Suggestion, Unfit};
 use crate::{
     budget::LeaseError,
     profile::{AttemptReport, ProfileError},
@@ -24,6 +24,9 @@ pub enum StartError {
     /// The plan does not fit the device.
     #[error(transparent)]
     DoesNotFit(#[from] Box<Unfit>),
+    /// No number of the devices found does.
+    #[error(transparent)]
+    NoRanksFit(#[from] NoRanksFit),
     /// A worst case of the envelope has shapes that do not match.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
@@ -91,6 +94,7 @@ impl Hint for StartError {
             StartError::Checkpoint(error) => error.hint(),
             StartError::Model(error) => error.hint(),
             StartError::DoesNotFit(unfit) => unfit.hint(),
+            StartError::NoRanksFit(error) => error.hint(),
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),

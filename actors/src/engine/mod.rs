@@ -25,6 +25,8 @@ pub use limits::{Lowered, Own};
 pub use message::{EngineMessage, WhichLane};
 pub use model_context::ModelContext;
 pub(crate) use planning::advice;
-pub use planning::{Change, Forecast, Lack, Question, Suggestion, TOTAL, Unfit};
+pub use planning::{
+    Change, FewestRanks, Forecast, Lack, NoRanksFit, Question, RanksLack, RanksTried, Sought, Suggestion, TOTAL, Unfit,
+};
 pub use serving::Serving;
 pub use status::Status;

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn canary(bytes: u64) -> Event {
-        Event::CanaryGiven { bytes: bursar_budgets::Bytes(bytes) }
+        Event::CanaryGiven { bytes: bursar_budgets::Bytes(bytes), card: None }
     }
 
     #[tokio::test]

@@ -7,6 +7,7 @@ use bursar_budgets::{Label, LeaseId};
 use tracing::{Span, info, info_span, warn};
 
 use super::{Event, Leased};
+use crate::metric::DeviceLabel;
 
 /// The spans in progress.
 #[derive(Default)]
@@ -36,9 +37,13 @@ impl Spans {
             Event::LeaseRefused { model, class, bytes, reason } => {
                 warn!(%model, class = class.label(), bytes = bytes.0, %reason, "lease refused");
             }
-            Event::CanaryGiven { bytes } => warn!(bytes = bytes.0, "canary given up"),
+            Event::CanaryGiven { bytes, card } => {
+                warn!(bytes = bytes.0, card = card.as_ref().map(DeviceLabel::as_str), "canary given up");
+            }
             Event::CanaryTaken { bytes } => info!(bytes = bytes.0, "canary taken"),
-            Event::Shrink { model, from_blocks, to_blocks } => info!(%model, from_blocks, to_blocks, "shrink"),
+            Event::Shrink { model, from_blocks, to_blocks, card } => {
+                info!(%model, from_blocks, to_blocks, card = card.as_ref().map(DeviceLabel::as_str), "shrink");
+            }
             Event::Growth { model, from_blocks, to_blocks } => info!(%model, from_blocks, to_blocks, "growth"),
             Event::Oom { model, phase } => warn!(%model, phase, "memory refused by the device"),
             Event::Restart { model, actor, reason } => {
@@ -47,6 +52,7 @@ impl Spans {
                 span.in_scope(|| warn!(%reason, "died"));
                 self.restarts.entry(model.clone()).or_default().push(span);
             }
+            Event::RanksChosen { model, ranks, reason } => info!(%model, ranks, %reason, "ranks chosen"),
             Event::Ready { model, kv_tokens } => {
                 self.over(Some(model), || info!("serves again"));
                 info!(%model, kv_tokens, "ready");

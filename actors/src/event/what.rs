@@ -3,6 +3,8 @@
 use bursar_budgets::{Bytes, Class, Holding, Label, LeaseId, Refusal};
 use serde::{Serialize, Serializer};
 
+use crate::metric::DeviceLabel;
+
 /// A lease of device memory.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Leased {
@@ -69,6 +71,9 @@ pub enum Event {
     CanaryGiven {
         /// Bytes given up.
         bytes: Bytes,
+        /// The card of a group that has the least left. None for one device, or if all have the same.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        card: Option<DeviceLabel>,
     },
     /// Part of the canary is kept free again.
     CanaryTaken {
@@ -83,6 +88,9 @@ pub enum Event {
         from_blocks: usize,
         /// Blocks now.
         to_blocks: usize,
+        /// The card of a group that has the least left: all its cards shrink. None as for the canary.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        card: Option<DeviceLabel>,
     },
     /// Keys and values have grown again.
     Growth {
@@ -107,6 +115,15 @@ pub enum Event {
         /// The actor's role.
         actor: &'static str,
         /// The reason of the death, or the error.
+        reason: String,
+    },
+    /// As many devices share a model out as it needs, by plan; told when the runtime starts.
+    RanksChosen {
+        /// The model.
+        model: Label,
+        /// The fewest devices that it fits on.
+        ranks: usize,
+        /// By how much fewer are too few.
         reason: String,
     },
     /// A model serves, for the first time or again.
@@ -152,6 +169,7 @@ impl Event {
             Event::Growth { .. } => "growth",
             Event::Oom { .. } => "oom",
             Event::Restart { .. } => "restart",
+            Event::RanksChosen { .. } => "ranks_chosen",
             Event::Ready { .. } => "ready",
             Event::Failed { .. } => "failed",
             Event::Stopped { .. } => "stopped",

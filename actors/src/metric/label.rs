@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use bursar_budgets::{Class, Device, Label, Refusal};
 use metrics::SharedString;
+use serde::{Serialize, Serializer};
 
 use crate::{finish_reason::FinishReason, phase::Phase, tree::Role};
 
@@ -80,9 +81,33 @@ impl DeviceLabel {
         DeviceLabel(device.label().into())
     }
 
+    /// The label of a card of a device, by the name that the device gives it.
+    pub fn named(card: String) -> Self {
+        DeviceLabel(card.into())
+    }
+
     /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
+    }
+}
+
+/// As its name.
+impl Serialize for DeviceLabel {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// The device that a card belongs to: the card itself, or its group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GroupLabel(pub DeviceLabel);
+
+impl LabelValue for GroupLabel {
+    const NAME: &'static str = "group";
+
+    fn value(&self) -> SharedString {
+        self.0.value()
     }
 }
 

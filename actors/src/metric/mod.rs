@@ -18,14 +18,14 @@ mod table;
 pub use address::{MetricsAddress, NoAddress};
 pub use item::{Amount, Counter, Gauge, Histogram, Kind, Recording, Row};
 pub use label::{
-    Architecture, AttemptEnd, Build, DeviceLabel, Dtype, LabelSet, LabelValue, Late, Permit, Preempted, RequestEnd,
-    Version, Words,
+    Architecture, AttemptEnd, Build, DeviceLabel, Dtype, GroupLabel, LabelSet, LabelValue, Late, Permit, Preempted,
+    RequestEnd, Version, Words,
 };
 pub use table::*;
 
 use std::time::Duration;
 
-use bursar_budgets::{Class, Label, Memory};
+use bursar_budgets::{Class, Device, Label, Memory};
 use metrics::SharedString;
 
 /// How often each actor sets its gauges even if nothing happens, for a recorder installed since.
@@ -60,8 +60,13 @@ pub fn forget_model(model: &Label) {
 }
 
 /// Sets a device's gauges to 0 once it is no longer used. Peaks of leases stay.
-pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item = &'l (Label, Class)>) {
+pub(crate) fn forget_device<'l>(of: &dyn Device, leases: impl Iterator<Item = &'l (Label, Class)>) {
+    let device = &DeviceLabel::of(of);
     forget(DeviceLabel::NAME, device.value());
+    for card in of.card_labels() {
+        let labels = (GroupLabel(device.clone()), DeviceLabel::named(card));
+        OF_A_CARD.iter().for_each(|gauge| gauge.set(&labels, 0));
+    }
     for (model, class) in leases {
         let labels = (device.clone(), model.clone(), class.clone());
         LEASE_BYTES.set(&labels, 0);
@@ -70,6 +75,10 @@ pub(crate) fn forget_device<'l>(device: &DeviceLabel, leases: impl Iterator<Item
         }
     }
 }
+
+/// The gauges of each card.
+const OF_A_CARD: [Gauge<(GroupLabel, DeviceLabel)>; 6] =
+    [CARD_TOTAL_BYTES, CARD_FREE_BYTES, CARD_OVERHEAD_BYTES, CARD_BACKED_BYTES, CARD_FOREIGN_BYTES, CARD_DRIFT_BYTES];
 
 fn forget(name: &'static str, value: SharedString) {
     let gauges = TABLE.iter().filter(|row| row.kind == Kind::Gauge && row.name != PLAN_ERROR_BYTES.row().name);

@@ -3,8 +3,8 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Late, Permit, Preempted,
-    RequestEnd, Row, Version,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, GroupLabel, Histogram, Late, Permit,
+    Preempted, RequestEnd, Row, Version,
 };
 use crate::{phase::Phase, tree::Role};
 
@@ -70,6 +70,12 @@ table! {
     OVERHEAD_BYTES: Gauge<DeviceLabel> = "bursar_overhead_bytes", "Device memory of this process that no lease can hold: context, loaded modules, library handles.";
     FOREIGN_BYTES: Gauge<DeviceLabel> = "bursar_foreign_bytes", "Device memory that other processes hold.";
     DRIFT_BYTES: Gauge<DeviceLabel> = "bursar_drift_bytes", "Device memory that this process holds outside leases and overhead. It must be 0.";
+    CARD_TOTAL_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_total_bytes", "The memory of one card of a group, as its driver reports it.";
+    CARD_FREE_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_free_bytes", "Memory of the card that no process uses, as its driver reports it.";
+    CARD_OVERHEAD_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_overhead_bytes", "Memory of the card that this process holds and no lease can.";
+    CARD_BACKED_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_backed_bytes", "Memory of the card that leases use.";
+    CARD_FOREIGN_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_foreign_bytes", "Memory of the card that other processes hold.";
+    CARD_DRIFT_BYTES: Gauge<(GroupLabel, DeviceLabel)> = "bursar_card_drift_bytes", "Memory of the card that this process holds outside leases and overhead. It must be 0.";
     OWED_BYTES: Gauge<DeviceLabel> = "bursar_owed_bytes", "Bytes still to be given up before all leases and the canary fit next to other processes.";
     DEFICIT_BYTES: Gauge<DeviceLabel> = "bursar_deficit_bytes", "Bytes by which leases, overhead and other processes exceed the device. Nothing is granted until it is 0.";
     CANARY_BYTES: Gauge<DeviceLabel> = "bursar_canary_bytes", "Bytes kept free now.";
@@ -157,7 +163,7 @@ mod tests {
             let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
             assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
-            let known = ["device", "model", "class", "phase", "reason", "actor", "permit"];
+            let known = ["device", "group", "model", "class", "phase", "reason", "actor", "permit"];
             let of_info = ["version", "build", "architecture", "dtype"];
             let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
             assert!(labels.iter().all(is_known), "{name}: {labels:?}");

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bursar_budgets::{Bytes, Class, DeviceError, Refusal, Snapshot};
+use bursar_budgets::{Bytes, CardLine, Class, DeviceError, Refusal, Snapshot};
 use bursar_kernels::{KernelError, OpenError};
 use serde::Serialize;
 
@@ -22,6 +22,9 @@ pub struct Evidence {
     pub free: Bytes,
     /// Bytes of other processes.
     pub foreign: Bytes,
+    /// The card of a group that refused, or that has the least left. None for one device, or if all have the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub card: Option<String>,
     /// The error, in words.
     pub said: String,
 }
@@ -29,19 +32,22 @@ pub struct Evidence {
 impl Evidence {
     /// The evidence from `error`, if it says that memory was refused, and from the ledger.
     pub fn of(error: &ProfileError, phase: Phase, ledger: Option<&Snapshot>) -> Option<Self> {
-        let (class, (asked, free)) = match error {
+        let (class, (asked, free), refused) = match error {
             ProfileError::Lease { class, source: LeaseError::Refused(refusal), .. } => {
-                (class.as_deref(), ledgers(refusal))
+                (class.as_deref(), ledgers(refusal), None)
             }
-            ProfileError::Device { class, source, .. } => (class.as_deref(), devices(source)?),
-            ProfileError::Lanes(OpenError::Device(source)) => (None, devices(source)?),
-            ProfileError::Stress { source, .. } => (None, lanes(source)?),
+            ProfileError::Device { class, source, .. } => (class.as_deref(), devices(source)?, Some(source)),
+            ProfileError::Lanes(OpenError::Device(source)) => (None, devices(source)?, Some(source)),
+            ProfileError::Stress { source: LaneError::Kernel(KernelError::Device(source)), .. } => {
+                (None, devices(source)?, Some(source))
+            }
             _ => return None,
         };
         let free = free.or(ledger.map(|ledger| ledger.free)).unwrap_or_default();
         let foreign = ledger.map(|ledger| ledger.foreign).unwrap_or_default();
-        let class = class.cloned();
-        Some(Evidence { phase, class, asked, free, foreign, said: error.to_string() })
+        let fullest = || CardLine::fullest_of(&ledger?.cards).map(|card| card.device.clone());
+        let card = refused.and_then(DeviceError::card).map(str::to_owned).or_else(fullest);
+        Some(Evidence { phase, class: class.cloned(), asked, free, foreign, card, said: error.to_string() })
     }
 
     /// The least that was missing. For what the driver needed for itself that is unknown, so all bytes asked for.
@@ -59,7 +65,9 @@ impl fmt::Display for Evidence {
         if let Some(class) = &self.class {
             write!(f, "; it was for {class}")?;
         }
-        write!(f, "; {} asked, {} free, {} held by others", self.asked.exact(), self.free.exact(), self.foreign.exact())
+        let [asked, free, foreign] = [self.asked, self.free, self.foreign].map(Bytes::exact);
+        write!(f, "; {asked} asked, {free} free, {foreign} held by others")?;
+        self.card.iter().try_for_each(|card| write!(f, ", on {card}"))
     }
 }
 
@@ -83,16 +91,8 @@ fn ledgers(refusal: &Refusal) -> AskedAndFree {
 }
 
 fn devices(error: &DeviceError) -> Option<AskedAndFree> {
-    match error {
+    match error.of_any_card() {
         DeviceError::Refused { asked, free, .. } => Some((*asked, Some(*free))),
-        _ => None,
-    }
-}
-
-/// What a lane was refused, if it was memory.
-fn lanes(error: &LaneError) -> Option<AskedAndFree> {
-    match error {
-        LaneError::Kernel(KernelError::Device(error)) => devices(error),
         _ => None,
     }
 }
@@ -142,8 +142,15 @@ mod tests {
         ];
         for (error, class, asked, free) in refusals {
             let said = error.to_string();
-            let expected =
-                Evidence { phase: Phase::Back, class, asked: MIB(asked), free: MIB(free), foreign: MIB(7), said };
+            let expected = Evidence {
+                phase: Phase::Back,
+                class,
+                asked: MIB(asked),
+                free: MIB(free),
+                foreign: MIB(7),
+                card: None,
+                said,
+            };
             assert_eq!(Evidence::of(&error, Phase::Back, Some(&ledger())), Some(expected));
             assert!(error.is_out_of_memory());
         }
@@ -168,7 +175,7 @@ mod tests {
     fn evidence_reads_as_a_sentence_with_exact_bytes() {
         let (asked, free, foreign) = (Bytes(9), Bytes(4), Bytes(7));
         let said = "it is full".to_owned();
-        let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, said };
+        let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, card: None, said };
         assert_eq!(
             known.to_string(),
             "memory was refused in phase back: it is full; it was for kv; 9 B asked, 4 B free, 7 B held by others"
@@ -180,5 +187,25 @@ mod tests {
             "memory was refused in phase back: it is full; 9 B asked, 20 B free, 7 B held by others"
         );
         assert_eq!(drivers.missing(), Bytes(9), "the driver needs more than it says");
+    }
+
+    #[test]
+    fn evidence_names_the_card_that_refused_or_has_the_least_left() {
+        let card = |device: &str, foreign| CardLine {
+            device: device.to_owned(),
+            total: MIB(64),
+            overhead: Bytes::ZERO,
+            foreign: MIB(foreign),
+        };
+        let ledger = Snapshot { cards: vec![card("cuda:0", 7), card("cuda:1", 1)], ..ledger() };
+        let refused_on = |card: &str| DeviceError::OfCard { card: card.to_owned(), source: Box::new(refused()) };
+        let evidence = |error| Evidence::of(&error, Phase::Back, Some(&ledger)).expect("memory was refused");
+        let by_device = evidence(device(refused_on("cuda:1")));
+        assert_eq!((by_device.card.as_deref(), by_device.asked, by_device.free), (Some("cuda:1"), MIB(9), MIB(3)));
+        let by_lane = evidence(stress(LaneError::Kernel(KernelError::Device(refused_on("cuda:1")))));
+        assert_eq!(by_lane.card.as_deref(), Some("cuda:1"));
+        let by_ledger = evidence(lease(Refusal::Behind { asked: MIB(9), ahead: 1 }));
+        assert_eq!(by_ledger.card.as_deref(), Some("cuda:0"));
+        assert!(by_ledger.to_string().ends_with("7,340,032 B held by others, on cuda:0"), "{by_ledger}");
     }
 }

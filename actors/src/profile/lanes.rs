@@ -92,7 +92,7 @@ impl LanesPlace {
             }
         };
         let before_vision = before.and_then(|lanes| lanes.vision.as_ref());
-        let start_vision = |workspace| start("bursar-vision", before_vision, workspace, false);
+        let start_vision = |workspace| start("bursar-vision", before_vision, workspace, models.picture_ranks() > 1);
         let before_step = before.map(|lanes| &lanes.step);
         let step = start("bursar-step", before_step, &memory.step_workspace, true)?;
         match memory.vision_workspace.as_ref().map(start_vision).transpose() {

@@ -8,6 +8,7 @@ use std::{
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{
+    RequestCost,
     flow::{Grid, SequencePart, StepBatch},
     sampling::{Sampler, SamplingParams},
     worst_cases,
@@ -223,12 +224,15 @@ impl Attempt {
         let config = self.model.config();
         let (Some(lane), Some(merge)) = (&lanes.vision, config.merge()) else { return Ok(Vec::new()) };
         let most = self.envelope.launch_patches.min(merge.patches(cache_rows));
+        // No picture is larger than those that were stressed: ranks share pictures out, and cut none.
+        let largest = RequestCost::largest(&self.envelope, Some(merge)).picture_patches;
         let (mut clock, mut launches) = (Clock::start(allowed), Vec::<MeasuredLaunch>::new());
         for wanted in PATCHES.into_iter().chain([most]) {
-            let side = merge.tokens(wanted.min(most)).isqrt() * merge.side();
+            let side = merge.tokens(wanted.min(most).min(largest)).isqrt() * merge.side();
             let grid = config.tile().unwrap_or(Grid { t: 1, h: side as u32, w: side as u32 });
             let count = wanted.min(most) / grid.patches().max(1);
-            let patches = grid.patches() * count;
+            // Those of the rank with the most: a launch of as many in one picture takes as long.
+            let patches = grid.patches() * count.div_ceil(self.model.picture_ranks());
             let is_larger = launches.last().is_none_or(|last| last.patches < patches);
             if patches == 0 || !is_larger || !clock.has_time_for(patches) {
                 continue;

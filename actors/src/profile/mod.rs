@@ -38,7 +38,7 @@ pub use lanes::{Lanes, LanesPlace};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
-pub use place::{Place, default_canary};
+pub use place::{OVERHEAD_AT_READY, Place, default_canary};
 pub use progress::{Progress, ProgressSink};
 pub use record::{Found, RecordError, RecordPlace};
 pub use records::Records;

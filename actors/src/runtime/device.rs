@@ -4,6 +4,9 @@ use std::{fmt, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
+use super::FewestFor;
+use crate::engine::{FewestRanks, StartError};
+
 /// Which device a runtime leases.
 #[derive(Clone)]
 pub enum DeviceChoice {
@@ -22,6 +25,8 @@ pub enum DeviceChoice {
     CudaRanks(Vec<usize>),
     /// The same with host memory that stands in for GPUs, of this capacity each.
     HostRanks(usize, Bytes),
+    /// As few devices as the models that will be loaded fit on.
+    Fewest(Box<FewestFor>),
     /// A device that the caller provides, for tests with faults. When it is lost the runtime ends.
     Custom(Arc<dyn Device>),
     /// Devices that the caller provides: the closure is called at the start and again after each loss.
@@ -40,6 +45,7 @@ impl fmt::Debug for DeviceChoice {
             DeviceChoice::AutoRanks(ranks, bytes) => write!(f, "AutoRanks({ranks}, {bytes})"),
             DeviceChoice::CudaRanks(ordinals) => write!(f, "CudaRanks({ordinals:?})"),
             DeviceChoice::HostRanks(ranks, bytes) => write!(f, "HostRanks({ranks}, {bytes})"),
+            DeviceChoice::Fewest(fewest) => write!(f, "Fewest({fewest:?})"),
             DeviceChoice::Custom(device) => write!(f, "Custom({})", device.name()),
             DeviceChoice::Made(_) => write!(f, "Made"),
         }
@@ -56,6 +62,18 @@ pub(super) struct Opened {
 }
 
 impl DeviceChoice {
+    /// The same, with a number of devices where that is to be found out, and what its models say of it. This reads their
+    /// settings, and may open devices.
+    ///
+    /// # Errors
+    /// No number does; a model cannot be planned, or a device not be opened.
+    pub(super) fn chosen(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
+        match self {
+            DeviceChoice::Fewest(fewest) => fewest.choose(canary),
+            choice => Ok((choice, Vec::new())),
+        }
+    }
+
     /// Opens the device. A GPU context takes about 300 ms, so call this on a thread that may block.
     pub(super) fn open(self) -> Result<Opened, DeviceError> {
         let make: MakeDevice = match self {
@@ -78,6 +96,7 @@ impl DeviceChoice {
                     opened => opened,
                 };
             }
+            DeviceChoice::Fewest(_) => unreachable!("a number of devices is chosen before they are opened"),
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),

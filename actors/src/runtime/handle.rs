@@ -17,7 +17,7 @@ use crate::{
     budget::{Budget, BudgetMailbox, WatchOptions},
     chat::ModelHandle,
     engine::{LoadOptions, Progress, ProgressSink, StartError},
-    event::{Events, Recorded},
+    event::{Event, Events, Recorded},
     profile::default_canary,
     responder::AskError,
     supervise::Intensity,
@@ -140,7 +140,8 @@ impl Runtime {
     /// Starts a runtime. Call it within a multi-threaded tokio runtime.
     ///
     /// # Errors
-    /// The device cannot be opened, or the program is built with `panic = "abort"`.
+    /// The device cannot be opened, or the program is built with `panic = "abort"`. With [`DeviceChoice::Fewest`], no
+    /// number of devices does, or a model cannot be planned.
     pub async fn start(config: RuntimeConfig) -> Result<Self, RuntimeError> {
         Runtime::start_under(config, None).await
     }
@@ -162,15 +163,24 @@ impl Runtime {
         if unwinding::panics_abort() {
             return Err(RuntimeError::PanicAborts);
         }
-        let choice = config.device;
-        let opened = tokio::task::spawn_blocking(move || choice.open()).await;
-        let Opened { device, stands_in, again } = opened.map_err(|died| RuntimeError::Spawn(died.to_string()))??;
+        let (choice, canary) = (config.device, config.canary);
+        let open = move || {
+            let (choice, chosen) = choice.chosen(canary).map_err(Arc::new)?;
+            Ok::<_, RuntimeError>((choice.open()?, chosen))
+        };
+        let opened = tokio::task::spawn_blocking(open).await;
+        let (Opened { device, stands_in, again }, chosen) =
+            opened.map_err(|died| RuntimeError::Spawn(died.to_string()))??;
         if let Some(why) = &stands_in {
             tracing::info!(%why, "host memory stands in for a GPU");
         }
         let total = device.memory()?.total;
         let ledger = LedgerConfig { host_total: config.host_bytes, ..LedgerConfig::of(device.as_ref()) };
         let (mailbox, shown) = (Arc::new(BudgetMailbox::default()), Shown::new(device));
+        for told in chosen {
+            let (reason, ranks) = (told.to_string(), told.ranks);
+            mailbox.events().tell(Event::RanksChosen { model: told.model.as_str().into(), ranks, reason });
+        }
         let arguments = RuntimeArguments {
             canary: config.canary.unwrap_or_else(|| default_canary(total)),
             shown: shown.clone(),

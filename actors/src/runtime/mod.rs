@@ -5,6 +5,7 @@ mod core;
 mod device;
 #[cfg(feature = "prometheus")]
 mod door;
+mod fewest;
 mod handle;
 mod health;
 mod message;
@@ -18,6 +19,7 @@ mod unwinding;
 pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
+pub use fewest::{FewestFor, gpus, open_settings};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
 pub use message::{Home, Order, RuntimeMessage, Supervised};

@@ -47,8 +47,18 @@ impl DeviceGroup {
         addresses: &[Address],
         change: impl Fn(&dyn Device, Address) -> Result<(), DeviceError>,
     ) -> Result<(), DeviceError> {
-        let each = self.ranks.iter().zip(addresses).map(|(rank, address)| change(&**rank, *address));
+        let each = self.numbered().zip(addresses);
+        let each = each.map(|((rank, device), address)| self.named(rank, change(&**device, *address)));
         each.fold(Ok(()), Result::and)
+    }
+
+    fn numbered(&self) -> impl Iterator<Item = (usize, &Arc<dyn Device>)> {
+        self.ranks.iter().enumerate()
+    }
+
+    /// The outcome of a call to this rank's card, which an error names.
+    fn named<T>(&self, rank: usize, outcome: Result<T, DeviceError>) -> Result<T, DeviceError> {
+        outcome.map_err(|error| error.on_rank(self, rank))
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Address, Vec<Address>>> {
@@ -100,13 +110,14 @@ impl Device for DeviceGroup {
     }
 
     fn memory(&self) -> Result<DeviceMemory, DeviceError> {
-        let memory = self.ranks.iter().map(|rank| rank.memory()).collect::<Result<Vec<_>, _>>()?;
+        let memory = self.numbered().map(|(rank, device)| self.named(rank, device.memory()));
+        let memory = memory.collect::<Result<Vec<_>, _>>()?;
         let least = |of: fn(&DeviceMemory) -> Bytes| memory.iter().map(of).min().unwrap_or_default();
         Ok(DeviceMemory { total: least(|memory| memory.total), free: least(|memory| memory.free) })
     }
 
     fn check(&self) -> Result<(), DeviceError> {
-        self.ranks.iter().try_for_each(|rank| rank.check())
+        self.numbered().try_for_each(|(rank, device)| self.named(rank, device.check()))
     }
 
     fn overhead(&self) -> Bytes {
@@ -126,8 +137,8 @@ impl Device for DeviceGroup {
 
     fn reserve(&self, bytes: Bytes) -> Result<Address, DeviceError> {
         let mut addresses = Vec::with_capacity(self.ranks.len());
-        for rank in &self.ranks {
-            match rank.reserve(bytes) {
+        for (rank, device) in self.numbered() {
+            match self.named(rank, device.reserve(bytes)) {
                 Ok(address) => addresses.push(address),
                 Err(error) => {
                     drop(self.on_each(&addresses, |rank, address| rank.release_reservation(address)));
@@ -149,10 +160,10 @@ impl Device for DeviceGroup {
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let addresses = self.addresses(address);
-        for (done, (rank, address)) in self.ranks.iter().zip(&addresses).enumerate() {
-            rank.back(*address, bytes).inspect_err(|_| {
+        for ((rank, device), address) in self.numbered().zip(&addresses) {
+            self.named(rank, device.back(*address, bytes)).inspect_err(|_| {
                 // Fails on a lost device alone, which has lost the memory too.
-                drop(self.on_each(&addresses[..done], |rank, address| rank.unback(address, bytes)));
+                drop(self.on_each(&addresses[..rank], |device, address| device.unback(address, bytes)));
             })?;
         }
         Ok(())

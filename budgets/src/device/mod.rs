@@ -102,6 +102,20 @@ pub trait Device: Send + Sync + 'static {
         &[]
     }
 
+    /// A name for each card that it consists of: its [label](Device::label), or those of a [group](DeviceGroup)'s ranks,
+    /// each with its rank where some are the same, as those of host devices are.
+    fn card_labels(&self) -> Vec<String> {
+        let labels: Vec<String> = match self.ranks() {
+            [] => vec![self.label()],
+            ranks => ranks.iter().map(|rank| rank.label()).collect(),
+        };
+        let is_twice = |label: &String| labels.iter().filter(|other| *other == label).count() > 1;
+        match labels.iter().any(is_twice) {
+            true => labels.iter().enumerate().map(|(rank, label)| format!("{label}#{rank}")).collect(),
+            false => labels,
+        }
+    }
+
     /// What an address of this device is on each rank of a [group](DeviceGroup).
     fn addresses(&self, address: Address) -> Vec<Address> {
         vec![address]
@@ -249,6 +263,14 @@ pub enum DeviceError {
         /// The driver's own words.
         said: String,
     },
+    /// A call to one card of a [group](DeviceGroup) failed.
+    #[error("{card}: {source}")]
+    OfCard {
+        /// The card's label.
+        card: String,
+        /// Its error.
+        source: Box<DeviceError>,
+    },
     /// There is no such device on this machine.
     #[error("{reason}")]
     NoDevice {
@@ -296,12 +318,36 @@ pub enum DeviceError {
 impl DeviceError {
     /// Whether the same call for fewer bytes may succeed.
     pub fn is_refused(&self) -> bool {
-        matches!(self, DeviceError::Refused { .. })
+        matches!(self.of_any_card(), DeviceError::Refused { .. })
     }
 
     /// Whether everything on the device has failed.
     pub fn is_lost(&self) -> bool {
-        matches!(self, DeviceError::Lost { .. })
+        matches!(self.of_any_card(), DeviceError::Lost { .. })
+    }
+
+    /// The error without the name of the card, if it is one of a [group](DeviceGroup).
+    pub fn of_any_card(&self) -> &DeviceError {
+        match self {
+            DeviceError::OfCard { source, .. } => source.of_any_card(),
+            error => error,
+        }
+    }
+
+    /// The card of a [group](DeviceGroup) whose error this is.
+    pub fn card(&self) -> Option<&str> {
+        match self {
+            DeviceError::OfCard { card, .. } => Some(card),
+            _ => None,
+        }
+    }
+
+    /// This error of rank `rank` of `device`, with the card's name if the device is a [group](DeviceGroup).
+    pub fn on_rank(self, device: &dyn Device, rank: usize) -> DeviceError {
+        match (device.ranks(), self) {
+            ([], error) | (_, error @ DeviceError::OfCard { .. }) => error,
+            (_, error) => DeviceError::OfCard { card: device.card_labels().swap_remove(rank), source: Box::new(error) },
+        }
     }
 }
 
@@ -318,6 +364,7 @@ impl Hint for DeviceError {
             DeviceError::HostRefused { .. } => {
                 Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())
             }
+            DeviceError::OfCard { source, .. } => source.hint(),
             DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
             DeviceError::NoAddresses { .. } => Some("raise the limit on address space (ulimit -v)".into()),
             DeviceError::Capacity { most, .. } => {

@@ -5,7 +5,10 @@ use bursar_kernels::{Backend, KernelError, Scope, Tensor};
 use super::row::{Settings, Weights};
 use crate::{
     Depth,
-    blocks::{decoder::Decoder, vision::PackedPictures},
+    blocks::{
+        decoder::Decoder,
+        vision::{PackedPictures, exchange_rows},
+    },
     flow::ResizedImage,
     weights::{WeightError, WeightMap},
 };
@@ -40,6 +43,18 @@ pub trait Tower: Sized {
     ) -> Result<(), KernelError>;
 }
 
+/// Pictures packed for one launch: what each rank encodes of them, or one entry of which every rank encodes all.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Launch<B> {
+    of_ranks: Vec<B>,
+}
+
+impl<B: AsRef<PackedPictures>> Launch<B> {
+    fn packed(&self) -> impl Iterator<Item = &PackedPictures> {
+        self.of_ranks.iter().map(AsRef::as_ref)
+    }
+}
+
 /// The weights of a family with pictures.
 pub struct PictureModel<T> {
     /// Turns pictures into rows of the vision cache.
@@ -49,7 +64,7 @@ pub struct PictureModel<T> {
 }
 
 impl<T: Tower> Weights<T::Config> for PictureModel<T> {
-    type Batch = T::Batch;
+    type Batch = Launch<T::Batch>;
 
     fn claim(config: T::Config, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let (tower, decoder) = T::claim_model(config, map)?;
@@ -60,25 +75,33 @@ impl<T: Tower> Weights<T::Config> for PictureModel<T> {
         &self.decoder
     }
 
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> T::Batch {
-        self.tower.pack(pictures)
+    fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> Launch<T::Batch> {
+        Launch { of_ranks: of_ranks.iter().map(|pictures| self.tower.pack(pictures)).collect() }
     }
 
-    fn patches(batch: &T::Batch) -> usize {
-        batch.as_ref().patches()
+    fn patches(launch: &Launch<T::Batch>) -> usize {
+        launch.packed().map(PackedPictures::patches).sum()
     }
 
-    fn embeddings(batch: &T::Batch) -> usize {
-        batch.as_ref().embeddings()
+    fn embeddings(launch: &Launch<T::Batch>) -> usize {
+        launch.packed().map(PackedPictures::embeddings).sum()
     }
 
     fn encode<B: Backend>(
         &self,
         scope: &Scope<'_, B>,
-        batch: &T::Batch,
+        launch: &Launch<T::Batch>,
         cache: &mut Tensor<'_>,
         depth: Depth,
     ) -> Result<(), KernelError> {
-        self.tower.encode(scope, batch, cache, depth)
+        if let [all] = &launch.of_ranks[..] {
+            return self.tower.encode(scope, all, cache, depth);
+        }
+        assert_eq!(launch.of_ranks.len(), scope.rank().of(), "a launch is packed for these ranks");
+        let own = &launch.of_ranks[scope.rank().index()];
+        if own.as_ref().pictures() > 0 {
+            self.tower.encode(scope, own, cache, depth)?;
+        }
+        exchange_rows(scope, &launch.packed().map(PackedPictures::rows).collect::<Vec<_>>(), cache)
     }
 }

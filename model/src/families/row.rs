@@ -133,8 +133,9 @@ pub trait Weights<S: Settings>: Sized {
     /// Its decoder.
     fn decoder(&self) -> &Decoder;
 
-    /// Packs pictures, each with the rows of the vision cache for its embeddings.
-    fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> Self::Batch;
+    /// Packs the pictures of each rank, each with the rows of the vision cache for its embeddings. With one entry, every
+    /// rank encodes its pictures.
+    fn pack(&self, of_ranks: &[Vec<(&ResizedImage, &[u32])>]) -> Self::Batch;
 
     /// Patches over all pictures of a batch.
     fn patches(batch: &Self::Batch) -> usize;
@@ -170,7 +171,7 @@ impl<S: Settings> Weights<S> for TextModel {
         &self.0
     }
 
-    fn pack(&self, _: &[(&ResizedImage, &[u32])]) -> NoPictures {
+    fn pack(&self, _: &[Vec<(&ResizedImage, &[u32])>]) -> NoPictures {
         panic!("a text-only family was given pictures; lay_out refuses them")
     }
 

@@ -7,9 +7,12 @@ use bursar_budgets::{Bytes, Class, Hint};
 use bursar_kernels::{Cpu, Rank, Target};
 use bursar_model::{
     LoadError, Model,
+    blocks::vision::share_out,
     checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
+    flow::Grid,
     registry,
     weights::WeightError,
+    worst_cases::{self, Pass},
 };
 use serde_json::{Value, json};
 
@@ -68,6 +71,57 @@ fn every_family_answers_on_several_ranks_as_recorded() {
                     assert_recorded(&bench, &case, &encode(&bench, &case), REFERENCE_TOLERANCE);
                 }
             });
+        }
+    }
+}
+
+/// The bits of each picture's rows.
+fn bits(bench: &Bench, rows: &[Vec<u32>]) -> Vec<Vec<u32>> {
+    rows.iter().map(|rows| bench.embeddings(rows).into_iter().map(f32::to_bits).collect()).collect()
+}
+
+#[test]
+fn all_ranks_have_the_picture_rows_of_one_to_the_bit() {
+    for (folder, name) in [
+        (QWEN2_5_VL, "several_images"),
+        (QWEN3_VL, "several_images"),
+        (QWEN3_VL, "video_even"),
+        (INTERNVL, "two_turns"),
+    ] {
+        for of in possible(folder) {
+            let on_all = on_ranks(of, |cpu| {
+                let bench = loaded(open(folder), cpu);
+                bits(&bench, &encode(&bench, &Case::read(folder, &bench.checkpoint, name)))
+            });
+            // A product rounds by how many rows are beside one, so one rank encodes the same shares, in turn.
+            let bench = loaded(open(folder), Cpu::new(1));
+            let case = Case::read(folder, &bench.checkpoint, name);
+            let patches: Vec<_> = case.images.iter().map(|image| image.grid.patches()).collect();
+            for share in share_out(&patches, of).iter().filter(|share| !share.is_empty()) {
+                let images: Vec<_> = share.iter().map(|picture| &case.images[*picture]).collect();
+                let alone = bits(&bench, &bench.encode(&images));
+                for (picture, alone) in share.iter().zip(&alone) {
+                    let is_alone = |rows: &Vec<Vec<u32>>| rows[*picture] == *alone;
+                    assert!(on_all.iter().all(is_alone), "picture {picture} of {folder} {name} on {of} ranks");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn each_rank_encodes_its_share_of_the_pictures() {
+    let grid = Grid { t: 1, h: 8, w: 8 };
+    for of in [2, 4] {
+        let flops = |rank: Rank, count| {
+            let model = Model::plan_rank(&open(QWEN3_VL), &CPU, rank).expect("it is planned");
+            let launch = Pass::Encode(worst_cases::blank_pictures(&model, count, grid));
+            worst_cases::plan(&model, CPU, &launch).expect("shapes agree").work.flops
+        };
+        for rank in Rank::all(of) {
+            assert_eq!(flops(rank, of), flops(Rank::ALONE, 1), "one picture of {of}");
+            let of_one = if rank.index() == 0 { flops(Rank::ALONE, 1) } else { 0 };
+            assert_eq!(flops(rank, 1), of_one, "a picture is not cut");
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{cell::Cell, sync::Arc};
 
 use bursar_budgets::{Bytes, Class, Segment, Workspace};
 use bursar_kernels::{
-    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Scope, Target, Tensor, WorkCounter,
+    BLOCK_TOKENS, Backend, Cpu, CudaTarget, DType, KernelError, KvLayer, Rank, Scope, Target, Tensor, WorkCounter,
     ops::patchify::PatchSize,
 };
 use bursar_model::{
@@ -178,7 +178,7 @@ fn every_worst_case_on(cpu: Cpu, folder: &str, cache: CacheFormat, check: impl F
 
 #[test]
 fn every_worst_case_of_a_rank_takes_what_its_plan_says() {
-    for (folder, of) in [(QWEN2_5_VL, 2), (LLAMA, 4), (MIXTURES[0], 2)] {
+    for (folder, of) in [(QWEN2_5_VL, 2), (QWEN3_VL[0], 4), (LLAMA, 4), (MIXTURES[0], 2)] {
         bench::on_ranks(of, |cpu| every_worst_case_on(cpu, folder, CacheFormat::Plain, |_, _, _, _| {}));
     }
 }
@@ -370,7 +370,7 @@ fn peak(model: &Model, target: Target, pass: &Pass) -> Bytes {
 }
 
 fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Envelope, seed: u64) {
-    let room = CacheCapacity { blocks: 9, cache_rows: 90 };
+    let (room, rank) = (CacheCapacity { blocks: 9, cache_rows: 90 }, model.rank());
     let worst_cases = worst_cases::worst_cases(model, &envelope, room);
     let largest = |is_step: bool| {
         let of_lane = worst_cases.iter().filter(|worst_case| matches!(worst_case.pass, Pass::Step(_)) == is_step);
@@ -384,7 +384,10 @@ fn no_pass_exceeds_the_worst_cases(model: &Model, target: Target, envelope: Enve
         assert!(taken <= step_peak, "a step takes {taken}, the worst cases {step_peak}, in {envelope:?}: {step:?}");
         let Some(launch) = within.launch() else { continue };
         let taken = peak(model, target, &launch);
-        assert!(taken <= launch_peak, "a launch takes {taken}, the worst cases {launch_peak}, in {envelope:?}");
+        assert!(
+            taken <= launch_peak,
+            "a launch takes {taken} of {rank:?}, the worst cases {launch_peak}, in {envelope:?}"
+        );
     }
 }
 
@@ -414,6 +417,12 @@ proptest! {
         for (folder, target) in [QWEN2_5_VL, QWEN2, QWEN3, LLAMA, FP8[0], FP8[3]].iter().flat_map(|folder| targets.map(|target| (folder, target))) {
             let model = Model::plan(&bench::open(folder), &target).expect("it can be planned");
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
+        }
+        for (folder, of) in [(QWEN2_5_VL, 2), (QWEN3_VL[0], 4)] {
+            for rank in Rank::all(of) {
+                let model = Model::plan_rank(&bench::open(folder), &targets[0], rank).expect("it can be planned");
+                no_pass_exceeds_the_worst_cases(&model, targets[0], envelope.clone(), seed);
+            }
         }
     }
 }

@@ -47,7 +47,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
         LoadOptions { requests, blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
     let load = options.knobs.over(base)?;
     let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
-    let runtime = model::start_with(device, config).await?;
+    let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     #[cfg(feature = "prometheus")]
     let counter = counts::Counter::install()?;
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;

@@ -10,7 +10,7 @@ use super::{
 };
 use crate::top::{
     palette::Colours,
-    view::{Count, DeviceView, LeaseView, View},
+    view::{CardView, Count, DeviceView, LeaseView, View},
 };
 
 /// With fewer columns derived figures are omitted.
@@ -18,8 +18,10 @@ const NARROW: u16 = 60;
 
 /// One device. Problems stand right below the bar.
 pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours: Colours) -> Panel {
-    let bar = bar::bar(&device.pieces, width, colours);
-    let mut lines = vec![bar; bar_rows];
+    let mut lines = match &device.cards[..] {
+        [] => vec![bar::bar(&device.pieces, width, colours); bar_rows],
+        cards => cards.iter().map(|card| card_line(card, cards, width, colours)).collect(),
+    };
     let wrong = wrong(device);
     if !wrong.is_empty() {
         let wrong = fit.lines(&wrong.join(", "), width.into());
@@ -34,6 +36,19 @@ pub fn panel(device: &DeviceView, width: u16, bar_rows: usize, fit: Fit, colours
     let right =
         if width < NARROW { format!("{free} of {total} free") } else { format!("{free} of {total} free, {share}") };
     Panel::titled(&device.name, &right, width, colours, lines)
+}
+
+/// The bar of one of `cards`, between its name and what is free of it.
+fn card_line(card: &CardView, cards: &[CardView], width: u16, colours: Colours) -> Line<'static> {
+    let widest = cards.iter().map(|card| words::width(&card.name)).max().unwrap_or(0).min(usize::from(width) / 4);
+    let name = words::cut(&card.name, widest);
+    let free = if width < NARROW { String::new() } else { format!(" {:>10} free", card.free().to_string()) };
+    let left = usize::from(width).saturating_sub(widest + 1 + free.len());
+    let bar = bar::bar(&card.pieces, u16::try_from(left).unwrap_or(u16::MAX), colours);
+    let mut line = Line::from(format!("{name:<widest$} "));
+    line.extend(bar.spans);
+    line.push_span(free);
+    line
 }
 
 /// All leases of all devices, the largest first.
@@ -63,6 +78,9 @@ fn wrong(device: &DeviceView) -> Vec<String> {
         }
     };
     tell(device.drift, format!("drift {}", device.drift));
+    for card in &device.cards {
+        tell(card.drift, format!("{} of it on {}", card.drift, card.name));
+    }
     tell(device.deficit, format!("short by {}", device.deficit));
     tell(device.owed, format!("models owe {}", device.owed));
     let missing = device.canary_wanted.saturating_sub(device.canary);

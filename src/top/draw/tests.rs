@@ -145,6 +145,35 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
 }
 
 #[test]
+fn each_card_of_a_group_has_a_bar_with_its_name_and_what_is_free() {
+    let of_card = |card: &str, foreign: u64| {
+        let gauge = |what: &str, bytes: u64| {
+            format!("bursar_card_{what}_bytes{{group=\"cuda:0,1\",device=\"{card}\"}} {bytes}\n")
+        };
+        [gauge("total", 1 << 30), gauge("overhead", 0), gauge("foreign", foreign), gauge("drift", 5)].concat()
+    };
+    let group = "bursar_device_total_bytes{device=\"cuda:0,1\"} 1073741824\n\
+                 bursar_foreign_bytes{device=\"cuda:0,1\"} 268435456\nbursar_drift_bytes{device=\"cuda:0,1\"} 5\n\
+                 bursar_lease_bytes{device=\"cuda:0,1\",model=\"a\",class=\"weights\"} 536870912\n";
+    let metrics = [group, &of_card("cuda:0", 0), &of_card("cuda:1", 1 << 28)].concat();
+    let mut session = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
+    session.hear(Ok(scrape(&metrics, "[]")), Duration::from_secs(5));
+    let shown = |columns| printed(&drawn(&session, (columns, 20), at(5), Colours::None), Colours::None);
+    let (wide, narrow) = (shown(80), shown(40));
+    let bar = |shown: &str, card: &str| {
+        let line = shown.lines().find(|line| line.starts_with(card)).unwrap_or_else(|| panic!("no {card} in\n{shown}"));
+        let bar = line.split_whitespace().nth(1).expect("after the name");
+        ["W", "f", "."].map(|letter| bar.matches(letter).count())
+    };
+    assert!(wide.contains("512.0 MiB free") && wide.contains("256.0 MiB free"), "{wide}");
+    assert!(wide.contains("drift 5 B, 5 B of it on cuda:0, 5 B of it on cuda:1"), "{wide}");
+    for shown in [&wide, &narrow] {
+        let ([weights, foreign, free], [same, of_others, left]) = (bar(shown, "cuda:0 "), bar(shown, "cuda:1 "));
+        assert!(weights.abs_diff(same) <= 1 && foreign == 0 && of_others > 0 && left < free, "{shown}");
+    }
+}
+
+#[test]
 fn the_smallest_screen_keeps_bar_problems_and_chosen_model() {
     let mut session = card();
     assert!(session.press(Key::Next));

@@ -116,6 +116,17 @@ pub struct LeaseView {
     pub peak: Option<Bytes>,
 }
 
+/// One card of a group.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct CardView {
+    /// As the group tells it from the others: `cuda:1`.
+    pub name: String,
+    /// Everything on the card, as for the device.
+    pub pieces: Vec<Piece>,
+    /// Used outside leases after READY; has to be 0.
+    pub drift: Bytes,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct DeviceView {
     /// As a user would select it: `host`, `cuda:0`.
@@ -126,6 +137,8 @@ pub struct DeviceView {
     pub driver_free: Option<Bytes>,
     /// Everything on the device, in the bar's order, without zeros. The sum exceeds `total` if the device is short.
     pub pieces: Vec<Piece>,
+    /// The cards of a group. Empty for one device.
+    pub cards: Vec<CardView>,
     /// Every lease of device and host memory, the largest first.
     pub leases: Vec<LeaseView>,
     /// Used outside leases after READY; has to be 0.
@@ -169,7 +182,8 @@ impl DeviceView {
         DeviceView {
             total: held("bursar_device_total_bytes"),
             driver_free: bytes("bursar_device_free_bytes"),
-            pieces: pieces(now, &name),
+            pieces: pieces(now, &name, |what| bytes(whole(what)).unwrap_or_default()),
+            cards: cards(now, &name),
             leases: leases(now, &name),
             drift: held("bursar_drift_bytes"),
             owed: held("bursar_owed_bytes"),
@@ -186,8 +200,46 @@ impl DeviceView {
     }
 
     pub fn free(&self) -> Bytes {
-        self.pieces.iter().find(|piece| piece.part == Part::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
+        free(&self.pieces)
     }
+}
+
+impl CardView {
+    pub fn free(&self) -> Bytes {
+        free(&self.pieces)
+    }
+}
+
+fn free(pieces: &[Piece]) -> Bytes {
+    pieces.iter().find(|piece| piece.part == Part::Free).map_or(Bytes::ZERO, |piece| piece.bytes)
+}
+
+/// The metric of a device for what [`cards`] have a metric of their own for.
+fn whole(what: &str) -> &'static str {
+    match what {
+        "total" => "bursar_device_total_bytes",
+        "overhead" => "bursar_overhead_bytes",
+        _ => "bursar_foreign_bytes",
+    }
+}
+
+/// The cards of a group, by name. None of a device that is one card.
+fn cards(now: &Samples, group: &str) -> Vec<CardView> {
+    let mut names: Vec<_> = now
+        .of("bursar_card_total_bytes", &[("group", group)])
+        .map(|series| series.label("device").to_owned())
+        .collect();
+    names.sort();
+    if names.len() < 2 {
+        return Vec::new();
+    }
+    let card = |name: String| {
+        let of_card = |what: &str| {
+            now.bytes(&format!("bursar_card_{what}_bytes"), &[("group", group), ("device", &name)]).unwrap_or_default()
+        };
+        CardView { pieces: pieces(now, group, of_card), drift: of_card("drift"), name }
+    };
+    names.into_iter().map(card).collect()
 }
 
 fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
@@ -206,16 +258,16 @@ fn leases(now: &Samples, device: &str) -> Vec<LeaseView> {
     leases
 }
 
-/// The bar: the purpose of every byte.
-fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
+/// The bar: the purpose of every byte. `own` tells the `total`, `overhead` and `foreign` bytes of the device or card.
+fn pieces(now: &Samples, device: &str, own: impl Fn(&str) -> Bytes) -> Vec<Piece> {
     let of_device = |metric: &str| now.bytes(metric, &[("device", device)]).unwrap_or_default();
     let mut sums: BTreeMap<Part, Bytes> = BTreeMap::new();
     let mut add = |part: Part, bytes: Bytes| {
         let sum = sums.entry(part).or_default();
         *sum = sum.saturating_add(bytes);
     };
-    add(Part::Overhead, of_device("bursar_overhead_bytes"));
-    add(Part::Foreign, of_device("bursar_foreign_bytes"));
+    add(Part::Overhead, own("overhead"));
+    add(Part::Foreign, own("foreign"));
     add(Part::Canary, of_device("bursar_canary_bytes"));
     for series in now.of("bursar_lease_bytes", &[("device", device)]) {
         let bytes = Bytes(series.value as u64);
@@ -231,7 +283,7 @@ fn pieces(now: &Samples, device: &str) -> Vec<Piece> {
         }
     }
     let granted = sums.values().fold(Bytes::ZERO, |sum, bytes| sum.saturating_add(*bytes));
-    sums.insert(Part::Free, of_device("bursar_device_total_bytes").saturating_sub(granted));
+    sums.insert(Part::Free, own("total").saturating_sub(granted));
     let piece = |part| Some(Piece { part, bytes: *sums.get(&part).filter(|bytes| !bytes.is_zero())? });
     Part::ALL.into_iter().filter_map(piece).collect()
 }

@@ -52,6 +52,27 @@ fn every_byte_of_a_device_belongs_to_its_bar() {
 }
 
 #[test]
+fn each_card_of_a_group_has_a_bar_with_what_others_hold_there() {
+    let of_card = |card: &str, foreign: u64| {
+        let gauge = |what: &str, bytes: u64| {
+            format!("bursar_card_{what}_bytes{{group=\"host:2\",device=\"{card}\"}} {bytes}\n")
+        };
+        [gauge("total", 1000), gauge("overhead", 10), gauge("foreign", foreign), gauge("drift", 0)].concat()
+    };
+    let group = "bursar_device_total_bytes{device=\"host:2\"} 1000\nbursar_foreign_bytes{device=\"host:2\"} 300\n\
+                 bursar_overhead_bytes{device=\"host:2\"} 10\n\
+                 bursar_lease_bytes{device=\"host:2\",model=\"a\",class=\"weights\"} 600\n";
+    let view = view(&[group, &of_card("host#0", 0), &of_card("host#1", 300)].concat());
+    let [device] = &view.devices[..] else { panic!("a group is one device: {:?}", view.devices) };
+    let told: Vec<_> = device.cards.iter().map(|card| (card.name.as_str(), card.free())).collect();
+    assert_eq!(told, [("host#0", Bytes(390)), ("host#1", Bytes(90))]);
+    assert_eq!(device.free(), Bytes(90), "the group has what the fullest card has");
+    assert_eq!(device.cards[0].pieces.iter().map(|piece| piece.bytes).sum::<Bytes>(), device.total);
+    let alone = super::View::of(&scrape(&of_card("host#0", 0)), None, None);
+    assert!(alone.devices.iter().all(|device| device.cards.is_empty()), "one card is the device");
+}
+
+#[test]
 fn a_device_short_of_memory_shows_nothing_free() {
     let view = view(
         "bursar_device_total_bytes{device=\"host\"} 100\nbursar_foreign_bytes{device=\"host\"} 80\n\

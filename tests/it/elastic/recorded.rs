@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use bursar::{
-    Device, DeviceError, FaultInjection, MIB, ModelSource,
+    Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         metric::{Kind, Row, TABLE},
@@ -153,11 +153,43 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
     assert!(!answer(&model, chat).await.is_empty());
 }
 
+#[test]
+fn each_card_of_a_group_has_gauges_beside_the_groups_own() {
+    heard(async |ears| {
+        let devices = [0, 1].map(|_| device_of(Bytes::mib(32)));
+        let group = DeviceGroup::of(devices.iter().map(|device| device.clone() as _).collect(), "host:2");
+        let device = DeviceChoice::Custom(Arc::new(group.expect("alike")));
+        let runtime = Runtime::start(RuntimeConfig { device, watch: watchful(), ..RuntimeConfig::default() })
+            .await
+            .expect("it starts");
+        demo(&runtime, small()).await;
+        devices[1].foreign_takes(Bytes::mib(1));
+        devices[0].drifts(Bytes::mib(2));
+        let card = |what: &str, rank| ears.now(&format!("bursar_card_{what}_bytes{{group=host:2,device=host#{rank}}}"));
+        let mib = |count: u64| Bytes::mib(count).0 as f64;
+        eventually("both are seen where they are", async || {
+            [0, 1].map(|rank| (card("foreign", rank), card("drift", rank))) == [(mib(2), mib(2)), (mib(1), 0.0)]
+        })
+        .await;
+        for (rank, device) in devices.iter().enumerate() {
+            assert_eq!(card("backed", rank), device.counts().backed.0 as f64);
+            let parts = ["free", "overhead", "backed", "foreign"].map(|what| card(what, rank));
+            assert_eq!(parts.iter().sum::<f64>(), card("total", rank), "{parts:?}");
+        }
+        let of_group = |name: &str| ears.now(&format!("bursar_{name}_bytes{{device=host:2}}"));
+        assert_eq!((of_group("foreign"), of_group("drift")), (mib(2), mib(2)), "the fullest card's");
+        assert!(ears.all().keys().all(|heard| !heard.starts_with("bursar_device") || heard.contains("device=host:2")));
+        runtime.shutdown().await;
+        assert_eq!([0, 1].map(|rank| card("total", rank)), [0.0, 0.0], "nothing is left of it");
+        assert_in_the_table(ears);
+    });
+}
+
 /// Values that may come and go within one message.
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with the reason.
-const NOT_MET: [(&str, &str); 15] = [
+const NOT_MET: [(&str, &str); 17] = [
     ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
     ("process_cpu_seconds_total", "likewise"),
     ("process_resident_memory_bytes", "likewise"),
@@ -166,7 +198,9 @@ const NOT_MET: [(&str, &str); 15] = [
     ("process_max_fds", "likewise"),
     ("bursar_graphs_captured", "a host device captures none"),
     ("bursar_drift_bytes", "nothing drifts"),
+    ("bursar_card_drift_bytes", "likewise"),
     ("bursar_overhead_bytes", "a host device has none"),
+    ("bursar_card_overhead_bytes", "likewise"),
     ("bursar_kv_blocks_swapped", "there is no host swap"),
     ("bursar_plan_error_bytes", "the plan is exact"),
     ("bursar_graph_replays_total", "likewise"),

@@ -90,7 +90,7 @@ fn a_listener_from_the_start_rebuilds_the_ledger_from_events() {
         for event in &books.heard {
             match event {
                 Event::CanaryTaken { bytes } => canary += *bytes,
-                Event::CanaryGiven { bytes } => canary -= *bytes,
+                Event::CanaryGiven { bytes, .. } => canary -= *bytes,
                 _ => {}
             }
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 
 use super::BudgetState;
-use crate::budget::{Elastic, Look, Order, Pressure, Wanting};
+use crate::budget::{Elastic, Look, Order, Pressure, Wanting, cards};
 
 impl BudgetState {
     /// The regular look: what other processes have taken or given back, orders not yet obeyed, growth, and gauges.
@@ -15,7 +15,10 @@ impl BudgetState {
         let is_profiling = self.ledger.is_profiling();
         self.let_go();
         let memory = match is_profiling {
-            true => self.memory()?,
+            true => {
+                self.look_at_cards()?;
+                self.memory()?
+            }
             false => self.measure()?,
         };
         let Some(memory) = memory else { return Ok(()) };
@@ -78,6 +81,7 @@ impl BudgetState {
     /// foreign memory is never believed to have shrunk.
     pub(super) fn measure(&mut self) -> Result<Option<DeviceMemory>, DeviceError> {
         let Some((memory, foreign)) = self.seen()? else { return Ok(None) };
+        self.look_at_cards()?;
         self.step(Input::Foreign(foreign));
         Ok(Some(memory))
     }
@@ -91,6 +95,30 @@ impl BudgetState {
         let foreign = (memory.total - memory.free).saturating_sub(account.overhead + self.ours(&before));
         let foreign = if is_settled && self.is_settled() { foreign } else { foreign.max(account.foreign) };
         Ok(Some((memory, foreign)))
+    }
+
+    /// Looks at each card. While a model is sized, or memory of ours is being backed or unbacked, what others hold of a
+    /// card cannot be told, and the last figures stand.
+    fn look_at_cards(&mut self) -> Result<(), DeviceError> {
+        let is_settled = self.is_settled();
+        let before = self.in_use();
+        let beside = self.mailbox.books().beside;
+        let mut seen = match cards::look(&*self.device, self.ours(&before), beside) {
+            Err(error) if error.is_lost() => return Ok(()),
+            seen => seen?,
+        };
+        if self.ledger.is_profiling() || !(is_settled && self.is_settled()) {
+            // At first there are none, and what is seen stands.
+            let known = self.cards.iter().map(Some).chain(std::iter::repeat(None));
+            let with = |(card, known): (cards::Card, Option<&cards::Card>)| match known {
+                Some(known) => card.with_others_of(known),
+                None => card,
+            };
+            seen = seen.into_iter().zip(known).map(with).collect();
+        }
+        self.mailbox.books().fullest = cards::fullest(&seen);
+        self.cards = seen;
+        Ok(())
     }
 
     /// Whether no memory of ours is being backed or unbacked.

@@ -50,7 +50,8 @@ impl BudgetState {
         match canary.cmp(&before) {
             Ordering::Less => {
                 metric::CANARY_GIVEN_TOTAL.add(&self.name, 1);
-                self.mailbox.events().tell(Event::CanaryGiven { bytes: before - canary });
+                let card = self.mailbox.fullest_card();
+                self.mailbox.events().tell(Event::CanaryGiven { bytes: before - canary, card });
             }
             Ordering::Equal => {}
             Ordering::Greater => self.mailbox.events().tell(Event::CanaryTaken { bytes: canary - before }),
@@ -73,6 +74,7 @@ impl BudgetState {
         metric::DEVICE_TOTAL_BYTES.set(device, memory.total);
         metric::DEVICE_FREE_BYTES.set(device, memory.free);
         drift.into_iter().for_each(|drift| metric::DRIFT_BYTES.set(device, drift));
+        self.cards.iter().for_each(|card| card.show(device));
         if self.all_shown.is_none_or(|at| at.elapsed() >= metric::SHOWN_EVERY) {
             self.all_shown = Some(Instant::now());
             self.show_all();

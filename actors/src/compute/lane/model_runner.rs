@@ -117,8 +117,14 @@ impl<B: Backend> ModelRunner<B> {
     pub(super) fn past<T>(&self, outcome: Result<T, LaneError>) -> Result<T, LaneError> {
         outcome.map_err(|error| {
             self.wait_for_device();
-            let is_lost = matches!(&error, LaneError::Kernel(KernelError::Device(error)) if error.is_lost());
             let device = self.workspace.segment().map(|segment| segment.device());
+            let error = match (error, device) {
+                (LaneError::Kernel(KernelError::Device(error)), Some(device)) => {
+                    KernelError::Device(error.on_rank(&**device, self.rank().index())).into()
+                }
+                (error, _) => error,
+            };
+            let is_lost = matches!(&error, LaneError::Kernel(KernelError::Device(error)) if error.is_lost());
             if !is_lost || self.rank().of() == 1 || device.is_none_or(|device| device.check().is_err()) {
                 return error;
             }

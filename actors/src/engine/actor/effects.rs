@@ -188,7 +188,8 @@ impl EngineState {
         let model = self.arguments.label.clone();
         let event = if to_blocks < from_blocks {
             metric::KV_SHRINKS_TOTAL.add(&model, 1);
-            Event::Shrink { model, from_blocks, to_blocks }
+            let card = self.arguments.budget.fullest_card();
+            Event::Shrink { model, from_blocks, to_blocks, card }
         } else {
             metric::KV_GROWTHS_TOTAL.add(&model, 1);
             Event::Growth { model, from_blocks, to_blocks }

@@ -77,6 +77,6 @@ impl Drop for RuntimeState {
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
         known.chain(self.fallen.values()).for_each(|known| known.show(false));
-        self.settings.mailbox().forget_shown(&DeviceLabel::of(self.device().as_ref()));
+        self.settings.mailbox().forget_shown(self.device().as_ref());
     }
 }

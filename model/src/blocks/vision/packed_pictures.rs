@@ -155,6 +155,11 @@ impl PackedPictures {
         stretches(scope, &self.frame_starts)
     }
 
+    /// Where the embeddings go: a row of the cache for each.
+    pub fn rows(&self) -> &[u32] {
+        &self.cache_rows
+    }
+
     /// Uploads where the embeddings go, `[embeddings]` u32.
     pub fn cache_rows<'s, B: Backend>(&self, scope: &'s Scope<'_, B>) -> Result<Tensor<'s>, KernelError> {
         scope.upload([self.embeddings()], &self.cache_rows)

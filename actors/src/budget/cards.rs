@@ -1,0 +1,126 @@
+//! The cards of a device, each looked at alone: what of it is ours, what other processes hold.
+
+use bursar_budgets::{Bytes, CardLine, Device, DeviceError, DeviceMemory};
+
+use crate::metric::{self, DeviceLabel, GroupLabel};
+
+/// One card: a device alone, or that of one rank of a group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Card {
+    label: DeviceLabel,
+    /// By its driver.
+    memory: DeviceMemory,
+    /// Bytes of our process that no lease can hold.
+    overhead: Bytes,
+    /// What our leases use of it, the same on every card of a group.
+    backed: Bytes,
+    foreign: Bytes,
+    /// None if the driver does not tell processes apart.
+    drift: Option<Bytes>,
+}
+
+/// Looks at each card of `device`. `ours` is what our leases use on each, `beside` what our process is known to hold
+/// beyond leases and the device's own overhead, on the card where that is most.
+///
+/// # Errors
+/// Any error of the device.
+pub(super) fn look(device: &dyn Device, ours: Bytes, beside: Bytes) -> Result<Vec<Card>, DeviceError> {
+    let look = |(card, label): (&dyn Device, String)| {
+        let memory = card.memory()?;
+        let beyond = card.process_bytes().map(|held| held.saturating_sub(card.overhead() + ours));
+        let known = beyond.unwrap_or_default().min(beside);
+        let overhead = card.overhead() + known;
+        Ok(Card {
+            label: DeviceLabel::named(label),
+            memory,
+            overhead,
+            backed: ours,
+            foreign: (memory.total - memory.free).saturating_sub(overhead + ours),
+            drift: beyond.map(|beyond| beyond - known),
+        })
+    };
+    let labels = device.card_labels().into_iter();
+    match device.ranks() {
+        [] => std::iter::once(device).zip(labels).map(look).collect(),
+        ranks => ranks.iter().map(|rank| &**rank).zip(labels).map(look).collect(),
+    }
+}
+
+/// The [fullest](CardLine::fullest_of) of these cards.
+pub(super) fn fullest(cards: &[Card]) -> Option<DeviceLabel> {
+    let lines: Vec<_> = cards.iter().map(Card::line).collect();
+    CardLine::fullest_of(&lines).map(|card| DeviceLabel::named(card.device.clone()))
+}
+
+impl Card {
+    /// The same with what other processes and drift were found to be in `before`.
+    pub(super) fn with_others_of(self, before: &Card) -> Card {
+        Card { foreign: before.foreign, drift: before.drift, ..self }
+    }
+
+    pub(super) fn line(&self) -> CardLine {
+        let Card { label, memory, overhead, foreign, .. } = self;
+        let device = label.as_str().to_owned();
+        CardLine { device, total: memory.total, overhead: *overhead, foreign: *foreign }
+    }
+
+    /// Sets the gauges of this card of `group`.
+    pub(super) fn show(&self, group: &DeviceLabel) {
+        let labels = (GroupLabel(group.clone()), self.label.clone());
+        metric::CARD_TOTAL_BYTES.set(&labels, self.memory.total);
+        metric::CARD_FREE_BYTES.set(&labels, self.memory.free);
+        metric::CARD_OVERHEAD_BYTES.set(&labels, self.overhead);
+        metric::CARD_BACKED_BYTES.set(&labels, self.backed);
+        metric::CARD_FOREIGN_BYTES.set(&labels, self.foreign);
+        self.drift.into_iter().for_each(|drift| metric::CARD_DRIFT_BYTES.set(&labels, drift));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bursar_budgets::{DeviceGroup, HostConfig, HostDevice};
+
+    use super::*;
+
+    const MIB: fn(u64) -> Bytes = Bytes::mib;
+
+    fn host() -> Arc<HostDevice> {
+        Arc::new(HostDevice::new(HostConfig::small(MIB(16))).expect("small pages"))
+    }
+
+    #[test]
+    fn every_byte_of_each_card_has_one_reason() {
+        let ranks = [host(), host(), host()];
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:3").expect("alike");
+        let start = group.reserve(MIB(16)).expect("addresses");
+        group.back(start, MIB(4)).expect("memory");
+        ranks[0].drifts(MIB(3));
+        ranks[1].overhead_grows(MIB(2));
+        ranks[2].foreign_takes(MIB(5));
+        let cards = look(&group, MIB(4), MIB(1)).expect("they answer");
+        let told = cards.iter().map(|card| (card.label.as_str(), card.overhead, card.foreign, card.drift));
+        let expected = [
+            ("host#0", MIB(1), MIB(2), Some(MIB(2))),
+            ("host#1", MIB(2), MIB(0), Some(MIB(0))),
+            ("host#2", MIB(0), MIB(5), Some(MIB(0))),
+        ];
+        assert_eq!(told.collect::<Vec<_>>(), expected, "what drifts is foreign until it is known");
+        for Card { memory, overhead, backed, foreign, .. } in &cards {
+            assert_eq!(memory.free + *overhead + *backed + *foreign, memory.total);
+        }
+        assert_eq!(fullest(&cards), Some(DeviceLabel::named("host#2".into())));
+    }
+
+    #[test]
+    fn no_card_is_the_fullest_of_equal_ones() {
+        let ranks = [host(), host()];
+        let group = DeviceGroup::of(ranks.iter().map(|rank| rank.clone() as _).collect(), "host:2").expect("alike");
+        let cards = || look(&group, Bytes::ZERO, Bytes::ZERO).expect("they answer");
+        assert_eq!(fullest(&cards()), None);
+        assert_eq!(fullest(&look(&*host(), Bytes::ZERO, Bytes::ZERO).expect("it answers")), None, "alone");
+        ranks[1].foreign_takes(MIB(1));
+        assert_eq!(fullest(&cards()), Some(DeviceLabel::named("host#1".into())));
+    }
+}

@@ -1,0 +1,201 @@
+//! The fewest devices that a model fits on, by plan: numbers of ranks are tried from one on.
+
+use std::fmt;
+
+use bursar_budgets::Hint;
+use bursar_kernels::Target;
+use bursar_model::{LoadError, Model, checkpoint::Checkpoint, weights::WeightError};
+use serde::{Serialize, Serializer};
+use thiserror::Error;
+
+use super::{Lack, Question, forecast::settle};
+use crate::{
+    engine::{LoadOptions, StartError},
+    profile::Place,
+};
+
+/// Why a number of devices does not do for a model.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum RanksLack {
+    /// So many cannot share it out: its heads, columns, experts or blocks of scales do not divide.
+    #[error("{0}")]
+    Cut(String),
+    /// What each of them lacks.
+    #[error(transparent)]
+    Lack(#[from] Lack),
+}
+
+impl Serialize for RanksLack {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A number of devices that does not do for a model.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct RanksTried {
+    /// How many devices.
+    pub ranks: usize,
+    /// Why not.
+    pub lack: RanksLack,
+}
+
+impl fmt::Display for RanksTried {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.lack {
+            RanksLack::Lack(Lack::Memory { short_by, .. }) => {
+                let on_each = if self.ranks > 1 { " on each" } else { "" };
+                write!(f, "{}: {} ({short_by}) short{on_each}", self.ranks, short_by.exact())
+            }
+            lack => write!(f, "{}: {lack}", self.ranks),
+        }
+    }
+}
+
+/// How many devices share a model out.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct FewestRanks {
+    /// The model's name.
+    pub model: String,
+    /// The fewest that it fits on.
+    pub ranks: usize,
+    /// The smaller numbers, none of which does.
+    pub too_few: Vec<RanksTried>,
+}
+
+impl fmt::Display for FewestRanks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.ranks {
+            1 => write!(f, "{} fits on one device", self.model),
+            ranks => write!(f, "{} is shared out over {ranks} devices ({})", self.model, listed(&self.too_few)),
+        }
+    }
+}
+
+/// No number of the devices found does for a model.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[error("{model} fits on no number of these devices ({})", listed(tried))]
+pub struct NoRanksFit {
+    /// The model's name.
+    pub model: String,
+    /// Every number, from one on.
+    pub tried: Vec<RanksTried>,
+}
+
+impl Hint for NoRanksFit {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        "`bursar plan` with that many devices says which knobs would make it fit".to_owned()
+    }
+}
+
+fn listed(tried: &[RanksTried]) -> String {
+    tried.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+/// A model that looks for devices.
+#[derive(Clone, Copy)]
+pub struct Sought<'q> {
+    /// The model's name, for messages.
+    pub name: &'q str,
+    /// Its checkpoint, maybe without weights.
+    pub checkpoint: &'q Checkpoint,
+    /// The options that it would be loaded with.
+    pub options: &'q LoadOptions,
+}
+
+impl Sought<'_> {
+    /// Tries numbers of devices from one on. `at` gives what a rank of so many would compute on and the memory of the
+    /// fullest of them, or none if there are fewer.
+    ///
+    /// # Errors
+    /// [`StartError::NoRanksFit`]; any other error of a plan.
+    pub fn fewest(
+        &self,
+        mut at: impl FnMut(usize) -> Result<Option<(Target, Place)>, StartError>,
+    ) -> Result<FewestRanks, StartError> {
+        let (model, mut tried) = (self.name.to_owned(), Vec::new());
+        while let Some((target, place)) = at(tried.len() + 1)? {
+            let ranks = tried.len() + 1;
+            match self.lack(ranks, target, place)? {
+                None => return Ok(FewestRanks { model, ranks, too_few: tried }),
+                Some(lack) => tried.push(RanksTried { ranks, lack }),
+            }
+        }
+        Err(NoRanksFit { model, tried }.into())
+    }
+
+    /// Why `ranks` devices do not do. None if they do.
+    ///
+    /// # Errors
+    /// Those of a plan.
+    pub fn lack(&self, ranks: usize, target: Target, place: Place) -> Result<Option<RanksLack>, StartError> {
+        let Sought { checkpoint, options, .. } = *self;
+        let model = match Model::plan_heaviest(checkpoint, &target, ranks) {
+            Err(LoadError::Weights(cut @ (WeightError::Ranks(_) | WeightError::Cut { .. }))) => {
+                return Ok(Some(RanksLack::Cut(cut.to_string())));
+            }
+            model => model?,
+        };
+        let pictures = checkpoint.image_processor.as_ref();
+        let question = Question { model: &model, pictures, target, options, place };
+        let (inputs, needs) = question.needs()?;
+        Ok(settle(&needs, &inputs.envelope, &options.kv(), &place).err().map(RanksLack::Lack))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_budgets::Bytes;
+    use bursar_model::demo;
+
+    use super::*;
+
+    const CPU: Target = Target::Cpu { threads: 1 };
+
+    /// What a search among `found` devices of `capacity` comes to.
+    fn fewest(found: usize, capacity: Bytes) -> Result<FewestRanks, StartError> {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let options = LoadOptions { kv_tokens: Some(16384), ..LoadOptions::small() };
+        let sought = Sought { name: "demo", checkpoint: &checkpoint, options: &options };
+        let place = Place { is_host: true, ..Place::of_available(capacity, Bytes::kib(64)) };
+        sought.fewest(|ranks| Ok((ranks <= found).then_some((CPU, place))))
+    }
+
+    /// What the demo needs of each of so many devices.
+    fn needed(ranks: usize) -> Bytes {
+        let error = fewest(ranks, Bytes::mib(1)).expect_err("nothing fits there");
+        let StartError::NoRanksFit(NoRanksFit { tried, .. }) = error else { panic!("{error:?}") };
+        let RanksTried { lack: RanksLack::Lack(Lack::Memory { needed, .. }), .. } = tried[ranks - 1] else {
+            panic!("{tried:?}")
+        };
+        needed
+    }
+
+    #[test]
+    fn a_model_is_shared_out_only_as_far_as_it_must_be() {
+        let (whole, half) = (needed(1), needed(2));
+        assert!(half < whole);
+        let of = |capacity| fewest(4, capacity).expect("it fits");
+        assert_eq!(of(whole), FewestRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
+        let shared = of(whole - Bytes(1));
+        assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
+        assert_eq!(shared.to_string(), "demo is shared out over 2 devices (1: 1 B (1 B) short)");
+        assert_eq!(of(half).ranks, 2);
+    }
+
+    #[test]
+    fn where_no_number_does_each_says_by_how_much() {
+        let (whole, half) = (needed(1), needed(2));
+        let error = fewest(3, half - Bytes(1)).expect_err("two heads are for two at most");
+        let told = error.to_string();
+        let short = whole - half + Bytes(1);
+        assert!(
+            told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
+            "{told}"
+        );
+        assert!(told.contains("3: key heads do not divide among 3 ranks: there are 2"), "{told}");
+        assert!(error.hint().contains("bursar plan"), "{}", error.hint());
+    }
+}
