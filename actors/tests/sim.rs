@@ -14,7 +14,7 @@ use std::{
 use bursar_actors::{
     compute::LAUNCHES,
     kv::SequenceId,
-    scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
+    scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, Standing, StepPlan},
     vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
@@ -190,6 +190,7 @@ impl World {
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
+            standing: Standing::default(),
             group: None,
             score_prompt: None,
         };

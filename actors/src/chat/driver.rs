@@ -23,7 +23,7 @@ use crate::{
     kv::SequenceId,
     metric::RequestEnd,
     responder::AskError,
-    scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
+    scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage, Standing},
     tree,
     vision::{PinnedPictures, VisionMessage},
 };
@@ -292,6 +292,7 @@ impl Driver {
             tokens_max: self.preparation.tokens_max,
             pictures: prompt.pictures.iter().map(place).collect(),
             prefix: self.preparation.prefix.clone(),
+            standing: Standing { priority: self.preparation.standing.priority },
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),

@@ -15,6 +15,7 @@ mod preparation;
 mod reasoning_count;
 mod reply_rules;
 mod request;
+mod standing;
 mod stopwatch;
 mod stream;
 mod tokens;

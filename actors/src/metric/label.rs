@@ -229,8 +229,10 @@ words! { "reason":
 words! { "reason":
     /// Why a sequence lost its blocks before its end.
     Preempted {
-        /// Older sequences needed the blocks.
+        /// Older or more urgent sequences that ran needed the blocks.
         Blocks = "blocks",
+        /// A more urgent sequence that waited needed its place or blocks.
+        Priority = "priority",
         /// Keys and values shrank.
         Shrink = "shrink",
     }

@@ -242,6 +242,7 @@ impl SchedulerState {
         let before = counted.preempted;
         let preempted = [
             (Preempted::Blocks, preempted.for_blocks - before.for_blocks),
+            (Preempted::Priority, preempted.for_priority - before.for_priority),
             (Preempted::Shrink, preempted.by_shrinks - before.by_shrinks),
         ];
         for (reason, more) in preempted.into_iter().filter(|(_, more)| *more > 0) {

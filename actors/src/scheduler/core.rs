@@ -9,12 +9,14 @@
 mod admit;
 mod chunk;
 mod pool;
+mod queue;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
+use self::queue::Turn;
 use super::{
     admission::ReplyLengths,
     sequence::{Finish, NewSequence, Sequence},
@@ -90,6 +92,8 @@ pub enum Effect {
 pub struct Preemptions {
     /// A step lacked blocks.
     pub for_blocks: usize,
+    /// A more urgent sequence needed the place or the blocks.
+    pub for_priority: usize,
     /// The pool shrank.
     pub by_shrinks: usize,
 }
@@ -99,7 +103,8 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// In order of age, whether new, preempted or admitted again, because ids are given in order of arrival.
+    /// By age, whether new, preempted or admitted again, because ids are given in order of arrival. `queue.rs` has the
+    /// order in which they are admitted.
     waiting: BTreeMap<SequenceId, Sequence>,
     /// In order of age too.
     running: BTreeMap<SequenceId, Sequence>,
@@ -107,12 +112,13 @@ pub struct SchedulerCore {
     under_way: VecDeque<StepUnderWay>,
     /// Whether steps are ever planned while others run.
     looks_ahead: bool,
-    /// There were too few blocks for the next step while this one runs. It is planned when this one has ended.
+    /// There were too few blocks for the next step while this one runs, or sequences are to make way for an urgent one.
+    /// It is planned when this one has ended.
     look_ahead_paused: bool,
     /// The running step began with a prompt on an idle device. The next step waits a moment for the rest of the burst.
     /// Otherwise it would run for a single token while the rest waits.
     gathers: bool,
-    /// A sequence was preempted for lack of blocks. No new one is admitted before a step has run.
+    /// A sequence was preempted for others. No new one is admitted before a step has run.
     admission_paused: bool,
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
     /// use any block.
@@ -123,8 +129,8 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// How often each sequence was preempted that was sent back to its driver.
     preempted: BTreeMap<SequenceId, u32>,
-    /// How often younger sequences were admitted before the one that waits longest.
-    overtaken: u32,
+    /// When the oldest that waits is next.
+    turn: Turn,
     /// The promised token interval. None: steps beside running streams are as large as others.
     pace: Option<Pace>,
     /// Pictures are being encoded on the same card.
@@ -150,7 +156,7 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             preempted: BTreeMap::new(),
-            overtaken: 0,
+            turn: Turn::default(),
             pace: None,
             encodes: false,
         }
@@ -228,7 +234,7 @@ impl SchedulerCore {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
     }
 
-    /// Queues a sequence. The oldest is admitted first.
+    /// Queues a sequence.
     fn wait(&mut self, sequence: Sequence) {
         self.waiting.insert(sequence.id(), sequence);
     }
@@ -265,16 +271,17 @@ impl SchedulerCore {
 
     /// Prepares the next step, or changes something so that another try may succeed. False if nothing can run.
     fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
-        self.admit_what_fits();
+        self.admit_what_fits(effects);
         let shares = self.shares();
-        if shares.is_empty() {
+        // Sequences make way for an urgent one when the running step has ended.
+        if shares.is_empty() || self.look_ahead_paused {
             return false;
         }
         match self.take_blocks(shares, effects) {
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
             None if !self.under_way.is_empty() => self.look_ahead_paused = true,
-            None => self.preempt_youngest(effects),
+            None => self.preempt_for_blocks(effects),
         }
         true
     }

@@ -6,6 +6,7 @@ mod core;
 mod late;
 mod message;
 mod sequence;
+mod standing;
 mod step;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
@@ -13,4 +14,5 @@ pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};
+pub use standing::Standing;
 pub use step::{ChosenRow, Scored, Shown, StepPlan};

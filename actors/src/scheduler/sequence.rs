@@ -8,6 +8,7 @@ use bursar_model::{
     sampling::Sampler,
 };
 
+use super::Standing;
 use crate::kv::SequenceId;
 
 /// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
@@ -29,6 +30,8 @@ pub struct NewSequence {
     pub pictures: Vec<PicturePlace>,
     /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
+    /// What decides when it is served, besides its age.
+    pub standing: Standing,
     /// Shared by samples of one prompt, whose blocks then count once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report beside each prompt token's log-probability. None: prompts are not
@@ -113,6 +116,10 @@ pub(super) struct Sequence {
     pub(super) holds_pictures: bool,
     /// How often it lost its blocks to others.
     pub(super) preemptions: u32,
+    /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
+    pub(super) has_turn: bool,
+    /// How many were admitted before it while it was next and did not fit.
+    pub(super) passed: u32,
     /// Tokens that it was expected to produce in all when it was first admitted.
     pub(super) expected: Option<usize>,
 }
@@ -143,6 +150,8 @@ impl Sequence {
             cancelled: false,
             holds_pictures,
             preemptions: 0,
+            has_turn: false,
+            passed: 0,
             expected: None,
         }
     }

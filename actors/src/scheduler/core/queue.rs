@@ -1,0 +1,85 @@
+//! The order of those that wait: the most urgent first, then by age. None waits for good: when some others were admitted
+//! the oldest is next, whatever else the order says.
+
+use std::cmp::Reverse;
+
+use super::{SchedulerCore, Sequence};
+use crate::kv::SequenceId;
+
+/// So many others may be admitted before the oldest that waits. Then it is next. Priorities thus keep seven of eight
+/// admissions, also beside a long queue of less urgent requests, where an age that makes urgent would end them.
+const TURNS: u32 = 7;
+
+/// Beyond these, so many may be admitted before one that is next and does not fit yet.
+const PASSES: u32 = 32;
+
+/// How many are looked at for one that fits, when the next does not.
+const LOOKED_AT: usize = 8;
+
+/// The oldest that waits, and how many others were admitted since it became that.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    oldest: Option<SequenceId>,
+    admitted: u32,
+}
+
+impl Sequence {
+    /// Least for the most urgent; of those, for the oldest.
+    pub(super) fn urgency(&self) -> (i32, SequenceId) {
+        (self.spec.standing.priority, self.id())
+    }
+}
+
+impl SchedulerCore {
+    /// The waiting sequences that may be admitted next, in order: the one that is next, and some that may pass it if it
+    /// does not fit. Among equally urgent ones those that lost their blocks come first, because readers wait for them.
+    pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
+        let place = |sequence: &Sequence| {
+            let (priority, id) = sequence.urgency();
+            (priority, sequence.preemptions == 0, id)
+        };
+        let mut places: Vec<_> = self.waiting.values().map(place).collect();
+        if places.len() > LOOKED_AT + 1 {
+            places.select_nth_unstable(LOOKED_AT);
+            places.truncate(LOOKED_AT + 1);
+        }
+        places.sort_unstable();
+        let mut order: Vec<_> = places.into_iter().map(|(_, _, id)| id).collect();
+        if let Some(oldest) = self.turn_of() {
+            order.retain(|id| *id != oldest);
+            order.insert(0, oldest);
+        }
+        order
+    }
+
+    /// The oldest that waits, if it is its turn.
+    pub(super) fn turn_of(&self) -> Option<SequenceId> {
+        let oldest = self.waiting.first_key_value().map(|(oldest, _)| *oldest);
+        oldest.filter(|_| self.turn.oldest == oldest && self.turn.admitted >= TURNS)
+    }
+
+    /// Whether another may still be admitted before `next`, which does not fit. None passes one that lost its blocks.
+    pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
+        let next = &self.waiting[&next];
+        next.preemptions == 0 && next.passed < PASSES
+    }
+
+    /// Counts an admission against the turn of the oldest. `id` still waits.
+    pub(super) fn count_turn(&mut self, id: SequenceId) {
+        let oldest = self.waiting.first_key_value().map(|(oldest, _)| *oldest);
+        if self.turn.oldest != oldest || oldest == Some(id) {
+            self.turn = Turn { oldest: oldest.filter(|oldest| *oldest != id), admitted: 0 };
+        }
+        self.turn.admitted += 1;
+    }
+
+    /// The running sequences that are less urgent than `next` and may lose their blocks once more, the least urgent and
+    /// youngest first.
+    pub(super) fn less_urgent(&self, next: &Sequence) -> Vec<SequenceId> {
+        let priority = next.spec.standing.priority;
+        let may_go = |s: &&Sequence| s.spec.standing.priority > priority && !s.is_kept() && !s.has_turn;
+        let mut may_go: Vec<_> = self.running.values().filter(may_go).map(Sequence::urgency).collect();
+        may_go.sort_unstable_by_key(|urgency| Reverse(*urgency));
+        may_go.into_iter().map(|(_, id)| id).collect()
+    }
+}

@@ -1,0 +1,223 @@
+//! Stories of the queue's order: who is next, who makes way, and that none waits for good.
+
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequence {
+    NewSequence { standing: Standing { priority, ..Standing::default() }, ..sequence(id, prompt, tokens_max) }
+}
+
+impl Bed {
+    fn ids(&self) -> [Vec<u64>; 2] {
+        let ids = |sequences: &BTreeMap<SequenceId, Sequence>| sequences.keys().map(|id| id.0).collect();
+        [ids(&self.scheduler.waiting), ids(&self.scheduler.running)]
+    }
+
+    /// Ends steps until none is left. Returns the sequences in the order in which they ended.
+    fn ends(&mut self) -> Vec<u64> {
+        self.heard();
+        while !self.running.is_empty() {
+            self.stepped(5);
+        }
+        let ended = self.heard().into_iter().filter_map(|effect| match effect {
+            Effect::Finished(id, _) => Some(id.0),
+            _ => None,
+        });
+        ended.collect()
+    }
+}
+
+#[test]
+fn the_most_urgent_that_waits_is_next_and_equals_come_by_age() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(urgent(1, i32::MIN, 3, 1));
+    for (id, priority) in [(2, 0), (3, 5), (4, -1), (5, 0), (6, -1)] {
+        bed.admit(urgent(id, priority, 3, 1));
+    }
+    assert_eq!(bed.ends(), [1, 4, 6, 2, 5, 3]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn every_eighth_admission_is_the_oldests_however_urgent_others_are() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(urgent(1, -2, 3, 1)).admit(urgent(2, 9, 3, 1)).admit(urgent(3, 8, 3, 1));
+    (4..40).for_each(|id| _ = bed.admit(urgent(id, -1, 3, 1)));
+    let ended = bed.ends();
+    let place = |id| ended.iter().position(|ended| *ended == id).expect("it ended");
+    assert_eq!((place(2), place(3)), (1 + 7, 1 + 7 + 1 + 7), "seven others go first, and none of them again");
+}
+
+#[test]
+fn an_urgent_sequence_takes_the_place_of_the_least_urgent_that_runs() {
+    let mut bed = Bed::new(limits(2, 64, 16));
+    bed.admit(urgent(1, 3, 3, 9)).admit(urgent(2, 0, 3, 9)).stepped(5);
+    bed.admit(urgent(3, 0, 3, 2)).stepped(5);
+    assert_eq!((bed.ids(), bed.scheduler.preemptions().for_priority), ([vec![1], vec![2, 3]], 1));
+    let heard = bed.heard();
+    assert!(heard.contains(&released(&[1])), "{heard:?}");
+    let ended = bed.ends();
+    assert_eq!(ended, [3, 2, 1], "the first went on when there was a place again");
+    bed.assert_all_home();
+}
+
+#[test]
+fn only_as_many_make_way_as_must_and_none_in_vain() {
+    // By prediction three sequences of four blocks and one of three, in 16.
+    let waiting = |priority, prompt| {
+        let mut bed = Bed::new(limits(8, 200, 16));
+        (1..=3).for_each(|id| _ = bed.admit(urgent(id, id as i32, 40, 8)));
+        bed.admit(urgent(4, 9, 20, 8)).stepped(5);
+        bed.admit(urgent(5, priority, prompt, 8)).stepped(5);
+        let [waiting, _] = bed.ids();
+        bed.ends();
+        bed.assert_all_home();
+        waiting
+    };
+    assert_eq!(waiting(0, 20), [4], "the least urgent is enough");
+    assert_eq!(waiting(0, 60), [3], "another is enough, and the least urgent is not");
+    assert_eq!(waiting(0, 70), [3, 4], "both are needed");
+    assert_eq!(waiting(2, 130), [5], "the two that are less urgent would not be enough");
+    assert_eq!(waiting(9, 20), [5], "equally urgent ones stay");
+}
+
+#[test]
+fn a_sequence_makes_way_twice_and_then_keeps_its_place() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(urgent(1, 5, 3, 40)).stepped(5);
+    for id in 2..=4 {
+        bed.admit(urgent(id, 0, 3, 2));
+        for _ in 0..6 {
+            bed.stepped(5);
+        }
+    }
+    assert_eq!((bed.ids(), bed.scheduler.preemptions().for_priority), ([vec![4], vec![1]], 2));
+    assert_eq!(bed.ends(), [1, 4]);
+    bed.assert_all_home();
+}
+
+#[test]
+fn none_makes_way_while_a_step_runs() {
+    let mut bed = Bed::ahead(limits(1, 64, 8));
+    bed.admit(urgent(1, 5, 3, 40));
+    assert_eq!(bed.running.len(), 2, "the next step is planned ahead");
+    bed.admit(urgent(2, 0, 3, 2)).stepped(5);
+    assert_eq!((bed.ids(), bed.running.len()), ([vec![2], vec![1]], 1), "no step is planned ahead now");
+    bed.stepped(5);
+    assert_eq!(bed.ids(), [vec![1], vec![2]]);
+    assert_eq!(bed.ends(), [2, 1]);
+    bed.assert_all_home();
+}
+
+/// A request of a random run: steps before it comes, priority, prompt, reply, steps until its caller leaves.
+type Drawn = (usize, i32, usize, usize, Option<usize>);
+
+fn drawn() -> impl Strategy<Value = Drawn> {
+    (0usize..4, -2i32..3, 1usize..60, 1usize..60, proptest::option::weighted(0.1, 0usize..30))
+}
+
+/// What is true of every run.
+#[derive(Default)]
+struct Watch {
+    /// The oldest that waits, and how many were admitted since it became that.
+    oldest: Option<(SequenceId, usize)>,
+    lost: BTreeMap<SequenceId, usize>,
+    ended: BTreeSet<SequenceId>,
+}
+
+impl Watch {
+    /// Looks at what one input has done.
+    fn look(&mut self, bed: &mut Bed, before: &BTreeSet<SequenceId>) {
+        let waiting: BTreeSet<_> = bed.scheduler.waiting.keys().copied().collect();
+        let admitted = before.difference(&waiting).filter(|id| bed.scheduler.running.contains_key(id)).count();
+        let oldest = waiting.first().copied();
+        self.oldest = match (self.oldest, oldest) {
+            (Some((same, passed)), Some(oldest)) if same == oldest => Some((oldest, passed + admitted)),
+            (_, oldest) => oldest.map(|oldest| (oldest, 0)),
+        };
+        assert!(self.oldest.is_none_or(|(_, passed)| passed <= 7 + 32), "{:?} is passed for good", self.oldest);
+        for effect in bed.heard() {
+            match effect {
+                Effect::Released(ids) => {
+                    let lost = ids.into_iter().filter(|id| bed.scheduler.is_known(*id));
+                    lost.for_each(|id| *self.lost.entry(id).or_default() += 1);
+                }
+                Effect::Finished(id, _) => assert!(self.ended.insert(id), "{id} has one end"),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
+    let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
+    // Replies end early at first, so that later ones are expected to be short.
+    (100..104).for_each(|id| _ = bed.admit(sequence(id, 2, 40)));
+    while !bed.running.is_empty() {
+        bed.stepped(STOP);
+    }
+    bed.heard();
+    let mut watch = Watch::default();
+    let mut leaves: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
+    let mut now = 0;
+    let give = |bed: &mut Bed, watch: &mut Watch, input: Input| {
+        let before = bed.scheduler.waiting.keys().copied().collect::<BTreeSet<_>>();
+        let before = match &input {
+            Input::Admit(new) => before.into_iter().chain([new.id]).collect(),
+            _ => before,
+        };
+        bed.give(input);
+        watch.look(bed, &before);
+    };
+    let mut step = |bed: &mut Bed, watch: &mut Watch, leaves: &mut BTreeMap<usize, Vec<u64>>| {
+        now += 1;
+        for id in leaves.remove(&now).into_iter().flatten() {
+            give(bed, watch, Input::Cancel(SequenceId(id)));
+        }
+        if let Some(plan) = bed.running.pop_front() {
+            give(bed, watch, Input::Stepped(vec![Some(5); plan.rows.len()]));
+        }
+        now
+    };
+    for (id, (steps, priority, prompt, reply, leaving)) in (200..).zip(requests) {
+        let mut at = 0;
+        for _ in 0..=*steps {
+            at = step(&mut bed, &mut watch, &mut leaves);
+        }
+        if let Some(leaving) = leaving {
+            leaves.entry(at + 1 + leaving).or_default().push(id);
+        }
+        give(&mut bed, &mut watch, Input::Admit(Box::new(urgent(id, *priority, *prompt, *reply))));
+    }
+    for steps in 0.. {
+        assert!(steps < 30_000, "it ends");
+        if bed.running.is_empty() && leaves.is_empty() {
+            break;
+        }
+        step(&mut bed, &mut watch, &mut leaves);
+    }
+    bed.assert_all_home();
+    watch
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(300))]
+    #[test]
+    fn every_sequence_ends_and_none_is_passed_or_preempted_for_good(
+        requests in proptest::collection::vec(drawn(), 2..60),
+        // The largest request takes 8 blocks.
+        blocks in 9usize..14,
+        sequences in 1usize..6,
+        looks_ahead in any::<bool>(),
+    ) {
+        let watch = run(&requests, limits(sequences, 48, blocks), looks_ahead);
+        prop_assert!(watch.lost.values().all(|times| *times <= 2), "{:?}", watch.lost);
+        let stay = (200..).zip(&requests).filter(|(_, (.., leaving))| leaving.is_none());
+        for (id, _) in stay {
+            prop_assert!(watch.ended.contains(&SequenceId(id)), "{id} has an end");
+        }
+    }
+}
