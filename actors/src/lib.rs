@@ -13,6 +13,7 @@ pub mod capture;
 pub mod chat;
 pub mod compute;
 pub mod credit;
+pub mod deadline;
 pub mod engine;
 pub mod event;
 pub mod finish_reason;

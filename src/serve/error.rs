@@ -7,7 +7,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ChatError, ErrorKind, Hint, LayoutError};
+use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError};
 
 /// Seconds after which a client may ask a full model again: about a reply.
 const FULL_SECONDS: u64 = 1;
@@ -135,6 +135,7 @@ impl ApiError {
             413 => "request_too_large",
             429 => "rate_limit_error",
             503 => "overloaded_error",
+            504 => "timeout_error",
             400..500 => "invalid_request_error",
             _ => "api_error",
         }
@@ -176,6 +177,11 @@ impl From<ChatError> for ApiError {
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
+            // Another server may have room. After the others the client's own time is over.
+            (ChatError::TooLate { deadline: Deadline::Queue, .. }, _) => ApiError::busy(message).code("queue_deadline"),
+            (ChatError::TooLate { .. }, _) => {
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
+            }
             (_, ErrorKind::Busy) => ApiError::busy(message),
             (ChatError::NotNumbers | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)

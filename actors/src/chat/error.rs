@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::tool_choice::ToolError;
-use crate::{engine::StartError, responder::AskError, vision::VisionError};
+use crate::{deadline::Deadline, engine::StartError, responder::AskError, vision::VisionError};
 
 /// Why a chat was not answered, or ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
@@ -101,11 +101,15 @@ pub enum ChatError {
     /// The model cannot have these tools, or cannot be made to call one.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// The reply was not complete by its deadline.
-    #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
+    /// A deadline was missed, or could not be met any more.
+    #[error("{} within its deadline of {} ms; {} ms had passed", .deadline.missing(), .limit.as_millis(), .waited.as_millis())]
     TooLate {
-        /// The chat's deadline.
-        deadline: Duration,
+        /// The deadline.
+        deadline: Deadline,
+        /// Its time from the question on, the chat's own or the model's.
+        limit: Duration,
+        /// The time that had passed.
+        waited: Duration,
     },
     /// The template or the tokenizer refused the conversation.
     #[error(transparent)]
@@ -189,8 +193,11 @@ impl Hint for ChatError {
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
             ChatError::Tools(error) => error.hint(),
-            ChatError::TooLate { .. } => {
+            ChatError::TooLate { deadline: Deadline::Reply, .. } => {
                 "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
+            }
+            ChatError::TooLate { deadline, .. } => {
+                format!("ask again when the model is less busy, or allow more time; `{}` is the default", deadline.knob())
             }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {

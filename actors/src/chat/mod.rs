@@ -11,6 +11,7 @@ mod facts;
 mod generation;
 mod handle;
 mod lead;
+mod patience;
 mod preparation;
 mod reasoning_count;
 mod reply_rules;
@@ -22,7 +23,7 @@ mod tokens;
 mod tool_call;
 mod tool_choice;
 
-pub use crate::finish_reason::FinishReason;
+pub use crate::{deadline::{Deadline, Deadlines}, finish_reason::FinishReason};
 pub use bursar_model::text::StopReason;
 pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};

@@ -1,11 +1,15 @@
-//! A chat's standing among others: how urgent it is.
+//! A chat's standing among others: how urgent it is, and how long it may take.
+
+use std::time::Duration;
 
 use super::Chat;
+use crate::deadline::Deadlines;
 
 /// What a chat says of its turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChatStanding {
     pub(super) priority: i32,
+    pub(super) deadlines: Deadlines,
 }
 
 impl Chat {
@@ -20,6 +24,34 @@ impl Chat {
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
         self.standing.priority = priority;
+        self
+    }
+
+    /// The time within which the reply must be complete, from the moment it is asked for. Otherwise it ends with
+    /// [`ChatError::TooLate`](super::ChatError::TooLate). Default: the model's `reply_deadline`; `Duration::MAX` is none.
+    pub fn deadline(mut self, deadline: Duration) -> Self {
+        self.standing.deadlines.reply = Some(deadline);
+        self
+    }
+
+    /// The time within which the chat's first step must be planned, likewise. A chat that waits longer ends before it
+    /// takes any of the model's memory. Default: the model's `queue_deadline`.
+    ///
+    /// ```
+    /// use bursar_actors::chat::Chat;
+    /// use std::time::Duration;
+    /// let chat = Chat::new().user("Which way?").queue_deadline(Duration::from_millis(500)); // or ask another server
+    /// ```
+    pub fn queue_deadline(mut self, deadline: Duration) -> Self {
+        self.standing.deadlines.queue = Some(deadline);
+        self
+    }
+
+    /// The time within which the first token of the reply must be ready, likewise. A chat that could not keep it any
+    /// more, by what the model's steps cost, ends before it takes any of the model's memory. Default: the model's
+    /// `first_token_deadline`.
+    pub fn first_token_deadline(mut self, deadline: Duration) -> Self {
+        self.standing.deadlines.first_token = Some(deadline);
         self
     }
 }

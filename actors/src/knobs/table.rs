@@ -289,6 +289,12 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// The promised time from one token of a reply to the next, in 99 of 100 cases. Prompts and pictures take only as much of a step beside running replies as keeps it. 0 promises nothing: replies may pause for a whole step of prompts. By default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a request's first step must be planned, from its question on, unless the request sets another. One that waits longer ends with an error before it takes any memory. 0 is none, the default.
+    queue_deadline: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a reply's first token must be ready, likewise. A request that could not keep it any more ends before it takes any memory.
+    first_token_deadline: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a reply must be complete, likewise.
+    reply_deadline: usize, Kind::CountOrNone("ms"), [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Class, Device, Label, Refusal};
 use metrics::SharedString;
 
-use crate::{finish_reason::FinishReason, phase::Phase, tree::Role};
+use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tree::Role};
 
 /// All values of a label, known in advance. Empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;
@@ -116,6 +116,16 @@ impl LabelValue for Class {
 impl LabelValue for Phase {
     const NAME: &'static str = "phase";
     const WORDS: Words = || Phase::ALL.iter().map(|phase| phase.name()).collect();
+
+    fn value(&self) -> SharedString {
+        self.name().into()
+    }
+}
+
+/// What a request did not reach in time.
+impl LabelValue for Deadline {
+    const NAME: &'static str = "reason";
+    const WORDS: Words = || Deadline::ALL.iter().map(|deadline| deadline.name()).collect();
 
     fn value(&self) -> SharedString {
         self.name().into()

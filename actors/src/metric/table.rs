@@ -6,7 +6,7 @@ use super::{
     Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, Histogram, Late, Permit, Preempted,
     RequestEnd, Row, Version,
 };
-use crate::{phase::Phase, tree::Role};
+use crate::{deadline::Deadline, phase::Phase, tree::Role};
 
 macro_rules! table {
     ($($item:ident: $kind:ident<$labels:ty> = $name:literal, $help:literal $(, $buckets:expr)?;)*) => {
@@ -116,6 +116,7 @@ table! {
     REQUESTS_TOTAL: Counter<(Label, RequestEnd)> = "bursar_requests_total", "Requests that ended, by how they ended.";
     REQUESTS_ACTIVE: Gauge<Label> = "bursar_requests_active", "Requests that were accepted and have not ended.";
     REQUESTS_REDONE_TOTAL: Counter<Label> = "bursar_requests_redone_total", "Times that a request started again because actors died.";
+    DEADLINES_MISSED_TOTAL: Counter<(Label, Deadline)> = "bursar_deadlines_missed_total", "Requests that ended because a deadline was missed, or could not be met any more, by deadline.";
     PREEMPTIONS_TOTAL: Counter<(Label, Preempted)> = "bursar_preemptions_total", "Times that a sequence lost its blocks before it ended.";
     PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Prompt tokens, computed or found in the prefix cache.";
     CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache, and so not computed.";

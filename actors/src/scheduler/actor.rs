@@ -56,6 +56,8 @@ pub struct SchedulerState {
     arguments: SchedulerArguments,
     /// Steps that the lane has, the oldest first.
     under_way: VecDeque<UnderWay>,
+    /// When it began: the core's clock counts from then.
+    began: Instant,
     /// When the last step ended.
     stepped_at: Instant,
     /// What the current message has counted so far.
@@ -125,6 +127,7 @@ impl Actor for SchedulerActor {
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
+            began: Instant::now(),
             stepped_at: Instant::now(),
             counted: Counted::default(),
             is_refused: false,
@@ -140,6 +143,7 @@ impl Actor for SchedulerActor {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        state.core.step(Input::Now(state.began.elapsed()));
         state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
             // Dropped unread: the driver submits its request again to the successor.
@@ -286,6 +290,11 @@ impl SchedulerState {
                 self.trace(sequence, || debug!("preempted, and wants its pictures again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
+            }
+            Effect::Late(sequence, deadline) => {
+                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot be served in time"));
+                self.deliver(sequence, Delivery::Late(deadline));
+                self.callers.remove(&sequence);
             }
             Effect::Released(sequences) => {
                 for id in sequences {

@@ -11,7 +11,10 @@ mod chunk;
 mod pool;
 mod queue;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
@@ -23,6 +26,7 @@ use super::{
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
 };
 use crate::{
+    deadline::Deadline,
     kv::{Allotment, Demand, KvCore, SequenceId, Table},
     pace::Pace,
 };
@@ -61,6 +65,8 @@ pub enum Input {
     Took(u64),
     /// Whether pictures are being encoded on the same card.
     Encodes(bool),
+    /// The time since the scheduler began. It never goes back.
+    Now(Duration),
 }
 
 /// What the scheduler must do, in order.
@@ -79,6 +85,8 @@ pub enum Effect {
     /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
     /// again, under the same id, when it holds its pictures again.
     ComeAgain(SequenceId),
+    /// A sequence that waited has missed this deadline, or could not meet it any more. It is forgotten.
+    Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),
     /// Send [`Input::Gathered`] after a moment: more prompts of the same burst may be on their way.
@@ -129,6 +137,8 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// How often each sequence was preempted that was sent back to its driver.
     preempted: BTreeMap<SequenceId, u32>,
+    /// The time since it began.
+    now: Duration,
     /// When the oldest that waits is next.
     turn: Turn,
     /// The promised token interval. None: steps beside running streams are as large as others.
@@ -156,6 +166,7 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             preempted: BTreeMap::new(),
+            now: Duration::ZERO,
             turn: Turn::default(),
             pace: None,
             encodes: false,
@@ -193,8 +204,13 @@ impl SchedulerCore {
                 self.now_encodes(encodes);
                 return effects;
             }
+            Input::Now(now) => {
+                self.now = self.now.max(now);
+                return effects;
+            }
         }
         self.shrink_when_idle(&mut effects);
+        self.drop_late(&mut effects);
         while self.may_plan() && self.prepare_step(&mut effects) {}
         effects
     }

@@ -9,7 +9,7 @@ use bursar_model::{
 };
 
 use super::Standing;
-use crate::kv::SequenceId;
+use crate::{deadline::Deadlines, kv::SequenceId};
 
 /// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
 #[derive(Clone)]
@@ -118,6 +118,8 @@ pub(super) struct Sequence {
     pub(super) preemptions: u32,
     /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
     pub(super) has_turn: bool,
+    /// When it must have got how far, on the clock of [`Input::Now`](super::Input::Now).
+    pub(super) due: Deadlines,
     /// How many were admitted before it while it was next and did not fit.
     pub(super) passed: u32,
     /// Tokens that it was expected to produce in all when it was first admitted.
@@ -151,6 +153,7 @@ impl Sequence {
             holds_pictures,
             preemptions: 0,
             has_turn: false,
+            due: Deadlines::default(),
             passed: 0,
             expected: None,
         }

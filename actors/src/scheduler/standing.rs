@@ -1,8 +1,12 @@
 //! A sequence's standing among those that wait.
 
-/// What decides when a sequence is served, besides its age.
+use crate::deadline::Deadlines;
+
+/// What decides when a sequence is served, besides its age, and whether.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
     /// Lower is served earlier, as in vLLM.
     pub priority: i32,
+    /// The time left for each deadline that is still to be met.
+    pub left: Deadlines,
 }

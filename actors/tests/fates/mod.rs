@@ -43,6 +43,7 @@ impl World {
         self.under_way.clear();
         self.scheduler =
             scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead, self.seed);
+        self.scheduler.step(Input::Now(self.clock));
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self

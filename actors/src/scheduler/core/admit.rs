@@ -24,7 +24,8 @@ impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let preemptions = self.preempted.remove(&spec.id).unwrap_or(0);
-        self.wait(Sequence { preemptions, ..Sequence::new(spec) });
+        let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
+        self.wait(Sequence { preemptions, due, ..Sequence::new(spec) });
     }
 
     /// Its driver is to admit it again.

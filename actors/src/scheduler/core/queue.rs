@@ -1,10 +1,16 @@
 //! The order of those that wait: the most urgent first, then by age. None waits for good: when some others were admitted
-//! the oldest is next, whatever else the order says.
+//! the oldest is next, whatever else the order says. What cannot be served in time goes before it has taken a block.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, time::Duration};
 
-use super::{SchedulerCore, Sequence};
-use crate::kv::SequenceId;
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{Effect, SchedulerCore, Sequence};
+use crate::{
+    deadline::{Deadline, Deadlines},
+    kv::SequenceId,
+    pace::StepWork,
+};
 
 /// So many others may be admitted before the oldest that waits. Then it is next. Priorities thus keep seven of eight
 /// admissions, also beside a long queue of less urgent requests, where an age that makes urgent would end them.
@@ -71,6 +77,39 @@ impl SchedulerCore {
             self.turn = Turn { oldest: oldest.filter(|oldest| *oldest != id), admitted: 0 };
         }
         self.turn.admitted += 1;
+    }
+
+    /// Drops the waiting sequences that can no longer be served in time.
+    pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
+        let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
+        let late: Vec<_> = self.waiting.values().filter_map(missed).collect();
+        for (id, deadline) in late {
+            self.waiting.remove(&id);
+            effects.push(Effect::Late(id, deadline));
+        }
+    }
+
+    /// The deadline that a waiting sequence has missed, or would miss if it were admitted now.
+    fn missed(&self, sequence: &Sequence) -> Option<Deadline> {
+        let Deadlines { queue, first_token, reply } = sequence.due;
+        if !sequence.has_begun && queue.is_some_and(|due| due < self.now) {
+            return Some(Deadline::Queue);
+        }
+        let first_token = first_token.filter(|_| sequence.spec.produced == 0);
+        let due = [(first_token, Deadline::FirstToken), (reply, Deadline::Reply)];
+        let first = due.into_iter().filter_map(|(due, deadline)| Some((due?, deadline))).min()?;
+        // What blocks hold is looked up only where it matters.
+        let is_missed = |found| first.0 < self.now + self.until_token(sequence, found);
+        (is_missed(0) && is_missed(self.kv.known_prefix(sequence.takeable()) * BLOCK_TOKENS)).then_some(first.1)
+    }
+
+    /// The least time until the sequence's next token, by what steps cost: that of one step with its tokens alone, but
+    /// for those `found` in blocks. Zero where no costs are known.
+    fn until_token(&self, sequence: &Sequence, found: usize) -> Duration {
+        let Some(pace) = &self.pace else { return Duration::ZERO };
+        let mut work = StepWork::default();
+        work.add_prompt(found, (sequence.tokens() - found).min(self.limits.step_tokens));
+        Duration::from_micros(pace.costs.predict(&work, false))
     }
 
     /// The running sequences that are less urgent than `next` and may lose their blocks once more, the least urgent and

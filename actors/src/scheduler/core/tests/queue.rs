@@ -1,10 +1,14 @@
 //! Stories of the queue's order: who is next, who makes way, and that none waits for good.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::{
+    deadline::{Deadline, Deadlines},
+    pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
+};
 
 fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequence {
     NewSequence { standing: Standing { priority, ..Standing::default() }, ..sequence(id, prompt, tokens_max) }
@@ -109,6 +113,85 @@ fn none_makes_way_while_a_step_runs() {
     bed.stepped(5);
     assert_eq!(bed.ids(), [vec![1], vec![2]]);
     assert_eq!(bed.ends(), [2, 1]);
+    bed.assert_all_home();
+}
+
+impl Bed {
+    fn at(&mut self, milliseconds: u64) -> &mut Bed {
+        self.give(Input::Now(Duration::from_millis(milliseconds)))
+    }
+}
+
+fn until(id: u64, prompt: usize, left: Deadlines) -> NewSequence {
+    NewSequence { standing: Standing { left, ..Standing::default() }, ..sequence(id, prompt, 9) }
+}
+
+fn milliseconds(left: u64) -> Option<Duration> {
+    Some(Duration::from_millis(left))
+}
+
+fn late(id: u64, deadline: Deadline) -> Effect {
+    Effect::Late(SequenceId(id), deadline)
+}
+
+#[test]
+fn a_sequence_that_waited_too_long_goes_before_it_takes_a_block() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    let queue = |left| Deadlines { queue: milliseconds(left), ..Deadlines::default() };
+    bed.at(1000).admit(sequence(1, 3, 2)).admit(until(2, 3, queue(50))).admit(until(3, 3, queue(51)));
+    bed.heard();
+    bed.at(1050).stepped(5);
+    assert_eq!(bed.heard(), [token(1, 5)], "the last moment is in time");
+    bed.at(1051).stepped(5);
+    let heard = bed.heard();
+    assert!(heard.contains(&late(2, Deadline::Queue)), "{heard:?}");
+    assert!(!bed.scheduler.is_known(SequenceId(2)) && bed.running[0].parts == [SequenceId(3)]);
+    bed.at(9999);
+    assert_eq!(bed.ends(), [3], "it was begun in time");
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_deadline_of_the_queue_is_met_for_good_though_blocks_are_lost() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    let left = Deadlines { queue: milliseconds(10), ..Deadlines::default() };
+    let spec = until(1, 3, left);
+    bed.admit(NewSequence { standing: Standing { priority: 1, ..spec.standing.clone() }, ..spec }).stepped(5);
+    bed.admit(urgent(2, 0, 3, 9)).at(500).stepped(5);
+    assert_eq!(bed.ids(), [vec![1], vec![2]]);
+    bed.at(600);
+    assert_eq!(bed.ends(), [2, 1]);
+}
+
+#[test]
+fn a_first_token_that_could_not_come_in_time_is_not_begun() {
+    let work = |prompt: usize, decoding: usize| {
+        let mut work = StepWork::default();
+        work.add_prompt(0, prompt);
+        (0..decoding).for_each(|_| work.add_decoding(16));
+        work
+    };
+    // A millisecond a token.
+    let steps = [(0, 1), (0, 8), (16, 1), (256, 1)].map(|(prompt, decoding)| MeasuredStep {
+        work: work(prompt, decoding),
+        micros: 1000 * (prompt + decoding) as u64,
+    });
+    let measured = MeasuredCosts { steps: steps.to_vec(), launches: Vec::new() };
+    let pace = Pace::new(milliseconds(33), &measured);
+    let mut bed = Bed::of(SchedulerCore::new(limits(4, 256, 32)).with_pace(pace).without_look_ahead(), 1);
+    let first = |left| Deadlines { first_token: milliseconds(left), ..Deadlines::default() };
+    let reply = |left| Deadlines { reply: milliseconds(left), ..Deadlines::default() };
+    bed.admit(until(1, 200, first(100))).admit(until(2, 200, first(300))).stepped(5);
+    bed.admit(until(3, 200, reply(100)));
+    // All but the last block of it are those of the second.
+    let begins_alike = NewSequence { id: SequenceId(4), ..until(2, 200, first(100)) };
+    bed.admit(begins_alike).stepped(5);
+    let heard = bed.heard();
+    let is_late = |id| heard.iter().find(|effect| matches!(effect, Effect::Late(of, _) if of.0 == id));
+    assert_eq!(is_late(1), Some(&late(1, Deadline::FirstToken)));
+    assert_eq!((is_late(2), is_late(3)), (None, Some(&late(3, Deadline::Reply))));
+    assert_eq!(is_late(4), None, "most of its prompt is there");
+    assert_eq!(bed.ends().len(), 2);
     bed.assert_all_home();
 }
 
