@@ -85,7 +85,7 @@ pub enum Effect {
     /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
     /// again, under the same id, when it holds its pictures again.
     ComeAgain(SequenceId),
-    /// A sequence that waited has missed this deadline, or could not meet it any more. It is forgotten.
+    /// A sequence without blocks has missed this deadline, or could not meet it any more. It is forgotten.
     Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),

@@ -79,17 +79,20 @@ impl SchedulerCore {
         self.turn.admitted += 1;
     }
 
-    /// Drops the waiting sequences that can no longer be served in time.
+    /// Drops the sequences without blocks that can no longer be served in time: those that wait, and those that were
+    /// admitted and had no share of a step yet.
     pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
         let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
-        let late: Vec<_> = self.waiting.values().filter_map(missed).collect();
+        let without_share = self.running.values().filter(|sequence| !sequence.has_begun && !sequence.cancelled);
+        let late: Vec<_> = self.waiting.values().chain(without_share).filter_map(missed).collect();
         for (id, deadline) in late {
             self.waiting.remove(&id);
+            self.running.remove(&id);
             effects.push(Effect::Late(id, deadline));
         }
     }
 
-    /// The deadline that a waiting sequence has missed, or would miss if it were admitted now.
+    /// The deadline that a sequence has missed, or would miss if it had a share of the next step.
     fn missed(&self, sequence: &Sequence) -> Option<Deadline> {
         let Deadlines { queue, first_token, reply } = sequence.due;
         if !sequence.has_begun && queue.is_some_and(|due| due < self.now) {
