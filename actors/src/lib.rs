@@ -28,6 +28,7 @@ pub mod responder;
 pub mod runtime;
 pub mod scheduler;
 pub mod supervise;
+pub mod tenant;
 pub mod tree;
 pub mod vision;
 

@@ -114,12 +114,17 @@ mod tests {
             assert_eq!(TenantWeights::read(&value), expected, "{value}");
         }
         let many = (0..65).map(|number| format!("t{number}=1")).collect::<Vec<_>>().join(",");
-        for wrong in ["", "gold", "gold=0", "gold=1001", "=1", "gold=1,gold=2", &format!("{}=1", "t".repeat(65)), &many] {
+        for wrong in ["", "gold", "gold=0", "gold=1001", "=1", "gold=1,gold=2", &format!("{}=1", "t".repeat(65)), &many]
+        {
             assert_eq!(TenantWeights::read(&json!(wrong)), None, "{wrong}");
         }
         let (weights, gold, mouse) = (expected.expect("right"), Tenant::new("gold"), Tenant::new("mouse"));
         assert_eq!((weights.weight(&gold), weights.weight(&mouse)), (4, 1));
-        assert_eq!(weights.counted(&mouse).as_ref().map(Tenant::as_str), Some("other"), "names of strangers are no label");
+        assert_eq!(
+            weights.counted(&mouse).as_ref().map(Tenant::as_str),
+            Some("other"),
+            "names of strangers are no label"
+        );
         assert_eq!(TenantWeights::default().counted(&gold), None);
         assert_eq!(format!("{mouse:?}"), "Tenant(5 bytes)");
     }

@@ -311,14 +311,7 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
-            Effect::Late(id, _) => {
-                let number = self.of_sequence(id).expect("somebody asked for it").number;
-                self.note(format_args!("request {number} is late"));
-                self.requests.get_mut(&number).expect("it lives").is_late = true;
-                let (keys, _) = self.pins.remove(&id).expect("it waited with its pictures");
-                self.vision_step(vision::Input::Unpin(keys));
-                self.late += 1;
-            }
+            Effect::Late(id, _) => self.is_late(id),
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
             Effect::Released(sequences) => {
@@ -352,7 +345,8 @@ impl World {
         for (part, id) in plan.parts.iter().enumerate() {
             let clock = self.clock;
             let request = self.of_sequence(*id).expect("somebody asked for it");
-            let is_late = !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
+            let is_late =
+                !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
             assert!(!is_late, "{id} was to begin earlier");
             let number = request.number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");

@@ -198,6 +198,7 @@ fn param(error: &ChatError) -> &'static str {
         ChatError::NoTokens => "max_tokens",
         ChatError::MinTokens { .. } => "min_tokens",
         ChatError::Samples { .. } => "n",
+        ChatError::TenantName { .. } => "x-tenant",
         ChatError::FormatWithoutEnd => "ignore_eos",
         ChatError::Format(_) => "response_format",
         ChatError::Tools(_) => "tools",

@@ -132,6 +132,11 @@ impl Guard {
         self.keys.is_empty()
     }
 
+    /// The tenant that a client's key stands for, where there are several keys: `key-1` is the first.
+    pub(super) fn tenant_of(&self, client: &Client) -> Option<String> {
+        client.key.filter(|_| self.keys.len() > 1).map(|index| format!("key-{}", index + 1))
+    }
+
     /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.
     pub(super) fn admit(&self, headers: &HeaderMap) -> Result<Client, ApiError> {
         if self.keys.is_empty() {

@@ -217,7 +217,10 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
         return error.hint("start it with --allow-origin and the page's origin").into_response();
     }
     let admitted = shared.guard.admit(request.headers());
-    match admitted.and_then(|client| Ok((client, Standing::of(request.headers())?))) {
+    match admitted.and_then(|client| {
+        let standing = Standing::of(request.headers(), shared.guard.tenant_of(&client))?;
+        Ok((client, standing))
+    }) {
         Ok((client, standing)) => {
             let used = request.extensions_mut().remove::<Used>().unwrap_or_default();
             request.extensions_mut().insert(client.asking(standing, used));

@@ -273,7 +273,8 @@ impl Driver {
     }
 
     fn sequence(&self, id: SequenceId, pins: Option<&PinnedPictures>) -> NewSequence {
-        let prompt = &self.preparation.prompt;
+        let (prompt, standing) = (&self.preparation.prompt, &self.preparation.standing);
+        let left = self.stopwatch.patience().left();
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
         let pinned = pins.map_or(&[][..], |pins| &pins.pictures);
@@ -291,7 +292,7 @@ impl Driver {
             tokens_max: self.preparation.tokens_max,
             pictures: prompt.pictures.iter().map(place).collect(),
             prefix: self.preparation.prefix.clone(),
-            standing: Standing { priority: self.preparation.standing.priority, left: self.stopwatch.patience().left() },
+            standing: Standing { priority: standing.priority, tenant: standing.tenant.clone(), left },
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),

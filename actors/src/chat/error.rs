@@ -84,6 +84,14 @@ pub enum ChatError {
         /// The maximum length: `max_tokens`, or what the context leaves.
         tokens_max: usize,
     },
+    /// The name of the chat's tenant is too long.
+    #[error("the name of the tenant has {bytes} bytes, at most {limit} are allowed")]
+    TenantName {
+        /// Its bytes.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The number of samples is 0, or more than may run at once.
     #[error("{samples} samples were requested; from 1 to {limit} are possible")]
     Samples {
@@ -189,6 +197,9 @@ impl Hint for ChatError {
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
+            ChatError::TenantName { limit, .. } => {
+                format!("name the tenant in {limit} bytes, or by a hash of its name")
+            }
             ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
@@ -197,7 +208,10 @@ impl Hint for ChatError {
                 "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
             }
             ChatError::TooLate { deadline, .. } => {
-                format!("ask again when the model is less busy, or allow more time; `{}` is the default", deadline.knob())
+                format!(
+                    "ask again when the model is less busy, or allow more time; `{}` is the default",
+                    deadline.knob()
+                )
             }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
@@ -254,6 +268,7 @@ impl ChatError {
             | ChatError::TooLong { .. }
             | ChatError::NoTokens
             | ChatError::MinTokens { .. }
+            | ChatError::TenantName { .. }
             | ChatError::Samples { .. }
             | ChatError::FormatWithoutEnd
             | ChatError::Format(_)

@@ -23,7 +23,10 @@ mod tokens;
 mod tool_call;
 mod tool_choice;
 
-pub use crate::{deadline::{Deadline, Deadlines}, finish_reason::FinishReason};
+pub use crate::{
+    deadline::{Deadline, Deadlines},
+    finish_reason::FinishReason,
+};
 pub use bursar_model::text::StopReason;
 pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};

@@ -57,6 +57,7 @@ impl Preparation {
         if chat.is_empty() {
             return Err(ChatError::Empty);
         }
+        chat.standing.check()?;
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }

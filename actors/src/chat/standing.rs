@@ -1,15 +1,27 @@
-//! A chat's standing among others: how urgent it is, and how long it may take.
+//! A chat's standing among others: how urgent it is, whose it is, and how long it may take.
 
 use std::time::Duration;
 
-use super::Chat;
-use crate::deadline::Deadlines;
+use super::{Chat, ChatError};
+use crate::{deadline::Deadlines, tenant::Tenant};
 
 /// What a chat says of its turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChatStanding {
     pub(super) priority: i32,
+    pub(super) tenant: Tenant,
     pub(super) deadlines: Deadlines,
+}
+
+impl ChatStanding {
+    /// # Errors
+    /// [`ChatError::TenantName`].
+    pub(super) fn check(&self) -> Result<(), ChatError> {
+        match self.tenant.as_str().len() {
+            0..=Tenant::BYTES_MAX => Ok(()),
+            bytes => Err(ChatError::TenantName { bytes, limit: Tenant::BYTES_MAX }),
+        }
+    }
 }
 
 impl Chat {
@@ -24,6 +36,19 @@ impl Chat {
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
         self.standing.priority = priority;
+        self
+    }
+
+    /// Whose the chat is. Of equally urgent chats that wait, those of the tenant that was given the fewest tokens are
+    /// next, by its weight in the model's `tenant_weights`; a tenant alone has all of the model. Chats without a tenant
+    /// share one.
+    ///
+    /// ```
+    /// use bursar_actors::chat::Chat;
+    /// let chat = Chat::new().user("Hello!").tenant("customer-17");
+    /// ```
+    pub fn tenant(mut self, name: impl Into<String>) -> Self {
+        self.standing.tenant = Tenant::new(name.into());
         self
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Class, Device, Label, Refusal};
 use metrics::SharedString;
 
-use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tree::Role};
+use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tenant::Tenant, tree::Role};
 
 /// All values of a label, known in advance. Empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;
@@ -119,6 +119,15 @@ impl LabelValue for Phase {
 
     fn value(&self) -> SharedString {
         self.name().into()
+    }
+}
+
+/// A tenant that the model's options name, or `other`: never one that only requests name.
+impl LabelValue for Tenant {
+    const NAME: &'static str = "tenant";
+
+    fn value(&self) -> SharedString {
+        self.as_str().to_owned().into()
     }
 }
 

@@ -23,6 +23,7 @@ use crate::{
     metric::{self, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
+    tenant::TenantWeights,
     vision::PinnedPictures,
 };
 
@@ -47,6 +48,8 @@ pub struct SchedulerArguments {
     pub refused: RefusalSink,
     /// The promised token interval, and what is known to keep it.
     pub pacing: Pacing,
+    /// The shares of tenants.
+    pub tenant_weights: TenantWeights,
 }
 
 /// The state of a scheduler.
@@ -122,8 +125,13 @@ impl Actor for SchedulerActor {
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
         myself.send_message(SchedulerMessage::Show)?;
+        for tenant in arguments.tenant_weights.tenants() {
+            metric::TENANT_TOKENS_TOTAL.add(&(arguments.model.clone(), tenant.clone()), 0);
+        }
         Ok(SchedulerState {
-            core: SchedulerCore::new(arguments.limits).with_pace(arguments.pacing.pace()),
+            core: SchedulerCore::new(arguments.limits)
+                .with_pace(arguments.pacing.pace())
+                .with_tenants(arguments.tenant_weights.clone()),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
@@ -232,6 +240,9 @@ impl SchedulerState {
         let preempted = self.core.preemptions();
         for tokens in self.core.take_prediction_errors() {
             metric::REPLY_PREDICTION_ERROR_TOKENS.record(model, tokens);
+        }
+        for (tenant, tokens) in self.core.take_tenants_tokens() {
+            metric::TENANT_TOKENS_TOTAL.add(&(model.clone(), tenant), tokens);
         }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [

@@ -24,11 +24,13 @@ use super::{
     admission::ReplyLengths,
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
+    tenants::Tenants,
 };
 use crate::{
     deadline::Deadline,
     kv::{Allotment, Demand, KvCore, SequenceId, Table},
     pace::Pace,
+    tenant::{Tenant, TenantWeights},
 };
 
 /// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
@@ -137,6 +139,8 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// How often each sequence was preempted that was sent back to its driver.
     preempted: BTreeMap<SequenceId, u32>,
+    /// What tenants were given.
+    tenants: Tenants,
     /// The time since it began.
     now: Duration,
     /// When the oldest that waits is next.
@@ -166,6 +170,7 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             preempted: BTreeMap::new(),
+            tenants: Tenants::default(),
             now: Duration::ZERO,
             turn: Turn::default(),
             pace: None,
@@ -184,6 +189,13 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
         self.pace = pace;
+        self
+    }
+
+    /// Shares the model out by these weights.
+    #[must_use]
+    pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
+        self.tenants = Tenants::new(weights);
         self
     }
 
@@ -228,6 +240,11 @@ impl SchedulerCore {
     /// By how many tokens predictions missed the replies that have ended since the last call.
     pub fn take_prediction_errors(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.missed_by)
+    }
+
+    /// The tokens that were computed since the last call, by tenants that have a weight, and of the `other` ones.
+    pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
+        self.tenants.take_used()
     }
 
     /// Tokens that the pool can hold now.
@@ -427,6 +444,9 @@ impl SchedulerCore {
         }
         if !sequence.has_begun {
             sequence.has_begun = true;
+            if sequence.is_first_life() {
+                self.tenants.find(&sequence.spec.standing.tenant, sequence.prompt, table.held);
+            }
             effects.push(Effect::Found(share.sequence, table.held));
         }
     }
@@ -465,6 +485,7 @@ impl SchedulerCore {
                 None => continue,
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
+                    self.tenants.token(&sequence.spec.standing.tenant);
                     let finish = sequence.push(token);
                     if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));

@@ -173,6 +173,11 @@ impl Sequence {
         self.spec.produced + self.to_come
     }
 
+    /// Whether it has produced nothing and lost nothing: its tenant was not charged for its prompt before.
+    pub(super) fn is_first_life(&self) -> bool {
+        self.produced() == 0 && self.preemptions == 0
+    }
+
     /// Tokens that no step has been planned for: one while decoding, more before.
     pub(super) fn pending(&self) -> usize {
         self.tokens() - self.cached

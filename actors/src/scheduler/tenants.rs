@@ -57,7 +57,7 @@ impl Tenants {
         let mut idle: Vec<_> = idle.map(|(tenant, counter)| (*counter, tenant.clone())).collect();
         idle.sort_unstable();
         let too_many = self.counters.len() - REMEMBERED;
-        idle.into_iter().take(too_many).for_each(|(_, tenant)| drop(self.counters.remove(&tenant)));
+        idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
     }
 
     /// A sequence with a prompt of so many tokens is admitted for the first time.
@@ -135,7 +135,10 @@ mod tests {
         }
         assert_eq!((tenants.counter(&gold) * 4, tenants.counter(&free)), (42 * PARTS, 42 * PARTS));
         let used = tenants.take_used();
-        assert_eq!(used.iter().map(|(tenant, tokens)| (tenant.as_str(), *tokens)).collect::<Vec<_>>(), [("gold", 41), ("other", 41)]);
+        assert_eq!(
+            used.iter().map(|(tenant, tokens)| (tenant.as_str(), *tokens)).collect::<Vec<_>>(),
+            [("gold", 41), ("other", 41)]
+        );
         assert!(tenants.take_used().is_empty());
     }
 

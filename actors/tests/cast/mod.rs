@@ -11,6 +11,7 @@ use bursar_actors::{
     kv::SequenceId,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     scheduler::{Finish, NewSequence, Standing},
+    tenant::Tenant,
     vision::{PictureRequest, Ticket},
 };
 use bursar_model::{
@@ -141,12 +142,13 @@ impl Request {
         self.cancelled || self.is_late || self.end.is_some()
     }
 
-    /// A third have a priority other than 0. One in eight waits for its first step no longer than some steps take.
+    /// A third have a priority other than 0, and there are four tenants. One in eight waits for its first step no longer than some steps take.
     pub fn standing(&self) -> Standing {
         let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
         let waits = Duration::from_millis(20 * (1 + self.number % 5));
         let queue = (self.number.is_multiple_of(8) && !self.has_begun).then_some(waits);
-        Standing { priority, left: Deadlines { queue, ..Deadlines::default() } }
+        let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
+        Standing { priority, tenant, left: Deadlines { queue, ..Deadlines::default() } }
     }
 
     /// The tokens and the finish that it must end with.

@@ -28,6 +28,17 @@ impl World {
         }
     }
 
+    /// The scheduler has dropped a sequence that waited too long.
+    pub(super) fn is_late(&mut self, id: SequenceId) {
+        let request = self.of_sequence(id).expect("somebody asked for it");
+        request.is_late = true;
+        let number = request.number;
+        self.note(format_args!("request {number} is late"));
+        let (keys, _) = self.pins.remove(&id).expect("it waited with its pictures");
+        self.vision_step(vision::Input::Unpin(keys));
+        self.late += 1;
+    }
+
     /// A neighbour comes or goes. The pool stays between what the largest request needs and what was stressed.
     pub(super) fn resize(&mut self) {
         let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);

@@ -157,7 +157,7 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with the reason.
-const NOT_MET: [(&str, &str); 15] = [
+const NOT_MET: [(&str, &str); 17] = [
     ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
     ("process_cpu_seconds_total", "likewise"),
     ("process_resident_memory_bytes", "likewise"),
@@ -172,6 +172,8 @@ const NOT_MET: [(&str, &str); 15] = [
     ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
     ("bursar_expert_imbalance", "the demo has no experts: a story below has a model with some"),
+    ("bursar_deadlines_missed_total", "`queues.rs` has them"),
+    ("bursar_tenant_tokens_total", "likewise"),
     ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
 ];
 

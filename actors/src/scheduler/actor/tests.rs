@@ -100,6 +100,7 @@ impl Bed {
             block_bytes: Bytes::kib(4),
             refused: Arc::new(|_| {}),
             pacing: Pacing::default(),
+            tenant_weights: TenantWeights::default(),
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

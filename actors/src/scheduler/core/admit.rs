@@ -24,6 +24,11 @@ impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let preemptions = self.preempted.remove(&spec.id).unwrap_or(0);
+        let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
+        self.tenants.arrive(&spec.standing.tenant, waiting);
+        let known = || self.waiting.values().chain(self.running.values());
+        self.tenants
+            .forget(|tenant| known().any(|s| s.spec.standing.tenant == *tenant) || spec.standing.tenant == *tenant);
         let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
         self.wait(Sequence { preemptions, due, ..Sequence::new(spec) });
     }
@@ -44,6 +49,9 @@ impl SchedulerCore {
             self.count_turn(id);
             let mut sequence = self.waiting.remove(&id).expect("it waits");
             (sequence.has_turn, sequence.passed) = (has_turn, 0);
+            if sequence.is_first_life() {
+                self.tenants.admit(&sequence.spec.standing.tenant, sequence.prompt);
+            }
             if sequence.expected.is_none() {
                 sequence.expected = Some(sequence.produced() + self.expected(&sequence, false));
             }
@@ -86,7 +94,12 @@ impl SchedulerCore {
 
     /// Preempts as few of the `less_urgent` as `next` needs to fit, the least urgent of them. No other is admitted before
     /// a step has run.
-    fn make_way(&mut self, next: SequenceId, mut less_urgent: Vec<SequenceId>, effects: &mut Vec<Effect>) -> SequenceId {
+    fn make_way(
+        &mut self,
+        next: SequenceId,
+        mut less_urgent: Vec<SequenceId>,
+        effects: &mut Vec<Effect>,
+    ) -> SequenceId {
         for spared in less_urgent.clone().into_iter().rev() {
             let others: Vec<_> = less_urgent.iter().copied().filter(|id| *id != spared).collect();
             if self.fits_without(&self.waiting[&next], &others) {

@@ -1,4 +1,4 @@
-//! The order of those that wait: the most urgent first, then by age. None waits for good: when some others were admitted
+//! The order of those that wait: the most urgent first, then by what their tenants were given, then by age. None waits for good: when some others were admitted
 //! the oldest is next, whatever else the order says. What cannot be served in time goes before it has taken a block.
 
 use std::{cmp::Reverse, time::Duration};
@@ -42,7 +42,10 @@ impl SchedulerCore {
     pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
-            (priority, sequence.preemptions == 0, id)
+            // One that lost its blocks had its turn.
+            let is_new = sequence.preemptions == 0;
+            let given = if is_new { self.tenants.counter(&sequence.spec.standing.tenant) } else { 0 };
+            (priority, is_new, given, id)
         };
         let mut places: Vec<_> = self.waiting.values().map(place).collect();
         if places.len() > LOOKED_AT + 1 {
@@ -50,7 +53,7 @@ impl SchedulerCore {
             places.truncate(LOOKED_AT + 1);
         }
         places.sort_unstable();
-        let mut order: Vec<_> = places.into_iter().map(|(_, _, id)| id).collect();
+        let mut order: Vec<_> = places.into_iter().map(|(.., id)| id).collect();
         if let Some(oldest) = self.turn_of() {
             order.retain(|id| *id != oldest);
             order.insert(0, oldest);

@@ -14,9 +14,7 @@ use super::{
 };
 use crate::{
     Chat,
-    serve::{
-        body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared,
-    },
+    serve::{body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared},
 };
 
 /// Fields of a chat, and their names in a request for a response.

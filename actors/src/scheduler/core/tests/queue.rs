@@ -8,6 +8,7 @@ use super::*;
 use crate::{
     deadline::{Deadline, Deadlines},
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
+    tenant::{Tenant, TenantWeights},
 };
 
 fn urgent(id: u64, priority: i32, prompt: usize, tokens_max: usize) -> NewSequence {
@@ -195,11 +196,98 @@ fn a_first_token_that_could_not_come_in_time_is_not_begun() {
     bed.assert_all_home();
 }
 
-/// A request of a random run: steps before it comes, priority, prompt, reply, steps until its caller leaves.
-type Drawn = (usize, i32, usize, usize, Option<usize>);
+fn of_tenant(id: u64, tenant: &str, prompt: usize, tokens_max: usize) -> NewSequence {
+    let standing = Standing { tenant: Tenant::new(tenant), ..Standing::default() };
+    NewSequence { standing, ..sequence(id, prompt, tokens_max) }
+}
+
+/// Runs one sequence at a time: 60 of `busy`, and from the tenth step on 20 of `calm`. Returns which of the latter are
+/// among the next 20 that end.
+fn calm_beside_busy(weights: Option<TenantWeights>) -> usize {
+    let scheduler = SchedulerCore::new(limits(1, 64, 8)).with_tenants(weights.unwrap_or_default());
+    let mut bed = Bed::of(scheduler.without_look_ahead(), 1);
+    (1..=60).for_each(|id| _ = bed.admit(of_tenant(id, "busy", 20, 1)));
+    (0..10).for_each(|_| _ = bed.stepped(5));
+    (101..=120).for_each(|id| _ = bed.admit(of_tenant(id, "calm", 20, 1)));
+    let ended = bed.ends();
+    bed.assert_all_home();
+    ended[..20].iter().filter(|id| **id > 100).count()
+}
+
+#[test]
+fn tenants_that_wait_share_by_weight_and_absence_earns_nothing() {
+    assert!((9..=11).contains(&calm_beside_busy(None)), "half, though it had nothing before");
+    let weights = TenantWeights::of([("calm", 3)]);
+    assert!((14..=16).contains(&calm_beside_busy(weights)), "three quarters");
+    let weights = TenantWeights::of([("busy", 1000)]);
+    assert!(calm_beside_busy(weights) <= 2, "and hardly any");
+}
+
+#[test]
+fn a_tenants_urgent_request_is_before_anothers_fair_share() {
+    let mut bed = Bed::new(limits(1, 64, 8));
+    bed.admit(of_tenant(1, "busy", 20, 9)).admit(of_tenant(2, "calm", 20, 1));
+    let standing = Standing { priority: -1, tenant: Tenant::new("busy"), ..Standing::default() };
+    bed.admit(NewSequence { standing, ..sequence(3, 20, 1) });
+    assert_eq!(bed.ends(), [3, 1, 2], "the one that made way goes on before the other tenant begins");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(100))]
+    #[test]
+    fn tenants_that_wait_were_given_alike_within_a_bound(
+        requests in proptest::collection::vec((0usize..3, 1usize..40, 1usize..20), 20..60),
+        sequences in 1usize..4,
+        looks_ahead in any::<bool>(),
+    ) {
+        let limits = limits(sequences, 48, 40);
+        let mut bed = if looks_ahead { Bed::ahead(limits) } else { Bed::new(limits) };
+        for (id, (tenant, prompt, reply)) in (1..).zip(&requests) {
+            bed.admit(of_tenant(id, ["a", "b", "c"][*tenant], *prompt, *reply));
+        }
+        // The paper's bound, twice the larger of a prompt and of the replies that run, and a prompt on the oldest's turn.
+        let bound = 2 * (2 * 20 * sequences as u64).max(40) + 40;
+        while !bed.running.is_empty() {
+            let waiting = bed.scheduler.waiting.values().map(|s| bed.scheduler.tenants.counter(&s.spec.standing.tenant));
+            let waiting: BTreeSet<_> = waiting.collect();
+            if let (Some(least), Some(most)) = (waiting.first(), waiting.last()) {
+                let apart = (most - least) / u64::from(TenantWeights::WEIGHT_MAX);
+                prop_assert!(apart <= bound, "{apart} tokens, at most {bound}");
+            }
+            bed.stepped(5);
+        }
+        bed.assert_all_home();
+    }
+}
+
+/// A request of a random run.
+#[derive(Clone, Debug)]
+struct Drawn {
+    steps_before: usize,
+    priority: i32,
+    tenant: &'static str,
+    prompt: usize,
+    reply: usize,
+    /// Steps until its caller leaves.
+    leaves: Option<usize>,
+    /// Steps that it waits for its first.
+    waits: Option<u64>,
+}
 
 fn drawn() -> impl Strategy<Value = Drawn> {
-    (0usize..4, -2i32..3, 1usize..60, 1usize..60, proptest::option::weighted(0.1, 0usize..30))
+    let standing = (-2i32..3, 0usize..3, proptest::option::weighted(0.1, 0u64..30));
+    let size = (1usize..60, 1usize..60);
+    (0usize..4, standing, size, proptest::option::weighted(0.1, 0usize..30)).prop_map(
+        |(steps_before, (priority, tenant, waits), (prompt, reply), leaves)| Drawn {
+            steps_before,
+            priority,
+            tenant: ["", "a", "b"][tenant],
+            prompt,
+            reply,
+            leaves,
+            waits,
+        },
+    )
 }
 
 /// What is true of every run.
@@ -209,6 +297,8 @@ struct Watch {
     oldest: Option<(SequenceId, usize)>,
     lost: BTreeMap<SequenceId, usize>,
     ended: BTreeSet<SequenceId>,
+    /// What the scheduler did, in order.
+    trace: Vec<Effect>,
 }
 
 impl Watch {
@@ -225,11 +315,15 @@ impl Watch {
         for effect in bed.heard() {
             match effect {
                 Effect::Released(ids) => {
-                    let lost = ids.into_iter().filter(|id| bed.scheduler.is_known(*id));
+                    let lost = ids.iter().copied().filter(|id| bed.scheduler.is_known(*id));
                     lost.for_each(|id| *self.lost.entry(id).or_default() += 1);
+                    self.trace.push(Effect::Released(ids));
                 }
-                Effect::Finished(id, _) => assert!(self.ended.insert(id), "{id} has one end"),
-                _ => {}
+                Effect::Finished(id, _) | Effect::Late(id, _) => {
+                    assert!(self.ended.insert(id), "{id} has one end");
+                    self.trace.push(effect);
+                }
+                _ => self.trace.push(effect),
             }
         }
     }
@@ -257,6 +351,7 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
     };
     let mut step = |bed: &mut Bed, watch: &mut Watch, leaves: &mut BTreeMap<usize, Vec<u64>>| {
         now += 1;
+        bed.at(now as u64);
         for id in leaves.remove(&now).into_iter().flatten() {
             give(bed, watch, Input::Cancel(SequenceId(id)));
         }
@@ -265,15 +360,18 @@ fn run(requests: &[Drawn], limits: Limits, looks_ahead: bool) -> Watch {
         }
         now
     };
-    for (id, (steps, priority, prompt, reply, leaving)) in (200..).zip(requests) {
+    for (id, drawn) in (200..).zip(requests) {
         let mut at = 0;
-        for _ in 0..=*steps {
+        for _ in 0..=drawn.steps_before {
             at = step(&mut bed, &mut watch, &mut leaves);
         }
-        if let Some(leaving) = leaving {
+        if let Some(leaving) = drawn.leaves {
             leaves.entry(at + 1 + leaving).or_default().push(id);
         }
-        give(&mut bed, &mut watch, Input::Admit(Box::new(urgent(id, *priority, *prompt, *reply))));
+        let left = Deadlines { queue: drawn.waits.map(Duration::from_millis), ..Deadlines::default() };
+        let standing = Standing { priority: drawn.priority, tenant: Tenant::new(drawn.tenant), left };
+        let new = NewSequence { standing, ..sequence(id, drawn.prompt, drawn.reply) };
+        give(&mut bed, &mut watch, Input::Admit(Box::new(new)));
     }
     for steps in 0.. {
         assert!(steps < 30_000, "it ends");
@@ -296,9 +394,11 @@ proptest! {
         sequences in 1usize..6,
         looks_ahead in any::<bool>(),
     ) {
-        let watch = run(&requests, limits(sequences, 48, blocks), looks_ahead);
+        let limits = limits(sequences, 48, blocks);
+        let watch = run(&requests, limits, looks_ahead);
+        prop_assert_eq!(&watch.trace, &run(&requests, limits, looks_ahead).trace, "the same again");
         prop_assert!(watch.lost.values().all(|times| *times <= 2), "{:?}", watch.lost);
-        let stay = (200..).zip(&requests).filter(|(_, (.., leaving))| leaving.is_none());
+        let stay = (200..).zip(&requests).filter(|(_, drawn)| drawn.leaves.is_none());
         for (id, _) in stay {
             prop_assert!(watch.ended.contains(&SequenceId(id)), "{id} has an end");
         }
