@@ -442,18 +442,6 @@ impl World {
         self.pins.values().chain(self.pins_of_steps.iter().flatten())
     }
 
-    /// Each request that must return asks for its pictures again, as its driver does.
-    fn return_all(&mut self) {
-        while let Some((number, id)) = self.returning.pop_front() {
-            let request = self.requests.get_mut(&number).expect("it is remembered");
-            if !request.is_over() {
-                request.returns_as = Some(id);
-                self.returned += 1;
-                self.live(number);
-            }
-        }
-    }
-
     fn launch_ends(&mut self) {
         let Some(pictures) = self.launches.pop_front() else { return };
         for (key, rows) in pictures {

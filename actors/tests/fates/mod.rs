@@ -1,4 +1,5 @@
-//! What happens to the simulated world: callers leave, actors die, and the pool shrinks and grows.
+//! What happens to the simulated world: callers leave, come again or too late, actors die, and the pool
+//! shrinks and grows.
 
 use super::*;
 
@@ -24,6 +25,18 @@ impl World {
                 && let Some((keys, _)) = self.pins.remove(&id)
             {
                 self.vision_step(vision::Input::Unpin(keys));
+            }
+        }
+    }
+
+    /// Each request that must return asks for its pictures again, as its driver does.
+    pub(super) fn return_all(&mut self) {
+        while let Some((number, id)) = self.returning.pop_front() {
+            let request = self.requests.get_mut(&number).expect("it is remembered");
+            if !request.is_over() {
+                request.returns_as = Some(id);
+                self.returned += 1;
+                self.live(number);
             }
         }
     }

@@ -100,9 +100,16 @@ impl SchedulerCore {
         mut less_urgent: Vec<SequenceId>,
         effects: &mut Vec<Effect>,
     ) -> SequenceId {
+        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
+        // Mostly the first is enough, so not all are tried.
+        let mut some = 1;
+        while some < less_urgent.len() && !fits(&less_urgent[..some]) {
+            some *= 2;
+        }
+        less_urgent.truncate(some);
         for spared in less_urgent.clone().into_iter().rev() {
             let others: Vec<_> = less_urgent.iter().copied().filter(|id| *id != spared).collect();
-            if self.fits_without(&self.waiting[&next], &others) {
+            if fits(&others) {
                 less_urgent = others;
             }
         }

@@ -1,5 +1,6 @@
-//! The order of those that wait: the most urgent first, then by what their tenants were given, then by age. None waits for good: when some others were admitted
-//! the oldest is next, whatever else the order says. What cannot be served in time goes before it has taken a block.
+//! The order of those that wait (ADR 44): the most urgent first, then by what their tenants were given, then by age. None
+//! waits for good: when some others were admitted the oldest is next, whatever else the order says. What cannot be served
+//! in time goes before it has taken a block.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -14,10 +15,10 @@ use crate::{
 
 /// So many others may be admitted before the oldest that waits. Then it is next. Priorities thus keep seven of eight
 /// admissions, also beside a long queue of less urgent requests, where an age that makes urgent would end them.
-const TURNS: u32 = 7;
+const BEFORE_OLDEST: u32 = 7;
 
 /// Beyond these, so many may be admitted before one that is next and does not fit yet.
-const PASSES: u32 = 32;
+const PASSES_MAX: u32 = 32;
 
 /// How many are looked at for one that fits, when the next does not.
 const LOOKED_AT: usize = 8;
@@ -64,13 +65,13 @@ impl SchedulerCore {
     /// The oldest that waits, if it is its turn.
     pub(super) fn turn_of(&self) -> Option<SequenceId> {
         let oldest = self.waiting.first_key_value().map(|(oldest, _)| *oldest);
-        oldest.filter(|_| self.turn.oldest == oldest && self.turn.admitted >= TURNS)
+        oldest.filter(|_| self.turn.oldest == oldest && self.turn.admitted >= BEFORE_OLDEST)
     }
 
     /// Whether another may still be admitted before `next`, which does not fit. None passes one that lost its blocks.
     pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
         let next = &self.waiting[&next];
-        next.preemptions == 0 && next.passed < PASSES
+        next.preemptions == 0 && next.passed < PASSES_MAX
     }
 
     /// Counts an admission against the turn of the oldest. `id` still waits.
