@@ -147,6 +147,10 @@ impl ApiError {
         if let Some(seconds) = self.told.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         }
+        // The client's own time is over. OpenAI's and Anthropic's clients would ask twice more.
+        if self.status == StatusCode::GATEWAY_TIMEOUT {
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         response
     }
 }

@@ -50,6 +50,7 @@ fn a_missed_deadline_is_a_503_in_the_queue_and_later_a_504() {
             let first = asked("x-first-token-deadline-ms: 15\r\n").await;
             let reply = asked("x-deadline-ms: 15\r\n").await;
             assert_eq!((first.status, reply.status), (504, 504), "{path}: {}", first.body);
+            assert!(first.head.contains("x-should-retry: false") && !queue.head.contains("x-should-retry"), "{path}");
             let told = [&queue, &first, &reply].map(|answer| match path {
                 "/v1/messages" => answer.error()["type"].clone(),
                 _ => answer.error()["code"].clone(),
