@@ -60,8 +60,9 @@ pub use bursar_actors::metric;
 pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
-        Chat, ChatError, ChatEvent, Content, ErrorKind, FinishReason, Image, ModelFacts, ModelHandle, Prompt, Reply,
-        ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent, ToolChoice, ToolError, Usage, Video,
+        Chat, ChatError, ChatEvent, Content, Deadline, Deadlines, ErrorKind, FinishReason, Image, ModelFacts,
+        ModelHandle, Prompt, Reply, ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent, ToolChoice,
+        ToolError, Usage, Video,
     },
     compute::lane::LaneError,
     engine::{
@@ -82,6 +83,7 @@ pub use bursar_actors::{
         Supervised,
     },
     supervise::{FaultInjection, InjectedFault, Intensity},
+    tenant::{Tenant, TenantWeights},
     vision::VisionError,
 };
 #[cfg(feature = "prometheus")]

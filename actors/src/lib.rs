@@ -13,6 +13,7 @@ pub mod capture;
 pub mod chat;
 pub mod compute;
 pub mod credit;
+pub mod deadline;
 pub mod engine;
 pub mod event;
 pub mod finish_reason;
@@ -27,6 +28,7 @@ pub mod responder;
 pub mod runtime;
 pub mod scheduler;
 pub mod supervise;
+pub mod tenant;
 pub mod tree;
 pub mod vision;
 

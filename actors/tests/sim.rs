@@ -9,6 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write,
     sync::Arc,
+    time::Duration,
 };
 
 use bursar_actors::{
@@ -64,6 +65,10 @@ struct World {
     found_tokens: usize,
     resizes: usize,
     preempted_by_shrinks: usize,
+    made_way: usize,
+    late: usize,
+    /// The time that steps have taken.
+    clock: Duration,
     /// Whether the scheduler waits for a burst to gather.
     gathers: bool,
     /// Wanted blocks of the pool. A new scheduler starts with as many.
@@ -119,6 +124,9 @@ impl World {
             found_tokens: 0,
             resizes: 0,
             preempted_by_shrinks: 0,
+            made_way: 0,
+            late: 0,
+            clock: Duration::ZERO,
             gathers: false,
             blocks,
             chance,
@@ -165,6 +173,8 @@ impl World {
             SequenceId(self.next_sequence)
         });
         request.sequence = Some(id);
+        let standing = request.standing();
+        request.due = standing.left.queue.map(|left| self.clock + left);
         // Pictures, then text, then the tokens of earlier lives.
         let mut pictures = Vec::new();
         let mut start = 0;
@@ -190,6 +200,7 @@ impl World {
             sampler: sampler(number),
             prompt_read: [].into(),
             prefix: PrefixKeys::default(),
+            standing,
             group: None,
             score_prompt: None,
         };
@@ -256,9 +267,11 @@ impl World {
     }
 
     fn scheduler_step(&mut self, input: Input) {
-        let before = self.scheduler.preemptions().by_shrinks;
+        let before = self.scheduler.preemptions();
         let mut effects: VecDeque<Effect> = self.scheduler.step(input).into();
-        self.preempted_by_shrinks += self.scheduler.preemptions().by_shrinks - before;
+        let preemptions = self.scheduler.preemptions();
+        self.preempted_by_shrinks += preemptions.by_shrinks - before.by_shrinks;
+        self.made_way += preemptions.for_priority - before.for_priority;
         self.resize_slots();
         while let Some(effect) = effects.pop_front() {
             effects.extend(self.act(effect));
@@ -298,6 +311,7 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
+            Effect::Late(id, _) => self.is_late(id),
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
             Effect::Released(sequences) => {
@@ -329,7 +343,12 @@ impl World {
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
         // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
-            let number = self.of_sequence(*id).expect("somebody asked for it").number;
+            let clock = self.clock;
+            let request = self.of_sequence(*id).expect("somebody asked for it");
+            let is_late =
+                !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
+            assert!(!is_late, "{id} was to begin earlier");
+            let number = request.number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
             let content = content(sequence, &unseen);
@@ -412,24 +431,15 @@ impl World {
             self.vision_step(vision::Input::Unpin(keys));
         }
         self.scheduler_step(Input::Encodes(!self.launches.is_empty()));
-        self.scheduler_step(Input::Took(self.seed % 700 + 300 * plan.batch.token_count() as u64));
+        let took = self.seed % 700 + 300 * plan.batch.token_count() as u64;
+        self.clock += Duration::from_micros(took);
+        self.scheduler_step(Input::Now(self.clock));
+        self.scheduler_step(Input::Took(took));
         self.scheduler_step(Input::Stepped(tokens.into_iter().map(Some).collect()));
     }
 
     fn all_pins(&self) -> impl Iterator<Item = &Pins> {
         self.pins.values().chain(self.pins_of_steps.iter().flatten())
-    }
-
-    /// Each request that must return asks for its pictures again, as its driver does.
-    fn return_all(&mut self) {
-        while let Some((number, id)) = self.returning.pop_front() {
-            let request = self.requests.get_mut(&number).expect("it is remembered");
-            if !request.is_over() {
-                request.returns_as = Some(id);
-                self.returned += 1;
-                self.live(number);
-            }
-        }
     }
 
     fn launch_ends(&mut self) {
@@ -483,7 +493,7 @@ impl World {
         assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
         for request in self.requests.values() {
             assert!(request.is_over(), "request {} has no end", request.number);
-            if !request.cancelled {
+            if !request.cancelled && !request.is_late {
                 let (tokens, finish) = request.expected();
                 assert_eq!(request.produced, tokens, "request {}", request.number);
                 assert_eq!(request.end, Some(finish), "request {}", request.number);
@@ -520,6 +530,7 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
+    let (mut made_way, mut late) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
@@ -527,6 +538,8 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         launched_ahead += world.launched_ahead;
         resizes += world.resizes;
         preempted_by_shrinks += world.preempted_by_shrinks;
+        made_way += world.made_way;
+        late += world.late;
         found_tokens += world.found_tokens;
         steps += world.steps;
         planned_ahead += world.planned_ahead;
@@ -536,6 +549,8 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");
     assert!(resizes > 1000, "{resizes} times the pool became smaller or larger");
     assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
+    assert!(made_way > 100, "{made_way} made way for urgent ones");
+    assert!(late > 100, "{late} waited too long");
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }
@@ -547,7 +562,7 @@ fn a_request_gets_the_same_tokens_with_and_without_look_ahead() {
         let (with, without) = (run_and_say(seed, true), run_and_say(seed, false));
         assert_eq!(without.planned_ahead, 0);
         for (request, other) in with.requests.values().filter_map(|r| Some((r, without.requests.get(&r.number)?))) {
-            if !request.cancelled && !other.cancelled {
+            if [request, other].iter().all(|request| !request.cancelled && !request.is_late) {
                 assert_eq!(
                     (&request.produced, request.end),
                     (&other.produced, other.end),

@@ -7,7 +7,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use crate::{ChatError, ErrorKind, Hint, LayoutError};
+use crate::{ChatError, Deadline, ErrorKind, Hint, LayoutError};
 
 /// Seconds after which a client may ask a full model again: about a reply.
 const FULL_SECONDS: u64 = 1;
@@ -135,6 +135,7 @@ impl ApiError {
             413 => "request_too_large",
             429 => "rate_limit_error",
             503 => "overloaded_error",
+            504 => "timeout_error",
             400..500 => "invalid_request_error",
             _ => "api_error",
         }
@@ -145,6 +146,10 @@ impl ApiError {
         let mut response = (self.status, Extension(self.clone()), Json(self.body(shape))).into_response();
         if let Some(seconds) = self.told.retry_after {
             response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        // The client's own time is over. OpenAI's and Anthropic's clients would ask twice more.
+        if self.status == StatusCode::GATEWAY_TIMEOUT {
+            response.headers_mut().insert("x-should-retry", HeaderValue::from_static("false"));
         }
         response
     }
@@ -176,6 +181,11 @@ impl From<ChatError> for ApiError {
             }
             (_, ErrorKind::Request) => ApiError::invalid(param(&error), message),
             (ChatError::Overloaded { .. }, _) => ApiError::full(message).code("overloaded"),
+            // Another server may have room. After the others the client's own time is over.
+            (ChatError::TooLate { deadline: Deadline::Queue, .. }, _) => ApiError::busy(message).code("queue_deadline"),
+            (ChatError::TooLate { .. }, _) => {
+                ApiError::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
+            }
             (_, ErrorKind::Busy) => ApiError::busy(message),
             (ChatError::NotNumbers | ChatError::PreparationDied | ChatError::GivenUp { .. }, _) => {
                 ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
@@ -192,6 +202,7 @@ fn param(error: &ChatError) -> &'static str {
         ChatError::NoTokens => "max_tokens",
         ChatError::MinTokens { .. } => "min_tokens",
         ChatError::Samples { .. } => "n",
+        ChatError::TenantName { .. } => "x-tenant",
         ChatError::FormatWithoutEnd => "ignore_eos",
         ChatError::Format(_) => "response_format",
         ChatError::Tools(_) => "tools",

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, StatusCode, header::AUTHORIZATION};
 use subtle::ConstantTimeEq;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::{access::Used, body::Room, error::ApiError, openai::usage::UsageTold};
+use super::{access::Used, body::Room, error::ApiError, openai::usage::UsageTold, standing::Standing};
 use crate::Hint;
 
 /// A list of keys that cannot be used.
@@ -54,6 +54,7 @@ impl fmt::Debug for Guard {
 pub(super) struct Client {
     permits: Option<Arc<Semaphore>>,
     key: Option<usize>,
+    standing: Standing,
     used: Used,
 }
 
@@ -78,9 +79,14 @@ impl Held {
 }
 
 impl Client {
-    /// The same, whose tokens are told there.
-    pub(super) fn telling(self, used: Used) -> Self {
-        Client { used, ..self }
+    /// The same, of whose request this is known.
+    pub(super) fn asking(self, standing: Standing, used: Used) -> Self {
+        Client { standing, used, ..self }
+    }
+
+    /// What its request says of its turn.
+    pub(super) fn standing(&self) -> &Standing {
+        &self.standing
     }
 
     /// Which of the keys it sent; none where there are no keys.
@@ -124,6 +130,11 @@ impl Guard {
     /// Whether everybody may ask.
     pub(super) fn is_open(&self) -> bool {
         self.keys.is_empty()
+    }
+
+    /// The tenant that a client's key stands for, where there are several keys: `key-1` is the first.
+    pub(super) fn tenant_of(&self, client: &Client) -> Option<String> {
+        client.key.filter(|_| self.keys.len() > 1).map(|index| format!("key-{}", index + 1))
     }
 
     /// Who sends these headers: `Authorization: Bearer KEY` as OpenAI's clients do, or `x-api-key: KEY` as Anthropic's.

@@ -43,6 +43,7 @@ mod page;
 mod patience;
 mod service;
 mod sse;
+mod standing;
 mod tokens;
 mod tool;
 

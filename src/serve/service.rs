@@ -41,7 +41,9 @@ use super::{
     openai::{self, responses::store::Responses},
     openapi,
     options::ServeOptions,
-    page, tokens,
+    page,
+    standing::Standing,
+    tokens,
 };
 use crate::{ModelHandle, Runtime};
 
@@ -214,10 +216,14 @@ async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next:
         let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this page may not ask this server");
         return error.hint("start it with --allow-origin and the page's origin").into_response();
     }
-    match shared.guard.admit(request.headers()) {
-        Ok(client) => {
+    let admitted = shared.guard.admit(request.headers());
+    match admitted.and_then(|client| {
+        let standing = Standing::of(request.headers(), shared.guard.tenant_of(&client))?;
+        Ok((client, standing))
+    }) {
+        Ok((client, standing)) => {
             let used = request.extensions_mut().remove::<Used>().unwrap_or_default();
-            request.extensions_mut().insert(client.telling(used));
+            request.extensions_mut().insert(client.asking(standing, used));
             next.run(request).await
         }
         Err(error) => error.into_response(),

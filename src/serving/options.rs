@@ -92,6 +92,9 @@ pub struct Options {
     /// Likewise.
     #[arg(long, hide = true)]
     reasoning_parser: Option<String>,
+    /// Likewise: `priority` is always heard.
+    #[arg(long, hide = true)]
+    scheduling_policy: Option<String>,
     /// Likewise: nothing of a checkpoint is run.
     #[arg(long, hide = true)]
     trust_remote_code: bool,
@@ -209,6 +212,7 @@ impl Options {
             (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models call tools without it"),
             (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template tells the format"),
             (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template tells the format"),
+            (self.scheduling_policy.is_some(), "--scheduling-policy", "the priorities of requests are always heard"),
             (self.trust_remote_code, "--trust-remote-code", "nothing of a checkpoint is run"),
         ];
         for (_, flag, why) in taken.into_iter().filter(|(is_set, ..)| *is_set) {

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use bursar::{Chat, ChatError, ChatEvent, Content, FinishReason, Hint, LoadOptions, OutputFormat, Role, StopReason};
+use bursar::{
+    Chat, ChatError, ChatEvent, Content, Deadline, FinishReason, Hint, LoadOptions, OutputFormat, Role, StopReason,
+};
 use serde_json::{Value, json};
 
 use crate::ears::Ears;
@@ -476,7 +478,9 @@ fn a_reply_past_its_deadline_says_so_and_frees_everything() {
             let neighbour = stage.model.chat(about(1)).await.expect("accepted");
             let late = chance(1).max_tokens(200).ignore_end().deadline(Duration::from_millis(millis));
             match ask(&stage.model, late).await {
-                Err(ChatError::TooLate { deadline }) => assert_eq!(deadline, Duration::from_millis(millis)),
+                Err(ChatError::TooLate { deadline, limit, .. }) => {
+                    assert_eq!((deadline, limit), (Deadline::Reply, Duration::from_millis(millis)));
+                }
                 // 200 tokens in 20 ms: a fast machine.
                 Ok(_) => assert!(millis == 20),
                 Err(error) => panic!("{millis} ms: {error:?}"),

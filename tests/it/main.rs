@@ -14,6 +14,7 @@ mod drains;
 mod ears;
 mod elastic;
 mod generation;
+mod hangs;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
@@ -24,6 +25,7 @@ mod pictures;
 mod plan;
 #[cfg(feature = "prometheus")]
 mod prometheus;
+mod queues;
 mod ranks;
 mod recorded_chats;
 mod refusals;

@@ -23,7 +23,7 @@ use crate::{
     kv::SequenceId,
     metric::RequestEnd,
     responder::AskError,
-    scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage},
+    scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage, Standing},
     tree,
     vision::{PinnedPictures, VisionMessage},
 };
@@ -112,13 +112,9 @@ impl Driver {
 
     /// Runs the request to its end. The credit is freed before the caller can see that end, so a caller that asks one
     /// question after another is never refused for lack of a credit.
-    pub(super) async fn run(mut self, deadline: Option<Deadline>, loss: impl Future<Output = ChatError>) {
-        let lives = async {
-            match deadline {
-                None => self.lives().await,
-                Some(deadline) => deadline.hold(self.lives()).await.unwrap_or_else(Err),
-            }
-        };
+    pub(super) async fn run(mut self, loss: impl Future<Output = ChatError>) {
+        let patience = self.stopwatch.patience().clone();
+        let lives = async { patience.hold(self.lives()).await.unwrap_or_else(Err) };
         let outcome = tokio::select! {
             biased;
             // Checked first: otherwise the end of its actors would look like an ordinary death.
@@ -129,7 +125,10 @@ impl Driver {
         match &outcome {
             Ok(None) => info!(generated_tokens, "cancelled"),
             Ok(Some(reason)) => info!(generated_tokens, ?reason, "ended"),
-            Err(error) => warn!(generated_tokens, %error, "failed"),
+            Err(error) => {
+                warn!(generated_tokens, %error, "failed");
+                self.stopwatch.missed(error);
+            }
         }
         let (end, how) = match outcome {
             Ok(None) => return self.stopwatch.end(RequestEnd::Cancelled),
@@ -274,7 +273,8 @@ impl Driver {
     }
 
     fn sequence(&self, id: SequenceId, pins: Option<&PinnedPictures>) -> NewSequence {
-        let prompt = &self.preparation.prompt;
+        let (prompt, standing) = (&self.preparation.prompt, &self.preparation.standing);
+        let left = self.stopwatch.patience().left();
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
         let pinned = pins.map_or(&[][..], |pins| &pins.pictures);
@@ -292,6 +292,7 @@ impl Driver {
             tokens_max: self.preparation.tokens_max,
             pictures: prompt.pictures.iter().map(place).collect(),
             prefix: self.preparation.prefix.clone(),
+            standing: Standing { priority: standing.priority, tenant: standing.tenant.clone(), left },
             group: self.group,
             score_prompt: self.preparation.score_prompt.filter(|_| self.scores.is_some()),
             stop_tokens: self.preparation.stop_tokens.clone(),
@@ -319,6 +320,7 @@ impl Driver {
             let goes_on = match delivery {
                 None => return Ok(Some(Life::Lost)),
                 Some(Delivery::ComeAgain) => return Ok(None),
+                Some(Delivery::Late(deadline)) => return Err(self.stopwatch.patience().error(deadline)),
                 Some(Delivery::Found(tokens)) => {
                     self.stopwatch.start();
                     self.cached_tokens.get_or_insert(tokens);
@@ -347,7 +349,7 @@ impl Driver {
                         Delivery::Finished(Finish::Length) => Some(Life::Finished(FinishReason::Length)),
                         Delivery::Finished(Finish::Broken) => return Err(ChatError::NotNumbers),
                         Delivery::Broken(error) => return Err(ChatError::broken(error)),
-                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::ComeAgain => {
+                        Delivery::Found(_) | Delivery::Scores { .. } | Delivery::ComeAgain | Delivery::Late(_) => {
                             unreachable!("taken above")
                         }
                     }
@@ -471,27 +473,3 @@ fn readable(
     };
     Ok(TokenScore { token: readable(chosen)?, top: top.iter().map(readable).collect::<Result<_, ChatError>>()? })
 }
-
-/// The time by which a reply must be complete.
-#[derive(Clone, Copy)]
-pub(super) struct Deadline {
-    pub(super) at: Instant,
-    pub(super) after: std::time::Duration,
-}
-
-impl Deadline {
-    /// A deadline this long from now.
-    pub(super) fn after(after: std::time::Duration) -> Self {
-        // If the clock cannot represent the time, a century is as good as none.
-        let at = Instant::now().checked_add(after).unwrap_or_else(|| Instant::now() + CENTURY);
-        Deadline { at, after }
-    }
-
-    /// The result of `work`, or an error if the deadline passed first.
-    pub(super) async fn hold<T>(self, work: impl Future<Output = T>) -> Result<T, ChatError> {
-        let late = |_| ChatError::TooLate { deadline: self.after };
-        tokio::time::timeout_at(self.at, work).await.map_err(late)
-    }
-}
-
-const CENTURY: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 86_400);

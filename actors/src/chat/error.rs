@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::tool_choice::ToolError;
-use crate::{engine::StartError, responder::AskError, vision::VisionError};
+use crate::{deadline::Deadline, engine::StartError, responder::AskError, vision::VisionError};
 
 /// Why a chat was not answered, or ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
@@ -84,6 +84,14 @@ pub enum ChatError {
         /// The maximum length: `max_tokens`, or what the context leaves.
         tokens_max: usize,
     },
+    /// The name of the chat's tenant is too long.
+    #[error("the name of the tenant has {bytes} bytes, at most {limit} are allowed")]
+    TenantName {
+        /// Its bytes.
+        bytes: usize,
+        /// The limit.
+        limit: usize,
+    },
     /// The number of samples is 0, or more than may run at once.
     #[error("{samples} samples were requested; from 1 to {limit} are possible")]
     Samples {
@@ -101,11 +109,15 @@ pub enum ChatError {
     /// The model cannot have these tools, or cannot be made to call one.
     #[error(transparent)]
     Tools(#[from] ToolError),
-    /// The reply was not complete by its deadline.
-    #[error("the reply was not complete within its deadline of {} ms", .deadline.as_millis())]
+    /// A deadline was missed, or could not be met any more.
+    #[error("{} within its deadline of {} ms; {} ms had passed", .deadline.missing(), .limit.as_millis(), .waited.as_millis())]
     TooLate {
-        /// The chat's deadline.
-        deadline: Duration,
+        /// The deadline.
+        deadline: Deadline,
+        /// Its time from the question on, the chat's own or the model's.
+        limit: Duration,
+        /// The time that had passed.
+        waited: Duration,
     },
     /// The template or the tokenizer refused the conversation.
     #[error(transparent)]
@@ -185,12 +197,21 @@ impl Hint for ChatError {
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
+            ChatError::TenantName { limit, .. } => {
+                format!("name the tenant in {limit} bytes, or by a hash of its name")
+            }
             ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
             ChatError::Format(error) => error.hint(),
             ChatError::Tools(error) => error.hint(),
-            ChatError::TooLate { .. } => {
+            ChatError::TooLate { deadline: Deadline::Reply, .. } => {
                 "allow more time, ask for fewer tokens, or ask again when the model is less busy".to_owned()
+            }
+            ChatError::TooLate { deadline, .. } => {
+                format!(
+                    "ask again when the model is less busy, or allow more time; `{}` is the default",
+                    deadline.knob()
+                )
             }
             ChatError::Text(error) => error.hint(),
             ChatError::Layout(LayoutError::TextOnly { .. }) => {
@@ -247,6 +268,7 @@ impl ChatError {
             | ChatError::TooLong { .. }
             | ChatError::NoTokens
             | ChatError::MinTokens { .. }
+            | ChatError::TenantName { .. }
             | ChatError::Samples { .. }
             | ChatError::FormatWithoutEnd
             | ChatError::Format(_)

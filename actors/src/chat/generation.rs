@@ -1,6 +1,6 @@
 //! How a reply is generated: what a chat may set. The checkpoint's `generation_config.json` gives the defaults.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use bursar_model::sampling::{OutputFormat, SamplingParams};
 
@@ -27,7 +27,6 @@ pub(super) struct Generation {
     pub(super) prompt_log_probabilities: Option<usize>,
     pub(super) token_ids: bool,
     pub(super) format: Option<OutputFormat>,
-    pub(super) deadline: Option<Duration>,
     pub(super) cache_salt: Option<String>,
 }
 
@@ -170,13 +169,6 @@ impl Chat {
     /// callers share them, and the time to the first token reveals whether a prompt was asked before.
     pub fn cache_salt(mut self, salt: impl Into<String>) -> Self {
         self.generation.cache_salt = Some(salt.into());
-        self
-    }
-
-    /// The time within which the reply must be complete, from the moment it is asked for. Otherwise it ends with
-    /// [`ChatError::TooLate`](super::ChatError::TooLate).
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.generation.deadline = Some(deadline);
         self
     }
 }

@@ -14,14 +14,16 @@ use tracing::{Instrument, Span, field::Empty, info_span, warn};
 
 use super::{
     Chat, ChatError, Reply,
-    driver::{Deadline, Driver},
+    driver::Driver,
     lead::Part,
+    patience::Patience,
     preparation::Preparation,
-    stopwatch::{Stopwatch, end_of},
+    stopwatch::{Stopwatch, count_missed, end_of},
     tokens::TOKEN_THREADS,
 };
 use crate::{
     credit::{Credits, NoCredit},
+    deadline::Deadlines,
     engine::{ModelContext, Serving, Status},
     kv::SequenceId,
     losses::Losses,
@@ -58,6 +60,8 @@ pub struct ModelHandle {
     status: watch::Receiver<Status>,
     credits: Credits,
     next_sequence: Arc<AtomicU64>,
+    /// Of requests that set none.
+    deadlines: Deadlines,
     losses: watch::Receiver<Losses>,
     /// Threads that make tokens without a reply.
     pub(super) token_threads: Arc<Semaphore>,
@@ -70,12 +74,12 @@ impl ModelHandle {
     pub(crate) fn new(
         model: Label,
         status: watch::Receiver<Status>,
-        requests: usize,
+        (requests, deadlines): (usize, Deadlines),
         losses: watch::Receiver<Losses>,
     ) -> Self {
         let credits = Credits::of_requests(requests, model.clone());
         let token_threads = Arc::new(Semaphore::new(TOKEN_THREADS));
-        ModelHandle { model, status, credits, next_sequence: Arc::default(), losses, token_threads }
+        ModelHandle { model, status, credits, next_sequence: Arc::default(), deadlines, losses, token_threads }
     }
 
     /// Resolves to an error when the current device is lost.
@@ -136,13 +140,12 @@ impl ModelHandle {
         let credits = credits.map_err(|refusal| self.turned_away(samples, self.refused(refusal)))?;
         // Watched from here on, so that a loss during preparation is noticed too.
         let losses: Vec<_> = (0..samples).map(|_| self.loss()).collect();
-        let deadline = chat.generation.deadline.map(Deadline::after);
-        let begin = |credit| Stopwatch::begin(self.model.clone(), credit, deadline, asked);
+        let patience = Patience::new(asked, chat.standing.deadlines.or(self.deadlines));
+        let begin = |credit| Stopwatch::begin(self.model.clone(), credit, patience.of_sample(), asked);
         let prepared = self.prepared(chat, credits.into_iter().map(begin).collect());
-        let (context, prepared, stopwatches) = match deadline {
-            Some(deadline) => deadline.hold(prepared).await??,
-            None => prepared.await?,
-        };
+        let prepared = patience.hold(prepared).await;
+        let (context, prepared, stopwatches) =
+            prepared.inspect_err(|error| count_missed(&self.model, error, samples))??;
         let group = (samples > 1).then(|| self.next_sequence().0);
         let drivers = prepared.into_iter().zip(Part::of(samples)).zip(stopwatches.into_iter().zip(losses));
         let mut first = Some(first);
@@ -152,7 +155,7 @@ impl ModelHandle {
             span.record("prompt_tokens", preparation.prompt.tokens.len());
             span.record("files", preparation.pictures.len());
             let driver = Driver::new(self.clone(), &context, preparation, (part, group), events, stopwatch);
-            tokio::spawn(driver.run(deadline, loss).instrument(span));
+            tokio::spawn(driver.run(loss).instrument(span));
             Reply::new(reply)
         });
         Ok(replies.collect())

@@ -11,17 +11,22 @@ mod facts;
 mod generation;
 mod handle;
 mod lead;
+mod patience;
 mod preparation;
 mod reasoning_count;
 mod reply_rules;
 mod request;
+mod standing;
 mod stopwatch;
 mod stream;
 mod tokens;
 mod tool_call;
 mod tool_choice;
 
-pub use crate::finish_reason::FinishReason;
+pub use crate::{
+    deadline::{Deadline, Deadlines},
+    finish_reason::FinishReason,
+};
 pub use bursar_model::text::StopReason;
 pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};

@@ -15,7 +15,7 @@ use bursar_model::{
     text::{StopRules, TemplateInputs},
 };
 
-use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules};
+use super::{Chat, ChatError, Prompt, ToolChoice, reply_rules::ReplyRules, standing::ChatStanding};
 use crate::engine::ModelContext;
 
 /// A chat that may be served.
@@ -35,6 +35,7 @@ pub(super) struct Preparation {
     pub(super) score_prompt: Option<usize>,
     /// The prompt's tokens, if the caller wants ids.
     pub(super) told_ids: Option<Arc<[u32]>>,
+    pub(super) standing: ChatStanding,
     /// How the reply is read.
     pub(super) reply: ReplyRules,
     /// Starts without tokens.
@@ -56,6 +57,7 @@ impl Preparation {
         if chat.is_empty() {
             return Err(ChatError::Empty);
         }
+        chat.standing.check()?;
         if asked.tokens_max == Some(0) {
             return Err(ChatError::NoTokens);
         }
@@ -83,6 +85,7 @@ impl Preparation {
             own_ends: own_ends.clone(),
             sampler: Arc::new(sampler),
             prompt_read: prompt_read.clone(),
+            standing: chat.standing.clone(),
             // Scores of the prompt are the same for all samples.
             score_prompt: asked.prompt_log_probabilities.filter(|_| sample == 0),
             told_ids: told_ids.clone(),

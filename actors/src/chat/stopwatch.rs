@@ -3,7 +3,7 @@
 use bursar_budgets::Label;
 use tokio::time::Instant;
 
-use super::{ChatError, ErrorKind, driver::Deadline};
+use super::{ChatError, ErrorKind, patience::Patience};
 use crate::{
     credit::Credit,
     metric::{self, Recording, RequestEnd},
@@ -15,7 +15,7 @@ pub(super) struct Stopwatch {
     model: Label,
     /// None once the request has ended.
     credit: Option<Credit>,
-    deadline: Option<Deadline>,
+    patience: Patience,
     asked: Instant,
     /// When the request was submitted to the scheduler.
     queued: Option<Instant>,
@@ -33,13 +33,13 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    pub(super) fn begin(model: Label, credit: Credit, deadline: Option<Deadline>, asked: Instant) -> Self {
+    pub(super) fn begin(model: Label, credit: Credit, patience: Patience, asked: Instant) -> Self {
         let intervals = metric::TOKEN_INTERVAL_SECONDS.recording(&model);
         let credit = Some(credit);
         Stopwatch {
             model,
             credit,
-            deadline,
+            patience,
             asked,
             queued: None,
             begun: None,
@@ -51,6 +51,15 @@ impl Stopwatch {
         }
     }
 
+    pub(super) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
+    /// Counts the deadline that this error is about, if it is about one.
+    pub(super) fn missed(&self, error: &ChatError) {
+        count_missed(&self.model, error, 1);
+    }
+
     /// The request is submitted to the scheduler. Later lives are not counted, because it has waited before.
     pub(super) fn queue(&mut self) {
         self.queued.get_or_insert_with(Instant::now);
@@ -60,6 +69,7 @@ impl Stopwatch {
     pub(super) fn start(&mut self) {
         if let (Some(queued), None) = (self.queued, self.begun) {
             self.begun = Some(Instant::now());
+            self.patience.begin();
             metric::QUEUE_SECONDS.record(&self.model, queued.elapsed());
         }
     }
@@ -76,6 +86,7 @@ impl Stopwatch {
     pub(super) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;
         self.first.get_or_insert(at);
+        self.patience.token();
         match self.last.replace(at) {
             // Its step may have ended before an earlier life's driver reported a token.
             Some(last) => self.intervals.record(at.saturating_duration_since(last)),
@@ -124,12 +135,18 @@ impl Stopwatch {
 
 impl Drop for Stopwatch {
     fn drop(&mut self) {
-        let is_late = self.deadline.is_some_and(|deadline| deadline.at <= Instant::now());
-        self.close(match (std::thread::panicking(), is_late) {
+        self.close(match (std::thread::panicking(), self.patience.is_over()) {
             (true, _) => RequestEnd::Error,
             (false, true) => RequestEnd::TooLate,
             (false, false) => RequestEnd::Cancelled,
         });
+    }
+}
+
+/// Counts the deadline that this error of some requests is about, if it is about one.
+pub(super) fn count_missed(model: &Label, error: &ChatError, requests: usize) {
+    if let ChatError::TooLate { deadline, .. } = error {
+        metric::DEADLINES_MISSED_TOTAL.add(&(model.clone(), *deadline), requests);
     }
 }
 

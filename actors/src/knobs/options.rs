@@ -8,9 +8,11 @@ use bursar_model::{Envelope, checkpoint::WeightQuantization, flow::ImageLimits};
 
 use super::{KvCacheType, Limits, Names, Precision};
 use crate::{
+    deadline::Deadlines,
     pace::TOKEN_INTERVAL,
     profile::{FaultPlan, KvChoice},
     supervise::Intensity,
+    tenant::TenantWeights,
 };
 
 /// How a model is loaded. The defaults fit a small model on a host device, or typical use on a GPU.
@@ -51,6 +53,10 @@ pub struct LoadOptions {
     /// The promised time from one token of a reply to the next (p99): prompts and pictures take only as much of a step
     /// beside running replies as keeps it. None: whatever the largest step takes. Default: 33 ms.
     pub token_interval: Option<Duration>,
+    /// The deadlines of requests that set none. Default: none.
+    pub deadlines: Deadlines,
+    /// The shares of tenants that wait at the same time. Default: equal ones.
+    pub tenant_weights: TenantWeights,
     /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
     /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
@@ -92,6 +98,8 @@ impl Default for LoadOptions {
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,
             token_interval: Some(Duration::from_millis(TOKEN_INTERVAL as u64)),
+            deadlines: Deadlines::default(),
+            tenant_weights: TenantWeights::default(),
             requests: 128,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,

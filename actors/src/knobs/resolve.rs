@@ -182,11 +182,16 @@ impl Knobs {
         options.dtype = self.dtype.unwrap_or(options.dtype);
         options.quantization = self.quantization.or(options.quantization);
         options.kv_cache_dtype = self.kv_cache_dtype.unwrap_or(options.kv_cache_dtype);
+        options.tenant_weights = self.tenant_weights.clone().unwrap_or(options.tenant_weights);
         options.requests = self.requests.unwrap_or(options.requests);
-        if let Some(milliseconds) = self.token_interval {
-            let promise = Duration::from_millis(milliseconds as u64);
-            options.token_interval = (!promise.is_zero()).then_some(promise);
-        }
+        let set = |option: &mut Option<Duration>, milliseconds: Option<usize>| {
+            let Some(milliseconds) = milliseconds else { return };
+            *option = (milliseconds > 0).then(|| Duration::from_millis(milliseconds as u64));
+        };
+        set(&mut options.token_interval, self.token_interval);
+        set(&mut options.deadlines.queue, self.queue_deadline);
+        set(&mut options.deadlines.first_token, self.first_token_deadline);
+        set(&mut options.deadlines.reply, self.reply_deadline);
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;

@@ -7,6 +7,7 @@ use serde_json::{Map, Value};
 
 use super::{KnobError, product::product};
 use super::{KvCacheType, Precision};
+use crate::tenant::TenantWeights;
 
 /// The kind of value that a knob takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,6 +32,8 @@ pub enum Kind {
     CacheType,
     /// The name of a format that weights are rounded to.
     Format,
+    /// Names, each with a weight.
+    Weights,
     /// Yes or no. As a flag it takes no value.
     Switch,
 }
@@ -46,6 +49,7 @@ impl Kind {
             Kind::Name => "name",
             Kind::Type | Kind::CacheType => "type",
             Kind::Format => "format",
+            Kind::Weights => "weights",
             Kind::Switch => "switch",
         }
     }
@@ -63,6 +67,7 @@ impl Kind {
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
             Kind::Format => "fp8, fp8_per_channel, fp8_per_block or fp8_per_tensor",
+            Kind::Weights => "names with whole weights from 1 to 1000, such as gold=4,free=1, of 64 tenants at most",
             Kind::Switch => "true or false",
         }
     }
@@ -181,6 +186,12 @@ impl Set for WeightQuantization {
     }
 }
 
+impl Set for TenantWeights {
+    fn of(value: &Value) -> Option<Self> {
+        TenantWeights::read(value)
+    }
+}
+
 impl Set for bool {
     fn of(value: &Value) -> Option<Self> {
         match value {
@@ -234,7 +245,7 @@ macro_rules! knobs {
                             Kind::Share => is_share(value),
                             Kind::Count(_) | Kind::Size | Kind::Name => set != <$type>::default(),
                             Kind::CountOrNone(_) | Kind::SizeOrNone | Kind::Gibibytes => true,
-                            Kind::Type | Kind::CacheType | Kind::Format | Kind::Switch => true,
+                            Kind::Type | Kind::CacheType | Kind::Format | Kind::Weights | Kind::Switch => true,
                         };
                         if !is_in_range {
                             return Err(wrong());
@@ -289,6 +300,14 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// The promised time from one token of a reply to the next, in 99 of 100 cases. Prompts and pictures take only as much of a step beside running replies as keeps it. 0 promises nothing: replies may pause for a whole step of prompts. By default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a request's first step must be planned, from its question on, unless the request sets another. One that waits longer ends with an error before it takes any memory. 0 is none, the default.
+    queue_deadline: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a reply's first token must be ready, likewise. A request that could not keep it any more ends before it takes any memory.
+    first_token_deadline: usize, Kind::CountOrNone("ms"), [];
+    /// The time within which a reply must be complete, likewise.
+    reply_deadline: usize, Kind::CountOrNone("ms"), [];
+    /// The shares of tenants whose requests wait at the same time, such as gold=4,free=1 or a JSON object; others have 1. A tenant alone has all of the model. Those named here have a metric of their tokens.
+    tenant_weights: TenantWeights, Kind::Weights, [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.

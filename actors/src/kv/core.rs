@@ -132,6 +132,11 @@ impl KvCore {
         found.filter(|block| self.pool[**block as usize].references > 0).count()
     }
 
+    /// Blocks that a sequence with this prefix would find, whether or not one holds them.
+    pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
+        prefix.iter().take_while(|key| self.named.contains_key(key)).count()
+    }
+
     /// Blocks saved by sharing: those in all tables, counted in each, less those that are held.
     pub fn shared_blocks(&self) -> usize {
         let in_tables: usize = self.tables.values().map(Vec::len).sum();

@@ -6,7 +6,7 @@ use bursar_budgets::{Class, Device, Label, Refusal};
 use metrics::SharedString;
 use serde::{Serialize, Serializer};
 
-use crate::{finish_reason::FinishReason, phase::Phase, tree::Role};
+use crate::{deadline::Deadline, finish_reason::FinishReason, phase::Phase, tenant::Tenant, tree::Role};
 
 /// All values of a label, known in advance. Empty for names of devices and models.
 pub type Words = fn() -> Vec<&'static str>;
@@ -147,6 +147,25 @@ impl LabelValue for Phase {
     }
 }
 
+/// A tenant that the model's options name, or `other`: never one that only requests name.
+impl LabelValue for Tenant {
+    const NAME: &'static str = "tenant";
+
+    fn value(&self) -> SharedString {
+        self.as_str().to_owned().into()
+    }
+}
+
+/// What a request did not reach in time.
+impl LabelValue for Deadline {
+    const NAME: &'static str = "reason";
+    const WORDS: Words = || Deadline::ALL.iter().map(|deadline| deadline.name()).collect();
+
+    fn value(&self) -> SharedString {
+        self.name().into()
+    }
+}
+
 macro_rules! given {
     ($($(#[$doc:meta])* $name:ident = $label:literal;)*) => {
         $(
@@ -254,8 +273,10 @@ words! { "reason":
 words! { "reason":
     /// Why a sequence lost its blocks before its end.
     Preempted {
-        /// Older sequences needed the blocks.
+        /// Older or more urgent sequences that ran needed the blocks.
         Blocks = "blocks",
+        /// A more urgent sequence that waited needed its place or blocks.
+        Priority = "priority",
         /// Keys and values shrank.
         Shrink = "shrink",
     }

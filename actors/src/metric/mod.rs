@@ -4,7 +4,7 @@
 //! to nothing. Keep a metric's handle no longer than a request, because it goes on using the recorder of its creation.
 //!
 //! Label values are bounded: names of devices and models, and the enums in `label.rs`. No text of a request is ever a
-//! label (rule 15), and all tenants share one value.
+//! label (rule 15), all tenants' leases share one value, and of tenants of requests only those of `tenant_weights` have one.
 
 #[cfg(feature = "prometheus")]
 mod address;

@@ -6,7 +6,7 @@ use super::{
     Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, GroupLabel, Histogram, Late, Permit,
     Preempted, RequestEnd, Row, Version,
 };
-use crate::{phase::Phase, tree::Role};
+use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
 macro_rules! table {
     ($($item:ident: $kind:ident<$labels:ty> = $name:literal, $help:literal $(, $buckets:expr)?;)*) => {
@@ -122,10 +122,12 @@ table! {
     REQUESTS_TOTAL: Counter<(Label, RequestEnd)> = "bursar_requests_total", "Requests that ended, by how they ended.";
     REQUESTS_ACTIVE: Gauge<Label> = "bursar_requests_active", "Requests that were accepted and have not ended.";
     REQUESTS_REDONE_TOTAL: Counter<Label> = "bursar_requests_redone_total", "Times that a request started again because actors died.";
+    DEADLINES_MISSED_TOTAL: Counter<(Label, Deadline)> = "bursar_deadlines_missed_total", "Requests that ended because a deadline was missed, or could not be met any more, by deadline.";
     PREEMPTIONS_TOTAL: Counter<(Label, Preempted)> = "bursar_preemptions_total", "Times that a sequence lost its blocks before it ended.";
     PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Prompt tokens, computed or found in the prefix cache.";
     CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache, and so not computed.";
     GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
+    TENANT_TOKENS_TOTAL: Counter<(Label, Tenant)> = "bursar_tenant_tokens_total", "Tokens of prompts and replies that were computed for each tenant of `tenant_weights`, and for all `other` ones. Without weights there is none.";
     TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
     TOKEN_INTERVAL_MISSED_TOTAL: Counter<(Label, Late)> = "bursar_token_interval_missed_total", "Tokens that came later than the promised interval (`token_interval`) after the one before them, by reason.";
@@ -163,7 +165,7 @@ mod tests {
             let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
             assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
-            let known = ["device", "group", "model", "class", "phase", "reason", "actor", "permit"];
+            let known = ["device", "group", "model", "class", "phase", "reason", "actor", "permit", "tenant"];
             let of_info = ["version", "build", "architecture", "dtype"];
             let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
             assert!(labels.iter().all(is_known), "{name}: {labels:?}");

@@ -23,6 +23,7 @@ use crate::{
     metric::{self, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
+    tenant::TenantWeights,
     vision::PinnedPictures,
 };
 
@@ -47,6 +48,8 @@ pub struct SchedulerArguments {
     pub refused: RefusalSink,
     /// The promised token interval, and what is known to keep it.
     pub pacing: Pacing,
+    /// The shares of tenants.
+    pub tenant_weights: TenantWeights,
 }
 
 /// The state of a scheduler.
@@ -56,6 +59,8 @@ pub struct SchedulerState {
     arguments: SchedulerArguments,
     /// Steps that the lane has, the oldest first.
     under_way: VecDeque<UnderWay>,
+    /// When it began: the core's clock counts from then.
+    began: Instant,
     /// When the last step ended.
     stepped_at: Instant,
     /// What the current message has counted so far.
@@ -120,11 +125,17 @@ impl Actor for SchedulerActor {
         arguments: SchedulerArguments,
     ) -> Result<SchedulerState, ActorProcessingErr> {
         myself.send_message(SchedulerMessage::Show)?;
+        for tenant in arguments.tenant_weights.tenants() {
+            metric::TENANT_TOKENS_TOTAL.add(&(arguments.model.clone(), tenant.clone()), 0);
+        }
         Ok(SchedulerState {
-            core: SchedulerCore::new(arguments.limits).with_pace(arguments.pacing.pace()),
+            core: SchedulerCore::new(arguments.limits)
+                .with_pace(arguments.pacing.pace())
+                .with_tenants(arguments.tenant_weights.clone()),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
+            began: Instant::now(),
             stepped_at: Instant::now(),
             counted: Counted::default(),
             is_refused: false,
@@ -140,6 +151,7 @@ impl Actor for SchedulerActor {
         message: SchedulerMessage,
         state: &mut SchedulerState,
     ) -> Result<(), ActorProcessingErr> {
+        state.core.step(Input::Now(state.began.elapsed()));
         state.core.step(Input::Encodes(state.arguments.pacing.card.encodes()));
         let effects = match message {
             // Dropped unread: the driver submits its request again to the successor.
@@ -229,6 +241,9 @@ impl SchedulerState {
         for tokens in self.core.take_prediction_errors() {
             metric::REPLY_PREDICTION_ERROR_TOKENS.record(model, tokens);
         }
+        for (tenant, tokens) in self.core.take_tenants_tokens() {
+            metric::TENANT_TOKENS_TOTAL.add(&(model.clone(), tenant), tokens);
+        }
         let counted = std::mem::replace(&mut self.counted, Counted { preempted, ..Counted::default() });
         let tokens = [
             (&metric::GENERATED_TOKENS_TOTAL, counted.generated),
@@ -242,6 +257,7 @@ impl SchedulerState {
         let before = counted.preempted;
         let preempted = [
             (Preempted::Blocks, preempted.for_blocks - before.for_blocks),
+            (Preempted::Priority, preempted.for_priority - before.for_priority),
             (Preempted::Shrink, preempted.by_shrinks - before.by_shrinks),
         ];
         for (reason, more) in preempted.into_iter().filter(|(_, more)| *more > 0) {
@@ -285,6 +301,11 @@ impl SchedulerState {
                 self.trace(sequence, || debug!("preempted, and wants its pictures again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
+            }
+            Effect::Late(sequence, deadline) => {
+                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot be served in time"));
+                self.deliver(sequence, Delivery::Late(deadline));
+                self.callers.remove(&sequence);
             }
             Effect::Released(sequences) => {
                 for id in sequences {

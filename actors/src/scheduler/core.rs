@@ -9,20 +9,28 @@
 mod admit;
 mod chunk;
 mod pool;
+mod queue;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
+use self::queue::Turn;
 use super::{
     admission::ReplyLengths,
     sequence::{Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
+    tenants::Tenants,
 };
 use crate::{
+    deadline::Deadline,
     kv::{Allotment, Demand, KvCore, SequenceId, Table},
     pace::Pace,
+    tenant::{Tenant, TenantWeights},
 };
 
 /// A step is planned ahead if at most one in this many running sequences must be left out, because the host must see
@@ -59,6 +67,8 @@ pub enum Input {
     Took(u64),
     /// Whether pictures are being encoded on the same card.
     Encodes(bool),
+    /// The time since the scheduler began. It never goes back.
+    Now(Duration),
 }
 
 /// What the scheduler must do, in order.
@@ -77,6 +87,8 @@ pub enum Effect {
     /// A sequence has lost its blocks, and had released its pictures before. It is forgotten here. Its driver admits it
     /// again, under the same id, when it holds its pictures again.
     ComeAgain(SequenceId),
+    /// A sequence without blocks has missed this deadline, or could not meet it any more. It is forgotten.
+    Late(SequenceId, Deadline),
     /// These sequences hold no blocks any more.
     Released(Vec<SequenceId>),
     /// Send [`Input::Gathered`] after a moment: more prompts of the same burst may be on their way.
@@ -90,6 +102,8 @@ pub enum Effect {
 pub struct Preemptions {
     /// A step lacked blocks.
     pub for_blocks: usize,
+    /// A more urgent sequence needed the place or the blocks.
+    pub for_priority: usize,
     /// The pool shrank.
     pub by_shrinks: usize,
 }
@@ -99,7 +113,8 @@ pub struct Preemptions {
 pub struct SchedulerCore {
     limits: Limits,
     kv: KvCore,
-    /// In order of age, whether new, preempted or admitted again, because ids are given in order of arrival.
+    /// By age, whether new, preempted or admitted again, because ids are given in order of arrival. `queue.rs` has the
+    /// order in which they are admitted.
     waiting: BTreeMap<SequenceId, Sequence>,
     /// In order of age too.
     running: BTreeMap<SequenceId, Sequence>,
@@ -107,12 +122,13 @@ pub struct SchedulerCore {
     under_way: VecDeque<StepUnderWay>,
     /// Whether steps are ever planned while others run.
     looks_ahead: bool,
-    /// There were too few blocks for the next step while this one runs. It is planned when this one has ended.
+    /// There were too few blocks for the next step while this one runs, or sequences are to make way for an urgent one.
+    /// It is planned when this one has ended.
     look_ahead_paused: bool,
     /// The running step began with a prompt on an idle device. The next step waits a moment for the rest of the burst.
     /// Otherwise it would run for a single token while the rest waits.
     gathers: bool,
-    /// A sequence was preempted for lack of blocks. No new one is admitted before a step has run.
+    /// A sequence was preempted for others. No new one is admitted before a step has run.
     admission_paused: bool,
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
     /// use any block.
@@ -123,8 +139,12 @@ pub struct SchedulerCore {
     preemptions: Preemptions,
     /// How often each sequence was preempted that was sent back to its driver.
     preempted: BTreeMap<SequenceId, u32>,
-    /// How often younger sequences were admitted before the one that waits longest.
-    overtaken: u32,
+    /// What tenants were given.
+    tenants: Tenants,
+    /// The time since it began.
+    now: Duration,
+    /// When the oldest that waits is next.
+    turn: Turn,
     /// The promised token interval. None: steps beside running streams are as large as others.
     pace: Option<Pace>,
     /// Pictures are being encoded on the same card.
@@ -150,7 +170,9 @@ impl SchedulerCore {
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
             preempted: BTreeMap::new(),
-            overtaken: 0,
+            tenants: Tenants::default(),
+            now: Duration::ZERO,
+            turn: Turn::default(),
             pace: None,
             encodes: false,
         }
@@ -167,6 +189,13 @@ impl SchedulerCore {
     #[must_use]
     pub fn with_pace(mut self, pace: Option<Pace>) -> Self {
         self.pace = pace;
+        self
+    }
+
+    /// Shares the model out by these weights.
+    #[must_use]
+    pub fn with_tenants(mut self, weights: TenantWeights) -> Self {
+        self.tenants = Tenants::new(weights);
         self
     }
 
@@ -187,8 +216,13 @@ impl SchedulerCore {
                 self.now_encodes(encodes);
                 return effects;
             }
+            Input::Now(now) => {
+                self.now = self.now.max(now);
+                return effects;
+            }
         }
         self.shrink_when_idle(&mut effects);
+        self.drop_late(&mut effects);
         while self.may_plan() && self.prepare_step(&mut effects) {}
         effects
     }
@@ -206,6 +240,11 @@ impl SchedulerCore {
     /// By how many tokens predictions missed the replies that have ended since the last call.
     pub fn take_prediction_errors(&mut self) -> Vec<usize> {
         std::mem::take(&mut self.missed_by)
+    }
+
+    /// The tokens that were computed since the last call, by tenants that have a weight, and of the `other` ones.
+    pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
+        self.tenants.take_used()
     }
 
     /// Tokens that the pool can hold now.
@@ -228,7 +267,7 @@ impl SchedulerCore {
         self.running.get(&sequence).map(|sequence| &sequence.spec)
     }
 
-    /// Queues a sequence. The oldest is admitted first.
+    /// Queues a sequence.
     fn wait(&mut self, sequence: Sequence) {
         self.waiting.insert(sequence.id(), sequence);
     }
@@ -265,16 +304,17 @@ impl SchedulerCore {
 
     /// Prepares the next step, or changes something so that another try may succeed. False if nothing can run.
     fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
-        self.admit_what_fits();
+        self.admit_what_fits(effects);
         let shares = self.shares();
-        if shares.is_empty() {
+        // Sequences make way for an urgent one when the running step has ended.
+        if shares.is_empty() || self.look_ahead_paused {
             return false;
         }
         match self.take_blocks(shares, effects) {
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
             None if !self.under_way.is_empty() => self.look_ahead_paused = true,
-            None => self.preempt_youngest(effects),
+            None => self.preempt_for_blocks(effects),
         }
         true
     }
@@ -404,6 +444,9 @@ impl SchedulerCore {
         }
         if !sequence.has_begun {
             sequence.has_begun = true;
+            if sequence.is_first_life() {
+                self.tenants.find(&sequence.spec.standing.tenant, sequence.prompt, table.held);
+            }
             effects.push(Effect::Found(share.sequence, table.held));
         }
     }
@@ -442,6 +485,7 @@ impl SchedulerCore {
                 None => continue,
                 Some(None) => Some(Finish::Broken),
                 Some(Some(token)) => {
+                    self.tenants.token(&sequence.spec.standing.tenant);
                     let finish = sequence.push(token);
                     if !matches!(finish, Some(Finish::Stop(_))) {
                         effects.push(Effect::Token(id, token));

@@ -12,6 +12,7 @@ use tracing::Span;
 use super::{Finish, NewSequence};
 use crate::{
     compute::lane::{LaneError, Stepped},
+    deadline::Deadline,
     kv::{KvUse, SequenceId},
     responder::Responder,
     supervise::FaultInjection,
@@ -78,6 +79,8 @@ pub enum Delivery {
     /// The sequence has lost its blocks and its pictures. The driver must admit it again with all that it has produced.
     /// The last delivery of this admission.
     ComeAgain,
+    /// The sequence waited and missed this deadline, or could not meet it any more: the end.
+    Late(Deadline),
     /// The sequence ended because no token could be chosen.
     Broken(Arc<SamplingError>),
 }
@@ -91,6 +94,7 @@ impl std::fmt::Debug for Delivery {
             Delivery::Token(token, _) => write!(formatter, "Token(at {})", token.position),
             Delivery::Finished(finish) => write!(formatter, "Finished({finish:?})"),
             Delivery::ComeAgain => write!(formatter, "ComeAgain"),
+            Delivery::Late(deadline) => write!(formatter, "Late({deadline:?})"),
             Delivery::Broken(error) => write!(formatter, "Broken({error})"),
         }
     }

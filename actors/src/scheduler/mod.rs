@@ -6,11 +6,14 @@ mod core;
 mod late;
 mod message;
 mod sequence;
+mod standing;
 mod step;
+mod tenants;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};
 pub use core::{Effect, Input, Limits, Preemptions, SchedulerCore};
 pub use message::{Admission, Delivery, SchedulerMessage};
 pub use sequence::{Finish, NewSequence, PicturePlace};
+pub use standing::Standing;
 pub use step::{ChosenRow, Scored, Shown, StepPlan};

@@ -8,7 +8,8 @@ use bursar_model::{
     sampling::Sampler,
 };
 
-use crate::kv::SequenceId;
+use super::Standing;
+use crate::{deadline::Deadlines, kv::SequenceId};
 
 /// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
 #[derive(Clone)]
@@ -29,6 +30,8 @@ pub struct NewSequence {
     pub pictures: Vec<PicturePlace>,
     /// Names of its whole blocks, as far as known; see [`name_blocks`](NewSequence::name_blocks).
     pub prefix: PrefixKeys,
+    /// What decides when it is served, besides its age.
+    pub standing: Standing,
     /// Shared by samples of one prompt, whose blocks then count once.
     pub group: Option<u64>,
     /// How many of the likeliest tokens to report beside each prompt token's log-probability. None: prompts are not
@@ -113,6 +116,12 @@ pub(super) struct Sequence {
     pub(super) holds_pictures: bool,
     /// How often it lost its blocks to others.
     pub(super) preemptions: u32,
+    /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
+    pub(super) has_turn: bool,
+    /// When it must have got how far, on the clock of [`Input::Now`](super::Input::Now).
+    pub(super) due: Deadlines,
+    /// How many were admitted before it while it was next and did not fit.
+    pub(super) passed: u32,
     /// Tokens that it was expected to produce in all when it was first admitted.
     pub(super) expected: Option<usize>,
 }
@@ -143,6 +152,9 @@ impl Sequence {
             cancelled: false,
             holds_pictures,
             preemptions: 0,
+            has_turn: false,
+            due: Deadlines::default(),
+            passed: 0,
             expected: None,
         }
     }
@@ -159,6 +171,11 @@ impl Sequence {
     /// Tokens that it has produced, including those that running steps will choose.
     pub(super) fn produced(&self) -> usize {
         self.spec.produced + self.to_come
+    }
+
+    /// Whether it has produced nothing and lost nothing: its tenant was not charged for its prompt before.
+    pub(super) fn is_first_life(&self) -> bool {
+        self.produced() == 0 && self.preemptions == 0
     }
 
     /// Tokens that no step has been planned for: one while decoding, more before.

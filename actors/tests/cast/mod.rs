@@ -7,9 +7,11 @@ use std::{
 };
 
 use bursar_actors::{
+    deadline::Deadlines,
     kv::SequenceId,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence},
+    scheduler::{Finish, NewSequence, Standing},
+    tenant::Tenant,
     vision::{PictureRequest, Ticket},
 };
 use bursar_model::{
@@ -85,6 +87,11 @@ pub struct Request {
     pub produced: Vec<u32>,
     pub end: Option<Finish>,
     pub cancelled: bool,
+    /// The scheduler dropped it, because its first step was too late.
+    pub is_late: bool,
+    /// When its first step must be planned, and whether it was.
+    pub due: Option<Duration>,
+    pub has_begun: bool,
     /// Its identity in the scheduler.
     pub sequence: Option<SequenceId>,
     /// The identity that it keeps when it returns.
@@ -115,6 +122,9 @@ impl Request {
             produced: Vec::new(),
             end: None,
             cancelled: false,
+            is_late: false,
+            due: None,
+            has_begun: false,
             sequence: None,
             returns_as: None,
             ticket: None,
@@ -129,7 +139,16 @@ impl Request {
     }
 
     pub fn is_over(&self) -> bool {
-        self.cancelled || self.end.is_some()
+        self.cancelled || self.is_late || self.end.is_some()
+    }
+
+    /// A third have a priority other than 0, and there are four tenants. One in eight waits for its first step no longer than some steps take.
+    pub fn standing(&self) -> Standing {
+        let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
+        let waits = Duration::from_millis(20 * (1 + self.number % 5));
+        let queue = (self.number.is_multiple_of(8) && !self.has_begun).then_some(waits);
+        let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
+        Standing { priority, tenant, left: Deadlines { queue, ..Deadlines::default() } }
     }
 
     /// The tokens and the finish that it must end with.

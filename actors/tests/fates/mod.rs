@@ -1,4 +1,5 @@
-//! What happens to the simulated world: callers leave, actors die, and the pool shrinks and grows.
+//! What happens to the simulated world: callers leave, come again or too late, actors die, and the pool
+//! shrinks and grows.
 
 use super::*;
 
@@ -28,6 +29,29 @@ impl World {
         }
     }
 
+    /// Each request that must return asks for its pictures again, as its driver does.
+    pub(super) fn return_all(&mut self) {
+        while let Some((number, id)) = self.returning.pop_front() {
+            let request = self.requests.get_mut(&number).expect("it is remembered");
+            if !request.is_over() {
+                request.returns_as = Some(id);
+                self.returned += 1;
+                self.live(number);
+            }
+        }
+    }
+
+    /// The scheduler has dropped a sequence that waited too long.
+    pub(super) fn is_late(&mut self, id: SequenceId) {
+        let request = self.of_sequence(id).expect("somebody asked for it");
+        request.is_late = true;
+        let number = request.number;
+        self.note(format_args!("request {number} is late"));
+        let (keys, _) = self.pins.remove(&id).expect("it waited with its pictures");
+        self.vision_step(vision::Input::Unpin(keys));
+        self.late += 1;
+    }
+
     /// A neighbour comes or goes. The pool stays between what the largest request needs and what was stressed.
     pub(super) fn resize(&mut self) {
         let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
@@ -43,6 +67,7 @@ impl World {
         self.under_way.clear();
         self.scheduler =
             scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead, self.seed);
+        self.scheduler.step(Input::Now(self.clock));
         self.slots = vec![None; self.blocks * BLOCK_TOKENS];
         let returning: Vec<u64> = self.returning.drain(..).map(|(number, _)| number).collect();
         let lost: Vec<u64> = self

@@ -48,6 +48,7 @@ pub(in crate::serve) async fn create(
     let is_streamed = request.stream.unwrap_or_default();
     let mut held = client.hold(1, room)?;
     let chat = chat(request, &model, &shared, held.room()).await?.max_tokens(tokens_max);
+    let chat = client.standing().apply(chat);
     if is_streamed {
         let reply = model.chat(chat.token_ids()).await?;
         return Ok(events::stream(head, reply, held, shared.options.keep_alive));

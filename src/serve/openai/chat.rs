@@ -42,7 +42,8 @@ pub(in crate::serve) async fn complete(
         );
     }
     let mut held = client.hold(samples, room)?;
-    let chat = sampling.apply(chat(fields, &model, &shared, held.room()).await?)?;
+    let chat = client.standing().apply(chat(fields, &model, &shared, held.room()).await?);
+    let chat = sampling.apply(chat)?;
     let replies = model.samples(chat, samples).await?;
     match is_streamed {
         true => {

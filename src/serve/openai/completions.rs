@@ -55,7 +55,7 @@ pub(in crate::serve) async fn complete(
         return Err(ApiError::invalid("prompt", told).hint("send them in several requests"));
     }
     let held = client.hold(replies, room)?;
-    let asked = ask(&model, prompts, fields, &sampling).await;
+    let asked = ask(&model, &client, prompts, fields, &sampling).await;
     let (samples, replies): (_, Vec<_>) = asked.map_err(|error| error.renamed(&NAMES))?.into_iter().unzip();
     let samples = Samples { of: samples, count: count.max(1) };
     match is_streamed {
@@ -69,6 +69,7 @@ pub(in crate::serve) async fn complete(
 /// Asks for all samples of all prompts, in the order of their choices.
 async fn ask(
     model: &ModelHandle,
+    client: &Client,
     prompts: Vec<Prompt>,
     fields: CompletionFields,
     sampling: &Sampling,
@@ -105,7 +106,8 @@ async fn ask(
             chat = if echo.has_scores { chat.prompt_log_probabilities(top) } else { chat };
         }
         chat = if echo.has_ids { chat.token_ids() } else { chat };
-        chat = format.iter().cloned().fold(sampling.apply(chat)?, Chat::format);
+        chat = client.standing().apply(sampling.apply(chat)?);
+        chat = format.iter().cloned().fold(chat, Chat::format);
         let replies = model.samples(chat, count).await?;
         asked.extend(replies.into_iter().map(|reply| (Sample::new(echo.clone()), reply)));
     }

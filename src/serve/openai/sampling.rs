@@ -33,6 +33,8 @@ pub(in crate::serve) struct Sampling {
     ignore_eos: Option<bool>,
     min_tokens: Option<usize>,
     cache_salt: Option<String>,
+    /// Lower is served earlier, as in vLLM.
+    priority: Option<i32>,
     structured_outputs: Option<StructuredOutputs>,
     use_beam_search: Option<bool>,
     /// Not of this table, but read here: both kinds have it.
@@ -131,6 +133,7 @@ impl Sampling {
         chat = self.stop_token_ids.iter().flatten().fold(chat, |chat, &token| chat.stop_token(token));
         chat = self.min_tokens.into_iter().fold(chat, Chat::min_tokens);
         chat = self.cache_salt.iter().fold(chat, Chat::cache_salt);
+        chat = self.priority.into_iter().fold(chat, Chat::priority);
         if self.ignore_eos.unwrap_or_default() {
             chat = chat.ignore_end();
         }

@@ -246,7 +246,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
     use bursar::crates::{
         actors::{
             kv::SequenceId,
-            scheduler::{Admission, NewSequence, PicturePlace},
+            scheduler::{Admission, NewSequence, PicturePlace, Standing},
         },
         model::{
             flow::{PictureContent, PictureHash, PrefixKeys},
@@ -274,6 +274,7 @@ fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
                 tokens_max: 4,
                 pictures,
                 prefix: PrefixKeys::default(),
+                standing: Standing::default(),
                 group: None,
                 score_prompt: None,
                 stop_tokens: [].into(),

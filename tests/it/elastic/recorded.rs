@@ -206,6 +206,8 @@ const NOT_MET: [(&str, &str); 17] = [
     ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),
     ("bursar_expert_imbalance", "the demo has no experts: a story below has a model with some"),
+    ("bursar_deadlines_missed_total", "`queues.rs` has them"),
+    ("bursar_tenant_tokens_total", "likewise"),
     ("bursar_pictures_wanted_again_total", "it wants two dozen long chats at once: `chats.rs` has them"),
 ];
 

@@ -9,5 +9,6 @@ mod hostile;
 mod kept;
 mod limits;
 mod lines;
+mod queues;
 mod tls;
 mod tools;

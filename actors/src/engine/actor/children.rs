@@ -94,7 +94,8 @@ impl EngineState {
         }
         let refused = refusal_sink(myself, WhichLane::Step, start.generation);
         let pacing = self.pacing(&profiled);
-        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused, pacing };
+        let tenant_weights = self.arguments.options.tenant_weights.clone();
+        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused, pacing, tenant_weights };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
         let Loaded { processor, context, .. } = start.loaded;

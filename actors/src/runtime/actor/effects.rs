@@ -111,7 +111,7 @@ impl RuntimeState {
         let (status, watched) = watch::channel(Status::Starting);
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);
-        let handle = ModelHandle::new(label.clone(), watched, options.requests, losses);
+        let handle = ModelHandle::new(label.clone(), watched, (options.requests, options.deadlines), losses);
         let arguments = EngineArguments {
             label,
             source,

@@ -11,7 +11,7 @@ use bursar_model::{
 
 use super::*;
 use crate::{
-    scheduler::{NewSequence, PicturePlace},
+    scheduler::{NewSequence, PicturePlace, Standing},
     vision::{PinnedPicture, VisionMessage},
 };
 
@@ -58,6 +58,7 @@ fn sequence(id: u64) -> NewSequence {
         tokens_max: 8,
         pictures: vec![PicturePlace { content, cache_rows: [0, 1].into() }],
         prefix: PrefixKeys::default(),
+        standing: Standing::default(),
         group: None,
         score_prompt: None,
         stop_tokens: [].into(),
@@ -99,6 +100,7 @@ impl Bed {
             block_bytes: Bytes::kib(4),
             refused: Arc::new(|_| {}),
             pacing: Pacing::default(),
+            tenant_weights: TenantWeights::default(),
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

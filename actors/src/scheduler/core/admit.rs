@@ -17,10 +17,6 @@ use crate::{
 /// them while others lose theirs.
 const PREEMPTIONS_MAX: u32 = 2;
 
-/// How many younger sequences may be admitted before one that does not fit yet, and how many are looked at.
-const OVERTAKEN_MAX: u32 = 32;
-const LOOKED_AT: usize = 8;
-
 /// Sequences sent back to their drivers whose preemptions are remembered. Drivers that never come back leave theirs.
 const REMEMBERED: usize = 1024;
 
@@ -28,7 +24,13 @@ impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
         let preemptions = self.preempted.remove(&spec.id).unwrap_or(0);
-        self.wait(Sequence { preemptions, ..Sequence::new(spec) });
+        let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
+        self.tenants.arrive(&spec.standing.tenant, waiting);
+        let known = || self.waiting.values().chain(self.running.values());
+        self.tenants
+            .forget(|tenant| known().any(|s| s.spec.standing.tenant == *tenant) || spec.standing.tenant == *tenant);
+        let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
+        self.wait(Sequence { preemptions, due, ..Sequence::new(spec) });
     }
 
     /// Its driver is to admit it again.
@@ -39,14 +41,17 @@ impl SchedulerCore {
         }
     }
 
-    pub(super) fn admit_what_fits(&mut self) {
+    pub(super) fn admit_what_fits(&mut self, effects: &mut Vec<Effect>) {
         while !self.admission_paused
-            && self.running.len() < self.limits.sequences
-            && let Some(id) = self.next_that_fits()
+            && let Some(id) = self.next_to_admit(effects)
         {
-            let is_oldest = self.waiting.first_key_value().is_some_and(|(oldest, _)| *oldest == id);
-            self.overtaken = if is_oldest { 0 } else { self.overtaken + 1 };
+            let has_turn = self.turn_of() == Some(id);
+            self.count_turn(id);
             let mut sequence = self.waiting.remove(&id).expect("it waits");
+            (sequence.has_turn, sequence.passed) = (has_turn, 0);
+            if sequence.is_first_life() {
+                self.tenants.admit(&sequence.spec.standing.tenant, sequence.prompt);
+            }
             if sequence.expected.is_none() {
                 sequence.expected = Some(sequence.produced() + self.expected(&sequence, false));
             }
@@ -54,23 +59,74 @@ impl SchedulerCore {
         }
     }
 
-    /// The oldest waiting sequence, if the pool can hold it beside the running ones. Otherwise a younger one that it can
-    /// hold, unless many have gone before already, or the oldest has lost its blocks to others before: then all wait
-    /// until there is room for it. If none runs the oldest always fits: a request too large for the empty pool was
-    /// refused earlier.
-    fn next_that_fits(&self) -> Option<SequenceId> {
-        let (oldest, sequence) = self.waiting.first_key_value()?;
-        if self.running.is_empty() || self.fits(sequence) {
-            return Some(*oldest);
+    /// The sequence that is next, if it fits beside the running ones, or if less urgent ones can make way for it.
+    /// Otherwise one that may pass it and fits: when too many have, or it lost its blocks before, all wait until there is
+    /// room for it. If none runs it always fits: a request too large for the empty pool was refused earlier.
+    fn next_to_admit(&mut self, effects: &mut Vec<Effect>) -> Option<SequenceId> {
+        let is_full = self.running.len() >= self.limits.sequences;
+        if self.waiting.is_empty() || is_full && !self.some_may_make_way() {
+            return None;
         }
-        let may_overtake = sequence.preemptions == 0 && self.overtaken < OVERTAKEN_MAX;
-        let mut younger = self.waiting.iter().skip(1).take(if may_overtake { LOOKED_AT } else { 0 });
-        younger.find(|(_, sequence)| self.fits(sequence)).map(|(id, _)| *id)
+        let order = self.next_in_order();
+        let (next, sequence) = (order[0], &self.waiting[&order[0]]);
+        if self.running.is_empty() || self.fits_without(sequence, &[]) {
+            return Some(next);
+        }
+        let less_urgent = self.less_urgent(sequence);
+        if !less_urgent.is_empty() && self.fits_without(sequence, &less_urgent) {
+            // No sequence is preempted while a step runs.
+            self.look_ahead_paused = !self.under_way.is_empty();
+            return (!self.look_ahead_paused).then(|| self.make_way(next, less_urgent, effects));
+        }
+        if is_full || !self.may_be_passed(next) {
+            return None;
+        }
+        let other = *order[1..].iter().find(|id| self.fits_without(&self.waiting[id], &[]))?;
+        self.waiting.get_mut(&next).expect("it waits").passed += 1;
+        Some(other)
     }
 
-    /// Whether the pool can hold `next` beside the running sequences, by prediction. Blocks that several share count once.
-    fn fits(&self, next: &Sequence) -> bool {
-        let held: usize = self.running.values().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
+    /// Whether a waiting sequence is more urgent than a running one.
+    fn some_may_make_way(&self) -> bool {
+        let priority = |sequence: &Sequence| sequence.spec.standing.priority;
+        self.waiting.values().map(priority).min() < self.running.values().map(priority).max()
+    }
+
+    /// Preempts as few of the `less_urgent` as `next` needs to fit, the least urgent of them. No other is admitted before
+    /// a step has run.
+    fn make_way(
+        &mut self,
+        next: SequenceId,
+        mut less_urgent: Vec<SequenceId>,
+        effects: &mut Vec<Effect>,
+    ) -> SequenceId {
+        let fits = |gone: &[SequenceId]| self.fits_without(&self.waiting[&next], gone);
+        // Mostly the first is enough, so not all are tried.
+        let mut some = 1;
+        while some < less_urgent.len() && !fits(&less_urgent[..some]) {
+            some *= 2;
+        }
+        less_urgent.truncate(some);
+        for spared in less_urgent.clone().into_iter().rev() {
+            let others: Vec<_> = less_urgent.iter().copied().filter(|id| *id != spared).collect();
+            if fits(&others) {
+                less_urgent = others;
+            }
+        }
+        self.admission_paused = true;
+        self.preemptions.for_priority += less_urgent.len();
+        less_urgent.into_iter().for_each(|id| self.preempt(id, effects));
+        next
+    }
+
+    /// Whether `next` has a place, and the pool can hold it, beside the running sequences but for `gone`, by prediction.
+    /// Blocks that several share count once.
+    fn fits_without(&self, next: &Sequence, gone: &[SequenceId]) -> bool {
+        let stay: Vec<_> = self.running.values().filter(|sequence| !gone.contains(&sequence.id())).collect();
+        if stay.len() >= self.limits.sequences {
+            return false;
+        }
+        let held: usize = stay.iter().map(|s| s.cached.next_multiple_of(BLOCK_TOKENS)).sum();
         let busy = held * 2 > self.kv_tokens();
         let mut groups = BTreeSet::new();
         let mut forecast = |sequence: &Sequence, is_next: bool| {
@@ -81,11 +137,11 @@ impl SchedulerCore {
             let to_come = if sequence.is_kept() { sequence.remaining() } else { self.expected(sequence, busy) };
             SequenceForecast { held: sequence.tokens() - of_group.max(found), to_come }
         };
-        let mut forecasts: Vec<_> = self.running.values().map(|sequence| forecast(sequence, false)).collect();
+        let mut forecasts: Vec<_> = stay.iter().map(|sequence| forecast(sequence, false)).collect();
         forecasts.push(forecast(next, true));
         let shared = self.kv.shared_blocks() * BLOCK_TOKENS;
         let fits = predicted_peak(&mut forecasts, BLOCK_TOKENS).saturating_sub(shared) <= self.kv_tokens();
-        fits && (!next.is_kept() || self.keeps(next))
+        fits && (!next.is_kept() || self.keeps(next, &stay))
     }
 
     /// Tokens that the sequence is expected to produce yet.
@@ -93,24 +149,33 @@ impl SchedulerCore {
         self.replies.expected(sequence.spec.tokens_max, sequence.produced(), sequence.remaining(), busy)
     }
 
-    /// Whether the pool holds `next` and every other kept sequence to their ends, whatever the rest does.
-    fn keeps(&self, next: &Sequence) -> bool {
-        let kept = self.running.values().filter(|sequence| sequence.is_kept()).chain([next]);
+    /// Whether the pool holds `next` and every other kept sequence of those that stay to their ends, whatever the rest
+    /// does.
+    fn keeps(&self, next: &Sequence, stay: &[&Sequence]) -> bool {
+        let kept = stay.iter().copied().filter(|sequence| sequence.is_kept()).chain([next]);
         let tokens = |s: &Sequence| (s.tokens() + s.remaining()).next_multiple_of(BLOCK_TOKENS);
         kept.map(tokens).sum::<usize>() <= self.kv_tokens()
     }
 
-    /// Preempts the youngest sequence, to be recomputed later, so that the oldest makes progress. One that was preempted
-    /// often is spared while there is another. Its pictures may have left the vision cache since it read them. Only its
-    /// driver can get them back.
-    pub(super) fn preempt_youngest(&mut self, effects: &mut Vec<Effect>) {
-        let may_go = self.running.values().rev().find(|sequence| !sequence.is_kept()).map(Sequence::id);
-        // None only in a pool that has shrunk.
-        let id = may_go.unwrap_or_else(|| *self.running.last_key_value().expect("a sequence lacks blocks").0);
-        let mut sequence = self.running.remove(&id).expect("it runs");
-        assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
+    /// Preempts the youngest of the least urgent sequences, to be recomputed later, so that the oldest of the most urgent
+    /// makes progress. One that was preempted often is spared while there is another.
+    pub(super) fn preempt_for_blocks(&mut self, effects: &mut Vec<Effect>) {
+        let least_urgent = |is_spared: fn(&Sequence) -> bool| {
+            let may_go = self.running.values().filter(|sequence| !is_spared(sequence));
+            may_go.map(Sequence::urgency).max().map(|(_, id)| id)
+        };
+        // All are spared only in a pool that has shrunk.
+        let id = least_urgent(Sequence::is_kept).or_else(|| least_urgent(|_| false)).expect("a sequence lacks blocks");
         self.admission_paused = true;
         self.preemptions.for_blocks += 1;
+        self.preempt(id, effects);
+        assert!(!self.running.is_empty(), "{id} alone does not fit the pool; it should have been refused at the door");
+    }
+
+    /// Takes the blocks of a sequence. Its pictures may have left the vision cache since it read them. Only its driver can
+    /// get them back.
+    fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
+        let mut sequence = self.running.remove(&id).expect("it runs");
         sequence.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);
@@ -119,7 +184,7 @@ impl SchedulerCore {
 
 impl Sequence {
     /// Whether it keeps its blocks while others lose theirs.
-    fn is_kept(&self) -> bool {
+    pub(super) fn is_kept(&self) -> bool {
         self.preemptions >= PREEMPTIONS_MAX
     }
 }

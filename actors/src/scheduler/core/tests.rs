@@ -10,13 +10,14 @@ use bursar_model::{
 };
 
 use super::*;
-use crate::scheduler::PicturePlace;
+use crate::scheduler::{PicturePlace, Standing};
 
 mod admit;
 mod ahead;
 mod pace;
 mod pictures;
 mod pool;
+mod queue;
 mod sequences;
 
 const STOP: u32 = 0;
@@ -38,6 +39,7 @@ fn sequence(id: u64, prompt: usize, tokens_max: usize) -> NewSequence {
         pictures: Vec::new(),
         stop_tokens: [STOP].into(),
         prefix: PrefixKeys::default(),
+        standing: Standing::default(),
         group: None,
         score_prompt: None,
         sampler: Arc::new(Sampler::new(SamplingParams::default(), 100_000).expect("greedy")),

@@ -12,8 +12,9 @@ use super::{
     telling::Telling,
     tools::Tools,
 };
-use crate::serve::{
-    body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared,
+use crate::{
+    Chat,
+    serve::{body::JsonBody, error::ApiError, guard::Client, id, listed::Listed, models::shortened, service::Shared},
 };
 
 /// Fields of a chat, and their names in a request for a response.
@@ -34,6 +35,7 @@ pub(in crate::serve) async fn create(
     said.push(shared.responses.said(items, bytes));
     let mut held = client.hold(1, room)?;
     let chat = chat::chat(&fields, &mut tools, &said, &model, &shared, held.room()).await?;
+    let chat = client.standing().apply(fields.priority.into_iter().fold(chat, Chat::priority));
     let reply = model.chat(chat).await.map_err(|error| ApiError::from(error).renamed(&NAMES))?;
     let response = fields.response(&id::fresh("resp_"), id::now(), &name);
     let is_streamed = fields.stream.unwrap_or_default();

@@ -44,6 +44,8 @@ pub(in crate::serve) struct Fields {
     pub(super) text: Option<Text>,
     pub(super) reasoning: Option<Reasoning>,
     pub(super) metadata: Option<Map<String, Value>>,
+    /// vLLM's: lower is served earlier.
+    pub(super) priority: Option<i32>,
     include: Option<Vec<String>>,
     top_logprobs: Option<usize>,
     truncation: Option<String>,

@@ -1,0 +1,157 @@
+//! What tenants were given: a virtual token counter for each ("Fairness in Serving Large Language Models", OSDI'24, arXiv
+//! 2401.00588), divided by its weight. The one with the least is next. Pure.
+
+use std::collections::BTreeMap;
+
+use crate::tenant::{Tenant, TenantWeights};
+
+/// A prompt's token counts once and a reply's twice, as in the paper.
+const PROMPT: u64 = 1;
+const REPLY: u64 = 2;
+
+/// Parts of a token in a counter, so that any weight divides it.
+const PARTS: u64 = TenantWeights::WEIGHT_MAX as u64;
+
+/// Tenants that are remembered though they have no sequence.
+const REMEMBERED: usize = 1024;
+
+/// The counters.
+#[derive(Debug, Default)]
+pub(super) struct Tenants {
+    weights: TenantWeights,
+    counters: BTreeMap<Tenant, u64>,
+    /// The counter of the tenant that was served last, before it was served.
+    last: u64,
+    /// Tokens that were computed since the last [`take_used`](Tenants::take_used), if any tenant has a weight.
+    used: BTreeMap<Tenant, usize>,
+}
+
+impl Tenants {
+    pub(super) fn new(weights: TenantWeights) -> Self {
+        Tenants { weights, ..Tenants::default() }
+    }
+
+    /// What a tenant was given: the least is next.
+    pub(super) fn counter(&self, tenant: &Tenant) -> u64 {
+        // Among sequences of one tenant it decides nothing, so it is not looked up for each.
+        if self.counters.len() < 2 { 0 } else { self.counters.get(tenant).copied().unwrap_or(0) }
+    }
+
+    /// A sequence comes, beside those of the `waiting` tenants. A tenant that had none waiting gets no credit for the time
+    /// that it was away: its counter rises to the least of those that wait, or to what the last one had.
+    pub(super) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
+        let is_new = !waiting.clone().any(|other| other == tenant);
+        let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();
+        let counter = self.counters.entry(tenant.clone()).or_default();
+        if is_new {
+            *counter = (*counter).max(least.unwrap_or(self.last));
+        }
+    }
+
+    /// Forgets the tenants with the least counters that are not `active`, if there are too many.
+    pub(super) fn forget(&mut self, is_active: impl Fn(&Tenant) -> bool) {
+        if self.counters.len() <= REMEMBERED {
+            return;
+        }
+        let idle = self.counters.iter().filter(|(tenant, _)| !is_active(tenant));
+        let mut idle: Vec<_> = idle.map(|(tenant, counter)| (*counter, tenant.clone())).collect();
+        idle.sort_unstable();
+        let too_many = self.counters.len() - REMEMBERED;
+        idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
+    }
+
+    /// A sequence with a prompt of so many tokens is admitted for the first time.
+    pub(super) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
+        self.last = self.counters.get(tenant).copied().unwrap_or(0);
+        *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);
+    }
+
+    /// Of its prompt so many tokens were found computed: they cost nothing.
+    pub(super) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
+        let cost = self.cost(tenant, PROMPT * found as u64);
+        if let Some(counter) = self.counters.get_mut(tenant) {
+            *counter = counter.saturating_sub(cost);
+        }
+        self.count(tenant, prompt - found);
+    }
+
+    /// A token of a reply was computed.
+    pub(super) fn token(&mut self, tenant: &Tenant) {
+        let cost = self.cost(tenant, REPLY);
+        if let Some(counter) = self.counters.get_mut(tenant) {
+            *counter += cost;
+        }
+        self.count(tenant, 1);
+    }
+
+    fn cost(&self, tenant: &Tenant, tokens: u64) -> u64 {
+        tokens * PARTS / u64::from(self.weights.weight(tenant))
+    }
+
+    fn count(&mut self, tenant: &Tenant, tokens: usize) {
+        if let Some(counted) = self.weights.counted(tenant) {
+            *self.used.entry(counted).or_default() += tokens;
+        }
+    }
+
+    /// The tokens of prompts and replies that were computed since the last call, by tenant.
+    pub(super) fn take_used(&mut self) -> BTreeMap<Tenant, usize> {
+        std::mem::take(&mut self.used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_that_comes_back_has_no_credit_and_keeps_its_debt() {
+        let mut tenants = Tenants::default();
+        let [busy, calm, new] = ["busy", "calm", "new"].map(Tenant::new);
+        tenants.arrive(&busy, std::iter::empty());
+        tenants.arrive(&calm, std::iter::empty());
+        (0..9).for_each(|_| tenants.admit(&busy, 100));
+        assert_eq!((tenants.counter(&busy), tenants.counter(&calm)), (900 * PARTS, 0));
+        tenants.arrive(&calm, [&busy].into_iter());
+        assert_eq!(tenants.counter(&calm), 900 * PARTS, "the least that waits");
+        tenants.admit(&calm, 10);
+        tenants.arrive(&new, std::iter::empty());
+        assert_eq!(tenants.counter(&new), 900 * PARTS, "what the last had");
+        tenants.arrive(&calm, [&new].into_iter());
+        assert_eq!(tenants.counter(&calm), 910 * PARTS);
+        tenants.arrive(&new, [&calm, &new].into_iter());
+        assert_eq!(tenants.counter(&new), 900 * PARTS, "it waits already");
+    }
+
+    #[test]
+    fn weights_divide_and_found_tokens_are_free_and_uncounted() {
+        let mut tenants = Tenants::new(TenantWeights::of([("gold", 4)]).expect("right"));
+        let [gold, free] = ["gold", "free"].map(Tenant::new);
+        for tenant in [&gold, &free] {
+            tenants.arrive(tenant, std::iter::empty());
+            tenants.admit(tenant, 100);
+            tenants.find(tenant, 100, 60);
+            tenants.token(tenant);
+        }
+        assert_eq!((tenants.counter(&gold) * 4, tenants.counter(&free)), (42 * PARTS, 42 * PARTS));
+        let used = tenants.take_used();
+        assert_eq!(
+            used.iter().map(|(tenant, tokens)| (tenant.as_str(), *tokens)).collect::<Vec<_>>(),
+            [("gold", 41), ("other", 41)]
+        );
+        assert!(tenants.take_used().is_empty());
+    }
+
+    #[test]
+    fn so_many_tenants_are_remembered_and_those_that_are_there_always() {
+        let mut tenants = Tenants::default();
+        let names: Vec<_> = (0..3000).map(|number| Tenant::new(number.to_string())).collect();
+        for (number, tenant) in names.iter().enumerate() {
+            tenants.arrive(tenant, std::iter::empty());
+            tenants.admit(tenant, number);
+            tenants.forget(|tenant| *tenant == names[0]);
+        }
+        assert_eq!(tenants.counters.len(), REMEMBERED);
+        assert!(tenants.counters.contains_key(&names[0]) && tenants.counters.contains_key(&names[2999]));
+    }
+}

@@ -1,0 +1,102 @@
+//! What the headers of a request say of its turn: whose it is, and its deadlines. They are the same for each API.
+
+use std::time::Duration;
+
+use axum::http::HeaderMap;
+
+use super::{error::ApiError, models::shortened};
+use crate::{Chat, Tenant};
+
+type Set = fn(Chat, Duration) -> Chat;
+
+/// Headers with a deadline each, in milliseconds from the request on, and what they set of a chat.
+const DEADLINES: [(&str, Set); 3] = [
+    ("x-queue-deadline-ms", Chat::queue_deadline),
+    ("x-first-token-deadline-ms", Chat::first_token_deadline),
+    ("x-deadline-ms", Chat::deadline),
+];
+
+/// Whose the request is.
+const TENANT: &str = "x-tenant";
+
+/// What a request's headers say.
+#[derive(Clone, Default)]
+pub(super) struct Standing {
+    tenant: Option<String>,
+    deadlines: [Option<Duration>; DEADLINES.len()],
+}
+
+impl Standing {
+    /// Reads the headers. Where each key is a tenant of its own, a client cannot choose another.
+    ///
+    /// # Errors
+    /// A header with a value that it cannot have, by its name.
+    pub(super) fn of(headers: &HeaderMap, of_key: Option<String>) -> Result<Self, ApiError> {
+        let mut standing = Standing { tenant: of_key, ..Standing::default() };
+        if standing.tenant.is_none()
+            && let Some(value) = headers.get(TENANT)
+        {
+            let name = value.to_str().unwrap_or_default();
+            if !(1..=Tenant::BYTES_MAX).contains(&name.len()) {
+                let told = format!("`{TENANT}` must be 1 to {} printable ASCII characters", Tenant::BYTES_MAX);
+                return Err(ApiError::invalid(TENANT, told));
+            }
+            standing.tenant = Some(name.to_owned());
+        }
+        for (deadline, (name, _)) in standing.deadlines.iter_mut().zip(DEADLINES) {
+            let Some(value) = headers.get(name) else { continue };
+            let text = value.to_str().unwrap_or_default();
+            let milliseconds = text.trim().parse::<u64>().map_err(|_| {
+                let told = format!("`{name}` is `{}`, it must be a whole number of milliseconds", shortened(text));
+                ApiError::invalid(name, told).hint("0 is no deadline")
+            })?;
+            *deadline = Some(if milliseconds == 0 { Duration::MAX } else { Duration::from_millis(milliseconds) });
+        }
+        Ok(standing)
+    }
+
+    /// The chat with this standing.
+    pub(super) fn apply(&self, chat: Chat) -> Chat {
+        let chat = self.tenant.iter().fold(chat, Chat::tenant);
+        let set = self.deadlines.iter().zip(DEADLINES).filter_map(|(deadline, (_, set))| Some(((*deadline)?, set)));
+        set.fold(chat, |chat, (deadline, set)| set(chat, deadline))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::error::Shape;
+
+    #[test]
+    fn a_tenant_is_the_keys_where_keys_are_tenants_and_else_the_headers() {
+        let read = |name: &str, of_key: Option<&str>| {
+            let headers = HeaderMap::from_iter([(TENANT.parse().expect("a name"), name.parse().expect("a value"))]);
+            let standing = Standing::of(&headers, of_key.map(str::to_owned));
+            standing
+                .map_err(|error| error.body(Shape::OpenAi)["error"]["param"].clone())
+                .map(|standing| standing.tenant)
+        };
+        assert_eq!(read("gold", None), Ok(Some("gold".to_owned())));
+        assert_eq!(read("gold", Some("key-2")), Ok(Some("key-2".to_owned())));
+        for wrong in ["", &"t".repeat(65)] {
+            assert_eq!(read(wrong, None), Err("x-tenant".into()), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn deadlines_are_whole_milliseconds_and_zero_is_none() {
+        let read = |text: &'static str| {
+            Standing::of(
+                &HeaderMap::from_iter([("x-deadline-ms".parse().expect("a name"), text.parse().expect("a value"))]),
+                None,
+            )
+        };
+        assert_eq!(read("250").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::from_millis(250))]));
+        assert_eq!(read("0").ok().map(|read| read.deadlines), Some([None, None, Some(Duration::MAX)]));
+        for wrong in ["", "-1", "1.5", "soon"] {
+            let error = read(wrong).map(drop).expect_err("it is wrong").body(Shape::OpenAi);
+            assert_eq!(error["error"]["param"], "x-deadline-ms", "{wrong}");
+        }
+    }
+}

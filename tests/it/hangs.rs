@@ -1,0 +1,77 @@
+//! What hung or corrupted other servers (issues of mistral.rs), as far as no other story has it. Of the others, buckets by
+//! length (2024) are in the scheduler's `core/tests.rs`; a deadlock of preemptions (1470), a second request (1376) and
+//! callers who leave (2147, 213) in `chats.rs`, `core/tests/queue.rs` and the simulation; one picture after another (1786)
+//! in `generation.rs`.
+
+use bursar::{Envelope, Image, LoadOptions};
+use image::{Rgb, RgbImage};
+
+use crate::{
+    ears::Ears,
+    stage::{Stage, about, answer, ask, png, small, small_envelope, story, text},
+};
+
+/// Two requests with pictures at once never ended (2321).
+#[test]
+fn two_picture_chats_at_once_answer_as_they_do_alone() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        for pair in [[1, 2], [3, 3]] {
+            let [first, second] = pair.map(|number| ask(&stage.model, about(number)));
+            let (first, second) = tokio::join!(first, second);
+            for (number, together) in pair.into_iter().zip([first, second]) {
+                let alone = ask(&stage.model, about(number)).await.expect("it answers");
+                assert_eq!(together.expect("it answers").text, alone.text, "picture {number}");
+            }
+        }
+    });
+}
+
+/// Two identical pictures in one prompt: an error of shapes, or silently wrong (2323).
+#[test]
+fn a_picture_twice_in_a_prompt_reads_as_two_files_of_the_same_pixels() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let drawn = RgbImage::from_fn(56, 84, |x, y| Rgb([(x * 4) as u8, (y * 3) as u8, 90]));
+        let file = Image::from_bytes(png(&drawn));
+        let pixels = Image::from_rgb(56, 84, drawn.into_raw()).expect("they match");
+        let chat = |pictures: [&Image; 2]| {
+            let chat = text("What do you see?").log_probabilities(0);
+            pictures.into_iter().cloned().fold(chat, |chat, picture| chat.image(picture))
+        };
+        let twice = ask(&stage.model, chat([&file, &file])).await.expect("it answers");
+        let two = ask(&stage.model, chat([&file, &pixels])).await.expect("it answers");
+        assert_eq!((&twice.text, &twice.usage), (&two.text, &two.usage));
+        for (once, other) in twice.tokens.iter().zip(&two.tokens) {
+            assert!((once.token.log_probability - other.token.log_probability).abs() < 1e-4);
+        }
+    });
+}
+
+/// 32 requests at once took longer than one after the other (2343): here they share steps.
+#[test]
+fn thirty_two_chats_at_once_take_a_fraction_of_the_steps() {
+    let ears = Ears::open();
+    story(async {
+        let envelope = Some(Envelope { sequences: 8, ..small_envelope() });
+        let stage = Stage::set(LoadOptions { name: Some("32".to_owned()), envelope, ..small() }).await;
+        let steps = || ears.now("bursar_step_seconds{model=32}");
+        let chat = |number: u32| text(&format!("Question {number}?")).max_tokens(12).ignore_end();
+        let mut alone = Vec::new();
+        for number in 0..32 {
+            alone.push(answer(&stage.model, chat(number)).await);
+        }
+        let serial = steps();
+        let together: Vec<_> = (0..32)
+            .map(|number| {
+                let model = stage.model.clone();
+                tokio::spawn(async move { answer(&model, chat(number)).await })
+            })
+            .collect();
+        for (reply, alone) in together.into_iter().zip(alone) {
+            assert_eq!(reply.await.expect("no panic"), alone);
+        }
+        let concurrent = steps() - serial;
+        assert!(concurrent * 3.0 < serial, "{concurrent} steps, and {serial} one after the other");
+    });
+}
