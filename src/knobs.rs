@@ -239,6 +239,7 @@ mod tests {
                 Some(Kind::Type) => "half",
                 Some(Kind::Format | Kind::CacheType) => "fp8",
                 Some(Kind::Switch) => "true",
+                Some(Kind::Weights) => "gold=4",
                 _ => "1",
             };
             let by_hyphens = typed(&[&format!("--{}={value}", flag.long)]).knobs();
