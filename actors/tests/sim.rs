@@ -4,6 +4,7 @@
 
 mod cast;
 mod fates;
+mod tiers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,6 +22,7 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
+use tiers::HostMemory;
 
 struct World {
     seed: u64,
@@ -55,6 +57,7 @@ struct World {
     next_ticket: u64,
     /// What each slot of the KV cache holds: a hash of everything that it was computed from.
     slots: Vec<Option<u64>>,
+    host: HostMemory,
     trace: String,
     steps: usize,
     planned_ahead: usize,
@@ -76,6 +79,7 @@ type Pins = (Vec<PictureHash>, Vec<u32>);
 /// Every other seed promises an interval, which its steps keep or not.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
+    let scheduler = scheduler.with_host(tiers::slots(seed), tiers::costs(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 
@@ -103,6 +107,7 @@ impl World {
             launches: VecDeque::new(),
             rows: vec![None; cache_rows],
             slots: vec![None; blocks * BLOCK_TOKENS],
+            host: HostMemory::new(seed),
             pixels: BTreeSet::new(),
             pins: BTreeMap::new(),
             pins_of_steps: VecDeque::new(),
@@ -268,14 +273,15 @@ impl World {
     /// The cache follows the pool. What is no longer backed holds nothing.
     fn resize_slots(&mut self) {
         let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
-        let is_idle = self.under_way.is_empty();
-        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step under way may name");
+        let is_idle = self.under_way.is_empty() && self.host.under_way.is_empty();
+        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step or copy under way may name");
         self.slots.resize(slots, None);
     }
 
     fn act(&mut self, effect: Effect) -> Vec<Effect> {
         match effect {
             Effect::Run(plan) => self.check_plan(plan),
+            Effect::Copy(copies) => self.copy(*copies),
             Effect::Short(..) => {}
             Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
@@ -319,6 +325,7 @@ impl World {
 
     /// Checks rule 4, and that a step touches only its own sequences' memory.
     fn check_plan(&mut self, plan: Box<StepPlan>) {
+        self.copies_before_a_step();
         let ahead = self.under_way.len();
         assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
         let batch = &plan.batch;
@@ -460,6 +467,7 @@ impl World {
             14..15 => self.return_all(),
             15..16 if self.chance.one_in(2) => self.resize(),
             16..17 => self.moment_passes(),
+            17..18 => self.copies_end(),
             _ => self.launch_ends(),
         }
     }
@@ -469,8 +477,13 @@ impl World {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
         // Each sequence may be computed again after the end of each other.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
-        while !(self.under_way.is_empty() && self.launches.is_empty() && self.returning.is_empty()) {
+        while !(self.under_way.is_empty()
+            && self.host.under_way.is_empty()
+            && self.launches.is_empty()
+            && self.returning.is_empty())
+        {
             self.return_all();
+            self.copies_end();
             self.launch_ends();
             self.step_ends();
             assert!(self.steps < bound, "it does not come to an end");
@@ -520,6 +533,7 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
+    let (mut left, mut fetched) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
@@ -528,6 +542,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         resizes += world.resizes;
         preempted_by_shrinks += world.preempted_by_shrinks;
         found_tokens += world.found_tokens;
+        (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
         steps += world.steps;
         planned_ahead += world.planned_ahead;
     }
@@ -536,6 +551,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");
     assert!(resizes > 1000, "{resizes} times the pool became smaller or larger");
     assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
+    assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }

@@ -86,6 +86,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.download_later(call)
     }
 
+    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+        self.backend.copy_blocks(call)
+    }
+
     launches! {
         gated_linear: gated_linear::Call<'_>,
         all_reduce: all_reduce::Call<'_>,

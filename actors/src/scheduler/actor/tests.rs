@@ -99,6 +99,7 @@ impl Bed {
             block_bytes: Bytes::kib(4),
             refused: Arc::new(|_| {}),
             pacing: Pacing::default(),
+            host_slots: 0,
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

@@ -19,10 +19,11 @@ impl SchedulerCore {
         effects.push(Effect::Resized);
     }
 
-    /// Shrinks the pool if no running step can use a block that goes. Sequences that lose blocks wait in order of age
+    /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks wait in order of age
     /// and are recomputed.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
-        let Some(to) = self.shrinks_to.take_if(|_| self.under_way.is_empty()) else { return };
+        let is_idle = self.under_way.is_empty() && !self.is_copying();
+        let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
         let holders = self.kv.shrink(to);
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
