@@ -407,7 +407,11 @@ impl World {
     }
 
     fn step_ends(&mut self) {
-        let Some(plan) = self.under_way.pop_front() else { return };
+        if self.under_way.is_empty() {
+            return;
+        }
+        self.copies_end_before_a_step();
+        let plan = self.under_way.pop_front().expect("it is under way");
         for row in &plan.rows {
             // A sequence that has ended meanwhile is unknown, and its part of the step was wasted.
             let sequence = self.scheduler.sequence(row.sequence);

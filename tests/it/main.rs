@@ -14,6 +14,7 @@ mod drains;
 mod ears;
 mod elastic;
 mod generation;
+mod host_tier;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;

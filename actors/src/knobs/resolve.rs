@@ -139,12 +139,10 @@ impl Knobs {
 
     /// A sentence for each setting that changes nothing, with the reason.
     pub fn notes(&self) -> Vec<&'static str> {
-        let notes = [
-            (
-                self.disable_log_requests == Some(true),
-                "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
-            ),
-        ];
+        let notes = [(
+            self.disable_log_requests == Some(true),
+            "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
+        )];
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 

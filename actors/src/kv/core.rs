@@ -278,7 +278,10 @@ impl KvCore {
     /// Makes blocks blank, the longest unused first, until `blank` are. With a host tier, steps then find blocks whose
     /// content has been copied already.
     pub fn make_blank(&mut self, blank: usize) {
-        while self.has_host() && self.blank.len() < blank && let Some((_, block)) = self.idle.pop_first() {
+        while self.has_host()
+            && self.blank.len() < blank
+            && let Some((_, block)) = self.idle.pop_first()
+        {
             self.forget(block);
             self.blank.insert(block);
         }
@@ -388,23 +391,34 @@ impl KvCore {
         self.check();
     }
 
-    /// Gives up all blocks but the first `to`. Every sequence with a block in the tail is released, because blocks
-    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; they must be recomputed.
-    /// Their other blocks keep their content for now.
-    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+    /// Makes all blocks but the first `to` blank. Every sequence with a block in that tail is released, because blocks
+    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; their other blocks keep their
+    /// content for now. With a host tier, what the tail has [leaves](Self::take_leaving).
+    pub fn vacate(&mut self, to: usize) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
         let holders: Vec<SequenceId> = self.tables.iter().rev().filter(holds).map(|(id, _)| *id).collect();
         holders.iter().for_each(|holder| self.release(*holder));
-        for (block, entry) in self.pool.iter().enumerate().skip(to) {
-            assert_eq!(entry.references, 0, "whoever held block {block} has been released");
-            self.idle.remove(&(entry.idle_since, block as u32));
-            if let Some(key) = entry.key {
-                self.named.remove(&key);
-            }
+        let idle: Vec<_> = self.idle.iter().filter(|(_, block)| tail.contains(block)).copied().collect();
+        for (since, block) in idle {
+            self.idle.remove(&(since, block));
+            self.forget(block);
+            self.blank.insert(block);
         }
-        self.blank.split_off(&(to as u32));
-        self.leaving.retain(|(_, block)| !tail.contains(block));
+        self.check();
+        holders
+    }
+
+    /// Gives up all blocks but the first `to`, [vacated](Self::vacate) first. What has not left by then is lost.
+    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+        let holders = self.vacate(to);
+        let gone = self.blank.split_off(&(to as u32));
+        assert_eq!(
+            gone.len(),
+            self.pool.len().saturating_sub(to),
+            "whoever held a block of the tail has been released"
+        );
+        self.leaving.retain(|(_, block)| !gone.contains(block));
         self.pool.truncate(to);
         self.check();
         holders

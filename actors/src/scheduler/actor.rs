@@ -148,7 +148,9 @@ impl Actor for SchedulerActor {
         let effects = match message {
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
-            SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error)) if error.is_out_of_memory() => {
+            SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
+                if error.is_out_of_memory() =>
+            {
                 state.is_refused = true;
                 (state.arguments.refused)(error);
                 return Ok(());

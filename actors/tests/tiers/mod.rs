@@ -28,6 +28,11 @@ pub struct HostMemory {
     pub under_way: VecDeque<usize>,
     /// How many of those have run.
     run: usize,
+    /// Jobs begun and answered, and how many were begun up to the last that each step under way waits for.
+    begun: usize,
+    ended: usize,
+    waited_for: usize,
+    before_steps: VecDeque<usize>,
     /// Blocks that came back.
     pub fetched: usize,
     /// Blocks that left.
@@ -37,7 +42,18 @@ pub struct HostMemory {
 impl HostMemory {
     pub fn new(seed: u64) -> Self {
         let slots = vec![None; slots(seed) * BLOCK_TOKENS];
-        HostMemory { slots, queued: VecDeque::new(), under_way: VecDeque::new(), run: 0, fetched: 0, left: 0 }
+        HostMemory {
+            slots,
+            queued: VecDeque::new(),
+            under_way: VecDeque::new(),
+            run: 0,
+            begun: 0,
+            ended: 0,
+            waited_for: 0,
+            before_steps: VecDeque::new(),
+            fetched: 0,
+            left: 0,
+        }
     }
 }
 
@@ -47,6 +63,10 @@ impl World {
         assert!(self.host.under_way.len() < 6, "the lane's queue has room for six");
         self.note(format_args!("copies of {} and {} blocks", copies.to_host.len(), copies.to_device.len()));
         self.host.under_way.push_back(copies.len());
+        self.host.begun += 1;
+        if !copies.to_host.is_empty() {
+            self.host.waited_for = self.host.begun;
+        }
         self.host.left += copies.to_host.len();
         self.host.fetched += copies.to_device.len();
         self.host.queued.extend(copies.to_host.into_iter().map(|copy| (true, copy)));
@@ -74,12 +94,22 @@ impl World {
     pub(super) fn copies_before_a_step(&mut self) {
         let last = self.host.queued.iter().rposition(|(is_to_host, _)| *is_to_host);
         self.run_copies(last.map_or(0, |last| last + 1));
+        self.host.before_steps.push_back(self.host.waited_for);
+    }
+
+    /// The lane answers copies that a step waited for before the step.
+    pub(super) fn copies_end_before_a_step(&mut self) {
+        let before = self.host.before_steps.pop_front().expect("each step notes what it waits for");
+        while self.host.ended < before {
+            self.copies_end();
+        }
     }
 
     pub(super) fn copies_end(&mut self) {
         let Some(copies) = self.host.under_way.pop_front() else { return };
         self.run_copies(copies.saturating_sub(self.host.run));
         self.host.run -= copies;
+        self.host.ended += 1;
         let micros = self.seed % 50 * copies as u64;
         self.scheduler_step(Input::Copied(micros));
     }
@@ -87,6 +117,8 @@ impl World {
     /// The scheduler has died. What is on the lane ends before its successor starts, which knows of nothing there.
     pub(super) fn forget_host(&mut self) {
         self.run_copies(usize::MAX);
-        (self.host.run, self.host.under_way) = (0, VecDeque::new());
+        let slots = std::mem::take(&mut self.host.slots);
+        let (fetched, left) = (self.host.fetched, self.host.left);
+        self.host = HostMemory { slots, fetched, left, ..HostMemory::new(self.seed) };
     }
 }

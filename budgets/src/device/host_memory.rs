@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::Pinned;
+use super::{DeviceError, Pinned};
 use crate::Bytes;
 
 /// Host memory for a device's copies, uninitialised. An owner that has given its address to the device must keep it until
@@ -29,8 +29,17 @@ impl HostMemory {
     }
 
     /// Memory of the system, which backs its pages when they are first written.
-    pub(super) fn pages(bytes: Bytes) -> Self {
-        HostMemory(Kind::Pages(Box::into_raw(Box::new_uninit_slice(bytes.as_usize()))))
+    ///
+    /// # Errors
+    /// [`DeviceError::HostRefused`].
+    pub(super) fn pages(bytes: Bytes) -> Result<Self, DeviceError> {
+        let mut pages: Vec<MaybeUninit<u8>> = Vec::new();
+        let said = |error: std::collections::TryReserveError| error.to_string();
+        let reserved = pages.try_reserve_exact(bytes.as_usize());
+        reserved.map_err(|error| DeviceError::HostRefused { asked: bytes, said: said(error) })?;
+        // SAFETY: that much was reserved, and nothing of it has to be initialised.
+        unsafe { pages.set_len(bytes.as_usize()) };
+        Ok(HostMemory(Kind::Pages(Box::into_raw(pages.into_boxed_slice()))))
     }
 
     /// Its address.

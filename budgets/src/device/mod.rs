@@ -179,7 +179,7 @@ pub trait Device: Send + Sync + 'static {
     /// # Errors
     /// [`DeviceError::HostRefused`] if the host lacks the memory. [`DeviceError::Lost`].
     fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
-        Ok(HostMemory::pages(bytes))
+        HostMemory::pages(bytes)
     }
 
     /// Adds a lane of this device and returns its timeline.

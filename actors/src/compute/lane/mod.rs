@@ -27,7 +27,8 @@ use tokio::sync::watch;
 
 use begun::Begun;
 pub use job::{
-    Answer, CaptureJob, Choice, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped, StressJob,
+    Answer, CaptureJob, Choice, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
+    StressJob,
 };
 pub use model_runner::ModelRunner;
 
