@@ -174,7 +174,7 @@ fn row(first: &str, told: &Value) -> String {
     let cells = [
         of(&|class| class == "weights"),
         of(&|class| class.starts_with("vision")),
-        of(&|class| !class.starts_with("vision") && !["weights", "kv", "canary"].contains(&class)),
+        of(&|class| !class.starts_with("vision") && !["weights", "kv", "canary", "host kv"].contains(&class)),
         if fits { of(&|class| class == "kv") } else { "-".to_owned() },
         if fits { number("kv_tokens").to_string() } else { "-".to_owned() },
         if fits { mib(number("free")) } else { format!("{} missing", mib(number("short_by"))) },

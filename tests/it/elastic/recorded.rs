@@ -157,7 +157,7 @@ async fn ask_of(model: ModelHandle, chat: Chat) {
 const BY_CHANCE: [&str; 3] = ["bursar_deficit_bytes", "bursar_owed_bytes", "bursar_leases_waiting"];
 
 /// What no run on a host device meets, with the reason.
-const NOT_MET: [(&str, &str); 15] = [
+const NOT_MET: [(&str, &str); 18] = [
     ("process_start_time_seconds", "our own recorder looks at the process when it is asked"),
     ("process_cpu_seconds_total", "likewise"),
     ("process_resident_memory_bytes", "likewise"),
@@ -167,7 +167,10 @@ const NOT_MET: [(&str, &str); 15] = [
     ("bursar_graphs_captured", "a host device captures none"),
     ("bursar_drift_bytes", "nothing drifts"),
     ("bursar_overhead_bytes", "a host device has none"),
-    ("bursar_kv_blocks_swapped", "there is no host swap"),
+    ("bursar_kv_blocks_swapped", "no host memory is set: `host_tier.rs` has stories with some"),
+    ("bursar_prefix_cache_host_hits_total", "likewise"),
+    ("bursar_kv_copied_bytes_total", "likewise"),
+    ("bursar_kv_copy_seconds", "likewise"),
     ("bursar_plan_error_bytes", "the plan is exact"),
     ("bursar_graph_replays_total", "likewise"),
     ("bursar_graphs_not_recaptured_total", "likewise"),

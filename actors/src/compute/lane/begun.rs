@@ -101,7 +101,8 @@ impl<'b, B: Backend> Begun<'b, B> {
     fn complete(&mut self, ticket: Ticket) {
         let issued = self.issued.iter_mut().find(|(issued, _)| *issued == ticket);
         issued.expect("it was issued and not completed").1 = true;
-        while let Some((ticket, _)) = self.issued.pop_front_if(|(_, is_past)| *is_past) {
+        while let Some((ticket, true)) = self.issued.front().copied() {
+            self.issued.pop_front();
             self.timeline.complete(ticket);
         }
     }
