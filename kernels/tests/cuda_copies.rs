@@ -30,11 +30,9 @@ fn rates_of_copies_are_told() {
     let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
     let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);
     let bytes = HostBlocks::bytes_of(512, shape);
-    let places: [(_, fn(u32) -> u32); 3] = [
-        ("neighbours", |at| at),
-        ("in fours", |at| (at / 4 * 20 + at % 4) % 512),
-        ("single blocks", |at| at * 5 % 512),
-    ];
+    type Place = fn(u32) -> u32;
+    let fours: Place = |at| (at / 4 * 20 + at % 4) % 512;
+    let places = [("neighbours", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
     for (what, place) in places {
         let pairs: Vec<_> = (0..512).map(|at| (at, place(at))).collect();
         for (direction, to_host, to_device) in [("to the host", &pairs[..], &[][..]), ("back", &[], &pairs)] {
