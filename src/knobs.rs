@@ -1,9 +1,9 @@
 //! Knobs as flags: every line of the table, under all of its names.
 
-use std::{fmt, fs, path::PathBuf, sync::LazyLock};
+use std::{fmt, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
 use bursar::{
-    BlasSearch, Bytes, LoadOptions,
+    BlasSearch, Bytes, LoadOptions, RuntimeConfig,
     knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, Setting, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
@@ -39,6 +39,21 @@ impl KnobOptions {
     pub fn over(&self, base: LoadOptions) -> Result<LoadOptions, Failure> {
         let (knobs, names) = self.named()?;
         Ok(LoadOptions { names, ..knobs.over(base)? })
+    }
+
+    /// A runtime's settings, with the knobs that concern it.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn runtime(&self) -> Result<RuntimeConfig, Failure> {
+        let (knobs, usual) = (self.knobs()?, RuntimeConfig::default());
+        let turn = knobs.sleep_for_room.filter(|seconds| *seconds > 0);
+        Ok(RuntimeConfig {
+            canary: knobs.canary,
+            host_bytes: knobs.host_bytes.unwrap_or(usual.host_bytes),
+            sleep_for_room: turn.map(|seconds| Duration::from_secs(seconds as u64)),
+            ..usual
+        })
     }
 
     /// Device bytes to keep unused, if given; for the runtime.

@@ -80,6 +80,7 @@ pub use bursar_actors::{
     runtime::{
         DeviceChoice, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError, Supervised,
     },
+    sleep::{NotWoken, SleepError, SleepLevel},
     supervise::{FaultInjection, InjectedFault, Intensity},
     vision::VisionError,
 };

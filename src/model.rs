@@ -49,7 +49,7 @@ pub async fn start(device: &DeviceOptions, config: RuntimeConfig) -> Result<Runt
 /// A runtime on the chosen device, with the knobs that concern the runtime.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
-    start_with(device, RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() }).await
+    start_with(device, knobs.runtime()?).await
 }
 
 /// The same with `config` for everything except the device.

@@ -1,6 +1,6 @@
 //! Why a model did not start.
 
-use bursar_budgets::{DeviceError, Hint};
+use bursar_budgets::{Bytes, DeviceError, Hint};
 use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
@@ -80,6 +80,16 @@ pub enum StartError {
         /// The reason given.
         reason: std::sync::Arc<str>,
     },
+}
+
+impl StartError {
+    /// Bytes of device memory that the plan lacks. None if it lacks something else.
+    pub fn short_by(&self) -> Option<Bytes> {
+        match self {
+            StartError::DoesNotFit(unfit) => Some(unfit.short_by()).filter(|bytes| !bytes.is_zero()),
+            _ => None,
+        }
+    }
 }
 
 impl Hint for StartError {

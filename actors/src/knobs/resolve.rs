@@ -152,8 +152,8 @@ impl Knobs {
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }
 
-    /// The options to load a model with. Knobs not set stay as in `base`. The canary belongs to the runtime:
-    /// [`RuntimeConfig::canary`](crate::runtime::RuntimeConfig).
+    /// The options to load a model with. Knobs not set stay as in `base`. Three belong to the runtime: `canary`,
+    /// `sleep_for_room` and `host_bytes` ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -187,6 +187,11 @@ impl Knobs {
             let promise = Duration::from_millis(milliseconds as u64);
             options.token_interval = (!promise.is_zero()).then_some(promise);
         }
+        if let Some(seconds) = self.sleep_after {
+            options.sleep_after = (seconds > 0).then_some(Duration::from_secs(seconds as u64));
+        }
+        options.wake_within =
+            self.wake_within.map_or(options.wake_within, |seconds| Duration::from_secs(seconds as u64));
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;

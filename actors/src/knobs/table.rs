@@ -289,6 +289,14 @@ knobs! {
     requests: usize, Kind::Count("requests"), [];
     /// The promised time from one token of a reply to the next, in 99 of 100 cases. Prompts and pictures take only as much of a step beside running replies as keeps it. 0 promises nothing: replies may pause for a whole step of prompts. By default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];
+    /// Puts the model to sleep when it has had no request for this long; the next one wakes it. 0 for never, which is the default.
+    sleep_after: usize, Kind::CountOrNone("s"), [];
+    /// How long a request waits for a model that sleeps. By default 120.
+    wake_within: usize, Kind::Count("s"), [];
+    /// A load or a wake without room puts other models to sleep: the one that was used longest ago, or, if all are busy, one that has been awake for this long. 0 for never, which is the default.
+    sleep_for_room: usize, Kind::CountOrNone("s"), [];
+    /// Host memory that may be leased: for pictures that are decoded, and for the weights of models that sleep. By default 1 GiB.
+    host_bytes: Bytes, Kind::Size, [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
