@@ -201,9 +201,9 @@ impl EngineArguments {
         Ok((processor, checkpoint, plan, needs))
     }
 
-    /// What was opened before the model fell asleep, if its weights are in host memory.
+    /// What was opened before the model fell asleep, while host memory has its weights.
     fn opened(&self) -> Option<Opened> {
-        self.kept.opened().filter(|_| self.weight_store.is_away())
+        self.kept.opened().filter(|_| self.weight_store.has_copy())
     }
 
     async fn open_gate(&self) -> Result<(), StartError> {

@@ -190,7 +190,10 @@ async fn drain(
             (Err(_), None) => {}
         }
     }
-    let Some(within) = within else { return Ok(wakefulness.empty().await) };
+    let Some(within) = within else {
+        wakefulness.empty().await;
+        return Ok(());
+    };
     let emptied = tokio::time::timeout(within, wakefulness.empty()).await;
     emptied.map_err(|_| SleepError::Busy { running: wakefulness.inside(), within })
 }

@@ -68,6 +68,13 @@ pub struct Hungry<S> {
     pub again: Option<(SleepLevel, Duration, Vec<S>)>,
 }
 
+impl<S> Hungry<S> {
+    /// Those who wait for it to sleep again.
+    pub fn sleepers(self) -> Vec<S> {
+        self.again.map(|(_, _, sleepers)| sleepers).unwrap_or_default()
+    }
+}
+
 impl<S> Nap<S> {
     /// Whether it is on its way somewhere, after which there may be more room, or less.
     pub fn is_moving(&self) -> bool {

@@ -25,7 +25,7 @@ impl<P: Parts> RuntimeCore<P> {
         (level, within): (SleepLevel, Duration),
         sleeper: P::Sleeper,
     ) {
-        let Some(model) = self.of_load(&name, load).filter(|model| !model.is_let_go()) else {
+        let Some(model) = self.of_load(&name, load).filter(|model| model.is_going() && !model.is_let_go()) else {
             return self.answer_sleepers([sleeper], Err(SleepError::Stopped { reason: "it is about to end".into() }));
         };
         match &mut model.nap {
@@ -49,7 +49,7 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     pub(super) fn wake(&mut self, name: String, load: u64, reason: WakeReason, now: Duration) {
-        let Some(model) = self.of_load(&name, load) else { return };
+        let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match &mut model.nap {
             Nap::FallingAsleep(falling) => drop(falling.wanted.get_or_insert(reason)),
             Nap::LyingDown(Lying { next: Next::Sleep(_, wanted), .. }) => drop(wanted.get_or_insert(reason)),
@@ -135,13 +135,14 @@ impl<P: Parts> RuntimeCore<P> {
         };
         if let Some(reason) = end {
             self.answer_sleepers(sleepers, Ok(()));
+            if let Next::Hunger(hungry) = next {
+                self.answer_sleepers(hungry.sleepers(), Ok(()));
+            }
             return self.end(name, reason);
         }
         let (reason, wanted) = match next {
-            Next::Hunger(mut hungry) => {
-                if let Some((_, _, waiting)) = &mut hungry.again {
-                    waiting.extend(sleepers);
-                }
+            Next::Hunger(hungry) => {
+                self.answer_sleepers(sleepers, Ok(()));
                 return self.hunger(name, hungry);
             }
             Next::Sleep(reason, wanted) => (Some(reason), wanted),
@@ -166,10 +167,9 @@ impl<P: Parts> RuntimeCore<P> {
             Nap::Waking(Hungry { reason, since, again, .. }) => {
                 let took = now.saturating_sub(since);
                 self.effects.push(Effect::ShowAwake { name: name.clone(), reason, took });
-                for (level, within, sleeper) in again.into_iter().flat_map(|(level, within, sleepers)| {
-                    sleepers.into_iter().map(move |sleeper| (level, within, sleeper))
-                }) {
-                    self.sleep(name.clone(), load, (level, within), sleeper);
+                if let Some((level, within, sleepers)) = again {
+                    let each = sleepers.into_iter();
+                    each.for_each(|sleeper| self.sleep(name.clone(), load, (level, within), sleeper));
                 }
                 self.feed();
             }
@@ -196,15 +196,18 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     fn lie_down_after(&mut self, name: String, load: u64, hungry: Hungry<P::Sleeper>, may_wait: bool) {
+        let Some(model) = self.models.get_mut(&name) else { return };
         let (sleepers, next) = match (may_wait, hungry) {
             (true, hungry) => (Vec::new(), Next::Hunger(Hungry { was_tried: true, ..hungry })),
-            (false, Hungry { reason: None, .. }) => return self.fail_start(name),
-            (false, Hungry { again, .. }) => {
+            (false, hungry @ Hungry { reason: None, .. }) => {
+                model.nap = Nap::Waking(hungry);
+                return self.fail_start(name);
+            }
+            (false, hungry) => {
                 self.effects.push(Effect::TellNotWoken { name: name.clone() });
-                (again.map(|(_, _, sleepers)| sleepers).unwrap_or_default(), Next::SleepOn)
+                (hungry.sleepers(), Next::SleepOn)
             }
         };
-        let Some(model) = self.models.get_mut(&name) else { return };
         model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
         self.effects.push(Effect::LieDown { name, load, level: None });
     }
@@ -261,11 +264,9 @@ impl<P: Parts> RuntimeCore<P> {
         for Seen { name, .. } in seen.iter().filter(|seen| !seen.is_awaited) {
             let Some(model) = self.models.get_mut(name).filter(|model| model.is_going()) else { continue };
             match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-                Nap::Hungry(Hungry { reason: Some(_), again, .. }) => {
-                    let sleepers = again.map(|(_, _, sleepers)| sleepers).unwrap_or_default();
-                    let next = Next::SleepOn;
-                    let load = model.load;
-                    model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
+                Nap::Hungry(hungry) if hungry.reason.is_some() => {
+                    let (load, sleepers) = (model.load, hungry.sleepers());
+                    model.nap = Nap::LyingDown(Lying { sleepers, next: Next::SleepOn, end: None });
                     self.effects.push(Effect::LieDown { name: name.clone(), load, level: None });
                     self.hungry.retain(|hungry| hungry != name);
                 }
@@ -295,9 +296,7 @@ impl<P: Parts> RuntimeCore<P> {
         let Some(model) = self.models.get_mut(name) else { return };
         let sleepers = match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
             Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => sleepers,
-            Nap::Hungry(Hungry { again, .. }) | Nap::Waking(Hungry { again, .. }) => {
-                again.map(|(_, _, sleepers)| sleepers).unwrap_or_default()
-            }
+            Nap::Hungry(hungry) | Nap::Waking(hungry) => hungry.sleepers(),
             Nap::Awake { .. } | Nap::Asleep(_) => Vec::new(),
         };
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));
