@@ -44,16 +44,6 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
         }
         return kept;
     };
-    const auto scale = [&](const Kept& kept, const Kept& weight, float factor, Element* to) {
-        float values[WIDTH], by[WIDTH];
-        widen<WIDTH, Element>(kept, values);
-        widen<WIDTH, Element>(weight, by);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = values[i] * factor * by[i];
-        }
-        store<WIDTH>(to, values);
-    };
     // No kernel writes weights.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
     wait_for_previous_kernel();
@@ -80,12 +70,12 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
             add(load_words<WIDTH>(x + vector * WIDTH), before, residual + vector * WIDTH, squares);
         }
         const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
-        each([&](uint32_t slot, uint32_t column) { scale(kept[slot], weights[slot], factor, out + column); });
+        each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, out + column); });
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
             // Each thread reads again what it alone has read, and with a residual also written.
             const Kept again = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
-            scale(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
+            write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
         }
     }
 }
@@ -114,16 +104,6 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
         }
         return words;
     };
-    const auto scale = [&](const Kept& words, const Kept& by_words, float factor, uint32_t column) {
-        float values[WIDTH], by[WIDTH];
-        widen<WIDTH, Element>(words, values);
-        widen<WIDTH, Element>(by_words, by);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH; ++i) {
-            values[i] = values[i] * factor * by[i];
-        }
-        store<WIDTH>(to + column, values);
-    };
     // No kernel writes weights.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(weight + column); });
     wait_for_previous_kernel();
@@ -137,12 +117,12 @@ __device__ __forceinline__ void norm_sum(const ExpertSum<Element>& sum, const El
         write(more[0], vector * WIDTH);
     }
     const float factor = 1.0f / sqrtf(block_sum(squares, partial) / sum.columns + epsilon);
-    each([&](uint32_t slot, uint32_t column) { scale(kept[slot], weights[slot], factor, column); });
+    each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, to + column); });
 #pragma unroll 1
     for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
         // Each thread reads again what it alone has written.
         const uint32_t column = vector * WIDTH;
-        scale(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, column);
+        write_scaled<WIDTH>(load_words<WIDTH>(residual + column), load_words<WIDTH>(weight + column), factor, to + column);
     }
 }
 

@@ -91,7 +91,7 @@ __device__ __forceinline__ void route_normed(const Operands<Element>& call, cons
         copy_16_bytes(shared_address(weight_at + 16 * piece), call.weight + WIDTH * piece, true);
     }
     sort.clear();
-    // Nobody writes to the first block before it has begun.
+    // No block writes to the first one before that has begun.
     cluster_arrive();
     wait_for_previous_kernel();
     for (uint32_t piece = threadIdx.x; piece < rows * pieces; piece += THREADS) {

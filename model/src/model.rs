@@ -124,7 +124,7 @@ impl Model {
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
         let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        let picture_ranks = if target.shares_pictures() { rank.of() } else { 1 };
+        let picture_ranks = picture_ranks(target, rank);
         Ok(Model { config, family, cache, weight_bytes, parameters, picture_ranks, segment: None })
     }
 
@@ -200,7 +200,7 @@ impl Model {
             }
         }
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
-        let picture_ranks = if backend.target().shares_pictures() { rank.of() } else { 1 };
+        let picture_ranks = picture_ranks(backend.target(), rank);
         let segment = Some(segment);
         Ok(Model { config, family, cache, weight_bytes: total, parameters, picture_ranks, segment })
     }
@@ -518,6 +518,11 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 
 /// Least number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
+
+/// How many ranks share the pictures of a launch out, on a target where `rank` is one of a group.
+fn picture_ranks(target: &Target, rank: Rank) -> usize {
+    if target.shares_pictures() { rank.of() } else { 1 }
+}
 
 /// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room` unless `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {

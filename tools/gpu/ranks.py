@@ -204,7 +204,7 @@ def check(group):
                 expect(f"one shot {rows} x {columns} + {gap} {kind}", sums(group, rows, columns, kind, gap, accumulate, seed))
                 if columns % 8 == 0 and not accumulate:
                     for norm in NORMS:
-                        if norm == NORMS[0] or rows * columns * kind.itemsize <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT:
+                        if norm == NORMS[0] or is_pushed(rows, columns):
                             expect(f"{norm} {rows} x {columns} + {gap} {kind}", norms(group, rows, columns, kind, gap, seed, norm))
                 if columns % 8 == 0:
                     two = sums(group, rows, columns, kind, gap, accumulate, seed, "all_reduce_two_shot_")
@@ -222,6 +222,11 @@ def check(group):
 NORMS = ("all_reduce_rms_norm", "all_reduce_rms_norm_pushed")
 
 
+def is_pushed(rows, columns):
+    """Whether so many activations can be pushed at once."""
+    return rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT
+
+
 def chain_of_norms(group):
     """As `chain`, in both forms by turns, each reading what the one before has written."""
     columns, sizes = 3584, [1, 18, 3, 17, 64, 2, 16]
@@ -234,7 +239,7 @@ def chain_of_norms(group):
 
     def round_on(rank):
         for step, few in enumerate(sizes):
-            pushes = few * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT and step % 3 != 2
+            pushes = is_pushed(few, columns) and step % 3 != 2
             group.launch_norm(NORMS[pushes], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
 
     group.each(round_on)
@@ -403,8 +408,7 @@ def nccl_times(ranks):
 
 
 def measure(group, nccl_too):
-    pushes = lambda rows, columns: rows * columns * 2 <= NUMBERS.PUSHED_UNITS * NUMBERS.UNIT  # noqa: E731
-    normed = [[timed_norm(group, name, *size) if name == NORMS[0] or pushes(*size) else 0.0 for name in NORMS] for size in SIZES]
+    normed = [[timed_norm(group, name, *size) if name == NORMS[0] or is_pushed(*size) else 0.0 for name in NORMS] for size in SIZES]
     ours = [[timed(group, name, *size) for name in (SUMMED, "all_reduce_two_shot_")] for size in SIZES]
     beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
     print("| sum of | with the norm | the same, pushed | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|---|---|")

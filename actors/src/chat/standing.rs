@@ -32,7 +32,7 @@ impl Chat {
     ///
     /// ```
     /// use bursar_actors::chat::Chat;
-    /// let summary = Chat::new().user("Summarise the log of last night.").priority(10); // when nobody waits
+    /// let summary = Chat::new().user("Summarise the log of last night.").priority(10); // after all others
     /// ```
     pub fn priority(mut self, priority: i32) -> Self {
         self.standing.priority = priority;

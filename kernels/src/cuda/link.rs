@@ -1,6 +1,6 @@
 //! The link between GPU ranks: memory of each that all have mapped, and kernels that meet in it.
 
-use std::time::Duration;
+use std::{ops::Range, time::Duration};
 
 use bursar_budgets::{Address, Bytes, DeviceError};
 
@@ -114,6 +114,12 @@ impl CudaLink {
         Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
     }
 
+    /// The rows of `part`, as many at a time as exchange memory holds. None if it does not hold one.
+    fn in_turns(&self, part: &Tensor<'_>) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
+        let (rows, at_once) = (part.rows(), self.exchange.half as usize / bytes_of_a_row(part).max(1));
+        (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
+    }
+
     /// Where the device notes who did not come.
     pub(super) fn failed_at(&self) -> Address {
         Address(self.exchange.control[self.rank().index()]).offset(Bytes(FAILED_AT as u64))
@@ -130,6 +136,10 @@ impl CudaLink {
             }
         }
     }
+}
+
+fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
+    part.dtype().bytes(part.columns()).as_usize()
 }
 
 /// A unit that all of the rows of both begin and end with.
@@ -157,14 +167,8 @@ impl Cuda {
     ) -> Result<(), KernelError> {
         let link = self.link.as_ref().ok_or(KernelError::NoKernel { op })?;
         self.enter()?;
-        let unit = unit([part, out]);
-        let row = part.dtype().bytes(part.columns()).as_usize();
-        let at_once = link.exchange.half as usize / row.max(1);
-        if at_once == 0 {
-            return Err(KernelError::NoKernel { op });
-        }
-        for first in (0..part.rows()).step_by(at_once) {
-            let some = first..part.rows().min(first + at_once);
+        let (unit, row) = (unit([part, out]), bytes_of_a_row(part));
+        for some in link.in_turns(part).ok_or(KernelError::NoKernel { op })? {
             let (part, out) = (part.row_range(some.clone()), out.row_range(some));
             let units = part.rows() * row / unit;
             let extent = Extent::line(units.div_ceil(THREADS).min(link.blocks), THREADS);
@@ -198,18 +202,16 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
     const OP: &str = "all_reduce_rms_norm";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let link = cuda.link.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let row = call.partial.dtype().bytes(call.partial.columns()).as_usize();
-    let at_once = link.exchange.half as usize / row.max(1);
+    let (row, turns) = (bytes_of_a_row(&call.partial), link.in_turns(&call.partial));
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
-    let fits = row / UNIT <= NORM_THREADS_MAX && at_once > 0;
+    let turns = turns.filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
     // Rounded rows come of two launches.
-    let (Some(out), None, true) = (&call.out.plain, &call.out.rounded, is_whole && fits) else {
+    let (Some(out), None, Some(turns)) = (&call.out.plain, &call.out.rounded, turns) else {
         return all_reduce_rms_norm::in_two(cuda, call);
     };
     cuda.enter()?;
     let is_pair = cuda.rank().of() <= 2;
-    for first in (0..out.rows()).step_by(at_once) {
-        let some = first..out.rows().min(first + at_once);
+    for some in turns {
         let few = some.len() * row <= PUSHED_UNITS * UNIT;
         let kernels = if few { hopper.all_reduce_rms_norm_pushed } else { hopper.all_reduce_rms_norm };
         let extent = Extent::line(some.len().min(link.blocks), (row / UNIT).next_multiple_of(32));

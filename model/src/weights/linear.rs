@@ -61,9 +61,7 @@ impl Linear {
             return scope.linear_add(x, &self.weight, self.bias.as_ref(), sum);
         }
         let scope = scope.scope();
-        let mut partial = scope.empty([sum.rows(), sum.columns()])?;
-        self.forward_into(&scope, x, &mut partial)?;
-        scope.all_reduce_add(&partial, sum)
+        scope.all_reduce_add(&self.forward(&scope, x)?, sum)
     }
     /// As [`forward_add`](Linear::forward_add) of a partial result, and writes the norm of the sum to `normed`
     /// `[rows, out_features]`.
@@ -77,8 +75,6 @@ impl Linear {
     ) -> Result<(), KernelError> {
         assert!(self.is_partial, "a whole result is added by the product");
         let scope = scope.scope();
-        let mut partial = scope.empty([sum.rows(), sum.columns()])?;
-        self.forward_into(&scope, x, &mut partial)?;
-        scope.all_reduce_rms_norm(&partial, sum, norm, normed)
+        scope.all_reduce_rms_norm(&self.forward(&scope, x)?, sum, norm, normed)
     }
 }

@@ -50,7 +50,7 @@ impl CudaDevice {
     pub(super) fn copy_to_host(self: &Arc<Self>, address: Address, bytes: Bytes) -> Result<Pinned, DeviceError> {
         let copy = self.pinned(bytes)?;
         let stream = Stream::new(&self.context)?;
-        // SAFETY: the copy is this long and nobody else's. The driver refuses addresses that are not backed.
+        // SAFETY: the copy is this long and ours alone. The driver refuses addresses that are not backed.
         let begun =
             unsafe { sys::cuMemcpyDtoHAsync_v2(copy.address().cast(), address.0, bytes.as_usize(), stream.raw()) };
         // Waited for even if it did not begin: the memory may go only then.
