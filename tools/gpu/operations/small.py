@@ -289,7 +289,8 @@ def embed(tokens, hidden, kind, vocabulary, is_odd=False):
         return out.error(wanted[~nothing], rows=~nothing) if is_fine else float("inf")
 
     return Case(
-        run=lambda: kernel((tokens,), (COPY_THREADS,), table, vocabulary, hidden, sent, chosen, 9, out.tensor),
+        run=lambda: kernel(
+            (tokens,), (COPY_THREADS,), table, 0, vocabulary, vocabulary, hidden, sent, chosen, 9, out.tensor),
         error=wrong,
         limit=0.0,
         bytes=2 * kind.itemsize * tokens * hidden,
