@@ -13,6 +13,8 @@ pub struct Tenant(Arc<str>);
 impl Tenant {
     /// The longest name, in bytes.
     pub const BYTES_MAX: usize = 64;
+    /// The name under which metrics count all tenants without a weight.
+    pub(crate) const OTHER: &'static str = "other";
 
     /// A tenant of this name.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
@@ -72,7 +74,7 @@ impl TenantWeights {
     /// has one.
     pub(crate) fn counted(&self, tenant: &Tenant) -> Option<Tenant> {
         let named = self.0.get_key_value(tenant).map(|(named, _)| named.clone());
-        (!self.0.is_empty()).then(|| named.unwrap_or_else(|| Tenant::new("other")))
+        (!self.0.is_empty()).then(|| named.unwrap_or_else(|| Tenant::new(Tenant::OTHER)))
     }
 
     /// Reads `gold=4,free=1`, or an object of numbers.

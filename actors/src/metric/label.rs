@@ -150,6 +150,8 @@ impl LabelValue for Phase {
 /// A tenant that the model's options name, or `other`: never one that only requests name.
 impl LabelValue for Tenant {
     const NAME: &'static str = "tenant";
+    /// The others' series is there from the start; those with weights come with their model's scheduler.
+    const WORDS: Words = || vec![Tenant::OTHER];
 
     fn value(&self) -> SharedString {
         self.as_str().to_owned().into()

@@ -127,7 +127,7 @@ table! {
     PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_prompt_tokens_total", "Prompt tokens, computed or found in the prefix cache.";
     CACHED_PROMPT_TOKENS_TOTAL: Counter<Label> = "bursar_cached_prompt_tokens_total", "Prompt tokens found in the prefix cache, and so not computed.";
     GENERATED_TOKENS_TOTAL: Counter<Label> = "bursar_generated_tokens_total", "Tokens of replies.";
-    TENANT_TOKENS_TOTAL: Counter<(Label, Tenant)> = "bursar_tenant_tokens_total", "Tokens of prompts and replies that were computed for each tenant of `tenant_weights`, and for all `other` ones. Without weights there is none.";
+    TENANT_TOKENS_TOTAL: Counter<(Label, Tenant)> = "bursar_tenant_tokens_total", "Tokens of prompts and replies that were computed for each tenant of `tenant_weights`, and for all `other` ones. Without weights it stays at 0.";
     TIME_TO_FIRST_TOKEN_SECONDS: Histogram<Label> = "bursar_time_to_first_token_seconds", "Time from the request to the first token of its reply.", FIRST_TOKEN;
     TOKEN_INTERVAL_SECONDS: Histogram<Label> = "bursar_token_interval_seconds", "Time from one token of a reply to the next.", BETWEEN_TOKENS;
     TOKEN_INTERVAL_MISSED_TOTAL: Counter<(Label, Late)> = "bursar_token_interval_missed_total", "Tokens that came later than the promised interval (`token_interval`) after the one before them, by reason.";
