@@ -3,7 +3,7 @@
 use std::{fmt, fs, path::PathBuf, sync::LazyLock};
 
 use bursar::{
-    BlasSearch, Bytes, LoadOptions,
+    BlasSearch, Bytes, LoadOptions, RuntimeConfig,
     knobs::{Kind, Knob, KnobError, Knobs, NESTED, Names, Setting, TABLE},
 };
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, value_parser};
@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::{failure::Failure, logging};
+use crate::{DeviceOptions, failure::Failure, logging};
 
 /// The knobs that a user has typed.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +47,25 @@ impl KnobOptions {
     /// As [`options`](Self::options).
     pub fn canary(&self) -> Result<Option<Bytes>, Failure> {
         Ok(self.knobs()?.canary)
+    }
+
+    /// `base` bytes of host memory to lease, and what keys and values of so many models may go to, on `device`.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn host_bytes(&self, base: Bytes, models: usize, device: &DeviceOptions) -> Result<Bytes, Failure> {
+        let swap = self.knobs()?.swap_bytes().unwrap_or(Bytes::ZERO);
+        Ok(base.saturating_add(Bytes(swap.0.saturating_mul((models * device.ranks()) as u64))))
+    }
+
+    /// A runtime for so many models on `device`, which the caller names.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn runtime(&self, models: usize, device: &DeviceOptions) -> Result<RuntimeConfig, Failure> {
+        let default = RuntimeConfig::default();
+        let host_bytes = self.host_bytes(default.host_bytes, models, device)?;
+        Ok(RuntimeConfig { canary: self.canary()?, host_bytes, ..default })
     }
 
     /// All knobs from the file and from flags.

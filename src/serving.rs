@@ -11,7 +11,7 @@ use std::{
 };
 
 use bursar::{
-    Runtime, RuntimeConfig,
+    Runtime,
     serve::{KeyError, ListenError, Server, Service},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,7 +24,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let serve = options.serve()?;
     let knobs = options.knobs();
     knobs.tell_notes()?;
-    let config = RuntimeConfig { canary: knobs.canary()?, ..RuntimeConfig::default() };
+    let config = knobs.runtime(wanted.len(), device)?;
     let plans = loading::plans(wanted, knobs, device)?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let drain = serve.drain;

@@ -71,6 +71,7 @@ impl Stage {
             vision_workspace: None,
             exchange: None,
             vision_cache: None,
+            host_kv: None,
             kv,
             graphs: Some(GraphInputs::over(leased.segment(Class::Graphs, graphs.bytes(device.page())), graphs)),
         });

@@ -3,7 +3,9 @@
 //! same seed gives the same trace. To repeat a failure, put its printed seed into `one_seed`.
 
 mod cast;
+mod checks;
 mod fates;
+mod tiers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -22,6 +24,7 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
+use tiers::HostMemory;
 
 struct World {
     seed: u64,
@@ -56,6 +59,7 @@ struct World {
     next_ticket: u64,
     /// What each slot of the KV cache holds: a hash of everything that it was computed from.
     slots: Vec<Option<u64>>,
+    host: HostMemory,
     trace: String,
     steps: usize,
     planned_ahead: usize,
@@ -81,6 +85,7 @@ type Pins = (Vec<PictureHash>, Vec<u32>);
 /// Every other seed promises an interval, which its steps keep or not.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
+    let scheduler = scheduler.with_host(tiers::slots(seed), tiers::costs(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
 }
 
@@ -108,6 +113,7 @@ impl World {
             launches: VecDeque::new(),
             rows: vec![None; cache_rows],
             slots: vec![None; blocks * BLOCK_TOKENS],
+            host: HostMemory::new(seed),
             pixels: BTreeSet::new(),
             pins: BTreeMap::new(),
             pins_of_steps: VecDeque::new(),
@@ -281,14 +287,15 @@ impl World {
     /// The cache follows the pool. What is no longer backed holds nothing.
     fn resize_slots(&mut self) {
         let slots = self.scheduler.kv().blocks() * BLOCK_TOKENS;
-        let is_idle = self.under_way.is_empty();
-        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step under way may name");
+        let is_idle = self.under_way.is_empty() && self.host.under_way.is_empty();
+        assert!(slots >= self.slots.len() || is_idle, "blocks go that a step or copy under way may name");
         self.slots.resize(slots, None);
     }
 
     fn act(&mut self, effect: Effect) -> Vec<Effect> {
         match effect {
             Effect::Run(plan) => self.check_plan(plan),
+            Effect::Copy(copies) => self.copy(*copies),
             Effect::Short(..) => {}
             Effect::Found(_, tokens) => self.found_tokens += tokens,
             Effect::Token(id, token) => {
@@ -331,86 +338,6 @@ impl World {
         Vec::new()
     }
 
-    /// Checks rule 4, and that a step touches only its own sequences' memory.
-    fn check_plan(&mut self, plan: Box<StepPlan>) {
-        let ahead = self.under_way.len();
-        assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
-        let batch = &plan.batch;
-        assert!(batch.token_count() <= self.limits.step_tokens, "{} tokens", batch.token_count());
-        assert!(batch.sequence_count() <= self.limits.sequences, "{} sequences", batch.sequence_count());
-        assert!(batch.token_count() > 0);
-        let distinct: BTreeSet<_> = batch.slots.iter().collect();
-        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
-        // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
-        for (part, id) in plan.parts.iter().enumerate() {
-            let clock = self.clock;
-            let request = self.of_sequence(*id).expect("somebody asked for it");
-            let is_late =
-                !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
-            assert!(!is_late, "{id} was to begin earlier");
-            let number = request.number;
-            let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
-            let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
-            let content = content(sequence, &unseen);
-            let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
-            let last = match batch.tokens[rows.end - 1] {
-                InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
-                InputToken::Known(id) => id,
-            };
-            if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
-                let known = sequence.produced + usize::from(row.unseen.is_some());
-                assert_eq!(known, row.position, "one token at most is unseen of {id}");
-                let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
-                assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
-                assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
-            }
-            let mut tokens = sequence.tokens.iter().chain(&unseen);
-            assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
-            let table = &batch.block_tables[part * batch.blocks_max()..];
-            let length = batch.context_lengths[part] as usize;
-            let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
-            for (token, content) in content.iter().enumerate().take(length) {
-                let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
-                let is_written = token >= length - new;
-                assert_eq!(distinct.contains(&slot), is_written, "token {token} of {id} lies where another writes");
-                match is_written {
-                    true => self.slots[slot as usize] = Some(*content),
-                    false => assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}"),
-                }
-            }
-        }
-        let distinct: BTreeSet<_> = plan.rows.iter().map(|row| row.sequence).collect();
-        assert_eq!(
-            (distinct.len(), plan.rows.len()),
-            (plan.rows.len(), batch.logit_rows.len()),
-            "one token a sequence"
-        );
-        let holds = |row: &u32| {
-            let held = plan.shown.read.iter().filter_map(|id| self.pins.get(id));
-            let key = self.rows[*row as usize];
-            held.into_iter().any(|(keys, rows)| rows.contains(row) && key.is_some_and(|key| keys.contains(&key)))
-        };
-        assert!(
-            batch.picture_cache_rows.iter().all(holds),
-            "a row is read that nobody holds, or that was never written"
-        );
-        for id in &plan.shown.read {
-            let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
-            for picture in &sequence.pictures {
-                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash);
-                assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
-            }
-        }
-        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("it held them until now"));
-        self.pins_of_steps.push_back(past.collect());
-        let (tokens, rows) = (batch.token_count(), plan.rows.len());
-        self.note(format_args!("step of {tokens} tokens, {rows} chosen"));
-        self.steps += 1;
-        self.planned_ahead += ahead;
-        self.previous = self.choices(&plan);
-        self.under_way.push_back(plan);
-    }
-
     fn choices(&mut self, plan: &StepPlan) -> Vec<u32> {
         let mut of_row = |row: &ChosenRow| {
             chosen(self.of_sequence(row.sequence).expect("somebody asked for it").number, row.position)
@@ -419,7 +346,11 @@ impl World {
     }
 
     fn step_ends(&mut self) {
-        let Some(plan) = self.under_way.pop_front() else { return };
+        if self.under_way.is_empty() {
+            return;
+        }
+        self.copies_end_before_a_step();
+        let plan = self.under_way.pop_front().expect("it is under way");
         for row in &plan.rows {
             // A sequence that has ended meanwhile is unknown, and its part of the step was wasted.
             let sequence = self.scheduler.sequence(row.sequence);
@@ -470,6 +401,7 @@ impl World {
             14..15 => self.return_all(),
             15..16 if self.chance.one_in(2) => self.resize(),
             16..17 => self.moment_passes(),
+            17..18 => self.copies_end(),
             _ => self.launch_ends(),
         }
     }
@@ -479,8 +411,13 @@ impl World {
         let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
         // Each sequence may be computed again after the end of each other.
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
-        while !(self.under_way.is_empty() && self.launches.is_empty() && self.returning.is_empty()) {
+        while !(self.under_way.is_empty()
+            && self.host.under_way.is_empty()
+            && self.launches.is_empty()
+            && self.returning.is_empty())
+        {
             self.return_all();
+            self.copies_end();
             self.launch_ends();
             self.step_ends();
             assert!(self.steps < bound, "it does not come to an end");
@@ -531,6 +468,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
     let (mut made_way, mut late) = (0, 0);
+    let (mut left, mut fetched) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
@@ -541,6 +479,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         made_way += world.made_way;
         late += world.late;
         found_tokens += world.found_tokens;
+        (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
         steps += world.steps;
         planned_ahead += world.planned_ahead;
     }
@@ -551,6 +490,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
     assert!(made_way > 100, "{made_way} made way for urgent ones");
     assert!(late > 100, "{late} waited too long");
+    assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }

@@ -33,14 +33,16 @@ pub enum Class {
     Canary,
     /// Host memory, such as decoded pictures.
     Host,
+    /// Host memory for keys and values that had to leave the device.
+    HostKv,
     /// A user's own code, by the name that it chose.
     Tenant(String),
 }
 
 impl Class {
     /// Every [`kind`](Class::kind) that a lease can have: all but the canary's.
-    pub const KINDS: [&'static str; 8] =
-        ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "tenant"];
+    pub const KINDS: [&'static str; 9] =
+        ["weights", "kv", "step_workspace", "vision_workspace", "vision_cache", "graphs", "host", "host_kv", "tenant"];
 
     /// A tenant of this name.
     pub fn tenant(name: impl Into<String>) -> Self {
@@ -64,11 +66,12 @@ impl Class {
             Class::Graphs => "graphs".into(),
             Class::Canary => "canary".into(),
             Class::Host => "host".into(),
+            Class::HostKv => "host kv".into(),
             Class::Tenant(name) => format!("tenant:{name}"),
         }
     }
 
-    /// The class as one word. All tenants share one, so there are nine words.
+    /// The class as one word. All tenants share one, so there are ten words.
     ///
     /// ```
     /// use bursar_budgets::Class;
@@ -85,6 +88,7 @@ impl Class {
             Class::Graphs => "graphs",
             Class::Canary => "canary",
             Class::Host => "host",
+            Class::HostKv => "host_kv",
             Class::Tenant(_) => "tenant",
         }
     }
@@ -92,7 +96,7 @@ impl Class {
     /// Which memory pays for this class.
     pub fn memory(&self) -> Memory {
         match self {
-            Class::Host => Memory::Host,
+            Class::Host | Class::HostKv => Memory::Host,
             _ => Memory::Device,
         }
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::{Bytes, Class, Hint, table};
+use crate::{Bytes, Class, Hint, Memory, table};
 
 /// One claimant's line in a plan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -120,9 +120,10 @@ impl MemoryPlan {
         &self.claims
     }
 
-    /// The sum of all lines.
+    /// The sum of all lines of the device's memory.
     pub fn total(&self) -> Bytes {
-        self.claims.iter().map(|claim| claim.bytes).sum()
+        let of_device = self.claims.iter().filter(|claim| claim.class.memory() == Memory::Device);
+        of_device.map(|claim| claim.bytes).sum()
     }
 
     /// The sum of the lines of one class.

@@ -240,18 +240,19 @@ fn a_class_says_its_name_and_what_may_be_done_with_it() {
         Class::VisionCache,
         Class::Graphs,
         Class::Host,
+        Class::HostKv,
         Class::tenant("mine"),
     ];
     assert_eq!(classes.each_ref().map(Class::kind), Class::KINDS);
     let labels = classes.each_ref().map(Class::label);
     let words = classes.each_ref().map(|class| class.kind().replace('_', " "));
-    assert_eq!(labels[..7], words[..7], "a label is the kind with spaces");
+    assert_eq!(labels[..8], words[..8], "a label is the kind with spaces");
     assert_eq!(
-        (labels[7].as_str(), Class::Canary.label(), Class::Canary.kind()),
+        (labels[8].as_str(), Class::Canary.label(), Class::Canary.kind()),
         ("tenant:mine", "canary".into(), "canary")
     );
     let of = |is: fn(&Class) -> bool| classes.iter().filter(|class| is(class)).map(Class::kind).collect::<Vec<_>>();
-    assert_eq!(of(|class| class.memory() == Memory::Host), ["host"]);
+    assert_eq!(of(|class| class.memory() == Memory::Host), ["host", "host_kv"]);
     assert_eq!(of(Class::is_elastic), ["kv", "vision_cache"]);
     assert_eq!(of(Class::is_guest), ["host", "tenant"]);
     assert!(Class::VisionCache.gives_up_rank() < Class::Kv.gives_up_rank());

@@ -77,6 +77,9 @@ pub trait Backend {
     /// Starts a copy of device memory to the host, ordered after all earlier work, and returns at once. Later launches
     /// may overwrite the source.
     fn download_later(&self, call: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError>;
+    /// Begins copies of blocks between the device and host memory, and returns at once; see
+    /// [`copy_blocks::Call`] for what runs before and after them.
+    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError>;
     /// Cuts pictures into normalised patches.
     fn patchify(&self, call: patchify::Call<'_>) -> Result<(), KernelError>;
     /// Reads learned positions between the points of a grid.

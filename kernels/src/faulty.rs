@@ -86,6 +86,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.download_later(call)
     }
 
+    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+        self.backend.copy_blocks(call)
+    }
+
     launches! {
         gated_linear: gated_linear::Call<'_>,
         add_experts_rms_norm: add_experts_rms_norm::Call<'_>,

@@ -69,9 +69,54 @@ impl KvLayer {
         self.shape
     }
 
+    /// Where a block is.
+    pub(crate) fn piece(&self, block: u32) -> Address {
+        self.address.offset(self.shape.block_bytes() * u64::from(block))
+    }
+
     /// This layer as operations take it, with `scales` if it holds E4M3.
     pub fn scaled<'a>(&'a self, scales: Option<&'a Tensor<'a>>) -> ScaledLayer<'a> {
         ScaledLayer { layer: self, scales }
+    }
+}
+
+/// Blocks in host memory: `[layer, slot]`, each as a block of a layer is.
+#[derive(Debug)]
+pub struct HostBlocks {
+    address: *mut u8,
+    pub(crate) slots: usize,
+    pub(crate) shape: KvShape,
+}
+
+impl HostBlocks {
+    /// So many slots at `address`.
+    ///
+    /// # Safety
+    /// For as long as this is copied from and to, `address` must start [`bytes_of`](Self::bytes_of) bytes of host memory
+    /// that only copies of the same lane touch. For a GPU it must be page-locked.
+    pub unsafe fn new(address: *mut u8, slots: usize, shape: KvShape) -> Self {
+        HostBlocks { address, slots, shape }
+    }
+
+    /// Bytes of so many slots, over all layers.
+    pub fn bytes_of(slots: usize, shape: KvShape) -> Bytes {
+        shape.block_bytes() * (shape.layers * slots) as u64
+    }
+
+    /// How many slots there are.
+    pub fn slots(&self) -> usize {
+        self.slots
+    }
+
+    /// Where a slot's part of a layer is.
+    pub(crate) fn piece(&self, layer: usize, slot: u32) -> *mut u8 {
+        // Wrapping, because whether it is inside is the front's to check.
+        self.address.wrapping_add(self.bytes(1).as_usize() * (layer * self.slots + slot as usize))
+    }
+
+    /// Bytes of neighbouring slots in a layer.
+    pub(crate) fn bytes(&self, slots: u32) -> Bytes {
+        self.shape.block_bytes() * u64::from(slots)
     }
 }
 

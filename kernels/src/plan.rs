@@ -1,5 +1,7 @@
 //! The backend with no arithmetic: a plan is the same code run on shapes alone.
 
+use std::time::Duration;
+
 use crate::{Backend, KernelError, Rank, Target, backend::each_operation, ops::*};
 
 /// Runs a pass on shapes. Over [`Workspace::dry`](bursar_budgets::Workspace::dry) it yields the workspace's peak, the
@@ -54,6 +56,10 @@ impl Backend for Plan {
 
     fn download_later(&self, _: transfer::DownloadLater<'_>) -> Result<Box<dyn transfer::Arrival>, KernelError> {
         Ok(Box::new(Nothing))
+    }
+
+    fn copy_blocks(&self, _: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+        Ok(Box::new(copy_blocks::Copied(Duration::ZERO)))
     }
 
     nothing_to_compute! {

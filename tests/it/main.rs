@@ -15,6 +15,7 @@ mod ears;
 mod elastic;
 mod generation;
 mod hangs;
+mod host_tier;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;

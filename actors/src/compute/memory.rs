@@ -8,8 +8,8 @@ use std::{
     },
 };
 
-use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, Lease, Segment};
-use bursar_kernels::{DType, KvLayer, KvShape, Rank, Tensor};
+use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, HostMemory, Lease, Segment};
+use bursar_kernels::{DType, HostBlocks, KvLayer, KvShape, Rank, Tensor};
 use bursar_model::{
     flow::StepLayout,
     sampling::{SamplingBuffers, SamplingShape},
@@ -35,6 +35,8 @@ pub struct EngineParts {
     pub vision_cache: Option<VisionCache>,
     /// Keys and values.
     pub kv: KvMemory,
+    /// Where keys and values go that have to leave the device. None if the user set no `swap_space`.
+    pub host_kv: Option<HostKv>,
     /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
     pub graphs: Option<GraphInputs>,
     /// Where the ranks of several GPUs exchange what they computed.
@@ -308,5 +310,53 @@ impl KvMemory {
                 unsafe { KvLayer::new(segment.address_on(rank.index()), blocks, self.shape) }
             })
             .collect()
+    }
+}
+
+/// Slots for blocks in host memory: each rank has its part of every block in memory of its own.
+pub struct HostKv {
+    ranks: Vec<HostMemory>,
+    slots: usize,
+    shape: KvShape,
+    /// Given back after the memory.
+    _lease: Lease,
+}
+
+impl HostKv {
+    /// How many slots `bytes` of each rank hold.
+    pub fn slots_in(shape: KvShape, bytes: Bytes) -> usize {
+        (bytes / HostBlocks::bytes_of(1, shape)) as usize
+    }
+
+    /// Bytes of so many slots, on one rank.
+    pub fn bytes(shape: KvShape, slots: usize) -> Bytes {
+        HostBlocks::bytes_of(slots, shape)
+    }
+
+    /// Takes host memory for `slots` slots of each rank of `device`, which `lease` must pay for.
+    ///
+    /// # Errors
+    /// The host lacks it.
+    pub fn take(device: &Arc<dyn Device>, shape: KvShape, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
+        let bytes = Self::bytes(shape, slots);
+        let ranks = match device.ranks() {
+            [] => vec![device.clone().host_memory(bytes)?],
+            ranks => ranks.iter().map(|rank| rank.clone().host_memory(bytes)).collect::<Result<_, _>>()?,
+        };
+        let taken = bytes * ranks.len() as u64;
+        assert!(taken <= lease.bytes(), "slots of {taken} in a lease of {}", lease.bytes());
+        Ok(HostKv { ranks, slots, shape, _lease: lease })
+    }
+
+    /// How many blocks there is room for.
+    pub fn slot_count(&self) -> usize {
+        self.slots
+    }
+
+    /// A rank's part of all slots.
+    pub fn slots(&self, rank: Rank) -> HostBlocks {
+        // SAFETY: the memory is that long and outlives every lane, which keep all of this alive. Only the step lane
+        // copies from and to it.
+        unsafe { HostBlocks::new(self.ranks[rank.index()].address(), self.slots, self.shape) }
     }
 }

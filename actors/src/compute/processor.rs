@@ -137,6 +137,8 @@ impl Processor {
         is_linked: bool,
     ) -> Result<Lane, OpenError> {
         let ranks = || self.0.iter().zip(models.iter()).zip(devices(device_of_all));
+        // Only lanes that run steps are linked, and copy blocks.
+        let copies = is_linked && memory.host_kv.is_some();
         let is_linked = is_linked && self.0.len() > 1;
         let mut on_host = Vec::new();
         let mut links = if is_linked { HostLink::between(self.0.len(), PATIENCE) } else { Vec::new() }.into_iter();
@@ -157,6 +159,9 @@ impl Processor {
                 let mut cuda = Cuda::new(kernels)?;
                 if let Some(link) = links.next() {
                     cuda = cuda.linked(link);
+                }
+                if copies {
+                    cuda = cuda.with_copies()?;
                 }
                 if ranks_of_a_device(devices(device_of_all)) > 1 {
                     // To load a kernel of its own, cuBLASLt waits for what may wait for this rank.

@@ -1,6 +1,6 @@
 //! Why a model did not start.
 
-use bursar_budgets::{DeviceError, Hint};
+use bursar_budgets::{Bytes, DeviceError, Hint};
 use bursar_kernels::{KernelError, OpenError};
 use bursar_model::{LimitError, LoadError, error::CheckpointError};
 use thiserror::Error;
@@ -49,6 +49,14 @@ pub enum StartError {
         name: &'static str,
         /// The value given.
         value: f64,
+    },
+    /// The runtime leases less host memory than keys and values are to go to.
+    #[error("`swap_space` takes {needed} of host memory, of which {available} can be leased")]
+    HostMemory {
+        /// What it takes, on all devices.
+        needed: Bytes,
+        /// What can be leased now.
+        available: Bytes,
     },
     /// The lease for the weights was refused.
     #[error("while leasing the weights: {0}")]
@@ -101,6 +109,9 @@ impl Hint for StartError {
             StartError::KvCacheType(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
                 "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
+            }
+            StartError::HostMemory { .. } => {
+                "lower `swap_space`, or start the runtime with more `RuntimeConfig::host_bytes`".to_owned()
             }
             StartError::Lease(error) => error.hint(),
             StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the `capacity`".to_owned()),

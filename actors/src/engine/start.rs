@@ -245,6 +245,10 @@ impl EngineArguments {
             let place = Place::of_ledger(&ledger, leased, page, is_host);
             let question = Question { model: &model, pictures: pictures.as_ref(), target, options: &options, place };
             let (inputs, needs) = question.needs()?;
+            let available = ledger.host_total.saturating_sub(ledger.host_granted);
+            if needs.host_bytes() > available {
+                return Err(StartError::HostMemory { needed: needs.host_bytes(), available });
+            }
             let expected_blocks = match question.settled(&inputs, &needs) {
                 // If memory has become short since, the attempts find out.
                 Err(unfit) if !is_loaded => return Err(unfit.into()),

@@ -44,6 +44,9 @@ pub struct LoadOptions {
     pub device_fraction: Option<f64>,
     /// The size of the cache in bytes, instead of `kv_tokens`. Rounded down to whole pages for each layer.
     pub kv_bytes: Option<Bytes>,
+    /// Host memory of each device that keys and values go to when they have to leave it, and come back from. Default:
+    /// none.
+    pub swap_space: Bytes,
     /// The type of weights and activations. A type that the device does not compute in is refused.
     pub dtype: Precision,
     /// Rounds the decoder's projections to FP8 while they load. Default: weights are as the checkpoint has them.
@@ -94,6 +97,7 @@ impl Default for LoadOptions {
             kv_tokens: None,
             device_fraction: None,
             kv_bytes: None,
+            swap_space: Bytes::ZERO,
             dtype: Precision::Auto,
             quantization: None,
             kv_cache_dtype: KvCacheType::Auto,

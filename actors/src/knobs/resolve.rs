@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use bursar_budgets::Bytes;
 use serde_json::Value;
 
 use super::{Knob, Knobs, Limits, LoadOptions, error::KnobError, error::told, nested};
@@ -138,18 +139,16 @@ impl Knobs {
 
     /// A sentence for each setting that changes nothing, with the reason.
     pub fn notes(&self) -> Vec<&'static str> {
-        let notes = [
-            (
-                self.swap_space.is_some_and(|gibibytes| gibibytes != 0.0),
-                "swap_space takes nothing: keys and values of a preempted sequence are computed again, not swapped to the \
-                 host",
-            ),
-            (
-                self.disable_log_requests == Some(true),
-                "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
-            ),
-        ];
+        let notes = [(
+            self.disable_log_requests == Some(true),
+            "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
+        )];
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
+    }
+
+    /// The host memory that keys and values of each device may go to, if set.
+    pub fn swap_bytes(&self) -> Option<Bytes> {
+        self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
     }
 
     /// The options to load a model with. Knobs not set stay as in `base`. The canary belongs to the runtime:
@@ -178,6 +177,7 @@ impl Knobs {
         if self.kv_tokens.is_some() || self.kv_bytes.is_some() {
             (options.kv_tokens, options.kv_bytes) = (self.kv_tokens, self.kv_bytes);
         }
+        options.swap_space = self.swap_bytes().unwrap_or(options.swap_space);
         options.name = self.model_name.clone().or(options.name);
         options.dtype = self.dtype.unwrap_or(options.dtype);
         options.quantization = self.quantization.or(options.quantization);

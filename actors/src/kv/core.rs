@@ -3,15 +3,18 @@
 //! Whole blocks are named by their content (a [`PrefixKey`] covers everything before it too), so a sequence that begins
 //! like another takes its blocks. This is automatic prefix caching, as in vLLM and SGLang (RadixAttention, arXiv
 //! 2312.07104). Free blocks keep their content until they are reused: the longest unused first, and of one sequence the
-//! last block first.
+//! last block first. With a host tier (ADR 45) what is reused is copied to host memory before, and fetched when a sequence
+//! begins with it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
 
-use bursar_kernels::BLOCK_TOKENS;
+use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
 use bursar_model::flow::PrefixKey;
+
+use super::host::HostTier;
 
 /// The id of a sequence. An engine never reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -71,6 +74,40 @@ pub struct KvUse {
     pub cached: usize,
 }
 
+/// The beginning of a sequence that the device and the host have together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Beginning {
+    /// All its blocks.
+    pub blocks: usize,
+    /// Those before the first that only the host has.
+    pub resident: usize,
+    /// Those that only the host has.
+    pub missing: usize,
+    /// Whether there are free blocks for those.
+    pub has_room: bool,
+}
+
+/// Copies of blocks, to be made in this order, and before any later step.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Copies {
+    /// From the device to host memory.
+    pub to_host: Vec<BlockCopy>,
+    /// From host memory to the device.
+    pub to_device: Vec<BlockCopy>,
+}
+
+impl Copies {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.to_host.len() + self.to_device.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
 /// The largest pool, in blocks, that is checked after each change.
 const CHECKED_MAX: usize = 16_384;
 
@@ -96,6 +133,12 @@ pub struct KvCore {
     named: BTreeMap<PrefixKey, u32>,
     tables: BTreeMap<SequenceId, Vec<u32>>,
     clock: u64,
+    /// None: content that is reused is lost.
+    host: Option<HostTier>,
+    /// Blocks that were given out, with the content that is to be copied to the host before anything is written there.
+    leaving: Vec<(PrefixKey, u32)>,
+    /// Sequences whose blocks a copy fills: the places in their tables, and the names of what comes there.
+    coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
 }
 
 impl KvCore {
@@ -108,7 +151,27 @@ impl KvCore {
             named: BTreeMap::new(),
             tables: BTreeMap::new(),
             clock: 0,
+            host: None,
+            leaving: Vec::new(),
+            coming: BTreeMap::new(),
         }
+    }
+
+    /// Keeps up to `slots` blocks in host memory.
+    #[must_use]
+    pub fn with_host(mut self, slots: usize) -> Self {
+        self.host = (slots > 0).then(|| HostTier::new(slots));
+        self
+    }
+
+    /// Whether there is a host tier.
+    pub fn has_host(&self) -> bool {
+        self.host.is_some()
+    }
+
+    /// Blocks whose content is in host memory.
+    pub fn host_blocks(&self) -> usize {
+        self.host.as_ref().map_or(0, HostTier::blocks)
     }
 
     /// Blocks in no table, with or without content.
@@ -132,9 +195,10 @@ impl KvCore {
         found.filter(|block| self.pool[**block as usize].references > 0).count()
     }
 
-    /// Blocks that a sequence with this prefix would find, whether or not one holds them.
+    /// Blocks that a sequence with this prefix would find on the device or in host memory, whether or not one holds them.
     pub fn known_prefix(&self, prefix: &[PrefixKey]) -> usize {
-        prefix.iter().take_while(|key| self.named.contains_key(key)).count()
+        let on_host = |key| self.host.as_ref().is_some_and(|host| host.slot(key).is_some());
+        prefix.iter().take_while(|key| self.named.contains_key(key) || on_host(key)).count()
     }
 
     /// Blocks saved by sharing: those in all tables, counted in each, less those that are held.
@@ -195,12 +259,107 @@ impl KvCore {
     fn take(&mut self) -> u32 {
         let block = self.blank.pop_first().unwrap_or_else(|| {
             let (_, block) = self.idle.pop_first().expect("counted before");
-            let key = self.pool[block as usize].key.take().expect("an idle block has content");
-            self.named.remove(&key);
+            self.forget(block);
             block
         });
         self.pool[block as usize].references = 1;
         block
+    }
+
+    /// A free block's content is here no longer. Its copy in host memory is used now, or is to be made.
+    fn forget(&mut self, block: u32) {
+        let key = self.pool[block as usize].key.take().expect("an idle block has content");
+        self.named.remove(&key);
+        if self.host.as_mut().is_some_and(|host| !host.touch(&key)) {
+            self.leaving.push((key, block));
+        }
+    }
+
+    /// The copies to make before anything is written to blocks that were given out. Each is returned once.
+    pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
+        let leaving = std::mem::take(&mut self.leaving);
+        self.host.as_mut().map(|host| host.take_in(&leaving, &[])).unwrap_or_default()
+    }
+
+    /// Makes blocks blank, the longest unused first, until `blank` are. With a host tier, steps then find blocks whose
+    /// content has been copied already.
+    pub fn make_blank(&mut self, blank: usize) {
+        while self.has_host()
+            && self.blank.len() < blank
+            && let Some((_, block)) = self.idle.pop_first()
+        {
+            self.forget(block);
+            self.blank.insert(block);
+        }
+        self.check();
+    }
+
+    /// How much of `prefix` is on the device or in host memory.
+    pub fn beginning(&self, prefix: &[PrefixKey]) -> Beginning {
+        let mut found = Beginning::default();
+        let Some(host) = &self.host else { return found };
+        // Free ones that it will hold cannot be given out.
+        let mut woken = 0;
+        for key in prefix {
+            match self.named.get(key) {
+                Some(block) => {
+                    found.resident += usize::from(found.missing == 0);
+                    woken += usize::from(self.pool[*block as usize].references == 0);
+                }
+                None if host.slot(key).is_some() => found.missing += 1,
+                None => break,
+            }
+            found.blocks += 1;
+        }
+        found.has_room = found.missing <= self.free_blocks() - woken;
+        found
+    }
+
+    /// Gives a sequence without blocks those of its beginning, with copies of what only the host has. Its blocks are its
+    /// own, and no step may use them, until the copies have ended ([`fetched`](Self::fetched)). None, and nothing
+    /// changes, if nothing is missing or there are too few free blocks.
+    pub fn fetch(&mut self, sequence: SequenceId, prefix: &[PrefixKey]) -> Option<Copies> {
+        let found = self.beginning(prefix);
+        let prefix = &prefix[..found.blocks];
+        let on_device: Vec<Option<u32>> = prefix.iter().map(|key| self.named.get(key).copied()).collect();
+        if found.missing == 0 || !found.has_room || self.tables.contains_key(&sequence) {
+            return None;
+        }
+        // Held before any is taken, so that none of them is given out.
+        on_device.iter().flatten().for_each(|block| self.hold(*block));
+        let table: Vec<u32> = on_device.iter().map(|block| block.unwrap_or_else(|| self.take())).collect();
+        let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
+        let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
+        let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
+        let leaving = std::mem::take(&mut self.leaving);
+        let host = self.host.as_mut().expect("something was found there");
+        let to_host = host.take_in(&leaving, &kept);
+        let slot = |key| host.slot(key).expect("it was kept");
+        let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
+        self.coming.insert(sequence, coming);
+        self.tables.insert(sequence, table);
+        self.check();
+        Some(Copies { to_host, to_device })
+    }
+
+    /// The copies of a sequence's beginning have ended: others may share it.
+    pub fn fetched(&mut self, sequence: SequenceId) {
+        let coming = self.coming.remove(&sequence).expect("it was being fetched");
+        for (place, key) in coming {
+            self.name(sequence, place, &[key]);
+        }
+    }
+
+    /// Whether a copy under way brings the first block of `prefix` that the device does not have.
+    pub fn is_coming(&self, prefix: &[PrefixKey]) -> bool {
+        let next = prefix.iter().find(|key| !self.named.contains_key(key));
+        let comes = |next| self.coming.values().flatten().any(|(_, key)| key == next);
+        !self.coming.is_empty() && next.is_some_and(comes)
+    }
+
+    /// Whether a sequence has blocks.
+    pub fn has_table(&self, sequence: SequenceId) -> bool {
+        self.tables.contains_key(&sequence)
     }
 
     /// Names blocks that a step has filled, from the `first` of the sequence's table on, so that others may share them.
@@ -220,6 +379,7 @@ impl KvCore {
     /// Forgets a sequence. Blocks in no other table become free, and named ones keep their content for now. An unknown
     /// sequence is ignored.
     pub fn release(&mut self, sequence: SequenceId) {
+        assert!(!self.coming.contains_key(&sequence), "a copy fills the blocks of {sequence}");
         // The last block first: without its beginning, the end of a sequence is useless.
         for block in self.tables.remove(&sequence).into_iter().flatten().rev() {
             let entry = &mut self.pool[block as usize];
@@ -237,22 +397,34 @@ impl KvCore {
         self.check();
     }
 
-    /// Gives up all blocks but the first `to`. Every sequence with a block in the tail is released, because blocks
-    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; they must be recomputed.
-    /// Their other blocks keep their content for now.
-    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+    /// Makes all blocks but the first `to` blank. Every sequence with a block in that tail is released, because blocks
+    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; their other blocks keep their
+    /// content for now. With a host tier, what the tail has [leaves](Self::take_leaving).
+    pub fn vacate(&mut self, to: usize) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
         let holders: Vec<SequenceId> = self.tables.iter().rev().filter(holds).map(|(id, _)| *id).collect();
         holders.iter().for_each(|holder| self.release(*holder));
-        for (block, entry) in self.pool.iter().enumerate().skip(to) {
-            assert_eq!(entry.references, 0, "whoever held block {block} has been released");
-            self.idle.remove(&(entry.idle_since, block as u32));
-            if let Some(key) = entry.key {
-                self.named.remove(&key);
-            }
+        let idle: Vec<_> = self.idle.iter().filter(|(_, block)| tail.contains(block)).copied().collect();
+        for (since, block) in idle {
+            self.idle.remove(&(since, block));
+            self.forget(block);
+            self.blank.insert(block);
         }
-        self.blank.split_off(&(to as u32));
+        self.check();
+        holders
+    }
+
+    /// Gives up all blocks but the first `to`, [vacated](Self::vacate) first. What has not left by then is lost.
+    pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
+        let holders = self.vacate(to);
+        let gone = self.blank.split_off(&(to as u32));
+        assert_eq!(
+            gone.len(),
+            self.pool.len().saturating_sub(to),
+            "whoever held a block of the tail has been released"
+        );
+        self.leaving.retain(|(_, block)| !gone.contains(block));
         self.pool.truncate(to);
         self.check();
         holders

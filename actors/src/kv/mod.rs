@@ -1,5 +1,7 @@
-//! Blocks of keys and values: which sequence holds which. A part of the scheduler's decision (ADR 28), so no actor.
+//! Blocks of keys and values: which sequence holds which, on the device or in host memory. A part of the scheduler's
+//! decision (ADR 28), so no actor.
 
 mod core;
+mod host;
 
-pub use core::{Allotment, Demand, KvCore, KvUse, SequenceId, Table};
+pub use core::{Allotment, Beginning, Copies, Demand, KvCore, KvUse, SequenceId, Table};

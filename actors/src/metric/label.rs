@@ -272,6 +272,17 @@ words! { "reason":
     }
 }
 
+words! {
+    "direction":
+    /// Which way blocks are copied.
+    Direction {
+        /// From the device to host memory.
+        ToHost = "to_host",
+        /// From host memory to the device.
+        ToDevice = "to_device",
+    }
+}
+
 words! { "reason":
     /// Why a sequence lost its blocks before its end.
     Preempted {

@@ -3,8 +3,8 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Dtype, Gauge, GroupLabel, Histogram, Late, Permit,
-    Preempted, RequestEnd, Row, Version,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram, Late,
+    Permit, Preempted, RequestEnd, Row, Version,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -53,6 +53,8 @@ const STEP: &[f64] = &[
 ];
 /// Edges for a shrink: from the end of a step to unbacking a whole card.
 const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+/// Edges for copies of blocks: one of a small model to a gigabyte over a slow bus.
+const COPY: &[f64] = &[0.00001, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5];
 /// Edges for the wait for a lease: granted with the next message, or when another lease ends, within the hour.
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
@@ -95,13 +97,16 @@ table! {
     KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of keys and values that sequences may use.";
     KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
     KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that no sequence holds and that other prompts can reuse.";
-    KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks in host memory. There is no swapping yet, so this is 0.";
+    KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks whose content is in host memory (`swap_space`), whether the device has them too or not.";
     KV_BLOCK_TOKENS: Gauge<Label> = "bursar_kv_block_tokens", "Tokens per block.";
     KV_SHRINKS_TOTAL: Counter<Label> = "bursar_kv_shrinks_total", "Times that keys and values began to shrink.";
     KV_GROWTHS_TOTAL: Counter<Label> = "bursar_kv_growths_total", "Times that keys and values grew.";
     KV_SHRINK_SECONDS: Histogram<Label> = "bursar_kv_shrink_seconds", "Time from the order to shrink until the lease is smaller.", SHRINK;
     PREFIX_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_prefix_cache_queries_total", "Tokens of starting sequences that were looked up in the prefix cache.";
     PREFIX_CACHE_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_hits_total", "Tokens of these that were found, and so not computed.";
+    PREFIX_CACHE_HOST_HITS_TOTAL: Counter<Label> = "bursar_prefix_cache_host_hits_total", "Tokens whose keys and values came back from host memory instead of being computed, for starting and for preempted sequences.";
+    KV_COPIED_BYTES_TOTAL: Counter<(Label, Direction)> = "bursar_kv_copied_bytes_total", "Bytes of keys and values copied to host memory and back.";
+    KV_COPY_SECONDS: Histogram<Label> = "bursar_kv_copy_seconds", "Time that the device took for copies of keys and values that were asked for together.", COPY;
     PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Bytes of keys and values that no sequence holds and that other prompts can reuse.";
     ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures whose embeddings a request needed.";
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of these whose embeddings existed, or were being computed for another request.";
@@ -165,7 +170,8 @@ mod tests {
             let has_unit = ["_seconds", "_tokens"].iter().any(|unit| name.ends_with(unit));
             assert!(has_unit || *kind != Kind::Histogram, "{name} says what it counts");
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
-            let known = ["device", "group", "model", "class", "phase", "reason", "actor", "permit", "tenant"];
+            let known =
+                ["device", "group", "model", "class", "phase", "reason", "actor", "permit", "tenant", "direction"];
             let of_info = ["version", "build", "architecture", "dtype"];
             let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
             assert!(labels.iter().all(is_known), "{name}: {labels:?}");

@@ -3,10 +3,12 @@
 //! The profile measures costs, the scheduler plans steps by them, and the vision actor limits its launches.
 
 mod card;
+mod copy_costs;
 mod measured;
 mod step_costs;
 
 pub use card::Card;
+pub use copy_costs::CopyCosts;
 pub use measured::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork};
 pub use step_costs::StepCosts;
 
@@ -62,6 +64,11 @@ impl Pacing {
     /// By what the scheduler plans steps.
     pub fn pace(&self) -> Option<Pace> {
         Pace::new(self.promise, &self.measured)
+    }
+
+    /// By what the scheduler copies blocks back from host memory, or computes them again.
+    pub fn copy_costs(&self) -> CopyCosts {
+        CopyCosts::beside(StepCosts::of(&self.measured))
     }
 
     /// Patches that a launch may have while streams run. None for no such limit.

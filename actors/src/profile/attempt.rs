@@ -22,7 +22,9 @@ use crate::{
     budget::Budget,
     capture,
     compute::lane::{Answer, Job, Lane, StressJob},
-    compute::memory::{EngineMemory, EngineParts, ExchangeMemory, GraphInputs, KvMemory, SamplingMemory, VisionCache},
+    compute::memory::{
+        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostKv, KvMemory, SamplingMemory, VisionCache,
+    },
     compute::{Models, Processor},
     metric,
     pace::Card,
@@ -233,6 +235,10 @@ impl Attempt {
             let workspace = self.lease(Class::VisionWorkspace, needs.vision_workspace, workspaces).await?;
             vision = Some((workspace, self.lease(Class::VisionCache, needs.vision_cache, workspaces).await?));
         }
+        let mut host = None;
+        if needs.host_slots > 0 {
+            host = Some(self.lease(Class::HostKv, needs.host_bytes(), HOST_KV).await?);
+        }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().picture_row().width());
         let activation = self.processor.target().activation();
@@ -262,8 +268,19 @@ impl Attempt {
                 vision_cache = Some(VisionCache::over(segment, row_width, activation));
             }
             let kv = backed_probe(&device, &needs, probe)?;
-            let parts = EngineParts { step_workspace, sampling, vision_workspace, vision_cache, kv, graphs, exchange };
-            Ok(EngineMemory::new(parts))
+            let host_kv = host.map(|lease| HostKv::take(&device, needs.kv_shape, needs.host_slots, lease)).transpose();
+            let class = Some(Box::new(Class::HostKv));
+            let host_kv = host_kv.map_err(|source| ProfileError::Device { doing: HOST_KV, class, source })?;
+            Ok(EngineMemory::new(EngineParts {
+                step_workspace,
+                sampling,
+                vision_workspace,
+                vision_cache,
+                kv,
+                host_kv,
+                graphs,
+                exchange,
+            }))
         })
         .await
     }
@@ -449,6 +466,8 @@ fn ended() -> ProfileError {
 }
 
 const PROBE: &str = "backing the probe";
+
+const HOST_KV: &str = "taking host memory for keys and values";
 
 const SETTLING: &str = "backing the keys and values";
 

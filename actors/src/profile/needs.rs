@@ -13,7 +13,7 @@ use bursar_model::{
 use crate::{
     compute::LAUNCHES,
     compute::graph::GraphShape,
-    compute::memory::{KvMemory, SamplingMemory},
+    compute::memory::{HostKv, KvMemory, SamplingMemory},
 };
 
 /// The sizes that the worst cases of an envelope lead to. All are whole pages.
@@ -40,6 +40,10 @@ pub struct Needs {
     pub exchange: Option<Bytes>,
     /// The shape of a token's keys and values.
     pub kv_shape: KvShape,
+    /// Blocks that host memory is to hold; see [`with_host`](Self::with_host).
+    pub host_slots: usize,
+    /// How many ranks share the model out.
+    ranks: usize,
     /// The worst cases with their planned footprints.
     pub worst_cases: Vec<(Arc<WorstCase>, Footprint)>,
     page: Bytes,
@@ -133,9 +137,22 @@ impl Needs {
                 target.activation().bytes(envelope.step_tokens * decoder.hidden).max(logits)
             }),
             kv_shape: model.kv_shape(&target),
+            host_slots: 0,
+            ranks: model.rank().of(),
             worst_cases,
             page,
         })
+    }
+
+    /// Plans for `bytes` of host memory for each rank, to which keys and values may go.
+    #[must_use]
+    pub fn with_host(self, bytes: Bytes) -> Self {
+        Needs { host_slots: HostKv::slots_in(self.kv_shape, bytes), ..self }
+    }
+
+    /// Bytes of host memory that keys and values may go to, of all ranks.
+    pub fn host_bytes(&self) -> Bytes {
+        HostKv::bytes(self.kv_shape, self.host_slots) * self.ranks as u64
     }
 
     /// Bytes of the probe's lease.
@@ -202,6 +219,10 @@ impl Needs {
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
             let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
+        }
+        if self.host_slots > 0 {
+            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, not of the device", self.host_slots);
+            plan.push(Class::HostKv, "keys and values on the host", self.host_bytes(), how);
         }
         plan
     }

@@ -18,9 +18,9 @@ use super::{
     StepPlan, late::Delays,
 };
 use crate::{
-    compute::lane::{Answer, Choice, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
-    kv::{KvUse, SequenceId},
-    metric::{self, Permit, Preempted},
+    compute::lane::{Answer, Choice, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
+    kv::{Copies, KvUse, SequenceId},
+    metric::{self, Direction, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
     tenant::TenantWeights,
@@ -50,6 +50,8 @@ pub struct SchedulerArguments {
     pub pacing: Pacing,
     /// The shares of tenants.
     pub tenant_weights: TenantWeights,
+    /// Blocks that host memory holds. 0 for no host tier.
+    pub host_slots: usize,
 }
 
 /// The state of a scheduler.
@@ -131,7 +133,8 @@ impl Actor for SchedulerActor {
         Ok(SchedulerState {
             core: SchedulerCore::new(arguments.limits)
                 .with_pace(arguments.pacing.pace())
-                .with_tenants(arguments.tenant_weights.clone()),
+                .with_tenants(arguments.tenant_weights.clone())
+                .with_host(arguments.host_slots, arguments.pacing.copy_costs()),
             callers: BTreeMap::new(),
             arguments,
             under_way: VecDeque::new(),
@@ -156,7 +159,9 @@ impl Actor for SchedulerActor {
         let effects = match message {
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, SchedulerMessage::InjectFault(_)) => return Ok(()),
-            SchedulerMessage::Stepped(Err(error)) if error.is_out_of_memory() => {
+            SchedulerMessage::Stepped(Err(error)) | SchedulerMessage::Copied(Err(error))
+                if error.is_out_of_memory() =>
+            {
                 state.is_refused = true;
                 (state.arguments.refused)(error);
                 return Ok(());
@@ -176,6 +181,11 @@ impl Actor for SchedulerActor {
                 let (took, stepped) = state.stepped(outcome?);
                 state.core.step(took);
                 state.core.step(stepped)
+            }
+            SchedulerMessage::Copied(outcome) => {
+                let took = outcome?;
+                metric::KV_COPY_SECONDS.record(&state.arguments.model, took);
+                state.core.step(Input::Copied(took.as_micros() as u64))
             }
             SchedulerMessage::Resize { blocks, reply } => {
                 state.resizing.push(reply);
@@ -222,6 +232,7 @@ impl SchedulerState {
         let KvUse { held, cached, .. } = self.core.kv().usage();
         metric::KV_BLOCKS_USED.set(model, held);
         metric::KV_BLOCKS_CACHED.set(model, cached);
+        metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
         metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
         self.count();
     }
@@ -230,7 +241,6 @@ impl SchedulerState {
     fn show_pool(&self) {
         let model = &self.arguments.model;
         metric::KV_BLOCKS.set(model, self.core.kv().blocks());
-        metric::KV_BLOCKS_SWAPPED.set(model, 0);
         metric::KV_BLOCK_TOKENS.set(model, BLOCK_TOKENS);
     }
 
@@ -268,6 +278,7 @@ impl SchedulerState {
     fn act(&mut self, myself: &ActorRef<SchedulerMessage>, effect: Effect) -> Vec<Effect> {
         match effect {
             Effect::Run(plan) => self.run(myself.clone(), *plan),
+            Effect::Copy(copies) => self.copy(myself.clone(), *copies),
             Effect::Short(sequences, blocks) => {
                 let tell = |id| self.trace(id, || debug!(short_by = blocks, "waits: blocks are short"));
                 sequences.into_iter().for_each(tell);
@@ -433,6 +444,19 @@ impl SchedulerState {
         });
         let job = StepJob { batch: plan.batch, choices, scores, pins, spans, answer };
         self.arguments.lane.submit(Job::Step(Box::new(job)));
+    }
+
+    fn copy(&self, myself: ActorRef<SchedulerMessage>, Copies { to_host, to_device }: Copies) {
+        let SchedulerArguments { model, block_bytes, .. } = &self.arguments;
+        for (direction, blocks) in [(Direction::ToHost, to_host.len()), (Direction::ToDevice, to_device.len())] {
+            metric::KV_COPIED_BYTES_TOTAL.add(&(model.clone(), direction), (*block_bytes * blocks as u64).as_usize());
+        }
+        metric::PREFIX_CACHE_HOST_HITS_TOTAL.add(model, to_device.len() * BLOCK_TOKENS);
+        let answer = Answer::to(move |outcome| {
+            // An actor that is gone does not need the answer.
+            drop(myself.send_message(SchedulerMessage::Copied(outcome)));
+        });
+        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { to_host, to_device, answer })));
     }
 
     fn choice(&self, row: &ChosenRow) -> Choice {

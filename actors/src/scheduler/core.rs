@@ -1,5 +1,5 @@
 //! The scheduler's decisions: pure. Continuous batching (Orca, OSDI'22) with chunked prefill beside decode (Sarathi,
-//! arXiv 2308.16369). Preempted sequences are recomputed.
+//! arXiv 2308.16369). Preempted sequences are recomputed, or fetched from host memory.
 //!
 //! The next step is planned while one runs: look-ahead of exactly one, as in NanoFlow (arXiv 2408.12757) and SGLang's
 //! overlap scheduler. A token not chosen yet is fed as its place in the running step's choices. If it turns out to end
@@ -8,6 +8,7 @@
 
 mod admit;
 mod chunk;
+mod host;
 mod pool;
 mod queue;
 
@@ -28,7 +29,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    kv::{Allotment, Demand, KvCore, SequenceId, Table},
+    kv::{Allotment, Copies, Demand, KvCore, SequenceId, Table},
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -69,6 +70,8 @@ pub enum Input {
     Encodes(bool),
     /// The time since the scheduler began. It never goes back.
     Now(Duration),
+    /// The oldest copies have ended, after this many µs.
+    Copied(u64),
 }
 
 /// What the scheduler must do, in order.
@@ -76,6 +79,8 @@ pub enum Input {
 pub enum Effect {
     /// Run a step after the one that may be running. The answer comes as [`Input::Stepped`].
     Run(Box<StepPlan>),
+    /// Copy blocks, after earlier copies and before later steps. The answer comes as [`Input::Copied`].
+    Copy(Box<Copies>),
     /// These sequences have no blocks and wait: the next step lacks this many blocks.
     Short(Vec<SequenceId>, usize),
     /// A sequence begins, and this many of its tokens need not be computed. Sent once per sequence.
@@ -149,6 +154,7 @@ pub struct SchedulerCore {
     pace: Option<Pace>,
     /// Pictures are being encoded on the same card.
     encodes: bool,
+    copies: host::HostCopies,
 }
 
 impl SchedulerCore {
@@ -175,6 +181,7 @@ impl SchedulerCore {
             turn: Turn::default(),
             pace: None,
             encodes: false,
+            copies: host::HostCopies::default(),
         }
     }
 
@@ -220,10 +227,17 @@ impl SchedulerCore {
                 self.now = self.now.max(now);
                 return effects;
             }
+            Input::Copied(micros) => self.copied(micros, &mut effects),
         }
         self.shrink_when_idle(&mut effects);
         self.drop_late(&mut effects);
+        if self.kv.has_host() && self.shrinks_to.is_none() {
+            // While steps run, what sequences begin with comes already.
+            self.admit_what_fits(&mut effects);
+            self.fetch(&mut effects);
+        }
         while self.may_plan() && self.prepare_step(&mut effects) {}
+        self.copy_ahead(&mut effects);
         effects
     }
 
@@ -275,7 +289,7 @@ impl SchedulerCore {
     fn cancel(&mut self, sequence: SequenceId, effects: &mut Vec<Effect>) {
         self.waiting.remove(&sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
-            if self.under_way.is_empty() {
+            if self.under_way.is_empty() && !running.is_fetching {
                 self.running.remove(&sequence);
                 self.release(vec![sequence], effects);
             } else {
@@ -305,6 +319,7 @@ impl SchedulerCore {
     /// Prepares the next step, or changes something so that another try may succeed. False if nothing can run.
     fn prepare_step(&mut self, effects: &mut Vec<Effect>) -> bool {
         self.admit_what_fits(effects);
+        self.fetch(effects);
         let shares = self.shares();
         // Sequences make way for an urgent one when the running step has ended.
         if shares.is_empty() || self.look_ahead_paused {
@@ -314,6 +329,8 @@ impl SchedulerCore {
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
             None if !self.under_way.is_empty() => self.look_ahead_paused = true,
+            // The sequence that is being fetched may be the one to preempt.
+            None if self.is_fetching() => return false,
             None => self.preempt_for_blocks(effects),
         }
         true
@@ -369,6 +386,7 @@ impl SchedulerCore {
     }
 
     fn launch_step(&mut self, shares: &[Share], tables: &[Table], effects: &mut Vec<Effect>) {
+        self.copy_leaving(effects);
         let plan = self.plan(shares, tables);
         self.gathers = self.looks_ahead && self.under_way.is_empty() && !plan.batch.is_decoding_alone();
         self.launch(shares, &plan);
@@ -502,7 +520,7 @@ impl SchedulerCore {
             }
         }
         // Sequences cancelled during the step that were not part of it.
-        let cancelled = self.running.values().filter(|sequence| sequence.cancelled).map(Sequence::id);
+        let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);
         ended.iter().for_each(|id| drop(self.running.remove(id)));

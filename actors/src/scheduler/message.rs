@@ -1,6 +1,6 @@
 //! What the scheduler can be told.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
     error::SamplingError,
@@ -19,8 +19,8 @@ use crate::{
     vision::PinnedPictures,
 };
 
-/// Messages from chat drivers (credit: one per accepted request), the step lane (one answer per step, at most two steps
-/// running) and the engine.
+/// Messages from chat drivers (credit: one per accepted request), the step lane (one answer per step and copy, at most two
+/// steps and six copies running) and the engine.
 pub enum SchedulerMessage {
     /// Admits a sequence.
     Admit(Box<Admission>),
@@ -28,6 +28,8 @@ pub enum SchedulerMessage {
     Cancel(SequenceId),
     /// The lane's answer to a step, in the plan's order.
     Stepped(Result<Stepped, LaneError>),
+    /// The lane's answer to copies of blocks: how long the device took.
+    Copied(Result<Duration, LaneError>),
     /// Changes the number of blocks; see [`crate::tree::RESIZE_POOL`]. Credit: the engine changes one size at a time.
     Resize {
         /// The new number of blocks.

@@ -112,6 +112,8 @@ pub(super) struct Sequence {
     pub(super) has_begun: bool,
     /// Its caller has gone. It ends with its running steps.
     pub(super) cancelled: bool,
+    /// Its blocks are being filled from host memory. No step may use them, and they are not given back.
+    pub(super) is_fetching: bool,
     /// Its pictures are held in the vision cache, until the last of them is in a step.
     pub(super) holds_pictures: bool,
     /// How often it lost its blocks to others.
@@ -150,6 +152,7 @@ impl Sequence {
             scored: 0,
             has_begun: false,
             cancelled: false,
+            is_fetching: false,
             holds_pictures,
             preemptions: 0,
             has_turn: false,

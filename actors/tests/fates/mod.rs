@@ -65,6 +65,7 @@ impl World {
     pub(super) fn die(&mut self, all: bool) {
         self.note(if all { "all die" } else { "the scheduler dies" });
         self.under_way.clear();
+        self.forget_host();
         self.scheduler =
             scheduler(Limits { kv_tokens: self.blocks * BLOCK_TOKENS, ..self.limits }, self.looks_ahead, self.seed);
         self.scheduler.step(Input::Now(self.clock));

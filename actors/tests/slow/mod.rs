@@ -111,6 +111,10 @@ impl Backend for Slow {
         Ok(Box::new(Coming { number, copied, clock: self.clock.clone() }))
     }
 
+    fn copy_blocks(&self, call: copy_blocks::Call<'_>) -> Result<Box<dyn copy_blocks::Copying>, KernelError> {
+        self.cpu.copy_blocks(call)
+    }
+
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.clock.state.lock().expect("as above").waits += 1;
         self.clock.changed.notify_all();

@@ -5,7 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice};
+use super::{Address, CudaDevice, Device, DeviceError, DeviceMemory, HostCopy, HostDevice, HostMemory};
 use crate::{Bytes, Fence, Timeline};
 
 /// A device that can be made to refuse memory. Until then it is the device that it wraps.
@@ -131,6 +131,10 @@ impl Device for FaultyDevice {
 
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
         self.device.copy_in(copy, address)
+    }
+
+    fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
+        self.device.clone().host_memory(bytes)
     }
 
     fn timeline(&self) -> Timeline {

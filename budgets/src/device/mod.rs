@@ -4,6 +4,7 @@ mod cuda;
 mod faulty;
 mod group;
 mod host;
+mod host_memory;
 mod pages;
 
 use std::{fmt, sync::Arc};
@@ -14,6 +15,7 @@ pub use cuda::{CudaCounts, CudaDevice, Overhead, Pinned};
 pub use faulty::{FaultyDevice, NextBackRefused};
 pub use group::DeviceGroup;
 pub use host::{HostConfig, HostCounts, HostDevice, Script};
+pub use host_memory::HostMemory;
 
 use crate::{Bytes, Fence, Hint, Timeline};
 
@@ -183,6 +185,15 @@ pub trait Device: Send + Sync + 'static {
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
         let _ = (copy, address);
         Err(copies_nothing(self.name()))
+    }
+
+    /// Takes host memory for copies of one device, which is page-locked for a GPU. For a [group](DeviceGroup), ask each
+    /// of its devices. It may take some milliseconds per 100 MiB.
+    ///
+    /// # Errors
+    /// [`DeviceError::HostRefused`] if the host lacks the memory. [`DeviceError::Lost`].
+    fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
+        HostMemory::pages(bytes)
     }
 
     /// Adds a lane of this device and returns its timeline.

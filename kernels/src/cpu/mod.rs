@@ -9,6 +9,7 @@ mod arithmetic;
 mod attention;
 mod attention_packed;
 mod attention_paged;
+mod copy_blocks;
 mod embed;
 mod experts;
 mod fill_random;
@@ -98,6 +99,10 @@ impl Backend for Cpu {
         call: ops::transfer::DownloadLater<'_>,
     ) -> Result<Box<dyn ops::transfer::Arrival>, KernelError> {
         Ok(transfer::download_later(&self.threads, call))
+    }
+
+    fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {
+        copy_blocks::copy_blocks(call)
     }
 
     compute! {

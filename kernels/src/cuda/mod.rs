@@ -6,6 +6,7 @@ mod attention;
 mod autotune;
 mod blas;
 mod contract;
+mod copy_blocks;
 mod decode_launch;
 mod e4m3_cache;
 mod elementwise;
@@ -53,6 +54,7 @@ use arrivals::Arrivals;
 use autotune::Autotuner;
 use blas::{Blas, Products};
 use contract::EntryPoints;
+use copy_blocks::CopyStream;
 use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
 use stage::Stage;
@@ -116,6 +118,8 @@ pub struct Cuda {
     products: RefCell<Products>,
     products_by: ProductsBy,
     arrivals: Arrivals,
+    /// For a lane that moves blocks to host memory and back.
+    copies: Option<CopyStream>,
     /// True while results are thrown away, so that products may be measured.
     autotunes: Cell<bool>,
     autotuner: RefCell<Autotuner>,
@@ -149,6 +153,7 @@ impl Cuda {
             stage: RefCell::new(stage),
             products: RefCell::new(Products::new(device)?),
             arrivals: Arrivals::new(device)?,
+            copies: None,
             autotunes: Cell::new(false),
             autotuner: RefCell::default(),
             clock: Clock::new(device)?,
@@ -163,6 +168,14 @@ impl Cuda {
         Cuda { link: Some(link), ..self }
     }
 
+    /// Makes it able to copy blocks to host memory and back, in a stream of their own.
+    ///
+    /// # Errors
+    /// The driver refuses the stream.
+    pub fn with_copies(self) -> Result<Self, OpenError> {
+        Ok(Cuda { copies: Some(CopyStream::new(&self.kernels.device)?), ..self })
+    }
+
     /// Sets which implementation computes products.
     pub fn with_products_by(self, products_by: ProductsBy) -> Self {
         Cuda { products_by, ..self }
@@ -174,13 +187,15 @@ impl Cuda {
         self.products.borrow().guesses()
     }
 
-    /// Waits until the stream has finished all its work.
+    /// Waits until the stream has finished all its work, and that of copies theirs.
     ///
     /// # Errors
     /// Any error the device reports for that work.
     pub fn wait(&self) -> Result<(), KernelError> {
         self.enter()?;
+        let copies = self.copies.as_ref().map_or(Ok(()), CopyStream::wait);
         self.stream.wait()?;
+        copies?;
         self.check_link()
     }
 
@@ -247,6 +262,10 @@ impl Backend for Cuda {
         self.enter_to_copy()?;
         let device = &self.kernels.device;
         Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source, self.link.as_ref())?))
+    }
+
+    fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {
+        copy_blocks::copy_blocks(self, call)
     }
 
     fn autotune(&self, on: bool) {

@@ -83,6 +83,13 @@ impl Event {
         CudaDevice::said("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
     }
 
+    /// Lets what the stream is given from now on begin only after the device has passed the event.
+    pub(super) fn hold(&self, stream: &Stream) -> Result<(), DeviceError> {
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
+        // SAFETY: both are alive.
+        CudaDevice::said("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(stream.raw, self.raw, flags) })
+    }
+
     /// Waits until the device has passed the event. Returns at once if it was never recorded.
     pub(super) fn wait(&self) -> Result<(), DeviceError> {
         // SAFETY: the event is alive.
@@ -115,17 +122,37 @@ impl Clock {
         Ok(Clock { before: Event::timed(device)?, behind: Event::timed(device)? })
     }
 
+    /// What the stream is given from now on is timed.
+    pub(super) fn begin(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.before.record(stream)
+    }
+
+    /// What the stream is given from now on is not timed.
+    pub(super) fn end(&self, stream: &Stream) -> Result<(), DeviceError> {
+        self.behind.record(stream)
+    }
+
+    /// Whether the device is past what was timed.
+    pub(super) fn is_past(&self) -> bool {
+        self.behind.is_past()
+    }
+
+    /// Milliseconds that the device took for what was timed, for which this waits.
+    pub(super) fn milliseconds(&self) -> Result<f32, DeviceError> {
+        self.behind.wait()?;
+        self.behind.milliseconds_since(&self.before)
+    }
+
     /// Milliseconds the device takes for what `run` puts into the stream. Returns once that work is done.
     pub(super) fn time<E: From<DeviceError>>(
         &self,
         stream: &Stream,
         run: impl FnOnce() -> Result<(), E>,
     ) -> Result<f32, E> {
-        self.before.record(stream)?;
+        self.begin(stream)?;
         run()?;
-        self.behind.record(stream)?;
-        self.behind.wait()?;
-        Ok(self.behind.milliseconds_since(&self.before)?)
+        self.end(stream)?;
+        Ok(self.milliseconds()?)
     }
 }
 

@@ -14,6 +14,7 @@ pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;
 mod check;
+pub mod copy_blocks;
 pub mod embed;
 pub mod fill_random;
 pub mod gated_experts;

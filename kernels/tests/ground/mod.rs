@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "no story uses all of it")]
 
 mod asked;
+mod blocks;
 mod fp8;
 mod gpu;
 mod mixed;
@@ -21,6 +22,8 @@ use half::{bf16, f16};
 
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use asked::Batch;
+#[allow(unused_imports, reason = "no story uses all of it")]
+pub use blocks::{Blocks, go_and_come_back};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]

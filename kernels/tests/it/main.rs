@@ -5,6 +5,7 @@
 mod ground;
 
 mod arithmetic;
+mod copies;
 mod faults;
 mod fp8;
 mod fp8_cache;

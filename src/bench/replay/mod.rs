@@ -46,7 +46,8 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     let base =
         LoadOptions { requests, blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
     let load = options.knobs.over(base)?;
-    let config = RuntimeConfig { host_bytes: HOST_BYTES, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let host_bytes = options.knobs.host_bytes(HOST_BYTES, 1, device)?;
+    let config = RuntimeConfig { host_bytes, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     #[cfg(feature = "prometheus")]
     let counter = counts::Counter::install()?;

@@ -82,7 +82,7 @@ impl Part {
     /// The part of a lease class; none if other metrics cover it or it is not device memory.
     fn of_class(class: &str) -> Option<Part> {
         match class {
-            "host" | "canary" => None,
+            "host" | "host_kv" | "canary" => None,
             "weights" => Some(Part::Weights),
             "kv" => Some(Part::KvFree),
             "step_workspace" => Some(Part::StepWorkspace),

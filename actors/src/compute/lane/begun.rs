@@ -9,9 +9,10 @@ use std::{
 use bursar_budgets::{Ticket, Timeline};
 use bursar_kernels::Backend;
 
-use super::{Job, ModelRunner, UnderWay, pending::Pending};
+use super::{Job, ModelRunner, UnderWay, copying::CopyBegun, pending::Pending};
 
 /// Jobs begun at once: one that the device runs and one queued after it, so that the device never waits for the host.
+/// Copies of blocks run beside them.
 const BEGUN: usize = 2;
 
 /// How long a finished job may stay unanswered while the lane looks for the next one. A decode step takes milliseconds,
@@ -23,55 +24,115 @@ const LOOK: Duration = Duration::from_micros(50);
 pub(super) struct Begun<'b, B: Backend> {
     runner: &'b ModelRunner<B>,
     timeline: Timeline,
+    /// The tickets of all jobs and copies in order, and whether the device is past each.
+    issued: VecDeque<(Ticket, bool)>,
     jobs: VecDeque<(Ticket, Pending)>,
+    copies: VecDeque<(Ticket, CopyBegun)>,
+    /// A job that was taken from the queue in search of copies, and has to wait for room.
+    next: Option<Job>,
 }
 
 impl<'b, B: Backend> Begun<'b, B> {
     pub(super) fn new(runner: &'b ModelRunner<B>, timeline: Timeline) -> Self {
-        Begun { runner, timeline, jobs: VecDeque::with_capacity(BEGUN) }
+        let (jobs, copies) = (VecDeque::with_capacity(BEGUN), VecDeque::new());
+        Begun { runner, timeline, issued: VecDeque::new(), jobs, copies, next: None }
     }
 
     /// Takes jobs until every handle is dropped, the lane is shut down, or its ranks have gone apart. Jobs begun by
     /// then are finished.
     pub(super) fn work(&mut self, jobs: &Receiver<Job>, is_shut_down: impl Fn() -> bool, under_way: &UnderWay) {
         while !self.runner.is_apart() {
+            self.finish_copies(under_way);
             // Answer finished jobs before launching more. On a device that computes inside the launch, a launch takes
             // as long as a step.
-            let waits = self.jobs.front().is_some_and(|(_, oldest)| !oldest.has_come());
-            let next = match self.jobs.len() {
-                0 => jobs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                1 if waits && self.jobs[0].1.may_be_followed() => jobs.recv_timeout(LOOK),
-                _ => {
+            let oldest = self.jobs.front().map(|(_, oldest)| oldest);
+            let waits = oldest.is_some_and(|oldest| !oldest.has_come());
+            let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
+            let has_room = may_follow && self.jobs.len() < BEGUN;
+            // Without room, only copies are looked for.
+            let looks = has_room || (waits && self.next.is_none() && self.runner.copies_blocks());
+            let next = match self.next.take_if(|_| has_room) {
+                Some(job) => Ok(job),
+                None if self.jobs.is_empty() && self.copies.is_empty() => {
+                    jobs.recv().map_err(|_| RecvTimeoutError::Disconnected)
+                }
+                None if looks => jobs.recv_timeout(LOOK),
+                None => {
                     self.finish_oldest(under_way);
                     continue;
                 }
             };
             match next {
-                Ok(job) if !is_shut_down() => self.begin(job),
+                Ok(job) if is_shut_down() => {
+                    drop(job);
+                    break;
+                }
+                Ok(Job::Copy(job)) => {
+                    let ticket = self.issue();
+                    self.copies.push_back((ticket, self.runner.begin_copies(job)));
+                }
+                Ok(job) if has_room => self.begin(job),
+                Ok(job) => self.next = Some(job),
                 Err(RecvTimeoutError::Timeout) => {}
-                Ok(_) | Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Disconnected) => break,
             }
         }
         while !self.jobs.is_empty() {
             self.finish_oldest(under_way);
         }
+        while !self.copies.is_empty() {
+            self.finish_oldest_copy(under_way);
+        }
     }
 
     fn begin(&mut self, job: Job) {
-        let ticket = self.timeline.issue();
+        let ticket = self.issue();
         let pending = self.runner.begin(job);
         self.jobs.push_back((ticket, pending));
+    }
+
+    fn issue(&mut self) -> Ticket {
+        let ticket = self.timeline.issue();
+        self.issued.push_back((ticket, false));
+        ticket
+    }
+
+    /// The device is past this work. A fence counts it once the device is past all that was issued before, too.
+    fn complete(&mut self, ticket: Ticket) {
+        let issued = self.issued.iter_mut().find(|(issued, _)| *issued == ticket);
+        issued.expect("it was issued and not completed").1 = true;
+        while let Some((ticket, true)) = self.issued.front().copied() {
+            self.issued.pop_front();
+            self.timeline.complete(ticket);
+        }
     }
 
     fn finish_oldest(&mut self, under_way: &UnderWay) {
         let (ticket, pending) = self.jobs.pop_front().expect("a job was begun");
         let was_counted = pending.is_served();
         let answer = pending.finish(self.runner);
-        self.timeline.complete(ticket);
+        // Copies that a step waited for are over with it, and are answered before it.
+        self.finish_copies(under_way);
+        self.complete(ticket);
         answer();
         if was_counted {
             under_way.send_modify(|jobs| *jobs -= 1);
         }
+    }
+
+    /// Answers the copies that the device is past.
+    fn finish_copies(&mut self, under_way: &UnderWay) {
+        while self.copies.front().is_some_and(|(_, oldest)| oldest.has_come()) {
+            self.finish_oldest_copy(under_way);
+        }
+    }
+
+    fn finish_oldest_copy(&mut self, under_way: &UnderWay) {
+        let (ticket, copies) = self.copies.pop_front().expect("copies were begun");
+        let answer = copies.finish(self.runner);
+        self.complete(ticket);
+        answer();
+        under_way.send_modify(|jobs| *jobs -= 1);
     }
 }
 

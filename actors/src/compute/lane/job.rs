@@ -1,9 +1,9 @@
 //! What a lane is asked to do, and how it answers.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Lease};
-use bursar_kernels::{KernelError, UnseenToken};
+use bursar_kernels::{KernelError, UnseenToken, ops::copy_blocks::BlockCopy};
 use bursar_model::{
     Depth,
     error::SamplingError,
@@ -144,6 +144,16 @@ pub struct EncodeJob {
     pub answer: Answer<()>,
 }
 
+/// Copies of blocks between the device and host memory. Only steps begun later wait for those to the host.
+pub struct CopyJob {
+    /// Blocks that leave the device. They are copied first.
+    pub to_host: Vec<BlockCopy>,
+    /// Blocks that come back. No step may use them before the answer.
+    pub to_device: Vec<BlockCopy>,
+    /// Where it goes how long the device took.
+    pub answer: Answer<Duration>,
+}
+
 /// A worst case to run.
 pub struct StressJob {
     /// The worst case.
@@ -169,6 +179,8 @@ pub enum Job {
     Step(Box<StepJob>),
     /// Runs a launch.
     Encode(Box<EncodeJob>),
+    /// Copies blocks, beside steps.
+    Copy(Box<CopyJob>),
     /// Runs a worst case.
     Stress(Box<StressJob>),
     /// Captures a graph.
@@ -208,13 +220,14 @@ impl LaneError {
 impl Job {
     /// Whether a serving actor asks for it, in memory that it gave out. A successor of the actor waits for these jobs.
     pub(super) fn is_served(&self) -> bool {
-        matches!(self, Job::Step(_) | Job::Encode(_))
+        matches!(self, Job::Step(_) | Job::Encode(_) | Job::Copy(_))
     }
 
     pub(super) fn fail(self, error: LaneError) {
         match self {
             Job::Step(job) => job.answer.give(Err(error)),
             Job::Encode(job) => job.answer.give(Err(error)),
+            Job::Copy(job) => job.answer.give(Err(error)),
             Job::Stress(job) => job.answer.give(Err(error)),
             Job::Capture(job) => job.answer.give(Err(error)),
             Job::Forget { answer, .. } => answer.give(Err(error)),

@@ -5,6 +5,7 @@
 
 mod begun;
 mod choosing;
+mod copying;
 mod graphs;
 mod job;
 mod model_runner;
@@ -26,13 +27,14 @@ use tokio::sync::watch;
 
 use begun::Begun;
 pub use job::{
-    Answer, CaptureJob, Choice, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped, StressJob,
+    Answer, CaptureJob, Choice, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
+    StressJob,
 };
 pub use model_runner::ModelRunner;
 
-/// Jobs that may wait for a lane. The scheduler and the vision actor each have at most two running; the rest is for the
-/// profile.
-const QUEUE: usize = 4;
+/// Jobs that may wait for a lane. The vision actor has at most two running, the scheduler two steps and six copies; the
+/// rest is for the profile.
+const QUEUE: usize = 10;
 
 /// Jobs that may wait for another rank's thread than the first: more than the first has taken. So a job that the first
 /// takes is taken by all.

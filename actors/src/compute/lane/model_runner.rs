@@ -82,6 +82,7 @@ impl<B: Backend> ModelRunner<B> {
                 });
                 Pending::Encode(job, launched)
             }
+            Job::Copy(_) => unreachable!("copies are begun beside other jobs"),
             Job::Stress(job) => {
                 let outcome = self.unless_refused(|| self.stress(&job.worst_case.pass, job.depth));
                 Pending::Stress(job, outcome)
@@ -141,7 +142,7 @@ impl<B: Backend> ModelRunner<B> {
 
     /// Runs `run`, unless a fault plan refuses it memory, which it does to all ranks alike. Ranks that are linked and
     /// run it may be anywhere in it when it fails on this one: then this rank ends, which ends the others.
-    fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
+    pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         if !self.refuses.take() {
             let outcome = self.past_on_panic(run);
             if outcome.is_err() && self.backend.rank().of() > 1 {

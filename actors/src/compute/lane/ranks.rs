@@ -1,11 +1,14 @@
 //! Jobs of several ranks: each gets the same work, and one answer is made of all.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use bursar_budgets::Bytes;
 use bursar_model::worst_cases::Footprint;
 
-use super::job::{Answer, CaptureJob, EncodeJob, Job, LaneError, StepJob, StressJob};
+use super::job::{Answer, CaptureJob, CopyJob, EncodeJob, Job, LaneError, StepJob, StressJob};
 
 impl Job {
     /// The same job for each of `ranks` ranks.
@@ -31,6 +34,15 @@ impl Job {
                     Job::Encode(Box::new(EncodeJob { batch: batch.clone(), host: host.clone(), spans, answer }))
                 };
                 answer.of_each(ranks, |(), ()| ()).into_iter().enumerate().map(encode).collect()
+            }
+            Job::Copy(job) => {
+                let CopyJob { to_host, to_device, answer } = *job;
+                let copy = |answer| {
+                    let (to_host, to_device) = (to_host.clone(), to_device.clone());
+                    Job::Copy(Box::new(CopyJob { to_host, to_device, answer }))
+                };
+                // Each rank has a part of every block, and they copy at the same time.
+                answer.of_each(ranks, Duration::max).into_iter().map(copy).collect()
             }
             Job::Stress(job) => {
                 let StressJob { worst_case, depth, answer } = *job;

@@ -10,7 +10,7 @@ use super::{ActorParts, EngineState};
 use crate::{
     capture::recapture,
     compute::lane::{Job, RefusalSink},
-    compute::memory::VisionCache,
+    compute::memory::{HostKv, VisionCache},
     engine::{
         EngineMessage, Lanes, LanesPlace, Serving, WhichLane, core,
         core::{Input, SizedBy, Start},
@@ -95,7 +95,9 @@ impl EngineState {
         let refused = refusal_sink(myself, WhichLane::Step, start.generation);
         let pacing = self.pacing(&profiled);
         let tenant_weights = self.arguments.options.tenant_weights.clone();
-        let arguments = SchedulerArguments { limits, lane, model, block_bytes, refused, pacing, tenant_weights };
+        let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
+        let arguments =
+            SchedulerArguments { limits, lane, model, block_bytes, refused, pacing, tenant_weights, host_slots };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
         let Loaded { processor, context, .. } = start.loaded;

@@ -39,7 +39,7 @@ impl<'q> Question<'q> {
     pub fn needs(&self) -> Result<(Lowered, Needs), StartError> {
         let inputs = self.options.lowered(&self.own())?;
         let needs = Needs::plan(self.model, self.target, &inputs.envelope, self.place.page)?;
-        Ok((inputs, needs))
+        Ok((inputs, needs.with_host(self.options.swap_space)))
     }
 
     /// Tokens of keys and values that a start settles on; `None` if it does not fit. Unlike a [`Forecast`] it looks for

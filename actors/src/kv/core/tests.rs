@@ -4,6 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod host;
+
 const A: SequenceId = SequenceId(1);
 const B: SequenceId = SequenceId(2);
 

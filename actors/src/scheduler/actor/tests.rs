@@ -101,6 +101,7 @@ impl Bed {
             refused: Arc::new(|_| {}),
             pacing: Pacing::default(),
             tenant_weights: TenantWeights::default(),
+            host_slots: 0,
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

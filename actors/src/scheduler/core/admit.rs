@@ -42,6 +42,8 @@ impl SchedulerCore {
     }
 
     pub(super) fn admit_what_fits(&mut self, effects: &mut Vec<Effect>) {
+        // Those that it was paused for may have gone while their blocks came from host memory, without a step.
+        self.admission_paused &= !self.running.is_empty();
         while !self.admission_paused
             && let Some(id) = self.next_to_admit(effects)
         {

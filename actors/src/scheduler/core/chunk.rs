@@ -13,7 +13,10 @@ impl SchedulerCore {
     /// running replies, up to what the promised interval allows.
     pub(super) fn shares(&self) -> Vec<Share> {
         let runs = |sequence: &&Sequence| {
-            !sequence.is_complete() && !sequence.waits_to_be_seen() && !self.finds_more_soon(sequence)
+            !sequence.is_complete()
+                && !sequence.waits_to_be_seen()
+                && !self.finds_more_soon(sequence)
+                && !self.waits_for_host(sequence)
         };
         let (decoding, prompts): (Vec<_>, Vec<_>) = self.running.values().filter(runs).partition(|s| s.is_decoding());
         // A step has at least as many tokens as sequences.

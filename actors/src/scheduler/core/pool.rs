@@ -19,17 +19,25 @@ impl SchedulerCore {
         effects.push(Effect::Resized);
     }
 
-    /// Shrinks the pool if no running step can use a block that goes. Sequences that lose blocks wait in order of age
+    /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks wait in order of age
     /// and are recomputed.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
-        let Some(to) = self.shrinks_to.take_if(|_| self.under_way.is_empty()) else { return };
-        let holders = self.kv.shrink(to);
+        let is_idle = self.under_way.is_empty() && !self.is_copying();
+        let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
+        let holders = self.kv.vacate(to);
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
             let sequence = self.running.remove(holder).expect("only running sequences hold blocks");
             self.begin_again(sequence, effects);
         }
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));
+        self.copy_leaving(effects);
+        if self.is_copying() {
+            // What the tail has goes to the host first.
+            self.shrinks_to = Some(to);
+            return;
+        }
+        self.kv.shrink(to);
         effects.push(Effect::Resized);
     }
 }

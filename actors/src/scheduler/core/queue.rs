@@ -83,15 +83,17 @@ impl SchedulerCore {
         self.turn.admitted += 1;
     }
 
-    /// Drops the sequences without blocks that can no longer be served in time: those that wait, and those that were
-    /// admitted and had no share of a step yet.
+    /// Drops the sequences that can no longer be served in time: those that wait, and those that were admitted and had no
+    /// share of a step yet. Those whose blocks a copy fills go when it has ended.
     pub(super) fn drop_late(&mut self, effects: &mut Vec<Effect>) {
         let missed = |sequence: &Sequence| Some((sequence.id(), self.missed(sequence)?));
-        let without_share = self.running.values().filter(|sequence| !sequence.has_begun && !sequence.cancelled);
+        let without_share = self.running.values().filter(|s| !s.has_begun && !s.cancelled && !s.is_fetching);
         let late: Vec<_> = self.waiting.values().chain(without_share).filter_map(missed).collect();
         for (id, deadline) in late {
             self.waiting.remove(&id);
             self.running.remove(&id);
+            // What came from host memory stays known.
+            self.kv.release(id);
             effects.push(Effect::Late(id, deadline));
         }
     }
@@ -123,7 +125,8 @@ impl SchedulerCore {
     /// youngest first.
     pub(super) fn less_urgent(&self, next: &Sequence) -> Vec<SequenceId> {
         let priority = next.spec.standing.priority;
-        let may_go = |s: &&Sequence| s.spec.standing.priority > priority && !s.is_kept() && !s.has_turn;
+        let may_go =
+            |s: &&Sequence| s.spec.standing.priority > priority && !s.is_kept() && !s.has_turn && !s.is_fetching;
         let mut may_go: Vec<_> = self.running.values().filter(may_go).map(Sequence::urgency).collect();
         may_go.sort_unstable_by_key(|urgency| Reverse(*urgency));
         may_go.into_iter().map(|(_, id)| id).collect()

@@ -14,6 +14,7 @@ use crate::scheduler::{PicturePlace, Standing};
 
 mod admit;
 mod ahead;
+mod host;
 mod pace;
 mod pictures;
 mod pool;

@@ -20,7 +20,7 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, of_another_device};
+use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, HostMemory, of_another_device};
 use crate::{AtomicBytes, Bytes, Fence, Timeline, Timelines};
 use context::{Context, Stream};
 use driver::check;
@@ -517,6 +517,10 @@ impl Device for CudaDevice {
     fn copy_in(&self, copy: &HostCopy, address: Address) -> Result<(), DeviceError> {
         let HostCopy::Pinned(copy) = copy else { return Err(of_another_device(address)) };
         self.heed(self.copy_from_host(copy, address))
+    }
+
+    fn host_memory(self: Arc<Self>, bytes: Bytes) -> Result<HostMemory, DeviceError> {
+        Ok(HostMemory::pinned(self.heed(self.pinned(bytes))?))
     }
 
     fn timeline(&self) -> Timeline {

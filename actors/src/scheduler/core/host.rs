@@ -1,0 +1,134 @@
+//! Blocks that leave for host memory, and come back for sequences that begin with them (ADR 45).
+
+use std::collections::VecDeque;
+
+use bursar_kernels::BLOCK_TOKENS;
+
+use super::{Effect, SchedulerCore, Sequence};
+use crate::{
+    kv::{Copies, SequenceId},
+    pace::CopyCosts,
+};
+
+/// Copies under way from which on none begins but those that a step needs. The lane's queue has room for them and for
+/// those of two steps.
+const AHEAD: usize = 4;
+
+/// The share of the pool that is kept blank where there is a host tier, so that steps seldom wait for what leaves.
+const BLANK_SHARE: usize = 16;
+
+/// The host tier as the scheduler sees it.
+#[derive(Debug, Default)]
+pub(super) struct HostCopies {
+    /// Those that the lane has, the oldest first.
+    under_way: VecDeque<CopyUnderWay>,
+    costs: CopyCosts,
+}
+
+#[derive(Debug)]
+struct CopyUnderWay {
+    blocks: usize,
+    /// The sequence whose blocks come with it, and the tokens that it then has.
+    fetches: Option<(SequenceId, usize)>,
+}
+
+impl SchedulerCore {
+    /// Keeps up to `slots` blocks in host memory. They come back where `costs` say that this is quicker than computing
+    /// them.
+    #[must_use]
+    pub fn with_host(mut self, slots: usize, costs: CopyCosts) -> Self {
+        self.kv = self.kv.with_host(slots);
+        self.copies.costs = costs;
+        self
+    }
+
+    /// Copies that the lane has. Nothing that they touch may go.
+    pub(super) fn is_copying(&self) -> bool {
+        !self.copies.under_way.is_empty()
+    }
+
+    /// Whether blocks of a sequence are on their way.
+    pub(super) fn is_fetching(&self) -> bool {
+        self.copies.under_way.iter().any(|copy| copy.fetches.is_some())
+    }
+
+    /// Hands copies to the lane.
+    fn copy(&mut self, copies: Copies, fetches: Option<(SequenceId, usize)>, effects: &mut Vec<Effect>) {
+        if !copies.is_empty() {
+            self.copies.under_way.push_back(CopyUnderWay { blocks: copies.len(), fetches });
+            effects.push(Effect::Copy(Box::new(copies)));
+        }
+    }
+
+    /// Before a step: what it overwrites goes to the host.
+    pub(super) fn copy_leaving(&mut self, effects: &mut Vec<Effect>) {
+        let to_host = self.kv.take_leaving();
+        self.copy(Copies { to_host, ..Copies::default() }, None, effects);
+    }
+
+    /// After a step: blocks that later ones will need leave already.
+    pub(super) fn copy_ahead(&mut self, effects: &mut Vec<Effect>) {
+        if !self.kv.has_host() || self.shrinks_to.is_some() || self.copies.under_way.len() >= AHEAD {
+            return;
+        }
+        let of_step = self.limits.step_tokens.div_ceil(BLOCK_TOKENS);
+        self.kv.make_blank(of_step.min(self.kv.blocks() / BLANK_SHARE));
+        self.copy_leaving(effects);
+    }
+
+    /// Begins to fetch what admitted sequences begin with and only the host has, the oldest first.
+    pub(super) fn fetch(&mut self, effects: &mut Vec<Effect>) {
+        if !self.kv.has_host() || self.shrinks_to.is_some() {
+            return;
+        }
+        let waits = |sequence: &&Sequence| !sequence.is_fetching && self.waits_for_host(sequence);
+        let waiting: Vec<_> = self.running.values().filter(waits).map(Sequence::id).collect();
+        for id in waiting {
+            if self.copies.under_way.len() >= AHEAD {
+                return;
+            }
+            let sequence = self.running.get_mut(&id).expect("it runs");
+            let prefix = sequence.takeable();
+            // What another brings is found when it has come.
+            if self.kv.is_coming(prefix) {
+                continue;
+            }
+            let tokens = self.kv.beginning(prefix).blocks * BLOCK_TOKENS;
+            if let Some(copies) = self.kv.fetch(id, prefix) {
+                sequence.is_fetching = true;
+                self.copy(copies, Some((id, tokens)), effects);
+            }
+        }
+    }
+
+    /// Whether a sequence is to wait for blocks from host memory rather than compute them.
+    pub(super) fn waits_for_host(&self, sequence: &Sequence) -> bool {
+        if sequence.is_fetching {
+            return true;
+        }
+        let prefix = sequence.takeable();
+        if !self.kv.has_host() || prefix.is_empty() || self.kv.has_table(sequence.id()) {
+            return false;
+        }
+        let found = self.kv.beginning(prefix);
+        let (cached, tokens) = (found.resident * BLOCK_TOKENS, (found.blocks - found.resident) * BLOCK_TOKENS);
+        found.missing > 0
+            && self.copies.costs.are_worth(found.missing, cached, tokens)
+            && (self.kv.is_coming(prefix) || found.has_room)
+    }
+
+    /// The oldest copies have ended, after so many µs.
+    pub(super) fn copied(&mut self, micros: u64, effects: &mut Vec<Effect>) {
+        let copy = self.copies.under_way.pop_front().expect("copies ended that were not under way");
+        self.copies.costs.learn(copy.blocks, micros);
+        let Some((id, tokens)) = copy.fetches else { return };
+        self.kv.fetched(id);
+        let sequence = self.running.get_mut(&id).expect("its blocks are kept while a copy fills them");
+        sequence.is_fetching = false;
+        if sequence.cancelled {
+            self.running.remove(&id);
+            return self.release(vec![id], effects);
+        }
+        (sequence.cached, sequence.named) = (tokens, tokens);
+    }
+}

@@ -1,0 +1,180 @@
+//! Stories of blocks that go to host memory, and of sequences that wait until they are back.
+
+use super::*;
+use crate::{kv::Copies, pace::CopyCosts};
+
+/// A bed with a host tier that has room for all.
+fn bed(limits: Limits) -> Bed {
+    Bed::of(SchedulerCore::new(limits).without_look_ahead().with_host(64, CopyCosts::default()), 1)
+}
+
+impl Bed {
+    /// All copies under way end.
+    fn all_copied(&mut self) {
+        while self.scheduler.is_copying() {
+            self.give(Input::Copied(10));
+        }
+    }
+
+    fn stepped_if_running(&mut self, token: u32) {
+        if !self.running.is_empty() {
+            self.stepped(token);
+        }
+    }
+}
+
+/// What was copied, to the host and back.
+fn copied(bed: &mut Bed) -> (usize, usize) {
+    let copies = bed.heard().into_iter().filter_map(|effect| match effect {
+        Effect::Copy(copies) => Some((copies.to_host.len(), copies.to_device.len())),
+        _ => None,
+    });
+    copies.fold((0, 0), |all, copy| (all.0 + copy.0, all.1 + copy.1))
+}
+
+/// A pool of so many blocks, of which two had the beginning of the first sequence until the second took all.
+fn pushed_out(blocks: usize) -> Bed {
+    let mut bed = bed(limits(4, 128, blocks));
+    bed.admit(sequence(1, 40, 1)).stepped(5);
+    bed.admit(sequence(2, blocks * BLOCK_TOKENS - 4, 1));
+    assert_eq!(copied(&mut bed), (2, 0), "before the step that writes there");
+    bed.give(Input::Copied(10)).stepped(5);
+    bed.heard();
+    bed
+}
+
+/// The first sequence's next turn.
+fn again(id: u64) -> NewSequence {
+    NewSequence { id: SequenceId(id), ..sequence(1, 44, 2) }
+}
+
+#[test]
+fn a_prefix_that_was_pushed_out_is_fetched_and_not_computed() {
+    let mut bed = pushed_out(4);
+    bed.admit(again(3));
+    assert!(bed.running.is_empty(), "its blocks are on their way");
+    assert_eq!(copied(&mut bed).1, 2);
+    bed.give(Input::Copied(10));
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(3), 32)));
+    assert_eq!(bed.parts(), [12]);
+    bed.stepped(5).stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
+fn others_run_while_a_sequence_is_fetched_and_it_joins_them() {
+    let mut bed = Bed::of(SchedulerCore::new(limits(4, 64, 6)).with_host(64, CopyCosts::default()), 2);
+    bed.admit(sequence(1, 40, 1)).stepped(5);
+    bed.admit(sequence(2, 92, 1)).stepped(5);
+    while !bed.running.is_empty() {
+        bed.stepped(5);
+    }
+    bed.all_copied();
+    bed.admit(sequence(4, 4, 30));
+    bed.heard();
+    bed.admit(again(3));
+    assert_eq!(copied(&mut bed).1, 2, "while steps run");
+    bed.stepped(5).stepped(5);
+    assert!(bed.running.iter().all(|plan| plan.parts == [SequenceId(4)]), "it waits");
+    bed.all_copied();
+    bed.stepped(5);
+    assert!(bed.running.iter().any(|plan| plan.parts.contains(&SequenceId(3))), "it has come");
+}
+
+#[test]
+fn a_second_sequence_waits_for_what_another_is_fetching_and_finds_it() {
+    let mut bed = pushed_out(8);
+    bed.admit(again(3)).admit(NewSequence { tokens_max: 1, ..again(4) });
+    assert_eq!(copied(&mut bed).1, 2, "once for both");
+    bed.give(Input::Copied(10));
+    let found = bed.heard().into_iter().filter(|effect| matches!(effect, Effect::Found(_, 32))).count();
+    assert_eq!(found, 2);
+}
+
+#[test]
+fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
+    let mut bed = pushed_out(4);
+    bed.admit(again(3)).cancel(3);
+    assert!(bed.heard().iter().all(|effect| matches!(effect, Effect::Copy(_))), "a copy fills its blocks");
+    assert!(bed.scheduler.is_known(SequenceId(3)));
+    bed.give(Input::Copied(10));
+    assert_eq!(bed.heard(), [released(&[3])]);
+    bed.assert_all_home();
+    bed.admit(again(5));
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(5), 32)), "and they serve the next");
+}
+
+#[test]
+fn a_pool_shrinks_only_after_the_copies_under_way() {
+    let mut bed = pushed_out(4);
+    bed.admit(again(3));
+    bed.heard();
+    bed.give(Input::Resize(3));
+    assert_eq!(bed.heard(), [], "a copy is writing");
+    bed.all_copied();
+    assert!(bed.heard().contains(&Effect::Resized));
+}
+
+#[test]
+fn what_a_shrinking_pool_gives_up_goes_to_the_host_first() {
+    let mut bed = bed(limits(4, 64, 8));
+    bed.admit(sequence(1, 40, 9)).admit(sequence(2, 40, 9)).stepped(5);
+    bed.heard();
+    bed.give(Input::Resize(4)).stepped(6);
+    assert_eq!(copied(&mut bed), (1, 0), "of the second's whole blocks one is in the tail");
+    assert!(bed.running.is_empty(), "nothing is planned");
+    bed.give(Input::Copied(10));
+    let heard = bed.heard();
+    assert!(heard.contains(&Effect::Resized) && bed.scheduler.kv.blocks() == 4, "{heard:?}");
+    while !bed.running.is_empty() || bed.scheduler.is_copying() {
+        bed.stepped_if_running(6);
+        bed.all_copied();
+    }
+    assert_eq!(copied(&mut bed).1, 1, "it came back");
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_preempted_sequence_comes_back_without_computing_its_prompt() {
+    let mut bed = bed(limits(4, 64, 6));
+    bed.admit(sequence(1, 2, 9)).stepped(STOP);
+    bed.admit(sequence(2, 17, 70)).admit(sequence(3, 17, 70)).stepped(5).stepped(5);
+    bed.heard();
+    // The third loses its blocks to the second, which then needs them all.
+    let mut copies = Copies::default();
+    let mut longest = 0;
+    while !bed.running.is_empty() || bed.scheduler.is_copying() {
+        if let Some(plan) = bed.running.front() {
+            let parts = plan.parts.iter().zip(bed.parts()).filter(|(id, _)| **id == SequenceId(3));
+            longest = parts.map(|(_, tokens)| tokens).fold(longest, usize::max);
+            bed.stepped(5);
+        }
+        bed.all_copied();
+        for effect in bed.heard() {
+            if let Effect::Copy(more) = effect {
+                copies.to_device.extend(more.to_device);
+            }
+        }
+    }
+    assert!(bed.scheduler.preemptions().for_blocks > 0, "it was preempted");
+    assert!(!copies.to_device.is_empty(), "and came back");
+    assert!(longest <= BLOCK_TOKENS, "{longest} tokens of it were computed at once");
+    bed.assert_all_home();
+}
+
+#[test]
+fn a_prefix_is_computed_where_copies_take_longer() {
+    use crate::pace::{MeasuredCosts, MeasuredStep, StepCosts, StepWork};
+    let step = |prompt_tokens, decoding| MeasuredStep {
+        work: StepWork { prompt_tokens, decoding, ..StepWork::default() },
+        micros: 100 + prompt_tokens as u64,
+    };
+    let measured = MeasuredCosts { steps: vec![step(0, 1), step(16, 1), step(64, 1)], launches: Vec::new() };
+    let costs = CopyCosts::beside(StepCosts::of(&measured));
+    let mut bed = Bed::of(SchedulerCore::new(limits(4, 64, 4)).without_look_ahead().with_host(64, costs), 1);
+    bed.admit(sequence(1, 40, 1)).stepped(5);
+    bed.admit(sequence(2, 60, 1)).give(Input::Copied(1_000_000)).stepped(5);
+    bed.heard();
+    bed.admit(again(3));
+    assert_eq!((copied(&mut bed).1, bed.parts()), (0, vec![44]), "a second a copy is too long");
+}

@@ -1,0 +1,86 @@
+//! What a step of the simulated world may read and write.
+
+use super::*;
+
+impl World {
+    /// Checks rule 4, and that a step touches only its own sequences' memory.
+    pub(super) fn check_plan(&mut self, plan: Box<StepPlan>) {
+        self.copies_before_a_step();
+        let ahead = self.under_way.len();
+        assert!(ahead <= usize::from(self.looks_ahead), "{ahead} steps are under way already");
+        let batch = &plan.batch;
+        assert!(batch.token_count() <= self.limits.step_tokens, "{} tokens", batch.token_count());
+        assert!(batch.sequence_count() <= self.limits.sequences, "{} sequences", batch.sequence_count());
+        assert!(batch.token_count() > 0);
+        let distinct: BTreeSet<_> = batch.slots.iter().collect();
+        assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
+        // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
+        for (part, id) in plan.parts.iter().enumerate() {
+            let clock = self.clock;
+            let request = self.of_sequence(*id).expect("somebody asked for it");
+            let is_late =
+                !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
+            assert!(!is_late, "{id} was to begin earlier");
+            let number = request.number;
+            let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
+            let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
+            let content = content(sequence, &unseen);
+            let rows = batch.query_starts[part] as usize..batch.query_starts[part + 1] as usize;
+            let last = match batch.tokens[rows.end - 1] {
+                InputToken::Unseen(unseen) => self.previous[unseen.row as usize],
+                InputToken::Known(id) => id,
+            };
+            if let Some(row) = plan.rows.iter().find(|row| row.sequence == *id) {
+                let known = sequence.produced + usize::from(row.unseen.is_some());
+                assert_eq!(known, row.position, "one token at most is unseen of {id}");
+                let before = row.unseen.map(|unseen| self.previous[unseen.row as usize]);
+                assert!(before.is_none_or(|before| before == unseen[0]), "a draw counts another token of {id}");
+                assert!(before.is_none() || !sequence.must_be_seen(), "the host has not seen the form of {id}");
+            }
+            let mut tokens = sequence.tokens.iter().chain(&unseen);
+            assert_eq!(tokens.nth(batch.context_lengths[part] as usize - 1), Some(&last), "the last token of {id}");
+            let table = &batch.block_tables[part * batch.blocks_max()..];
+            let length = batch.context_lengths[part] as usize;
+            let new = (batch.query_starts[part + 1] - batch.query_starts[part]) as usize;
+            for (token, content) in content.iter().enumerate().take(length) {
+                let slot = table[token / BLOCK_TOKENS] * BLOCK_TOKENS as u32 + (token % BLOCK_TOKENS) as u32;
+                let is_written = token >= length - new;
+                assert_eq!(distinct.contains(&slot), is_written, "token {token} of {id} lies where another writes");
+                match is_written {
+                    true => self.slots[slot as usize] = Some(*content),
+                    false => assert_eq!(self.slots[slot as usize], Some(*content), "token {token} of {id}"),
+                }
+            }
+        }
+        let distinct: BTreeSet<_> = plan.rows.iter().map(|row| row.sequence).collect();
+        assert_eq!(
+            (distinct.len(), plan.rows.len()),
+            (plan.rows.len(), batch.logit_rows.len()),
+            "one token a sequence"
+        );
+        let holds = |row: &u32| {
+            let held = plan.shown.read.iter().filter_map(|id| self.pins.get(id));
+            let key = self.rows[*row as usize];
+            held.into_iter().any(|(keys, rows)| rows.contains(row) && key.is_some_and(|key| keys.contains(&key)))
+        };
+        assert!(
+            batch.picture_cache_rows.iter().all(holds),
+            "a row is read that nobody holds, or that was never written"
+        );
+        for id in &plan.shown.read {
+            let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
+            for picture in &sequence.pictures {
+                let shows = |row: &u32| self.rows[*row as usize] == Some(picture.content.hash);
+                assert!(picture.cache_rows.iter().all(shows), "another picture lies where {id} reads");
+            }
+        }
+        let past = plan.shown.past.iter().map(|id| self.pins.remove(id).expect("it held them until now"));
+        self.pins_of_steps.push_back(past.collect());
+        let (tokens, rows) = (batch.token_count(), plan.rows.len());
+        self.note(format_args!("step of {tokens} tokens, {rows} chosen"));
+        self.steps += 1;
+        self.planned_ahead += ahead;
+        self.previous = self.choices(&plan);
+        self.under_way.push_back(plan);
+    }
+}

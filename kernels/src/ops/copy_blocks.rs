@@ -1,0 +1,119 @@
+//! Copies of whole blocks of keys and values between the device and host memory. They run beside passes.
+
+use std::time::Duration;
+
+use crate::{Backend, HostBlocks, KernelError, KvLayer};
+
+/// One block's copy, over all layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockCopy {
+    /// The block on the device.
+    pub block: u32,
+    /// The slot in host memory.
+    pub slot: u32,
+}
+
+/// Copies in one order: all to the host, then all to the device.
+///
+/// Passes begun later write only after those to the host. Those to the device are done when the host has heard so, and
+/// until then no pass may use their blocks. What is copied to the host must have been written by passes that the host
+/// has seen the end of. Copies that were begun earlier come before.
+#[non_exhaustive]
+pub struct Call<'a> {
+    /// All layers of the cache.
+    pub layers: &'a [KvLayer],
+    /// The slots.
+    pub host: &'a HostBlocks,
+    /// Stretches of blocks to copy to slots.
+    pub to_host: Vec<Stretch>,
+    /// Stretches of blocks to copy from slots.
+    pub to_device: Vec<Stretch>,
+}
+
+/// Neighbouring blocks whose slots are neighbours: one piece a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    /// The first block.
+    pub block: u32,
+    /// Its slot.
+    pub slot: u32,
+    /// How many.
+    pub count: u32,
+}
+
+/// Copies under way. It may be dropped before they end.
+pub trait Copying {
+    /// Whether [`wait`](Copying::wait) would return at once. It never blocks.
+    fn has_come(&self) -> bool;
+
+    /// Waits until all are done, and returns how long the device took for them.
+    ///
+    /// # Errors
+    /// Any error the device reports for them.
+    fn wait(self: Box<Self>) -> Result<Duration, KernelError>;
+}
+
+/// Copies that were made at once.
+pub(crate) struct Copied(pub(crate) Duration);
+
+impl Copying for Copied {
+    fn has_come(&self) -> bool {
+        true
+    }
+
+    fn wait(self: Box<Self>) -> Result<Duration, KernelError> {
+        Ok(self.0)
+    }
+}
+
+/// Begins copies of blocks of `layers` to and from slots of `host`; see [`Call`].
+///
+/// # Errors
+/// The device refuses them, or is lost.
+///
+/// # Panics
+/// If the shapes differ, or a block or slot is not there.
+pub fn copy_blocks<B: Backend>(
+    backend: &B,
+    layers: &[KvLayer],
+    host: &HostBlocks,
+    to_host: &[BlockCopy],
+    to_device: &[BlockCopy],
+) -> Result<Box<dyn Copying>, KernelError> {
+    assert!(
+        layers.len() == host.shape.layers && layers.iter().all(|layer| layer.shape == host.shape),
+        "the blocks of {} layers are not those of {:?}",
+        layers.len(),
+        host.shape
+    );
+    let blocks = layers.iter().map(|layer| layer.blocks).min().unwrap_or(0);
+    for copy in to_host.iter().chain(to_device) {
+        let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < host.slots;
+        assert!(is_there, "{copy:?} in {blocks} blocks and {} slots", host.slots);
+    }
+    backend.copy_blocks(Call { layers, host, to_host: stretches(to_host), to_device: stretches(to_device) })
+}
+
+/// Joins copies that follow each other on both sides.
+fn stretches(copies: &[BlockCopy]) -> Vec<Stretch> {
+    let mut stretches: Vec<Stretch> = Vec::new();
+    for BlockCopy { block, slot } in copies.iter().copied() {
+        match stretches.last_mut() {
+            Some(last) if (last.block + last.count, last.slot + last.count) == (block, slot) => last.count += 1,
+            _ => stretches.push(Stretch { block, slot, count: 1 }),
+        }
+    }
+    stretches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_on_both_sides_are_one_piece() {
+        let copies = [(3, 7), (4, 8), (6, 9), (7, 11), (8, 12)].map(|(block, slot)| BlockCopy { block, slot });
+        let joined = [(3, 7, 2), (6, 9, 1), (7, 11, 2)].map(|(block, slot, count)| Stretch { block, slot, count });
+        assert_eq!((stretches(&copies), stretches(&[])), (joined.to_vec(), Vec::new()));
+    }
+}

@@ -1,0 +1,45 @@
+//! Blocks that go to host memory and come back, on a GPU, and how fast. Without a GPU, each test prints that and ends.
+
+mod ground;
+
+use std::sync::Arc;
+
+use bursar_budgets::{Bytes, CudaDevice, Device};
+use bursar_kernels::*;
+
+use ground::{Blocks, first_gpu, go_and_come_back, load};
+
+fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
+    let device = first_gpu()?;
+    let kernels = load(&device, CudaTarget::of(&device).expect("it says what it is"));
+    Some((device, Cuda::new(&kernels).expect("a stream").with_copies().expect("another")))
+}
+
+#[test]
+fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
+    let Some((device, cuda)) = backend() else { return };
+    for _ in 0..20 {
+        go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
+    }
+}
+
+#[test]
+fn rates_of_copies_are_told() {
+    let Some((device, cuda)) = backend() else { return };
+    // 7B's shape: 896 KiB a block, 32 KiB of it in each layer.
+    let shape = KvShape { layers: 28, kv_heads: 4, head_dim: 128, dtype: DType::BF16 };
+    let blocks = Blocks::new(&(device.clone() as Arc<dyn Device>), shape, 512, 512);
+    let bytes = HostBlocks::bytes_of(512, shape);
+    type Place = fn(u32) -> u32;
+    let fours: Place = |at| (at / 4 * 20 + at % 4) % 512;
+    let places = [("neighbours", (|at| at) as Place), ("in fours", fours), ("single blocks", |at| at * 5 % 512)];
+    for (what, place) in places {
+        let pairs: Vec<_> = (0..512).map(|at| (at, place(at))).collect();
+        for (direction, to_host, to_device) in [("to the host", &pairs[..], &[][..]), ("back", &[], &pairs)] {
+            let took = blocks.copy(&cuda, to_host, to_device).wait().expect("they are made");
+            let rate = bytes.0 as f64 / took.as_secs_f64() / 1e9;
+            println!("{what}, {direction}: {} in {took:?}, {rate:.1} GB/s", Bytes(bytes.0));
+        }
+    }
+    device.check().expect("the device is well");
+}

@@ -1,0 +1,99 @@
+//! A cache whose blocks are copied to host memory and back.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::*;
+use bursar_kernels::{
+    ops::{
+        copy_blocks::{BlockCopy, copy_blocks},
+        transfer::fill_elements,
+    },
+    *,
+};
+
+use super::{leased, poisoned};
+
+/// The layers of a small cache on a device, and host memory for some of its blocks.
+pub struct Blocks {
+    segments: Vec<Segment>,
+    shape: KvShape,
+    blocks: usize,
+    host: HostMemory,
+    slots: usize,
+}
+
+impl Blocks {
+    pub fn new(device: &Arc<dyn Device>, shape: KvShape, blocks: usize, slots: usize) -> Self {
+        let layer = || leased(device.clone(), shape.block_bytes() * blocks as u64);
+        let host = device.clone().host_memory(HostBlocks::bytes_of(slots, shape)).expect("host memory");
+        Blocks { segments: (0..shape.layers).map(|_| layer()).collect(), shape, blocks, host, slots }
+    }
+
+    fn words(&self, layer: usize) -> Tensor<'_> {
+        let shape = [self.blocks, self.shape.block_bytes().as_usize() / 4];
+        // SAFETY: the segment is backed for these blocks, and only the story's thread uses them.
+        unsafe { Tensor::persistent(self.segments[layer].address(), shape, DType::U32) }
+    }
+
+    /// Writes `of(layer, block)` to each word of each block.
+    pub fn fill<B: Backend>(&self, backend: &B, of: impl Fn(usize, usize) -> u32) {
+        let words = self.shape.block_bytes().as_usize() / 4;
+        for layer in 0..self.shape.layers {
+            let content: Vec<u32> = (0..self.blocks).flat_map(|block| vec![of(layer, block); words]).collect();
+            fill_elements(backend, &content, &mut self.words(layer)).expect("it is put there");
+        }
+    }
+
+    /// The word that all of a block has in each layer.
+    pub fn read<B: Backend>(&self, backend: &B, block: usize) -> Vec<u32> {
+        let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
+        let scope = Scope::new(backend, &workspace, &counter);
+        let of_layer = |layer| {
+            let all = scope.download::<u32>(&self.words(layer)).expect("it comes");
+            let block = &all[block * all.len() / self.blocks..(block + 1) * all.len() / self.blocks];
+            assert!(block.iter().all(|word| *word == block[0]), "a block is whole");
+            block[0]
+        };
+        (0..self.shape.layers).map(of_layer).collect()
+    }
+
+    /// Begins copies of `(block, slot)`.
+    pub fn copy<B: Backend>(
+        &self,
+        backend: &B,
+        to_host: &[(u32, u32)],
+        to_device: &[(u32, u32)],
+    ) -> Box<dyn ops::copy_blocks::Copying> {
+        // SAFETY: as many blocks are backed, and only the story's thread uses them.
+        let layer = |segment: &Segment| unsafe { KvLayer::new(segment.address(), self.blocks, self.shape) };
+        let layers: Vec<_> = self.segments.iter().map(layer).collect();
+        // SAFETY: the memory is that long.
+        let host = unsafe { HostBlocks::new(self.host.address(), self.slots, self.shape) };
+        let copy = |(block, slot): &(u32, u32)| BlockCopy { block: *block, slot: *slot };
+        let copies = |pairs: &[(u32, u32)]| pairs.iter().map(copy).collect::<Vec<_>>();
+        copy_blocks(backend, &layers, &host, &copies(to_host), &copies(to_device)).expect("they begin")
+    }
+}
+
+/// Blocks go to the host, are overwritten at once by later work, and come back elsewhere.
+pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
+    let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 8, dtype: DType::F32 };
+    let blocks = Blocks::new(device, shape, 9, 5);
+    let content = |layer: usize, block: usize| (100 * layer + block + 1) as u32;
+    blocks.fill(backend, content);
+    backend.wait_for_all().expect("the device is well");
+    let leaving = blocks.copy(backend, &[(1, 0), (2, 1), (5, 4), (7, 3)], &[]);
+    // Later work waits for them.
+    blocks.fill(backend, |_, _| 0);
+    let took = leaving.wait().expect("they were made");
+    assert!(took < Duration::from_secs(60), "{took:?}");
+    backend.wait_for_all().expect("as before");
+    let coming = blocks.copy(backend, &[(8, 0)], &[(6, 4), (1, 1), (2, 3)]);
+    coming.wait().expect("they were made");
+    let of = |block| (0..3).map(|layer| content(layer, block)).collect::<Vec<_>>();
+    for (block, expected) in [(6, of(5)), (1, of(2)), (2, of(7)), (3, vec![0; 3]), (5, vec![0; 3])] {
+        assert_eq!(blocks.read(backend, block), expected, "block {block}");
+    }
+    blocks.copy(backend, &[], &[(1, 0)]).wait().expect("they were made");
+    assert_eq!(blocks.read(backend, 1), [0; 3], "the slot has what came last");
+}

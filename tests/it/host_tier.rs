@@ -1,0 +1,199 @@
+//! Keys and values that go to host memory when others need their place, and come back: replies do not change, and what
+//! was computed once is not computed again.
+
+use bursar::{
+    Bytes, Chat, Class, DeviceChoice, Envelope, Hint, Intensity, LoadOptions, ModelSource, Runtime, RuntimeConfig,
+    StartError,
+    crates::actors::{
+        engine::{EngineMessage, WhichLane},
+        responder::Responder,
+    },
+};
+use futures_util::future::join_all;
+
+use crate::{
+    ears::Ears,
+    stage::{Stage, Whole, answer, ask, device, placed, ranks, small, small_envelope, story, text},
+};
+
+/// One sequence of 1,536 tokens at a time, and no room for another's keys and values on the device.
+fn for_one(name: &str, swap_space: Bytes) -> LoadOptions {
+    let envelope = Envelope { sequences: 1, context_tokens: 1536, step_tokens: 256, ..small_envelope() };
+    let kv_tokens = Some(envelope.context_tokens);
+    LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), swap_space, kv_tokens, ..small() }
+}
+
+/// Room for a few thousand tokens of the demo model.
+const SOME: Bytes = Bytes::mib(32);
+
+/// So many tokens, others for each number.
+fn tokens(number: usize, count: usize) -> impl Iterator<Item = u32> {
+    (0..count).map(move |at| (40 + (at * 7 + number * 31 + at / 16 * number) % 200) as u32)
+}
+
+/// What another user says: long enough to push all else from the device.
+fn other(number: usize) -> Chat {
+    Chat::from_tokens(tokens(100 + number, 1500).collect::<Vec<_>>()).temperature(0.0).max_tokens(3).ignore_end()
+}
+
+/// Compares replies to the bit of each token's log-probability.
+fn assert_same(with: &Whole, without: &Whole, what: &str) {
+    assert_eq!(with.text, without.text, "{what}");
+    let bits = |whole: &Whole| -> Vec<u32> {
+        whole.tokens.iter().map(|score| score.token.log_probability.to_bits()).collect()
+    };
+    let (with, without) = (bits(with), bits(without));
+    let first = with.iter().zip(&without).position(|(with, without)| with != without);
+    assert!(first.is_none() && with.len() == without.len(), "{what}: token {first:?} of {}", with.len());
+}
+
+/// A chat of eight turns, with others between any two of them.
+async fn eight_turns(stage: &Stage) -> Vec<Whole> {
+    let mut replies = Vec::new();
+    let mut history = Vec::new();
+    for turn in 0..8 {
+        history.extend(tokens(turn, 117));
+        let chat = Chat::from_tokens(history.clone()).temperature(0.0).max_tokens(4).ignore_end();
+        replies.push(ask(&stage.model, chat.log_probabilities(2)).await.expect("it answers"));
+        answer(&stage.model, other(turn)).await;
+    }
+    replies
+}
+
+#[test]
+fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
+    let ears = Ears::open();
+    story(async {
+        let with = Stage::set(for_one("eight turns", SOME)).await;
+        let before = with.snapshot().await;
+        let replies = eight_turns(&with).await;
+        let [.., seventh, eighth] = &replies[..] else { unreachable!("there are eight") };
+        let (computed, prompt) = (seventh.usage.prompt_tokens, eighth.usage.prompt_tokens);
+        assert!(prompt > 800, "{prompt} tokens");
+        let again = computed.saturating_sub(eighth.cached_tokens);
+        assert!(again * 50 < prompt, "{again} of {prompt} tokens were computed again");
+        let [came_back, left, returned] = [
+            "bursar_prefix_cache_host_hits_total{model=eight turns}",
+            "bursar_kv_copied_bytes_total{model=eight turns,direction=to_host}",
+            "bursar_kv_copied_bytes_total{model=eight turns,direction=to_device}",
+        ]
+        .map(|name| ears.now(name));
+        assert!(came_back >= eighth.cached_tokens as f64, "{came_back} tokens came back");
+        assert!(left > returned && returned > 0.0, "{left} bytes left, {returned} came back");
+        assert!(ears.now("bursar_kv_blocks_swapped{model=eight turns}") > 0.0);
+        with.settled(&before).await;
+
+        let without = Stage::set(for_one("eight turns alone", Bytes::ZERO)).await;
+        let recomputed = eight_turns(&without).await;
+        let cached = recomputed[7].cached_tokens;
+        assert!(cached * 10 < prompt, "without a host tier {cached} of {prompt} tokens were found");
+        for (turn, (with, without)) in replies.iter().zip(&recomputed).enumerate() {
+            assert_same(with, without, &format!("turn {turn}"));
+        }
+    });
+}
+
+/// More sequences than the pool (8,192 tokens) can hold to their ends. Short replies before made the scheduler
+/// optimistic, so it preempts some.
+async fn crowded(name: &str, swap_space: Bytes) -> Vec<Whole> {
+    let envelope = Envelope { sequences: 22, context_tokens: 512, step_tokens: 256, ..small_envelope() };
+    let options =
+        LoadOptions { name: Some(name.to_owned()), envelope: Some(envelope), swap_space, requests: 64, ..small() };
+    let stage = Stage::set(options).await;
+    let before = stage.snapshot().await;
+    for number in 0..4 {
+        answer(&stage.model, text(&format!("{number}?")).max_tokens(1).ignore_end()).await;
+    }
+    let long =
+        |number: usize| text(&format!("Say {number}. ").repeat(30)).max_tokens(300).ignore_end().log_probabilities(1);
+    let replies = join_all((0..22).map(|number| ask(&stage.model, long(number)))).await;
+    stage.settled(&before).await;
+    replies.into_iter().map(|reply| reply.expect("it answers")).collect()
+}
+
+#[test]
+fn preempted_replies_come_back_from_the_host_unchanged() {
+    let ears = Ears::open();
+    story(async {
+        let with = crowded("crowded", SOME).await;
+        let preempted = ears.now("bursar_preemptions_total{model=crowded,reason=blocks}");
+        assert!(preempted > 0.0, "nobody was preempted");
+        let came_back = ears.now("bursar_prefix_cache_host_hits_total{model=crowded}");
+        assert!(came_back > 0.0, "{preempted} were preempted, and nothing came back");
+        for (number, (with, without)) in with.iter().zip(&crowded("crowded alone", Bytes::ZERO).await).enumerate() {
+            // What else is in a step changes the last bits on any device, so two runs differ in these without a tier too.
+            assert_eq!(with.text, without.text, "reply {number}");
+            for (with, without) in with.tokens.iter().zip(&without.tokens) {
+                let [with, without] = [with, without].map(|score| score.token.log_probability);
+                assert!((with - without).abs() < 1e-3, "reply {number}: {with}, without {without}");
+            }
+        }
+    });
+}
+
+#[test]
+fn a_lane_or_scheduler_that_dies_in_the_middle_of_copies_loses_no_request() {
+    story(async {
+        let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
+        let stage = Stage::set(LoadOptions { intensity: patient, ..for_one("deaths", SOME) }).await;
+        let before = stage.snapshot().await;
+        let mut expected = Vec::new();
+        for number in 0..3 {
+            expected.push(answer(&stage.model, other(number)).await);
+        }
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["deaths"].clone();
+        for round in 0..6 {
+            let asked: Vec<_> = (0..3)
+                .map(|number| {
+                    let model = stage.model.clone();
+                    tokio::spawn(async move { ask(&model, other(number)).await })
+                })
+                .collect();
+            if round % 2 == 0 {
+                let (ended, end) = Responder::new();
+                engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("it lives");
+                end.await.expect("the lane has ended");
+            } else {
+                stage.model.serving().await.expect("it serves").scheduler.kill();
+            }
+            for (number, reply) in asked.into_iter().enumerate() {
+                assert_eq!(reply.await.expect("no panic").expect("it is answered").text, expected[number], "{round}");
+            }
+        }
+        stage.settled(&before).await;
+    });
+}
+
+#[test]
+fn host_memory_is_leased_shown_and_given_back() {
+    story(async {
+        let stage = Stage::set(for_one("leased", SOME)).await;
+        let leased = stage.snapshot().await;
+        let of_host = leased.of_class(&Class::HostKv);
+        let slot = Bytes::kib(32) / ranks() as u64;
+        assert!(of_host <= SOME * ranks() as u64 && of_host + slot * 4 > SOME, "{of_host}");
+        assert_eq!(leased.host_granted, of_host);
+        assert_eq!(leased.granted, stage.device.counts().backed, "and it is not the device's");
+        stage.runtime.unload("leased").await.expect("it answers");
+        assert_eq!(stage.snapshot().await.host_granted, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn more_swap_space_than_host_memory_is_refused_before_anything_is_loaded() {
+    story(async {
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(placed(&device())),
+            host_bytes: Bytes::mib(8),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let loaded = runtime.load_with(ModelSource::demo(), for_one("too much", SOME), |_| {}).await.map(drop);
+        let error = loaded.expect_err("it is four times as much");
+        let bursar::RuntimeError::Start(start) = &error else { panic!("{error:?}") };
+        assert!(matches!(**start, StartError::HostMemory { available, .. } if available == Bytes::mib(8)), "{start:?}");
+        assert!(error.hint().contains("swap_space"), "{}", error.hint());
+        let ledger = runtime.budget().snapshot().await.expect("the budget answers");
+        assert_eq!((ledger.granted, ledger.host_granted), (Bytes::ZERO, Bytes::ZERO));
+    });
+}
