@@ -19,7 +19,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, RuntimeConfig, StartError,
+    Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, StartError,
     crates::{
         kernels::{KernelError, Target, Work},
         model::{
@@ -98,8 +98,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     };
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(&workload, device.blas())? };
     options.knobs.tell_notes()?;
-    let host_bytes = options.knobs.host_bytes(HOST_BYTES, 1, device)?;
-    let config = RuntimeConfig { host_bytes, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let config = options.knobs.runtime(HOST_BYTES, 1, device)?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     let (quantization, kv_cache_dtype) = (load.quantization, load.kv_cache_dtype);
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;

@@ -94,9 +94,8 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(host.clone());
     options.knobs.tell_notes()?;
-    let default = RuntimeConfig::default();
-    let host_bytes = options.knobs.host_bytes(default.host_bytes, 1, device)?;
-    let config = RuntimeConfig { device: choice, host_bytes, canary: options.knobs.canary()?, ..default };
+    let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, device)?;
+    let config = RuntimeConfig { device: choice, ..knobs };
     let runtime = Runtime::start(config).await?;
     device.show(&runtime).await?;
     let asks = faults.has(Phase::Serve);

@@ -1,6 +1,6 @@
 //! Knobs as flags: every line of the table, under all of its names.
 
-use std::{fmt, fs, path::PathBuf, sync::LazyLock};
+use std::{fmt, fs, path::PathBuf, sync::LazyLock, time::Duration};
 
 use bursar::{
     BlasSearch, Bytes, LoadOptions, RuntimeConfig,
@@ -41,31 +41,29 @@ impl KnobOptions {
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
+    /// The settings of a runtime on `device`, which the caller names. It leases `host` bytes of host memory, unless another
+    /// size is typed, and beside it what keys and values of so many models may go to.
+    ///
+    /// # Errors
+    /// As [`options`](Self::options).
+    pub fn runtime(&self, host: Bytes, models: usize, device: &DeviceOptions) -> Result<RuntimeConfig, Failure> {
+        let knobs = self.knobs()?;
+        let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * device.ranks()) as u64);
+        let turn = knobs.sleep_for_room.filter(|seconds| *seconds > 0);
+        Ok(RuntimeConfig {
+            canary: knobs.canary,
+            host_bytes: knobs.host_bytes.unwrap_or(host).saturating_add(Bytes(swap)),
+            sleep_for_room: turn.map(|seconds| Duration::from_secs(seconds as u64)),
+            ..RuntimeConfig::default()
+        })
+    }
+
     /// Device bytes to keep unused, if given; for the runtime.
     ///
     /// # Errors
     /// As [`options`](Self::options).
     pub fn canary(&self) -> Result<Option<Bytes>, Failure> {
         Ok(self.knobs()?.canary)
-    }
-
-    /// `base` bytes of host memory to lease, and what keys and values of so many models may go to, on `device`.
-    ///
-    /// # Errors
-    /// As [`options`](Self::options).
-    pub fn host_bytes(&self, base: Bytes, models: usize, device: &DeviceOptions) -> Result<Bytes, Failure> {
-        let swap = self.knobs()?.swap_bytes().unwrap_or(Bytes::ZERO);
-        Ok(base.saturating_add(Bytes(swap.0.saturating_mul((models * device.ranks()) as u64))))
-    }
-
-    /// A runtime for so many models on `device`, which the caller names.
-    ///
-    /// # Errors
-    /// As [`options`](Self::options).
-    pub fn runtime(&self, models: usize, device: &DeviceOptions) -> Result<RuntimeConfig, Failure> {
-        let default = RuntimeConfig::default();
-        let host_bytes = self.host_bytes(default.host_bytes, models, device)?;
-        Ok(RuntimeConfig { canary: self.canary()?, host_bytes, ..default })
     }
 
     /// All knobs from the file and from flags.

@@ -82,6 +82,7 @@ pub use bursar_actors::{
         DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError,
         Supervised,
     },
+    sleep::{NotWoken, SleepError, SleepLevel},
     supervise::{FaultInjection, InjectedFault, Intensity},
     tenant::{Tenant, TenantWeights},
     vision::VisionError,

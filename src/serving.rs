@@ -11,7 +11,7 @@ use std::{
 };
 
 use bursar::{
-    Runtime,
+    Runtime, RuntimeConfig,
     serve::{KeyError, ListenError, Server, Service},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,8 +24,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let serve = options.serve()?;
     let knobs = options.knobs();
     knobs.tell_notes()?;
-    let config = knobs.runtime(wanted.len(), device)?;
-    let plans = loading::plans(wanted, knobs, device)?;
+    let config = knobs.runtime(RuntimeConfig::default().host_bytes, wanted.len(), device)?;
+    let plans = loading::plans(wanted, knobs, device, config.sleep_for_room.is_some())?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();

@@ -27,6 +27,7 @@ pub mod profile;
 pub mod responder;
 pub mod runtime;
 pub mod scheduler;
+pub mod sleep;
 pub mod supervise;
 pub mod tenant;
 pub mod tree;

@@ -94,6 +94,8 @@ questions! {
     LOAD_MODEL: User -> Runtime, "load a model", 86_400;
     /// A user unloads a model or ends the runtime. The time that the user allows running requests is added.
     SHUT_DOWN: User -> Runtime, "shut down", 60;
+    /// A user puts a model to sleep. The time that the user allows running requests is added.
+    PUT_TO_SLEEP: User -> Runtime, "put a model to sleep", 600;
     /// A user asks for the supervised actors.
     SUPERVISED: User -> Runtime, "supervised actors", 5;
     /// A user or an outside monitor asks whether the runtime is alive.
@@ -106,6 +108,8 @@ questions! {
     MEASURE_FOR_USER: User -> Budget, "measure", 5;
     /// The lease for a model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
+    /// Host memory for the weights of a model that falls asleep, and the size of the lease of its weights.
+    LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
     /// Waits until a dead actor's bytes are back, before its successor starts.
     CLEAR_OWNER: Engine -> Budget, "clear a dead owner", 60;
     /// Reads the canary, on which a profile depends.

@@ -205,6 +205,11 @@ impl Model {
         Ok(Model { config, family, cache, weight_bytes: total, parameters, picture_ranks, segment })
     }
 
+    /// The memory of its weights, which all ranks of a group share. None for a plan.
+    pub fn segment(&self) -> Option<&Arc<Segment>> {
+        self.segment.as_ref()
+    }
+
     /// The family's configuration.
     pub fn config(&self) -> &FamilyConfig {
         &self.config

@@ -38,10 +38,11 @@ async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response
         let (state, detail) = match (&entry.state, now) {
             (ModelState::Ready(_), Some(ModelHealth::Ready)) => ("ready", None),
             (ModelState::Ready(_), Some(ModelHealth::Starting)) => ("restarting", None),
+            (ModelState::Ready(_), Some(ModelHealth::Asleep)) => ("asleep", None),
             (ModelState::Ready(_), _) => ("stopped", None),
             (state, _) => (state.name(), state.detail().map(str::to_owned)),
         };
-        is_ready &= state == "ready" || !entry.is_listed();
+        is_ready &= matches!(state, "ready" | "asleep") || !entry.is_listed();
         models.insert(entry.names[0].clone(), json!({"state": state, "detail": detail}));
     }
     let status = match is_well(health.is_live, is_ready) {

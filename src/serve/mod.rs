@@ -42,6 +42,7 @@ mod options;
 mod page;
 mod patience;
 mod service;
+mod sleep;
 mod sse;
 mod standing;
 mod tokens;

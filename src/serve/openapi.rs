@@ -64,6 +64,7 @@ fn made() -> Value {
         ("/v1/budget", "Every byte of the device, by class and model"),
         ("/v1/budget/neighbour", "What the neighbour of a drill has"),
         ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
+        ("/is_sleeping", "Whether the models sleep, each with its level"),
         ("/health", "200 while all models that could be loaded take requests"),
         ("/health/ready", "The same"),
         ("/health/live", "200 while the process is alive"),
@@ -74,6 +75,8 @@ fn made() -> Value {
     ] {
         pages.bare(path, "get", summary);
     }
+    pages.bare("/sleep", "post", "Puts a model to sleep at a level, as vLLM's, or all");
+    pages.bare("/wake_up", "post", "Wakes a model, or all");
     pages.bare("/v1/responses/{id}", "delete", "Forgets a kept response");
     pages.bare("/v1/responses/{id}/cancel", "post", "Ends one that runs in the background");
     let schemas = pages.generator.take_definitions(true);

@@ -41,7 +41,7 @@ use super::{
     openai::{self, responses::store::Responses},
     openapi,
     options::ServeOptions,
-    page,
+    page, sleep,
     standing::Standing,
     tokens,
 };
@@ -175,6 +175,9 @@ impl Service {
             .route("/v1/budget", get(memory::snapshot))
             .route("/v1/budget/events", get(memory::events))
             .route("/v1/budget/neighbour", get(neighbour::shown).post(neighbour::drill))
+            .route("/sleep", post(sleep::sleep))
+            .route("/wake_up", post(sleep::wake_up))
+            .route("/is_sleeping", get(sleep::is_sleeping))
             .route("/v1/embeddings", any(unserved))
             .route("/v1/audio/{*rest}", any(unserved))
             .route("/v1/images/{*rest}", any(unserved))

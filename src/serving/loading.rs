@@ -38,8 +38,14 @@ impl Plan {
     }
 }
 
-/// How each model is loaded. Without knobs that say how large it is, models share what is left evenly.
-pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
+/// How each model is loaded. Without knobs that say how large it is, models share what is left evenly, or have all of it
+/// in turn.
+pub fn plans(
+    wanted: Vec<Wanted>,
+    knobs: &KnobOptions,
+    device: &DeviceOptions,
+    in_turn: bool,
+) -> Result<Vec<Plan>, Failure> {
     let count = wanted.len();
     let plans = wanted.into_iter().enumerate().map(|(index, wanted)| {
         let source = model::source(&wanted.model);
@@ -50,7 +56,7 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
             || options.kv_tokens.is_some()
             || options.kv_bytes.is_some();
         let others = count - 1 - index;
-        if !is_sized && others > 0 {
+        if !is_sized && !in_turn && others > 0 {
             options.memory_fraction = Some(1.0 / (others + 1) as f64);
         }
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());

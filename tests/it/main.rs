@@ -35,6 +35,7 @@ mod rules;
 #[cfg(feature = "serve")]
 mod serve;
 mod sessions;
+mod sleeping;
 mod slow_device;
 mod stage;
 mod starts;

@@ -12,6 +12,7 @@ use bursar::{
             responder::Responder,
             runtime::RuntimeMessage,
             scheduler::SchedulerMessage,
+            sleep::{SleepLevel, SleepOrder},
             tree::{self, QUESTIONS, Question},
             vision::VisionMessage,
         },
@@ -94,7 +95,15 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         }),
         ("evidence", _) => Box::pin(async move { budget.evidence().await.map(drop).map_err(|error| said(&error)) }),
         ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
-        ("lease or resize" | "resize keys and values", _) => Box::pin(async move {
+        ("put a model to sleep", _) => Box::pin(async move {
+            let (reply, answer) = Responder::new();
+            let order = SleepOrder::Sleep { level: SleepLevel::Level2, within: Duration::ZERO, reply };
+            let message = RuntimeMessage::SleepOrder { name: "nobody".to_owned(), load: 0, order };
+            world.runtime.cell().send_message(message).map_err(|error| said(&error))?;
+            // That there is no such model is an answer.
+            question.wait(answer).await.map(drop).map_err(|error| said(&error))
+        }),
+        ("lease or resize" | "resize keys and values" | "lease memory for weights", _) => Box::pin(async move {
             let resized = budget.resize(*question, &world.lease, Bytes::mib(2)).await;
             resized.map_err(|error| said(&error))
         }),

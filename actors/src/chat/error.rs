@@ -10,7 +10,7 @@ use bursar_model::{
 use thiserror::Error;
 
 use super::tool_choice::ToolError;
-use crate::{deadline::Deadline, engine::StartError, responder::AskError, vision::VisionError};
+use crate::{deadline::Deadline, engine::StartError, responder::AskError, sleep::SleepError, vision::VisionError};
 
 /// Why a chat was not answered, or ended early. No other chat is affected.
 #[derive(Clone, Debug, Error)]
@@ -155,6 +155,9 @@ pub enum ChatError {
         /// The device's error; it contains the word "lost".
         reason: Arc<str>,
     },
+    /// The model sleeps, and was not awake in time or could not wake up.
+    #[error(transparent)]
+    Asleep(Arc<SleepError>),
     /// The model is shutting down: it ends when its running requests have ended, or at its deadline.
     #[error("the model is shutting down and takes no more requests")]
     ShuttingDown,
@@ -238,6 +241,7 @@ impl Hint for ChatError {
                 "load the model again; if its device is lost, start the program again".to_owned()
             }
             ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
+            ChatError::Asleep(error) => error.hint(),
             ChatError::ShuttingDown => "load the model again once it has stopped, or use another".to_owned(),
             ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
         }
@@ -281,7 +285,10 @@ impl ChatError {
                 VisionError::Host(_) => ErrorKind::Busy,
                 VisionError::DecoderDied => ErrorKind::Model,
             },
-            ChatError::Overloaded { .. } | ChatError::TooLate { .. } | ChatError::Unanswered(_) => ErrorKind::Busy,
+            ChatError::Overloaded { .. }
+            | ChatError::TooLate { .. }
+            | ChatError::Asleep(_)
+            | ChatError::Unanswered(_) => ErrorKind::Busy,
             ChatError::NotStarted(_)
             | ChatError::NotNumbers
             | ChatError::PreparationDied
@@ -320,6 +327,15 @@ impl From<VisualError> for ChatError {
                 ChatError::PictureTooLarge { index, file, patches, limit }
             }
             VisualError::Video { index, source } => ChatError::Video { index, source: Arc::new(source) },
+        }
+    }
+}
+
+impl From<SleepError> for ChatError {
+    fn from(error: SleepError) -> Self {
+        match error {
+            SleepError::Stopped { reason } => ChatError::Stopped { reason },
+            error => ChatError::Asleep(Arc::new(error)),
         }
     }
 }

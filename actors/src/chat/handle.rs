@@ -1,8 +1,11 @@
 //! A loaded model as users hold it.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
 };
 
 use bursar_budgets::Label;
@@ -27,8 +30,20 @@ use crate::{
     engine::{ModelContext, Serving, Status},
     kv::SequenceId,
     losses::Losses,
-    metric,
+    metric::{self, WakeReason},
+    responder::Responder,
+    sleep::{Inside, Rest, SendSleepOrder, SleepError, SleepLevel, SleepOrder, Wakefulness},
+    tree,
 };
+
+/// How a handle sees and orders its model's sleep.
+#[derive(Clone)]
+pub(crate) struct SleepHandle {
+    pub(crate) wakefulness: Wakefulness,
+    /// How long callers wait for a model that sleeps.
+    pub(crate) within: Duration,
+    pub(crate) send: SendSleepOrder,
+}
 
 /// A loaded model. Clones share it. It stays loaded until its runtime unloads it.
 ///
@@ -59,6 +74,7 @@ pub struct ModelHandle {
     model: Label,
     status: watch::Receiver<Status>,
     credits: Credits,
+    sleep: SleepHandle,
     next_sequence: Arc<AtomicU64>,
     /// Of requests that set none.
     deadlines: Deadlines,
@@ -76,10 +92,11 @@ impl ModelHandle {
         status: watch::Receiver<Status>,
         (requests, deadlines): (usize, Deadlines),
         losses: watch::Receiver<Losses>,
+        sleep: SleepHandle,
     ) -> Self {
         let credits = Credits::of_requests(requests, model.clone());
         let token_threads = Arc::new(Semaphore::new(TOKEN_THREADS));
-        ModelHandle { model, status, credits, next_sequence: Arc::default(), deadlines, losses, token_threads }
+        ModelHandle { model, status, credits, sleep, next_sequence: Arc::default(), deadlines, losses, token_threads }
     }
 
     /// Resolves to an error when the current device is lost.
@@ -101,7 +118,8 @@ impl ModelHandle {
     /// # Errors
     /// At once, with the limit, the value and a hint, for anything outside the envelope. [`ChatError::Overloaded`] if
     /// as many requests are running or waiting as allowed. [`ChatError::ShuttingDown`] if the model only waits for
-    /// running requests to end. Later errors are the reply's last event.
+    /// running requests to end. A model that sleeps is woken first ([`ChatError::Asleep`]). Later errors are the reply's
+    /// last event.
     pub async fn chat(&self, chat: Chat) -> Result<Reply, ChatError> {
         let mut replies = self.samples(chat, 1).await?;
         Ok(replies.pop().expect("one sample is one reply"))
@@ -176,10 +194,16 @@ impl ModelHandle {
             stopwatches.into_iter().for_each(|stopwatch| stopwatch.end(end_of(&error)));
             error
         };
-        let serving = match self.serving().await {
-            Ok(serving) => serving,
+        let awake = async {
+            let inside = Arc::new(self.enter(WakeReason::Request).await.map_err(ChatError::from)?);
+            Ok((inside, self.serving().await?))
+        };
+        let (inside, serving) = match awake.await {
+            Ok(awake) => awake,
             Err(error) => return Err(end_all(stopwatches, error)),
         };
+        let mut stopwatches = stopwatches;
+        stopwatches.iter_mut().for_each(|stopwatch| stopwatch.let_in(inside.clone()));
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());
         // Templates, tokenizers and grammars are slow, so a thread prepares the chat. It holds the credits, because it
@@ -193,7 +217,61 @@ impl ModelHandle {
         Ok((context, prepared, stopwatches))
     }
 
-    /// The actors that serve now, to ask, watch, link to or kill. Waits while they are being replaced.
+    /// Puts the model to sleep: it holds no device memory until it is woken, by [`wake`](Self::wake) or by the next
+    /// request, which waits for it. Running requests end first, and new ones wait. Returns when the memory is free.
+    ///
+    /// At [level 1](SleepLevel::Level1) the weights are kept in host memory, which is leased for them
+    /// ([`RuntimeConfig::host_bytes`](crate::runtime::RuntimeConfig::host_bytes)); at level 2 they are dropped. Kernels
+    /// that are loaded stay at both, as does the device's context: the ledger's overhead.
+    ///
+    /// # Errors
+    /// [`SleepError::Busy`] if requests run longer than `within`: they go on, and the model is awake.
+    /// [`SleepError::Host`] without enough host memory for level 1. [`SleepError::Stopped`].
+    pub async fn sleep(&self, level: SleepLevel, within: Duration) -> Result<(), SleepError> {
+        let (reply, answer) = Responder::new();
+        (self.sleep.send)(SleepOrder::Sleep { level, within, reply });
+        tree::PUT_TO_SLEEP.after(within).wait(answer).await?
+    }
+
+    /// Wakes the model up if it sleeps, and returns when it takes requests.
+    ///
+    /// # Errors
+    /// [`SleepError::NotWoken`] if it cannot start, for lack of room for instance: it sleeps on.
+    /// [`SleepError::TooLate`] after [`LoadOptions::wake_within`](crate::engine::LoadOptions::wake_within).
+    /// [`SleepError::Stopped`].
+    pub async fn wake(&self) -> Result<(), SleepError> {
+        self.enter(WakeReason::Call).await.map(drop)
+    }
+
+    /// Whether it sleeps, and how deeply. None while it is awake or wakes up.
+    pub fn is_asleep(&self) -> Option<SleepLevel> {
+        match self.sleep.wakefulness.rest() {
+            Rest::Asleep(level) => Some(level),
+            Rest::Awake | Rest::FallingAsleep | Rest::Waking => None,
+        }
+    }
+
+    /// Waits until the model is awake, and keeps it so.
+    async fn enter(&self, reason: WakeReason) -> Result<Inside, SleepError> {
+        let SleepHandle { wakefulness, within, send } = &self.sleep;
+        let awake = tokio::time::timeout(*within, wakefulness.enter_awake(|| send(SleepOrder::Wake(reason))));
+        let mut status = self.status.clone();
+        let over = async {
+            match status.wait_for(Status::is_over).await.map(|status| status.clone()) {
+                Ok(Status::Stopped { reason }) => reason,
+                Ok(Status::Failed(error)) => error.to_string().into(),
+                _ => "the runtime is gone".into(),
+            }
+        };
+        tokio::select! {
+            biased;
+            inside = awake => Ok(inside.map_err(|_| SleepError::TooLate { within: *within })??),
+            reason = over => Err(SleepError::Stopped { reason }),
+        }
+    }
+
+    /// The actors that serve now, to ask, watch, link to or kill. Waits while they are being replaced. Of a model that
+    /// sleeps, those that served last.
     ///
     /// Watch with `mine.monitor(theirs)`. Link with `mine.link(theirs)`, which ends your actor with theirs. An actor
     /// has one supervisor: `theirs.link(mine)` would take it from the engine, which could then not replace it.
@@ -212,7 +290,7 @@ impl ModelHandle {
     pub async fn serving_after(&self, generation: u64) -> Result<Serving, ChatError> {
         let mut status = self.status.clone();
         let is_settled = |status: &Status| match status {
-            Status::Starting => false,
+            Status::Starting | Status::NotWoken(_) => false,
             Status::Ready(serving) => serving.generation > generation,
             Status::Failed(_) | Status::Stopped { .. } => true,
         };
@@ -221,7 +299,7 @@ impl ModelHandle {
             Ok(Status::Ready(serving)) => Ok(serving),
             Ok(Status::Failed(error)) => Err(ChatError::NotStarted(error)),
             Ok(Status::Stopped { reason }) => Err(ChatError::Stopped { reason }),
-            Ok(Status::Starting) => unreachable!("waited for something else"),
+            Ok(Status::Starting | Status::NotWoken(_)) => unreachable!("waited for something else"),
             Err(_) => Err(ChatError::Stopped { reason: "the runtime is gone".into() }),
         }
     }
@@ -231,7 +309,7 @@ impl ModelHandle {
         let mut status = self.status.clone();
         let is_other = |status: &Status| match status {
             Status::Ready(serving) => serving.generation != generation,
-            Status::Starting | Status::Failed(_) | Status::Stopped { .. } => true,
+            Status::Starting | Status::NotWoken(_) | Status::Failed(_) | Status::Stopped { .. } => true,
         };
         // A runtime that is gone serves nothing either.
         drop(status.wait_for(is_other).await);
@@ -242,7 +320,7 @@ impl ModelHandle {
             (NoCredit::Full, _) => ChatError::Overloaded { limit: self.credits.limit() },
             (NoCredit::Closed, Status::Failed(error)) => ChatError::NotStarted(error.clone()),
             (NoCredit::Closed, Status::Stopped { reason }) => ChatError::Stopped { reason: reason.clone() },
-            (NoCredit::Closed, Status::Starting | Status::Ready(_)) => ChatError::ShuttingDown,
+            (NoCredit::Closed, Status::Starting | Status::NotWoken(_) | Status::Ready(_)) => ChatError::ShuttingDown,
         }
     }
 

@@ -32,6 +32,7 @@ pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};
 pub use facts::ModelFacts;
 pub use handle::ModelHandle;
+pub(crate) use handle::SleepHandle;
 pub use request::{Chat, Content, Image, Video};
 pub use stream::Reply;
 pub use tokens::Prompt;

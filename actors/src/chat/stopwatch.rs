@@ -1,5 +1,7 @@
 //! What is recorded of one request: when it was asked, queued, begun and answered token by token, and how it ended.
 
+use std::sync::Arc;
+
 use bursar_budgets::Label;
 use tokio::time::Instant;
 
@@ -7,6 +9,7 @@ use super::{ChatError, ErrorKind, patience::Patience};
 use crate::{
     credit::Credit,
     metric::{self, Recording, RequestEnd},
+    sleep::Inside,
 };
 
 /// One accepted request, from the moment it was asked. It holds the request's credit, so the request counts as running
@@ -16,6 +19,8 @@ pub(super) struct Stopwatch {
     /// None once the request has ended.
     credit: Option<Credit>,
     patience: Patience,
+    /// Keeps the model awake. Shared by the samples of a chat.
+    inside: Option<Arc<Inside>>,
     asked: Instant,
     /// When the request was submitted to the scheduler.
     queued: Option<Instant>,
@@ -40,6 +45,7 @@ impl Stopwatch {
             model,
             credit,
             patience,
+            inside: None,
             asked,
             queued: None,
             begun: None,
@@ -58,6 +64,11 @@ impl Stopwatch {
     /// Counts the deadline that this error is about, if it is about one.
     pub(super) fn missed(&self, error: &ChatError) {
         count_missed(&self.model, error, 1);
+    }
+
+    /// The model is awake for it.
+    pub(super) fn let_in(&mut self, inside: Arc<Inside>) {
+        self.inside = Some(inside);
     }
 
     /// The request is submitted to the scheduler. Later lives are not counted, because it has waited before.
@@ -116,6 +127,7 @@ impl Stopwatch {
         }
         metric::REQUESTS_TOTAL.add(&(self.model.clone(), how), 1);
         drop(credit);
+        self.inside = None;
     }
 }
 
@@ -155,6 +167,7 @@ pub(super) fn end_of(error: &ChatError) -> RequestEnd {
     match (error, error.kind()) {
         (ChatError::Overloaded { .. }, _) => RequestEnd::Overloaded,
         (ChatError::TooLate { .. }, _) => RequestEnd::TooLate,
+        (ChatError::Asleep(_), _) => RequestEnd::Asleep,
         (ChatError::NotStarted(_) | ChatError::Stopped { .. } | ChatError::ShuttingDown, _) => RequestEnd::Stopped,
         (ChatError::DeviceLost { .. }, _) => RequestEnd::DeviceLost,
         (ChatError::GivenUp { .. }, _) => RequestEnd::GivenUp,

@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use self::children::{CHILDREN, Children};
 use super::{
-    EngineMessage, LoadOptions, ProgressSink, Serving, Status, WeightStore, WhichLane, core,
+    EngineMessage, Kept, LoadOptions, ProgressSink, Serving, Status, WeightStore, WhichLane, core,
     core::{EngineCore, Input, Parts, Rules, Sized, SizedBy},
     elastic::{Place, PoolInput, Scheduler},
     start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
@@ -24,6 +24,7 @@ use crate::{
     compute::lane::{Job, Lane},
     metric,
     profile::{Course, Evidence, Needs, Phase, Profiled},
+    sleep::Wakefulness,
     supervise::{BackgroundTask, Latest, end_of},
 };
 
@@ -45,6 +46,10 @@ pub struct EngineArguments {
     pub device: Arc<dyn Device>,
     /// Weights, lanes and kernels that outlive this engine.
     pub weight_store: WeightStore,
+    /// What a wake need not find out again.
+    pub kept: Kept,
+    /// Whether the model is awake, or this engine wakes it up.
+    pub wakefulness: Wakefulness,
     /// The number of this engine among the model's engines.
     pub generation: u64,
     /// The channel on which handles see the model's status.
@@ -261,7 +266,8 @@ impl EngineState {
 
 impl From<StartPlan> for core::Planned<ActorParts> {
     fn from(plan: StartPlan) -> Self {
-        let is_warm = plan.records.as_ref().is_some_and(|records| records.warm().is_some());
+        let is_written = plan.records.as_ref().is_some_and(|records| records.warm().is_some());
+        let is_warm = is_written || plan.woken.is_some();
         core::Planned { blocks: plan.expected_blocks, is_warm, plan }
     }
 }

@@ -93,6 +93,16 @@ pub enum StartError {
     },
 }
 
+impl StartError {
+    /// Bytes of device memory that the plan lacks. None if it lacks something else.
+    pub fn short_by(&self) -> Option<Bytes> {
+        match self {
+            StartError::DoesNotFit(unfit) => Some(unfit.short_by()).filter(|bytes| !bytes.is_zero()),
+            _ => None,
+        }
+    }
+}
+
 impl Hint for StartError {
     type Text = String;
 

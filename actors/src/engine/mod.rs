@@ -5,6 +5,7 @@ mod core;
 mod elastic;
 mod error;
 mod fetch;
+mod kept;
 mod limits;
 mod message;
 mod model_context;
@@ -21,6 +22,7 @@ pub use crate::profile::{Lanes, LanesPlace, Progress, ProgressSink, Records, Wei
 pub use actor::{EngineActor, EngineArguments};
 pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
+pub use kept::Kept;
 pub use limits::{Lowered, Own};
 pub use message::{EngineMessage, WhichLane};
 pub use model_context::ModelContext;

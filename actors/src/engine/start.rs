@@ -18,14 +18,15 @@ use bursar_model::{
 
 use super::{
     EngineArguments, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Question, Records, StartError, Status,
-    fetch::fetch, records::Sought,
+    fetch::fetch, kept::Opened, records::Sought,
 };
 use crate::{
     budget::LeaseError,
     compute::{Models, Processor},
     event::Event,
     metric,
-    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError},
+    profile::{ATTEMPTS_MAX, Needs, Notice, Phase, Place, ProfileError, ProfileRecord},
+    sleep::Rest,
     tree::{self, Role},
 };
 
@@ -41,6 +42,8 @@ pub struct StartPlan {
     pub(super) expected_blocks: usize,
     /// The recorded profiles of earlier starts. None if the user chose no folder.
     pub(super) records: Option<Records>,
+    /// What was stressed before the model slept.
+    pub(super) woken: Option<Arc<ProfileRecord>>,
 }
 
 /// What is loaded before sizing.
@@ -98,7 +101,7 @@ impl EngineArguments {
     pub(crate) fn show(&self, next: Status) {
         let model = self.label.clone();
         let event = match &next {
-            Status::Starting => None,
+            Status::Starting | Status::NotWoken(_) => None,
             Status::Ready(serving) => Some(Event::Ready { model, kv_tokens: serving.kv_tokens }),
             Status::Failed(error) => Some(Event::Failed { model, reason: error.to_string() }),
             Status::Stopped { reason } => Some(Event::Stopped { model, reason: reason.to_string() }),
@@ -136,6 +139,11 @@ impl EngineArguments {
         Owner::new(format!("{} vision", self.label), self.generation)
     }
 
+    /// The owner of host memory for the weights while the model sleeps.
+    pub(crate) fn sleep_owner(&self) -> Owner {
+        Owner::new(format!("{} sleep", self.label), self.generation)
+    }
+
     /// Plans and loads the weights, in attempt `attempt`.
     pub(super) async fn plan_and_load(self, attempt: u32) -> Result<LoadedModel, LoadFailed> {
         let failed = |error| LoadFailed { plan: None, error };
@@ -144,13 +152,19 @@ impl EngineArguments {
         let is_wanted = Arc::new(AtomicBool::new(true));
         let opened = checkpoint.clone();
         let context = async {
-            let context = self.context(opened, &plan).await;
+            let context = match self.opened() {
+                Some(Opened { context, .. }) => Ok(context),
+                None => self.context(opened, &plan).await,
+            };
             is_wanted.store(context.is_ok(), Relaxed);
             context
         };
-        let model = self.load_or_find(&processor, checkpoint, needs.clone(), attempt, is_wanted.clone());
+        let model = self.load_or_find(&processor, checkpoint.clone(), needs.clone(), attempt, is_wanted.clone());
         match tokio::try_join!(context, model) {
-            Ok((context, model)) => Ok(LoadedModel { plan, needs, loaded: Loaded { model, processor, context } }),
+            Ok((context, model)) => {
+                self.kept.keep_opened(Opened { checkpoint, context: context.clone() });
+                Ok(LoadedModel { plan, needs, loaded: Loaded { model, processor, context } })
+            }
             Err(error) => Err(LoadFailed { plan: Some(plan), error }),
         }
     }
@@ -170,16 +184,33 @@ impl EngineArguments {
 
     async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan, Arc<Needs>), LoadError> {
         self.check_cache_type().await?;
+        if let (Some(Opened { checkpoint, .. }), Some(processor)) = (self.opened(), self.weight_store.processor()) {
+            self.open_gate().await?;
+            let (checkpoint, plan, needs) = self.plan(move |_| Ok(checkpoint), &processor).await?;
+            return Ok((processor, checkpoint, plan, needs));
+        }
         // Before the gate opens: while it is open, memory that other processes take is not counted.
         let files = fetch(self.source.clone(), self.progress.clone()).await?;
-        (self.progress)(Progress::Planning);
-        // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
-        drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
+        self.open_gate().await?;
         let (opened, quantization) = (files.clone(), self.options.quantization);
         let open = off_actor(move || Ok(Checkpoint::open(opened)?.with_quantization(quantization)));
         let (processor, checkpoint) = tokio::try_join!(self.processor(&files), open)?;
-        let (checkpoint, plan, needs) = self.plan(checkpoint, &processor).await?;
+        let cache = self.options.kv_cache_dtype;
+        let cached = move |target: &Target| Ok(Arc::new(checkpoint.with_cache(cache.on(target)?)));
+        let (checkpoint, plan, needs) = self.plan(cached, &processor).await?;
         Ok((processor, checkpoint, plan, needs))
+    }
+
+    /// What was opened before the model fell asleep, while host memory has its weights.
+    fn opened(&self) -> Option<Opened> {
+        self.kept.opened().filter(|_| self.weight_store.has_copy())
+    }
+
+    async fn open_gate(&self) -> Result<(), StartError> {
+        (self.progress)(Progress::Planning);
+        // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
+        drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
+        Ok(())
     }
 
     /// Refuses keys and values that the device has no kernels for, before anything is fetched.
@@ -201,10 +232,31 @@ impl EngineArguments {
         if let Some(model) = self.weight_store.model() {
             return Ok(model);
         }
+        if self.weight_store.is_away() {
+            return Ok(self.bring_back(attempt).await?);
+        }
         if let Some(unfinished) = self.weight_store.take_unfinished() {
             self.budget.clear(unfinished).await?;
         }
         Ok(self.load(processor, checkpoint, needs, attempt, is_wanted).await?)
+    }
+
+    /// Copies the weights of a sleeping model back to where they were.
+    async fn bring_back(&self, attempt: u32) -> Result<Models, StartError> {
+        (self.progress)(Progress::Phase(Phase::Load));
+        let died = || StartError::Died("its engine has ended".to_owned());
+        let weight_store = self.weight_store.clone();
+        let segment = weight_store.segment().ok_or_else(died)?;
+        let bytes = weight_store.bytes_away().ok_or_else(died)?;
+        // Ending this start waits until this guard is dropped.
+        let loading = weight_store.begin(self.owner(attempt).generation).ok_or_else(died)?;
+        self.budget.resize(tree::LEASE_FOR_ENGINE, segment.lease(), bytes).await?;
+        off_actor(move || {
+            let _loading = loading;
+            weight_store.bring_back()?;
+            weight_store.model().ok_or_else(died)
+        })
+        .await
     }
 
     /// What computes here. It is loaded once per model, even if engines restart.
@@ -225,7 +277,7 @@ impl EngineArguments {
 
     async fn plan(
         &self,
-        checkpoint: Checkpoint,
+        checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
         processor: &Processor,
     ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<Needs>), StartError> {
         let options = self.options.clone();
@@ -233,11 +285,12 @@ impl EngineArguments {
         // Refreshes what other processes hold.
         self.budget.available().await?;
         let is_loaded = self.weight_store.model().is_some();
+        let woken = self.kept.record().filter(|_| self.wakefulness.rest() == Rest::Waking);
         let ledger = self.budget.snapshot_as(tree::LEDGER_FOR_ENGINE).await?;
         let (is_host, ranks) = (self.device.is_host_memory(), self.device.ranks().len().max(1));
         let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
         off_actor(move || {
-            let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
+            let checkpoint = checkpoint(&target)?;
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.
@@ -260,8 +313,8 @@ impl EngineArguments {
             let records = search.map(|search| search.look_up(&sought)).transpose()?;
             let (unloaded, pictures) = (Arc::new(model), pictures.map(Arc::new));
             let inputs = Arc::new(inputs);
-            let plan = StartPlan { inputs, unloaded, pictures, target, expected_blocks, records };
-            Ok((Arc::new(checkpoint), plan, Arc::new(needs)))
+            let plan = StartPlan { inputs, unloaded, pictures, target, expected_blocks, records, woken };
+            Ok((checkpoint, plan, Arc::new(needs)))
         })
         .await
     }

@@ -13,6 +13,8 @@ pub enum Status {
     Starting,
     /// Ready for requests.
     Ready(Serving),
+    /// A wake failed, or a load that may wait for room. The runtime decides what follows.
+    NotWoken(Arc<StartError>),
     /// The start failed.
     Failed(Arc<StartError>),
     /// The model was shut down, or gave up after a crash loop.

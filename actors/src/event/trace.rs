@@ -65,6 +65,15 @@ impl Spans {
                 self.over(Some(model), || {});
                 info!(%model, %reason, "stopped");
             }
+            Event::Asleep { model, level } => {
+                self.over(Some(model), || {});
+                info!(%model, level, "asleep");
+            }
+            Event::Awake { model } => info!(%model, "awake"),
+            Event::NotWoken { model, reason } => {
+                self.over(Some(model), || {});
+                warn!(%model, %reason, "not woken");
+            }
             Event::DeviceLost { reason } => warn!(%reason, "device lost"),
         }
     }

@@ -133,6 +133,25 @@ pub enum Event {
         /// Tokens that keys and values have room for.
         kv_tokens: usize,
     },
+    /// A model sleeps: it holds no device memory.
+    Asleep {
+        /// The model.
+        model: Label,
+        /// 1 if its weights are in host memory, 2 if they were dropped.
+        level: u8,
+    },
+    /// A model that slept takes requests.
+    Awake {
+        /// The model.
+        model: Label,
+    },
+    /// A model could not wake up, and sleeps on.
+    NotWoken {
+        /// The model.
+        model: Label,
+        /// The error, in words.
+        reason: String,
+    },
     /// A model did not start.
     Failed {
         /// The model.
@@ -171,6 +190,9 @@ impl Event {
             Event::Restart { .. } => "restart",
             Event::RanksChosen { .. } => "ranks_chosen",
             Event::Ready { .. } => "ready",
+            Event::Asleep { .. } => "asleep",
+            Event::Awake { .. } => "awake",
+            Event::NotWoken { .. } => "not_woken",
             Event::Failed { .. } => "failed",
             Event::Stopped { .. } => "stopped",
             Event::DeviceLost { .. } => "device_lost",

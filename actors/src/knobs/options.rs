@@ -62,6 +62,11 @@ pub struct LoadOptions {
     pub tenant_weights: TenantWeights,
     /// How many requests may run or wait. One more is refused with `Overloaded`.
     pub requests: usize,
+    /// Puts the model to sleep when it has had no request for this long: at level 1 if host memory is left for its
+    /// weights, otherwise at level 2. The next request wakes it. Default: none, so that it sleeps only when asked to.
+    pub sleep_after: Option<Duration>,
+    /// How long a request waits for a model that sleeps to be awake, before it fails. Default: two minutes.
+    pub wake_within: Duration,
     /// Threads that compute on a host device, and as many again that decode pictures. Default: one per CPU.
     pub threads: usize,
     /// A folder for profiles, one file per model and device. A later start on the same basis runs its worst cases once,
@@ -105,6 +110,8 @@ impl Default for LoadOptions {
             deadlines: Deadlines::default(),
             tenant_weights: TenantWeights::default(),
             requests: 128,
+            sleep_after: None,
+            wake_within: Duration::from_secs(120),
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             profiles: None,
             measures_anew: false,

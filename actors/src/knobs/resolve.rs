@@ -151,8 +151,8 @@ impl Knobs {
         self.swap_space.map(|gibibytes| Bytes((gibibytes * Bytes::gib(1).0 as f64) as u64))
     }
 
-    /// The options to load a model with. Knobs not set stay as in `base`. The canary belongs to the runtime:
-    /// [`RuntimeConfig::canary`](crate::runtime::RuntimeConfig).
+    /// The options to load a model with. Knobs not set stay as in `base`. Three belong to the runtime: `canary`,
+    /// `sleep_for_room` and `host_bytes` ([`RuntimeConfig`](crate::runtime::RuntimeConfig)).
     ///
     /// # Errors
     /// As [`check`](Self::check).
@@ -192,6 +192,9 @@ impl Knobs {
         set(&mut options.deadlines.queue, self.queue_deadline);
         set(&mut options.deadlines.first_token, self.first_token_deadline);
         set(&mut options.deadlines.reply, self.reply_deadline);
+        set(&mut options.sleep_after, self.sleep_after.map(|seconds| seconds * 1000));
+        options.wake_within =
+            self.wake_within.map_or(options.wake_within, |seconds| Duration::from_secs(seconds as u64));
         options.threads = self.threads.unwrap_or(options.threads);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;

@@ -308,6 +308,14 @@ knobs! {
     reply_deadline: usize, Kind::CountOrNone("ms"), [];
     /// The shares of tenants whose requests wait at the same time, such as gold=4,free=1 or a JSON object; others have 1. A tenant alone has all of the model. Those named here have a metric of their tokens.
     tenant_weights: TenantWeights, Kind::Weights, [];
+    /// Puts the model to sleep when it has had no request for this long; the next one wakes it. 0 for never, which is the default.
+    sleep_after: usize, Kind::CountOrNone("s"), [];
+    /// How long a request waits for a model that sleeps. By default 120.
+    wake_within: usize, Kind::Count("s"), [];
+    /// A load or a wake without room puts other models to sleep: the one that was used longest ago, or, if all are busy, one that has been awake for this long. 0 for never, which is the default.
+    sleep_for_room: usize, Kind::CountOrNone("s"), [];
+    /// Host memory that may be leased: for pictures that are decoded, and for the weights of models that sleep. By default 1 GiB.
+    host_bytes: Bytes, Kind::Size, [];
     /// Threads that compute on a host device, and as many again that decode pictures.
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.

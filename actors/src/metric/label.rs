@@ -312,6 +312,28 @@ words! { "reason":
 }
 
 words! { "reason":
+    /// Why a model fell asleep.
+    SleepReason {
+        /// Its user asked for it.
+        Call = "call",
+        /// It had no request for as long as `sleep_after`.
+        Idle = "idle",
+        /// Another model needed its memory.
+        Room = "room",
+    }
+}
+
+words! { "reason":
+    /// Why a model woke up.
+    WakeReason {
+        /// Its user asked for it.
+        Call = "call",
+        /// A request came.
+        Request = "request",
+    }
+}
+
+words! { "reason":
     /// How a request ended.
     RequestEnd {
         /// The model ended the reply, or it contained a stop string.
@@ -324,6 +346,8 @@ words! { "reason":
         Refused = "refused",
         /// As many requests as allowed were running or waiting.
         Overloaded = "overloaded",
+        /// The model slept, and was not awake in time.
+        Asleep = "asleep",
         /// Its deadline passed.
         TooLate = "too_late",
         /// The model did not start, has stopped, or is shutting down.

@@ -19,7 +19,7 @@ pub use address::{MetricsAddress, NoAddress};
 pub use item::{Amount, Counter, Gauge, Histogram, Kind, Recording, Row};
 pub use label::{
     Architecture, AttemptEnd, Build, DeviceLabel, Direction, Dtype, GroupLabel, LabelSet, LabelValue, Late, Permit,
-    Preempted, RequestEnd, Version, Words,
+    Preempted, RequestEnd, SleepReason, Version, WakeReason, Words,
 };
 pub use table::*;
 

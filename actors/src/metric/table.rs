@@ -4,7 +4,7 @@ use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
     Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram, Late,
-    Permit, Preempted, RequestEnd, Row, Version,
+    Permit, Preempted, RequestEnd, Row, SleepReason, Version, WakeReason,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -55,6 +55,8 @@ const STEP: &[f64] = &[
 const SHRINK: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
 /// Edges for copies of blocks: one of a small model to a gigabyte over a slow bus.
 const COPY: &[f64] = &[0.00001, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5];
+/// Edges for a wake: from copying a small model back to loading a large one from its files.
+const WAKE: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 /// Edges for the wait for a lease: granted with the next message, or when another lease ends, within the hour.
 const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 3600.0];
 
@@ -121,6 +123,10 @@ table! {
     OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by phase.";
     ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the actor runs, 0 while it does not. The model is empty for budget and runtime.";
     RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be restarted.";
+    ASLEEP: Gauge<Label> = "bursar_asleep", "1 while the model sleeps and holds no device memory.";
+    SLEEPS_TOTAL: Counter<(Label, SleepReason)> = "bursar_sleeps_total", "Times that the model fell asleep, by reason.";
+    WAKES_TOTAL: Counter<(Label, WakeReason)> = "bursar_wakes_total", "Times that the model woke up, by reason.";
+    WAKE_SECONDS: Histogram<Label> = "bursar_wake_seconds", "Time from when a model is asked to wake up until it takes requests, with the wait for room.", WAKE;
     SEQUENCES_RUNNING: Gauge<Label> = "bursar_sequences_running", "Sequences that hold blocks and are being computed.";
     SEQUENCES_WAITING: Gauge<Label> = "bursar_sequences_waiting", "Sequences that wait to be computed.";
     STEPS_UNDER_WAY: Gauge<Label> = "bursar_steps_under_way", "Steps given to the step lane, at most two.";

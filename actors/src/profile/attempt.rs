@@ -65,6 +65,9 @@ pub struct Attempt {
     pub course: Course,
     /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
     pub warm: Option<Arc<WrittenProfile>>,
+    /// What was stressed before the model slept. It is not stressed again, and its size is not exceeded: the same
+    /// kernels of the same process run on as much memory.
+    pub woken: Option<Arc<ProfileRecord>>,
     /// Where the profile is recorded, if the user chose a folder.
     pub records: Option<Records>,
     /// What passes run on.
@@ -169,6 +172,10 @@ impl Attempt {
         self.capture(&lanes, &memory).await?;
         self.enter(Phase::Back);
         let blocks = self.settle(&memory, &faulty).await?;
+        if let Some(slept) = &self.woken {
+            let record = ProfileRecord { kv_blocks: blocks, ..slept.as_ref().clone() };
+            return Ok(Profiled { record, memory, lanes, card: Arc::default() });
+        }
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
         let peaks = self.validate(&lanes).await?;
@@ -340,6 +347,7 @@ impl Attempt {
             true => measured,
             false => shrunk(self.first.map_or(measured, |first| first.min(measured)), shrinks),
         };
+        let found = self.woken.as_ref().map_or(found, |slept| slept.kv_blocks.min(found));
         let blocks = self.written_blocks(found)?.unwrap_or(found);
         let context_tokens = self.envelope.context_tokens;
         if blocks * BLOCK_TOKENS < context_tokens {
@@ -442,7 +450,7 @@ impl Attempt {
 
     /// The number of worst cases that run before the size is settled.
     pub(super) fn stressed(&self) -> usize {
-        match self.warm.is_none() && self.rigour.runs_before_sizing() {
+        match self.warm.is_none() && self.woken.is_none() && self.rigour.runs_before_sizing() {
             true => self.needs.worst_cases.len(),
             false => 0,
         }

@@ -1,9 +1,12 @@
 //! The weight store: what outlives an engine. Loaded weights stay while a successor starts. Before memory is taken
 //! back, the store waits for every thread that still uses it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use bursar_budgets::Owner;
+use bursar_budgets::{Bytes, DeviceError, HostCopy, Lease, Owner, Segment};
 use tokio::sync::watch;
 
 use super::{Lanes, ProfileError};
@@ -19,6 +22,9 @@ struct Contents {
     closed_through: Option<u64>,
     weights_owner: Option<Owner>,
     model: Option<Models>,
+    /// What the weights of a sleeping model are copied to. The lease is there first, so that no copy is made in vain.
+    host: Option<Arc<Lease>>,
+    copy: Option<Copied>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
     processor: Option<Processor>,
@@ -27,14 +33,28 @@ struct Contents {
     at_work: Vec<watch::Receiver<()>>,
 }
 
+/// Weights in host memory.
+#[derive(Clone)]
+struct Copied {
+    copy: Arc<HostCopy>,
+    /// As much of each rank's memory was backed.
+    backed: Bytes,
+    /// They are not on the device meanwhile.
+    is_away: bool,
+}
+
+/// How often a fence is looked at.
+const FENCE_POLL: Duration = Duration::from_millis(1);
+
 /// While this lives, memory is being taken or weights copied.
 #[derive(Debug)]
 pub struct AtWork(#[expect(dead_code, reason = "held for its drop")] watch::Sender<()>);
 
 impl WeightStore {
-    /// The loaded model, if there is one.
+    /// The loaded model, if there is one on the device.
     pub fn model(&self) -> Option<Models> {
-        self.contents().model.clone()
+        let contents = self.contents();
+        contents.model.clone().filter(|_| !contents.is_away())
     }
 
     /// The loaded processor, if there is one.
@@ -65,7 +85,7 @@ impl WeightStore {
     /// Records that memory is being taken for an attempt; the thread that takes it holds the guard. None if the attempt
     /// was ended before.
     #[must_use]
-    fn begin_backing(&self, generation: u64) -> Option<AtWork> {
+    pub fn begin(&self, generation: u64) -> Option<AtWork> {
         self.contents().begin(generation)
     }
 
@@ -80,7 +100,7 @@ impl WeightStore {
         generation: u64,
         work: impl FnOnce() -> Result<T, ProfileError> + Send + 'static,
     ) -> Result<Option<T>, ProfileError> {
-        let Some(at_work) = self.begin_backing(generation) else { return Ok(None) };
+        let Some(at_work) = self.begin(generation) else { return Ok(None) };
         let thread = tokio::task::spawn_blocking(move || {
             let _at_work = at_work;
             work()
@@ -121,6 +141,83 @@ impl WeightStore {
         }
     }
 
+    /// Keeps the lease of the host memory to which the weights are to be copied.
+    pub fn keep_host(&self, lease: Lease) {
+        self.contents().host = Some(Arc::new(lease));
+    }
+
+    /// The memory of the weights.
+    pub fn segment(&self) -> Option<Arc<Segment>> {
+        self.contents().model.as_ref()?.segment().cloned()
+    }
+
+    /// Whether the weights are in host memory alone.
+    pub fn is_away(&self) -> bool {
+        self.contents().is_away()
+    }
+
+    /// Moves the weights to the host memory that was leased for them, and unbacks them. Their addresses stay, so the
+    /// model is as before once they are [back](Self::bring_back). Blocks. No lane may be left. False if no host memory
+    /// was leased, or nothing is loaded.
+    ///
+    /// # Errors
+    /// The host or the device refuses the copy. The weights are then where they were.
+    pub fn put_away(&self) -> Result<bool, DeviceError> {
+        let (Some(segment), true) = (self.segment(), self.contents().host.is_some()) else { return Ok(false) };
+        let earlier = self.contents().copy.clone();
+        let copied = match earlier {
+            // They were not changed since a wake that failed.
+            Some(copied) => copied,
+            None => {
+                let backed = segment.backed();
+                Copied { copy: Arc::new(segment.copy_out()?), backed, is_away: false }
+            }
+        };
+        self.contents().copy = Some(Copied { is_away: true, ..copied });
+        let last_use = segment.device().fence_here();
+        while !last_use.is_passed() {
+            std::thread::park_timeout(FENCE_POLL);
+        }
+        segment.shrink_to(Bytes::ZERO, &last_use)?;
+        Ok(true)
+    }
+
+    /// Whether host memory holds a copy of the weights.
+    pub fn has_copy(&self) -> bool {
+        self.contents().copy.is_some()
+    }
+
+    /// Bytes to back before the weights can come [back](Self::bring_back). None if they are not away.
+    pub fn bytes_away(&self) -> Option<Bytes> {
+        self.contents().copy.as_ref().filter(|copied| copied.is_away).map(|copied| copied.backed)
+    }
+
+    /// Moves the weights back to the device. Their lease must have its size again. Blocks. The copy stays until it is
+    /// [forgotten](Self::forget_copy), for a wake that fails later.
+    ///
+    /// # Errors
+    /// The device refuses memory, or the copy.
+    pub fn bring_back(&self) -> Result<(), DeviceError> {
+        let (segment, copied) = (self.segment(), self.contents().copy.clone());
+        let (Some(segment), Some(copied)) = (segment, copied.filter(|copied| copied.is_away)) else { return Ok(()) };
+        segment.back_to(copied.backed)?;
+        segment.copy_in(&copied.copy)?;
+        self.contents().copy = Some(Copied { is_away: false, ..copied });
+        Ok(())
+    }
+
+    /// Frees the host memory of weights that are on the device.
+    pub fn forget_copy(&self) {
+        let mut contents = self.contents();
+        if !contents.is_away() {
+            let (copy, host) = (contents.copy.take(), contents.host.take());
+            drop(contents);
+            // The memory before its lease.
+            drop(copy);
+            drop(host);
+        }
+    }
+
     /// The owner of weights that were leased and not fully loaded, if any.
     pub fn take_unfinished(&self) -> Option<Owner> {
         let mut contents = self.contents();
@@ -133,8 +230,13 @@ impl WeightStore {
     /// Takes the model out, with the owner of its weights' lease. Drop the model only after that owner is cleared:
     /// unmapping so much memory is slow, and is done by then.
     pub fn clear(&self) -> (Option<Owner>, Option<Models>) {
-        let mut contents = self.contents();
-        (contents.weights_owner.take(), contents.model.take())
+        let (owner, model) = {
+            let mut contents = self.contents();
+            contents.copy.iter_mut().for_each(|copied| copied.is_away = false);
+            (contents.weights_owner.take(), contents.model.take())
+        };
+        self.forget_copy();
+        (owner, model)
     }
 
     /// Drops the processor, and waits until that is done if this was its last user.
@@ -159,6 +261,10 @@ impl Contents {
         self.at_work.retain(|work| work.has_changed().is_ok());
         self.at_work.push(done);
         Some(AtWork(work))
+    }
+
+    fn is_away(&self) -> bool {
+        self.copy.as_ref().is_some_and(|copied| copied.is_away)
     }
 
     fn is_closed(&self, generation: u64) -> bool {

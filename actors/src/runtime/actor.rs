@@ -4,12 +4,18 @@ mod budget;
 mod effects;
 mod loss;
 mod memory;
+mod naps;
 mod show;
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use bursar_budgets::{Bytes, Device, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
+use tokio::task::JoinSet;
 
 use self::{
     budget::{BudgetSettings, ClosingMailbox},
@@ -24,6 +30,8 @@ use crate::{
     credit::Credits,
     engine::{EngineArguments, Status},
     metric,
+    responder::Responder,
+    sleep::{Rest, SleepError, SleepOrder},
     supervise::{Intensity, end_of},
 };
 
@@ -48,6 +56,8 @@ pub struct RuntimeArguments {
     pub budget_intensity: Intensity,
     /// How the budget watches the device.
     pub watch: WatchOptions,
+    /// Whether models make room for others, and then how long one that has requests is awake at least.
+    pub turn: Option<Duration>,
 }
 
 /// The state of a runtime supervisor.
@@ -62,6 +72,8 @@ pub struct RuntimeState {
     /// Models that were READY and then ended by themselves. An entry stays until the model is unloaded or its name is
     /// loaded again.
     fallen: BTreeMap<String, Known>,
+    /// The next look for models that are to sleep, if one is due before the next second.
+    look: JoinSet<()>,
     born: Instant,
 }
 
@@ -71,6 +83,7 @@ struct ActorParts;
 impl Parts for ActorParts {
     type Order = Box<Order>;
     type Waiter = Home;
+    type Sleeper = Responder<Result<(), SleepError>>;
     type Device = Arc<dyn Device>;
 }
 
@@ -101,9 +114,9 @@ impl Actor for RuntimeActor {
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
     ) -> Result<RuntimeState, ActorProcessingErr> {
-        let RuntimeArguments { shown, again, device_intensity, ledger, canary, mailbox, budget_intensity, watch } =
+        let RuntimeArguments { shown, again, device_intensity, ledger, canary, mailbox, budget_intensity, watch, turn } =
             arguments;
-        let rules = Rules { budget: budget_intensity, device: device_intensity, has_successor: again.is_some() };
+        let rules = Rules { budget: budget_intensity, device: device_intensity, has_successor: again.is_some(), turn };
         let settings = BudgetSettings { ledger, canary, mailbox: ClosingMailbox(mailbox), watch };
         let device = shown.device.borrow().clone();
         let budget = settings.spawn(&myself, &device).await?;
@@ -116,6 +129,7 @@ impl Actor for RuntimeActor {
             budget,
             engines: BTreeMap::new(),
             fallen: BTreeMap::new(),
+            look: JoinSet::new(),
             born: Instant::now(),
         })
     }
@@ -171,8 +185,8 @@ impl RuntimeState {
     ) -> Result<Option<Input<ActorParts>>, ActorProcessingErr> {
         Ok(Some(match message {
             RuntimeMessage::Load { name, order } => {
-                let intensity = order.options.engine_intensity;
-                Input::Load(Load { name, intensity, order })
+                let (intensity, sleep_after) = (order.options.engine_intensity, order.options.sleep_after);
+                Input::Load(Load { name, intensity, sleep_after, order })
             }
             RuntimeMessage::Unload { name, within, reply } => {
                 Input::Unload { name, within, waiter: Box::new(move |cut_off| reply.answer(cut_off)) }
@@ -197,9 +211,19 @@ impl RuntimeState {
                 reply.answer(self.health());
                 return Ok(None);
             }
+            RuntimeMessage::SleepOrder { name, load, order: SleepOrder::Sleep { level, within, reply } } => {
+                Input::Sleep { name, load, level, within, sleeper: reply }
+            }
+            RuntimeMessage::SleepOrder { name, load, order: SleepOrder::Wake(reason) } => {
+                Input::Wake { name, load, reason }
+            }
+            RuntimeMessage::Drained { name, load, drained } => Input::Drained { name, load, drained },
+            RuntimeMessage::FellAsleep { name, load, level } => Input::FellAsleep { name, load, level },
+            RuntimeMessage::Woken { name, load } => Input::Woken { name, load },
+            RuntimeMessage::Look => Input::Look(self.seen()),
             RuntimeMessage::Show => {
                 myself.send_after(metric::SHOWN_EVERY, || RuntimeMessage::Show);
-                return Ok(None);
+                Input::Look(self.seen())
             }
             RuntimeMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }))
@@ -214,8 +238,13 @@ impl RuntimeState {
         let name = name.clone();
         // An engine that ends by itself has already given a reason: its start failed, or it gave up. Anything else is a
         // death, including a stop from outside.
-        if engine.arguments.status.borrow().is_over() {
-            return Some(Input::EngineGaveUp { name, reason });
+        match &*engine.arguments.status.borrow() {
+            status if status.is_over() => return Some(Input::EngineGaveUp { name, reason }),
+            Status::NotWoken(error) => {
+                let may_fit = self.may_fit(&name, error);
+                return Some(Input::NotWoken { name, may_fit });
+            }
+            _ => {}
         }
         Some(self.loss().map_or(Input::EngineDied { name, reason }, Input::DeviceLost))
     }
@@ -223,7 +252,8 @@ impl RuntimeState {
     fn health(&self) -> Health {
         let health = |name: &str, engine: &Engine| match &*engine.arguments.status.borrow() {
             _ if self.core.is_let_go(name) => ModelHealth::Leaving,
-            Status::Starting => ModelHealth::Starting,
+            _ if matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_)) => ModelHealth::Asleep,
+            Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,
             Status::Ready(_) => ModelHealth::Ready,
             Status::Failed(_) | Status::Stopped { .. } => ModelHealth::Stopped,
         };

@@ -5,25 +5,35 @@
 //!                └────────────────────▲                it gave up, or did not start
 //! the device  there ◄──► lost                          models that are not ending begin again on its successor
 //! ```
+//!
+//! A model that is wanted may sleep: see `core/sleep.rs`.
 
 mod child;
 mod effect;
 mod input;
 mod model;
+mod nap;
+mod sleep;
 
-use std::{collections::BTreeMap, mem, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    mem,
+    time::Duration,
+};
 
 use bursar_budgets::DeviceError;
 
 use self::{
     child::{Child, Verdict},
     model::{Ended, Model},
+    nap::Nap,
 };
 pub use self::{
     effect::Effect,
     input::{Input, Load},
+    nap::Seen,
 };
-use crate::{budget::NO_MODEL, supervise::Intensity};
+use crate::{budget::NO_MODEL, sleep::SleepLevel, supervise::Intensity};
 
 /// What a runtime is given and passes on unseen.
 pub trait Parts {
@@ -31,6 +41,8 @@ pub trait Parts {
     type Order;
     /// Who waits for the end of a model or of the runtime, and hears how many requests were cut off.
     type Waiter;
+    /// Who waits for a model to sleep.
+    type Sleeper;
     /// A device.
     type Device;
 }
@@ -44,6 +56,8 @@ pub struct Rules {
     pub device: Intensity,
     /// Whether a lost device can have a successor.
     pub has_successor: bool,
+    /// Whether models make room for others, and then how long one that has requests is awake at least.
+    pub turn: Option<Duration>,
 }
 
 /// The decisions of one runtime.
@@ -53,7 +67,9 @@ pub struct RuntimeCore<P: Parts> {
     /// While the device is lost, and everything on it is being ended: the loads that wait for its successor.
     lost: Option<Vec<Load<P>>>,
     budget: Child,
-    models: BTreeMap<String, Model<P::Waiter>>,
+    models: BTreeMap<String, Model<P::Waiter, P::Sleeper>>,
+    /// Those that wait for their turn to start, in that order.
+    hungry: VecDeque<String>,
     /// Numbers all engines. A load has the number of its first.
     next_generation: u64,
     shutdown: Option<Shutdown<P::Waiter>>,
@@ -81,6 +97,7 @@ impl<P: Parts> RuntimeCore<P> {
             lost: None,
             budget: Child::new(rules.budget),
             models: BTreeMap::new(),
+            hungry: VecDeque::new(),
             next_generation: 0,
             shutdown: None,
             effects: Vec::new(),
@@ -101,7 +118,7 @@ impl<P: Parts> RuntimeCore<P> {
     /// Takes one input at `now`, measured from any fixed moment. Returns what must be done, in order.
     pub fn step(&mut self, input: Input<P>, now: Duration) -> Vec<Effect<P>> {
         match input {
-            Input::Load(load) => self.load(load),
+            Input::Load(load) => self.load(load, now),
             Input::Unload { name, within, waiter } => {
                 self.effects.push(Effect::ForgetFallen { name: name.clone() });
                 self.leave(name, within, Some(waiter));
@@ -115,7 +132,14 @@ impl<P: Parts> RuntimeCore<P> {
             Input::BudgetDied { reason } => self.budget_died(reason, now),
             Input::RespawnBudget { death } => self.respawn_budget(death),
             Input::DeviceLost(error) => self.device_lost(error, now),
-            Input::DeviceMade(made) => self.device_made(made),
+            Input::DeviceMade(made) => self.device_made(made, now),
+            Input::Sleep { name, load, level, within, sleeper } => self.sleep(name, load, (level, within), sleeper),
+            Input::Wake { name, load, reason } => self.wake(name, load, reason, now),
+            Input::Drained { name, load, drained } => self.drained(name, load, drained, now),
+            Input::FellAsleep { name, load, level } => self.fell_asleep(name, load, level, now),
+            Input::Woken { name, load } => self.woken(name, load, now),
+            Input::NotWoken { name, may_fit } => self.not_woken(name, may_fit),
+            Input::Look(seen) => self.look(&seen, now),
             Input::ShutDown { within, waiter } => self.shut_down(within, waiter),
         }
         if self.shutdown.is_some() && self.models.is_empty() {
@@ -124,7 +148,7 @@ impl<P: Parts> RuntimeCore<P> {
         mem::take(&mut self.effects)
     }
 
-    fn load(&mut self, load: Load<P>) {
+    fn load(&mut self, load: Load<P>, now: Duration) {
         if self.shutdown.is_some() {
             return self.effects.push(Effect::Refuse(load.order));
         }
@@ -133,7 +157,7 @@ impl<P: Parts> RuntimeCore<P> {
         }
         let name = self.free_name(load.name);
         let generation = self.take_generation();
-        self.models.insert(name.clone(), Model::new(generation, load.intensity));
+        self.models.insert(name.clone(), Model::new(generation, load.intensity, load.sleep_after, now));
         self.effects.push(Effect::ForgetFallen { name: name.clone() });
         self.effects.push(Effect::Begin { name, generation, order: load.order });
     }
@@ -150,7 +174,7 @@ impl<P: Parts> RuntimeCore<P> {
         self.next_generation - 1
     }
 
-    fn of_load(&mut self, name: &str, load: u64) -> Option<&mut Model<P::Waiter>> {
+    fn of_load(&mut self, name: &str, load: u64) -> Option<&mut Model<P::Waiter, P::Sleeper>> {
         self.models.get_mut(name).filter(|model| model.load == load)
     }
 
@@ -178,12 +202,18 @@ impl<P: Parts> RuntimeCore<P> {
         }
     }
 
-    /// Begins to end a model, once.
+    /// Begins to end a model, once. One whose weights are being moved ends after that.
     fn end(&mut self, name: String, reason: String) {
         let of_shutdown = self.shutdown.is_some();
         let Some(model) = self.models.get_mut(&name) else { return };
-        if model.end(of_shutdown) {
-            self.effects.push(Effect::End { load: model.load, name, reason });
+        let is_going = model.is_going();
+        if let Nap::LyingDown(lying) = &mut model.nap
+            && is_going
+        {
+            lying.end.get_or_insert(reason);
+        } else if model.end(of_shutdown) {
+            self.effects.push(Effect::End { load: model.load, name: name.clone(), reason });
+            self.end_nap(&name);
         }
     }
 
@@ -197,12 +227,14 @@ impl<P: Parts> RuntimeCore<P> {
         }
         self.effects.push(Effect::Gone { name, is_let_go: let_go.is_some() });
         self.answer(let_go.into_iter().flatten(), cut_off);
+        self.feed_again();
     }
 
     /// An engine's actors died with it. Once its bytes are back, it starts again with the same weights.
     fn engine_died(&mut self, name: String, reason: String, now: Duration) {
         // What dies on a lost device begins again on its successor.
-        let Some(model) = self.models.get_mut(&name).filter(|_| self.lost.is_none()) else { return };
+        let model = self.models.get_mut(&name).filter(|model| self.lost.is_none() && model.nap.has_engine());
+        let Some(model) = model else { return };
         let load = model.load;
         match model.engine().map(|engine| engine.died(now)) {
             Some(Verdict::Again { death, wait }) => {
@@ -217,7 +249,8 @@ impl<P: Parts> RuntimeCore<P> {
 
     fn respawn(&mut self, name: String, load: u64, death: u64) {
         let is_lost = self.lost.is_some();
-        let engine = self.of_load(&name, load).and_then(Model::engine);
+        let model = self.of_load(&name, load).filter(|model| model.nap.has_engine());
+        let engine = model.and_then(Model::engine);
         if !is_lost && engine.is_some_and(|engine| engine.restart(death)) {
             self.spawn(name);
         }
@@ -257,7 +290,7 @@ impl<P: Parts> RuntimeCore<P> {
     }
 
     /// Starts again on the new device, or ends.
-    fn device_made(&mut self, made: Result<P::Device, DeviceError>) {
+    fn device_made(&mut self, made: Result<P::Device, DeviceError>, now: Duration) {
         let device = match made {
             Ok(device) => device,
             // The models end as they would have.
@@ -267,11 +300,18 @@ impl<P: Parts> RuntimeCore<P> {
         self.budget.replaced();
         self.effects.push(Effect::TakeDevice(device));
         for name in self.going() {
-            self.models.get_mut(&name).and_then(Model::engine).into_iter().for_each(Child::replaced);
-            self.spawn(name);
+            let Some(model) = self.models.get_mut(&name) else { continue };
+            model.engine().into_iter().for_each(Child::replaced);
+            match &mut model.nap {
+                // Weights that were kept for it belonged to the lost device.
+                Nap::Asleep(level) => *level = SleepLevel::Level2,
+                nap if nap.has_engine() => self.spawn(name),
+                _ => {}
+            }
         }
         let waiting = self.lost.take();
-        waiting.into_iter().flatten().for_each(|load| self.load(load));
+        waiting.into_iter().flatten().for_each(|load| self.load(load, now));
+        self.feed_again();
     }
 
     /// The models that are not ending.

@@ -33,7 +33,7 @@ pub struct RuntimeConfig {
     /// Device bytes kept free on purpose, given up first when another process takes memory. Default: 256 MiB, or a
     /// sixteenth of a device smaller than 4 GiB.
     pub canary: Option<Bytes>,
-    /// Host memory for decoded pictures, all requests together.
+    /// Host memory for decoded pictures, all requests together, and for the weights of models that sleep.
     pub host_bytes: Bytes,
     /// How many restarts of the budget actor are tolerated, and within what time. One more ends the runtime.
     pub budget_intensity: Intensity,
@@ -42,6 +42,12 @@ pub struct RuntimeConfig {
     pub watch: WatchOptions,
     /// How often the device may be lost and reopened. One loss more ends the runtime.
     pub device_intensity: Intensity,
+    /// Whether models make room for others. If so, a load or a wake for which the device has no room puts to sleep the
+    /// model that was used longest ago, of those without requests. If all have some, the one that has been awake longest
+    /// sleeps once it has been so for this time: its running requests end first, and new ones wait for its next turn.
+    /// Default: none. A load that does not fit fails, and models sleep only when asked to or by
+    /// [`LoadOptions::sleep_after`].
+    pub sleep_for_room: Option<Duration>,
 }
 
 impl Default for RuntimeConfig {
@@ -53,6 +59,7 @@ impl Default for RuntimeConfig {
             budget_intensity: Intensity::BUDGET,
             watch: WatchOptions::default(),
             device_intensity: Intensity::DEVICE,
+            sleep_for_room: None,
         }
     }
 }
@@ -190,6 +197,7 @@ impl Runtime {
             mailbox: mailbox.clone(),
             budget_intensity: config.budget_intensity,
             watch: config.watch,
+            turn: config.sleep_for_room,
         };
         let spawned = match supervisor {
             Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor, arguments, supervisor).await,

@@ -21,6 +21,8 @@ pub enum ModelHealth {
     Starting,
     /// It takes requests.
     Ready,
+    /// It holds no device memory. The next request wakes it and waits for it.
+    Asleep,
     /// It is being unloaded. Running requests may finish, and new ones are refused.
     Leaving,
     /// It was ready and has ended by itself. Loading it again helps. Unloading it removes this entry.
@@ -28,9 +30,9 @@ pub enum ModelHealth {
 }
 
 impl Health {
-    /// Whether there is at least one model and all models take requests.
+    /// Whether there is at least one model and all models take requests. Those that sleep do: they wake up for them.
     pub fn is_ready(&self) -> bool {
-        let is_ready = |model: &ModelHealth| *model == ModelHealth::Ready;
+        let is_ready = |model: &ModelHealth| matches!(model, ModelHealth::Ready | ModelHealth::Asleep);
         self.is_live && !self.models.is_empty() && self.models.values().all(is_ready)
     }
 }

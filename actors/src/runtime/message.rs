@@ -11,6 +11,7 @@ use crate::{
     chat::ModelHandle,
     engine::{LoadOptions, ProgressSink, StartError},
     responder::Responder,
+    sleep::{SleepError, SleepLevel, SleepOrder},
     supervise::FaultInjection,
 };
 
@@ -110,7 +111,43 @@ pub enum RuntimeMessage {
         /// The number of requests cut off, once all memory is back.
         reply: Responder<usize>,
     },
-    /// Sets the gauges again. The supervisor sends this to itself, for a recorder installed since.
+    /// What a model's handle asks for.
+    SleepOrder {
+        /// The model's name.
+        name: String,
+        /// The load number; another model of this name may exist by now.
+        load: u64,
+        /// What is asked for.
+        order: SleepOrder,
+    },
+    /// The requests of a model that falls asleep have ended, or why it stays awake.
+    Drained {
+        /// The model's name.
+        name: String,
+        /// The load number; another model of this name may exist by now.
+        load: u64,
+        /// Whether they have ended.
+        drained: Result<(), SleepError>,
+    },
+    /// All device memory of a model that falls asleep is back.
+    FellAsleep {
+        /// The model's name.
+        name: String,
+        /// The load number; another model of this name may exist by now.
+        load: u64,
+        /// What became of its weights.
+        level: SleepLevel,
+    },
+    /// A model is READY after its load, or after it slept.
+    Woken {
+        /// The model's name.
+        name: String,
+        /// The load number; another model of this name may exist by now.
+        load: u64,
+    },
+    /// Looks for models that are to sleep.
+    Look,
+    /// Sets the gauges again, and looks. The supervisor sends this to itself, for a recorder installed since.
     Show,
     /// Fails the supervisor on purpose.
     InjectFault(FaultInjection),

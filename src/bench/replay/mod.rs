@@ -13,7 +13,7 @@ mod synthetic;
 
 use std::time::Instant;
 
-use bursar::{LoadOptions, RuntimeConfig};
+use bursar::LoadOptions;
 
 pub use options::ReplayOptions;
 pub use report::ReplayReport;
@@ -46,8 +46,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     let base =
         LoadOptions { requests, blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
     let load = options.knobs.over(base)?;
-    let host_bytes = options.knobs.host_bytes(HOST_BYTES, 1, device)?;
-    let config = RuntimeConfig { host_bytes, canary: options.knobs.canary()?, ..RuntimeConfig::default() };
+    let config = options.knobs.runtime(HOST_BYTES, 1, device)?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     #[cfg(feature = "prometheus")]
     let counter = counts::Counter::install()?;

@@ -86,7 +86,7 @@ pub fn state(state: ModelState, colours: Colours) -> Style {
         ModelState::Up => colours.good(),
         ModelState::Sizing | ModelState::Starting | ModelState::Mending => colours.notable(),
         ModelState::Down => colours.bad(),
-        ModelState::Unknown => colours.faint(),
+        ModelState::Asleep | ModelState::Unknown => colours.faint(),
     }
 }
 

@@ -21,6 +21,8 @@ pub enum ModelState {
     Starting,
     /// Some serving actors are being replaced.
     Mending,
+    /// It holds no device memory until a request wakes it.
+    Asleep,
     /// Its engine does not run.
     Down,
     /// Not reported.
@@ -178,7 +180,10 @@ impl ModelView {
         let takes_none = permits.iter().any(|permit| permit.permit == "patches" && permit.all == 0);
         actors.retain(|actor| !(takes_none && actor.actor == "vision" && !actor.is_up));
         ModelView {
-            state: ModelState::of(&actors),
+            state: match count("bursar_asleep") {
+                Some(1) => ModelState::Asleep,
+                _ => ModelState::of(&actors),
+            },
             actors,
             running: count("bursar_sequences_running"),
             waiting: count("bursar_sequences_waiting"),
@@ -237,6 +242,7 @@ impl ModelState {
             ModelState::Sizing => "sizing",
             ModelState::Starting => "starting",
             ModelState::Mending => "mending",
+            ModelState::Asleep => "asleep",
             ModelState::Down => "down",
             ModelState::Unknown => "?",
         }

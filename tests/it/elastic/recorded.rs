@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use bursar::{
-    Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource,
+    Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource, SleepLevel,
     crates::actors::{
         engine::{EngineMessage, WhichLane},
         metric::{Kind, Row, TABLE},
@@ -268,6 +268,8 @@ fn a_run_with_everything_records_exactly_the_whole_table() {
         let device = DeviceChoice::Made(Arc::new(make));
         let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
         let model = demo(&runtime, small()).await;
+        model.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
+        answer(&model, about(1)).await;
         first.lose("a script says so");
         assert!(ask(&model, about(1)).await.is_err(), "its device is lost");
         assert_eq!(ears.now("bursar_device_losses_total{device=host}"), 1.0);

@@ -49,6 +49,32 @@ fn a_response_is_there_for_its_own_key_alone() {
 }
 
 #[test]
+fn vllms_calls_put_models_to_sleep_and_wake_them() {
+    story(async {
+        let house = House::usual().await;
+        let is_sleeping = async |query: &str| house.get(&format!("/is_sleeping{query}")).await.json();
+        let before = house.chat(json!({})).await.json()["choices"].clone();
+        assert_eq!(is_sleeping("").await, json!({"is_sleeping": false, "levels": {"demo": null}}));
+        for (query, level) in [("", 1), ("?level=2&model=other-name&within=5", 2)] {
+            assert_eq!(house.post(&format!("/sleep{query}"), &json!({})).await.status, 200);
+            assert_eq!(is_sleeping("").await, json!({"is_sleeping": true, "levels": {"demo": level}}));
+            let health = house.get("/health").await;
+            assert_eq!((health.status, &health.json()["models"]["demo"]["state"]), (200, &json!("asleep")));
+            assert_eq!(house.post("/wake_up", &json!({})).await.status, 200);
+            assert_eq!(is_sleeping("?model=demo").await["is_sleeping"], false);
+        }
+        assert_eq!(house.post("/sleep", &json!({})).await.status, 200);
+        assert_eq!(house.chat(json!({})).await.json()["choices"], before, "a request wakes it");
+        for (query, param) in [("?level=3", "level"), ("?level=x", "level"), ("?tags=weights", "tags")] {
+            let refused = house.post(&format!("/sleep{query}"), &json!({})).await;
+            assert_eq!((refused.status, &refused.error()["param"]), (400, &json!(param)), "{query}");
+        }
+        assert_eq!(house.post("/sleep?model=nobody", &json!({})).await.status, 404);
+        house.end().await;
+    });
+}
+
+#[test]
 fn the_oldest_response_goes_when_there_are_too_many() {
     story(async {
         let house = House::with(small(), ServeOptions { responses: 2, ..ServeOptions::default() }).await;

@@ -21,6 +21,7 @@ use crate::{
     },
     responder::Responder,
     scheduler::SchedulerMessage,
+    sleep::Rest,
     supervise::BackgroundTask,
 };
 
@@ -64,7 +65,11 @@ impl EngineState {
             }
             Effect::Advise(question) => self.advise(myself, question),
             Effect::Fail(error) => {
-                self.arguments.show(Status::Failed(Arc::new(error)));
+                let error = Arc::new(error);
+                self.arguments.show(match self.arguments.wakefulness.rest() {
+                    Rest::Waking => Status::NotWoken(error),
+                    _ => Status::Failed(error),
+                });
                 myself.stop(None);
             }
             Effect::GiveUp { reason } => {
@@ -80,6 +85,7 @@ impl EngineState {
             Effect::LetIn(serving) => {
                 // Requests go on from here, so everything else is published first.
                 self.show();
+                self.arguments.kept.keep_record(&serving.record, serving.refusals > 0);
                 self.arguments.show(Status::Ready(serving));
             }
             Effect::ShowStarting => self.arguments.show(Status::Starting),
@@ -121,7 +127,8 @@ impl EngineState {
     ) -> Result<(), ActorProcessingErr> {
         self.course = Course::default();
         let Loaded { model, processor, .. } = size.loaded;
-        let StartPlan { inputs, records, .. } = size.plan;
+        let StartPlan { inputs, records, woken, .. } = size.plan;
+        let woken = woken.filter(|_| size.is_warm);
         let envelope = inputs.envelope.clone();
         // One sequence of the full context, or a whole step, so that requests can finish one at a time if need be.
         let (number, least_tokens) = (size.attempt, envelope.context_tokens.max(envelope.step_tokens));
@@ -141,7 +148,8 @@ impl EngineState {
             faults: options.faults.clone(),
             rigour: Rigour::of(options.full_stress, self.arguments.device.is_host_memory()),
             course: self.course.clone(),
-            warm: records.as_ref().and_then(Records::warm).filter(|_| size.is_warm),
+            warm: records.as_ref().and_then(Records::warm).filter(|_| size.is_warm && woken.is_none()),
+            woken,
             records: records.filter(|_| options.faults.is_empty()),
             processor,
             progress: self.arguments.progress.clone(),

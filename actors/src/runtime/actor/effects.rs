@@ -9,12 +9,13 @@ use tokio::sync::{oneshot, watch};
 use super::{
     ActorParts, Engine, RuntimeState,
     memory::{bring_all_home, bring_home},
+    naps::await_ready,
     show::no_model,
 };
 use crate::{
     budget::Budget,
-    chat::{ChatError, ModelHandle},
-    engine::{EngineActor, EngineArguments, StartError, Status, WeightStore},
+    chat::{ChatError, ModelHandle, SleepHandle},
+    engine::{EngineActor, EngineArguments, Kept, StartError, Status, WeightStore},
     event::Event,
     metric,
     responder::Responder,
@@ -22,6 +23,7 @@ use crate::{
         Home, Order, RuntimeMessage,
         core::{Effect, Input},
     },
+    sleep::{Rest, SendSleepOrder, Wakefulness},
     tree::Role,
 };
 
@@ -96,6 +98,18 @@ impl RuntimeState {
                 return Err(reason.into());
             }
             Effect::Stop => myself.stop(None),
+            Effect::FallAsleep { name, load, level, within } => self.fall_asleep(myself, name, load, level, within),
+            Effect::LieDown { name, load, level } => self.lie_down(myself, name, load, level),
+            Effect::StayAwake { name } => self.stay_awake(&name),
+            Effect::ShowAsleep { name, level, reason } => self.show_asleep(&name, level, reason),
+            Effect::ShowWaking { name } => self.show_waking(&name),
+            Effect::Waken { name, load, generation } => self.waken(myself, name, load, generation).await?,
+            Effect::ShowAwake { name, reason, took } => self.show_awake(&name, reason, took),
+            Effect::TellNotWoken { name } => self.tell_not_woken(&name),
+            Effect::FailStart { name } => self.fail_start(&name),
+            Effect::Look => return Ok(Some(Input::Look(self.seen()))),
+            Effect::LookLater { busy, within } => self.look_later(myself, &busy, within),
+            Effect::AnswerSleeper { sleeper, outcome } => sleeper.answer(outcome),
         }
         Ok(None)
     }
@@ -111,7 +125,14 @@ impl RuntimeState {
         let (status, watched) = watch::channel(Status::Starting);
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);
-        let handle = ModelHandle::new(label.clone(), watched, (options.requests, options.deadlines), losses);
+        let wakefulness = Wakefulness::new(Rest::Waking);
+        let sleep = SleepHandle {
+            wakefulness: wakefulness.clone(),
+            within: options.wake_within,
+            send: send_sleep_order(myself, &name, generation),
+        };
+        let requests = (options.requests, options.deadlines);
+        let handle = ModelHandle::new(label.clone(), watched, requests, losses, sleep);
         let arguments = EngineArguments {
             label,
             source,
@@ -119,11 +140,14 @@ impl RuntimeState {
             budget: Budget::at(self.settings.mailbox().clone()),
             device: self.device(),
             weight_store: WeightStore::default(),
+            kept: Kept::default(),
+            wakefulness,
             generation,
             status: Arc::new(status),
             progress,
         };
         let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
+        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, arguments.status.subscribe()));
         self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
         tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
         Ok(())
@@ -170,7 +194,16 @@ impl RuntimeState {
     }
 }
 
-async fn spawn_engine(
+/// Takes a handle's orders to the runtime, for this load of the model and no other of its name.
+fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
+    let (myself, name) = (myself.clone(), name.to_owned());
+    Arc::new(move |order| {
+        // A runtime that is gone answers nobody, which the asker hears.
+        drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
+    })
+}
+
+pub(super) async fn spawn_engine(
     myself: &ActorRef<RuntimeMessage>,
     arguments: &EngineArguments,
 ) -> Result<ActorCell, ActorProcessingErr> {

@@ -7,11 +7,12 @@ use ractor::{ActorProcessingErr, ActorRef};
 
 use super::{RuntimeState, memory::bring_all_home};
 use crate::{
-    engine::{EngineArguments, Status, WeightStore},
+    engine::{EngineArguments, Kept, Status, WeightStore},
     event::Event,
     losses::Losses,
     metric::{self, DeviceLabel},
     runtime::RuntimeMessage,
+    sleep::{Rest, SleepLevel},
 };
 
 impl RuntimeState {
@@ -35,7 +36,9 @@ impl RuntimeState {
         // Before anything else: a request that hears of its actors' end must not take it for an ordinary death.
         self.shown.losses.send_modify(|losses| *losses = Losses { count: losses.count + 1, reason });
         let engines: Vec<_> = models.iter().map(|name| self.engines[name].place()).collect();
-        engines.iter().for_each(|(_, arguments)| arguments.show(Status::Starting));
+        // Those that sleep go on sleeping.
+        let awake = engines.iter().filter(|(_, arguments)| !matches!(arguments.wakefulness.rest(), Rest::Asleep(_)));
+        awake.for_each(|(_, arguments)| arguments.show(Status::Starting));
         let (myself, again) = (myself.clone(), self.again.clone().filter(|_| replace));
         tokio::spawn(async move {
             for (cell, arguments) in engines {
@@ -63,8 +66,11 @@ impl RuntimeState {
         self.settings.ledger = LedgerConfig { host_total, waiting_max, ..LedgerConfig::of(device.as_ref()) };
         self.shown.device.send_replace(device.clone());
         for engine in self.engines.values_mut() {
-            let (device, weight_store) = (device.clone(), WeightStore::default());
-            engine.arguments = EngineArguments { device, weight_store, ..engine.arguments.clone() };
+            let (device, weight_store, kept) = (device.clone(), WeightStore::default(), Kept::default());
+            engine.arguments = EngineArguments { device, weight_store, kept, ..engine.arguments.clone() };
+            if let Rest::Asleep(_) = engine.arguments.wakefulness.rest() {
+                engine.arguments.wakefulness.set(Rest::Asleep(SleepLevel::Level2));
+            }
         }
         self.budget = self.settings.spawn(myself, &device).await?;
         Ok(())

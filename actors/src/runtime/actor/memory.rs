@@ -16,10 +16,15 @@ pub(super) async fn bring_home(arguments: &EngineArguments) {
 /// As `bring_home`, then returns the weights too.
 pub(super) async fn bring_all_home(arguments: &EngineArguments) {
     bring_home(arguments).await;
+    clear_weights(arguments).await;
+    arguments.weight_store.clear_processor().await;
+}
+
+/// Returns the weights, wherever they are.
+pub(super) async fn clear_weights(arguments: &EngineArguments) {
     let (weights, model) = arguments.weight_store.clear();
-    if let Some(weights) = weights {
-        let _ = arguments.budget.clear(weights).await;
+    for owner in weights.into_iter().chain([arguments.sleep_owner()]) {
+        let _ = arguments.budget.clear(owner).await;
     }
     drop(model);
-    arguments.weight_store.clear_processor().await;
 }

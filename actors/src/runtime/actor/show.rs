@@ -6,6 +6,7 @@ use super::{Engine, RuntimeState};
 use crate::{
     engine::Status,
     metric::{self, Architecture, DeviceLabel, Dtype},
+    sleep::Rest,
     supervise::runs,
     tree::Role,
 };
@@ -63,6 +64,8 @@ impl RuntimeState {
             engine.get_to_know();
             engine.known.iter().for_each(|known| known.show(true));
             engine.requests.show();
+            let is_asleep = matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_));
+            metric::ASLEEP.set(&engine.arguments.label, is_asleep);
         }
         self.fallen.values().for_each(Known::show_fallen);
     }

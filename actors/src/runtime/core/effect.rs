@@ -5,6 +5,10 @@ use std::time::Duration;
 use bursar_budgets::DeviceError;
 
 use super::Parts;
+use crate::{
+    metric::{SleepReason, WakeReason},
+    sleep::{SleepError, SleepLevel},
+};
 
 /// What must be done, in order.
 pub enum Effect<P: Parts> {
@@ -108,6 +112,92 @@ pub enum Effect<P: Parts> {
     Fail {
         /// The reason, in words.
         reason: String,
+    },
+    /// Let no more requests in, and have those that are in end within the time, if one is set. At level 1 lease host
+    /// memory for the weights first; without a level, only if there is some. [`Drained`](super::Input::Drained) follows.
+    FallAsleep {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// How deeply, if that was said.
+        level: Option<SleepLevel>,
+        /// How long running requests may still take.
+        within: Option<Duration>,
+    },
+    /// End a model's engine and take back its device memory. Its weights go to the host memory that was leased for them,
+    /// unless this is level 2. [`FellAsleep`](super::Input::FellAsleep) follows.
+    LieDown {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// How deeply, if it slept before.
+        level: Option<SleepLevel>,
+    },
+    /// Let requests in again: the model did not fall asleep.
+    StayAwake {
+        /// The model's name.
+        name: String,
+    },
+    /// Publish that a model sleeps.
+    ShowAsleep {
+        /// The model's name.
+        name: String,
+        /// How deeply.
+        level: SleepLevel,
+        /// Why it fell asleep. None if it slept before.
+        reason: Option<SleepReason>,
+    },
+    /// Publish that a model will start as soon as it can.
+    ShowWaking {
+        /// The model's name.
+        name: String,
+    },
+    /// Start an engine of a model that slept. [`Woken`](super::Input::Woken) or [`NotWoken`](super::Input::NotWoken)
+    /// follows.
+    Waken {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// The engine's number.
+        generation: u64,
+    },
+    /// Let requests in.
+    ShowAwake {
+        /// The model's name.
+        name: String,
+        /// Why it woke up. None if it was loaded.
+        reason: Option<WakeReason>,
+        /// How long that took.
+        took: Duration,
+    },
+    /// Tell those who wait for a model why it did not wake up.
+    TellNotWoken {
+        /// The model's name.
+        name: String,
+    },
+    /// Tell the loader of a model why it did not start.
+    FailStart {
+        /// The model's name.
+        name: String,
+    },
+    /// Look at all models. [`Look`](super::Input::Look) follows, before any other input.
+    Look,
+    /// Look again when one of these has no more requests, or after this time.
+    LookLater {
+        /// Models with requests.
+        busy: Vec<String>,
+        /// How long to wait at most.
+        within: Duration,
+    },
+    /// Answer one who waited for a model to sleep.
+    AnswerSleeper {
+        /// Who waited.
+        sleeper: P::Sleeper,
+        /// Whether it sleeps.
+        outcome: Result<(), SleepError>,
     },
     /// Stop: the runtime is shut down.
     Stop,

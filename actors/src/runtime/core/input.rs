@@ -4,8 +4,12 @@ use std::time::Duration;
 
 use bursar_budgets::DeviceError;
 
-use super::Parts;
-use crate::supervise::Intensity;
+use super::{Parts, nap::Seen};
+use crate::{
+    metric::WakeReason,
+    sleep::{SleepError, SleepLevel},
+    supervise::Intensity,
+};
 
 /// What happened, or is asked for.
 pub enum Input<P: Parts> {
@@ -82,6 +86,62 @@ pub enum Input<P: Parts> {
     DeviceLost(DeviceError),
     /// Everything on the lost device has ended. This is its successor, or why there is none.
     DeviceMade(Result<P::Device, DeviceError>),
+    /// A model is to sleep.
+    Sleep {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// How deeply.
+        level: SleepLevel,
+        /// How long running requests may still take.
+        within: Duration,
+        /// Who waits for it to sleep.
+        sleeper: P::Sleeper,
+    },
+    /// A model is to be awake.
+    Wake {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// Why.
+        reason: WakeReason,
+    },
+    /// The requests of a model that falls asleep have ended, or why it stays awake.
+    Drained {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// Whether they have ended.
+        drained: Result<(), SleepError>,
+    },
+    /// All device memory of a model is back.
+    FellAsleep {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+        /// What became of its weights.
+        level: SleepLevel,
+    },
+    /// An engine is READY for the first time.
+    Woken {
+        /// The model's name.
+        name: String,
+        /// The load.
+        load: u64,
+    },
+    /// An engine ended before it was READY, and has given its reason.
+    NotWoken {
+        /// The model's name.
+        name: String,
+        /// It lacked memory that other models hold.
+        may_fit: bool,
+    },
+    /// What a look saw, once a second and when it was asked for.
+    Look(Vec<Seen>),
     /// Every model is to end, and then the runtime.
     ShutDown {
         /// How long running requests may still take.
@@ -97,6 +157,8 @@ pub struct Load<P: Parts> {
     pub name: String,
     /// How many restarts of its engine are tolerated, and within what time.
     pub intensity: Intensity,
+    /// It is put to sleep when it has had no request for this long.
+    pub sleep_after: Option<Duration>,
     /// What is loaded, and who is told of it.
     pub order: P::Order,
 }

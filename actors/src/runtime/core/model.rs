@@ -1,12 +1,21 @@
 //! A model of a runtime.
 
-use super::child::Child;
-use crate::supervise::Intensity;
+use std::{mem, time::Duration};
+
+use super::{
+    child::Child,
+    nap::{Hungry, Nap},
+};
+use crate::{sleep::SleepLevel, supervise::Intensity};
 
 /// A model, from its load until all its memory is back.
-pub struct Model<W> {
+pub struct Model<W, S> {
     /// Identifies it across all its engines. Another model may have its name later.
     pub load: u64,
+    /// Whether it is awake.
+    pub nap: Nap<S>,
+    /// It is put to sleep when it has had no request for this long.
+    pub sleep_after: Option<Duration>,
     life: Life,
     /// Once nobody wants it any more: who waits for its end.
     let_go: Option<Vec<W>>,
@@ -30,10 +39,25 @@ pub struct Ended<W> {
     pub of_shutdown: bool,
 }
 
-impl<W> Model<W> {
+impl<W, S> Model<W, S> {
     /// A model whose first engine starts.
-    pub fn new(load: u64, intensity: Intensity) -> Self {
-        Model { load, life: Life::Goes(Child::new(intensity)), let_go: None }
+    pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
+        let nap = Nap::Waking(Hungry { reason: None, since, was_tried: false, again: None });
+        Model { load, nap, sleep_after, life: Life::Goes(Child::new(intensity)), let_go: None }
+    }
+
+    /// Whether it is not ending.
+    pub fn is_going(&self) -> bool {
+        matches!(self.life, Life::Goes(_))
+    }
+
+    /// Its engine starts again, if it waited for that.
+    pub fn start_waking(&mut self) {
+        self.nap = match mem::replace(&mut self.nap, Nap::Asleep(SleepLevel::Level2)) {
+            Nap::Hungry(hungry) => Nap::Waking(hungry),
+            nap => nap,
+        };
+        self.engine().into_iter().for_each(Child::replaced);
     }
 
     /// Its engine, unless it is ending.

@@ -3,12 +3,14 @@
 use super::*;
 
 mod any_order;
+mod naps;
 
 struct Names;
 
 impl Parts for Names {
     type Order = &'static str;
     type Waiter = &'static str;
+    type Sleeper = &'static str;
     type Device = &'static str;
 }
 
@@ -20,7 +22,7 @@ fn intensity(restarts_max: usize) -> Intensity {
 }
 
 fn rules() -> Rules {
-    Rules { budget: intensity(2), device: intensity(1), has_successor: true }
+    Rules { budget: intensity(2), device: intensity(1), has_successor: true, turn: None }
 }
 
 /// A runtime and what it has done since this was last asked.
@@ -54,7 +56,12 @@ impl Bed {
     }
 
     fn load(&mut self, name: &'static str) -> Vec<String> {
-        self.give(Input::Load(Load { name: text(name), intensity: intensity(2), order: name }))
+        self.give(Input::Load(Load {
+            name: text(name),
+            intensity: intensity(2),
+            sleep_after: Some(60 * SECOND),
+            order: name,
+        }))
     }
 
     fn unload(&mut self, name: &str, waiter: &'static str) -> Vec<String> {
@@ -104,6 +111,7 @@ fn told(effect: &Effect<Names>) -> String {
         Effect::TakeDevice(device) => format!("take {device}"),
         Effect::Fail { reason } => format!("fail: {reason}"),
         Effect::Stop => text("stop"),
+        effect => naps::told(effect),
     }
 }
 

@@ -6,12 +6,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::super::*;
+use crate::{
+    metric::WakeReason,
+    sleep::{SleepError, SleepLevel},
+};
 
 struct Numbers;
 
 impl Parts for Numbers {
     type Order = u64;
     type Waiter = u64;
+    type Sleeper = u64;
     type Device = ();
 }
 
@@ -47,6 +52,9 @@ enum Event {
     Forget(usize, u64),
     EngineDies(usize),
     EngineGivesUp(usize),
+    Sleep(usize, u64),
+    Wake(usize, u64),
+    DoesNotStart(usize, bool),
     BudgetDies,
     DeviceIsLost,
     ShutDown,
@@ -60,7 +68,10 @@ fn events() -> impl Strategy<Value = Event> {
         2 => name.clone().prop_map(Event::Unload),
         1 => (name.clone(), 0u64..8).prop_map(|(name, load)| Event::Forget(name, load)),
         3 => name.clone().prop_map(Event::EngineDies),
-        1 => name.prop_map(Event::EngineGivesUp),
+        1 => name.clone().prop_map(Event::EngineGivesUp),
+        2 => (name.clone(), 0u64..4).prop_map(|(name, load)| Event::Sleep(name, load)),
+        2 => (name.clone(), 0u64..4).prop_map(|(name, load)| Event::Wake(name, load)),
+        2 => (name, any::<bool>()).prop_map(|(name, may_fit)| Event::DoesNotStart(name, may_fit)),
         1 => Just(Event::BudgetDies),
         1 => Just(Event::DeviceIsLost),
         1 => Just(Event::ShutDown),
@@ -72,10 +83,10 @@ fn lost() -> DeviceError {
 }
 
 impl World {
-    fn new() -> Self {
+    fn new(turn: Option<Duration>) -> Self {
         let intensity = Intensity { restarts_max: 3, within: Duration::from_secs(1), back_off: Duration::ZERO };
         World {
-            core: RuntimeCore::new(Rules { budget: intensity, device: intensity, has_successor: true }),
+            core: RuntimeCore::new(Rules { budget: intensity, device: intensity, has_successor: true, turn }),
             now: Duration::ZERO,
             promised: Vec::new(),
             models: BTreeMap::new(),
@@ -100,7 +111,12 @@ impl World {
             Event::Promised(which) => self.promised.swap_remove(which % self.promised.len()),
             Event::Load(which) => {
                 let intensity = Intensity::ENGINE;
-                Input::Load(Load { name: name(which), intensity, order: self.waiter() })
+                Input::Load(Load {
+                    name: name(which),
+                    intensity,
+                    sleep_after: Some(Duration::ZERO),
+                    order: self.waiter(),
+                })
             }
             Event::Unload(which) => Input::Unload { name: name(which), within: Duration::ZERO, waiter: self.waiter() },
             Event::Forget(which, load) => Input::Forget { name: name(which), load, waiter: Some(self.waiter()) },
@@ -110,6 +126,12 @@ impl World {
             Event::EngineGivesUp(which) if self.dies(which) => {
                 Input::EngineGaveUp { name: name(which), reason: "it gave up".to_owned() }
             }
+            Event::Sleep(which, load) => {
+                let (level, within) = (SleepLevel::Level1, Duration::ZERO);
+                Input::Sleep { name: name(which), load, level, within, sleeper: self.waiter() }
+            }
+            Event::Wake(which, load) => Input::Wake { name: name(which), load, reason: WakeReason::Call },
+            Event::DoesNotStart(which, may_fit) if self.dies(which) => Input::NotWoken { name: name(which), may_fit },
             Event::BudgetDies if self.has_budget => {
                 self.has_budget = false;
                 Input::BudgetDied { reason: "a bug".to_owned() }
@@ -130,19 +152,36 @@ impl World {
     }
 
     fn give(&mut self, input: Input<Numbers>) {
-        self.now += Duration::from_millis(10);
-        for effect in self.core.step(input, self.now) {
-            self.carry_out(effect);
+        let mut next = Some(input);
+        while let Some(input) = next.take() {
+            self.now += Duration::from_millis(10);
+            for effect in self.core.step(input, self.now) {
+                match effect {
+                    Effect::Look => next = Some(self.look()),
+                    effect => self.carry_out(effect),
+                }
+            }
         }
+    }
+
+    /// Whether a model is idle changes from one look to the next.
+    fn look(&mut self) -> Input<Numbers> {
+        self.next += 1;
+        let seen = |(at, name): (usize, &String)| {
+            let is_busy = (self.next + at as u64).is_multiple_of(3);
+            Seen { name: name.clone(), idle_for: (!is_busy).then_some(Duration::ZERO), is_awaited: is_busy }
+        };
+        Input::Look(self.models.keys().enumerate().map(seen).collect())
     }
 
     fn carry_out(&mut self, effect: Effect<Numbers>) {
         match effect {
             Effect::Refuse(order) => self.answered(order),
             Effect::ForgetFallen { .. } => {}
-            Effect::Begin { name, order, .. } => {
+            Effect::Begin { name, generation, order } => {
                 assert!(self.has_device, "engines start on a device");
-                assert_eq!(self.models.insert(name, true), None, "each model has its name");
+                assert_eq!(self.models.insert(name.clone(), true), None, "each model has its name");
+                self.promised.push(Input::Woken { name, load: generation });
                 self.answered(order);
             }
             Effect::RespawnAfter { name, load, death, .. } => {
@@ -171,6 +210,32 @@ impl World {
                 self.has_budget = true;
                 self.has_device = true;
             }
+            Effect::FallAsleep { name, load, within, .. } => {
+                let busy = SleepError::Busy { running: 1, within: Duration::ZERO };
+                let drained = if within.is_some() && load % 2 == 1 { Err(busy) } else { Ok(()) };
+                self.promised.push(Input::Drained { name, load, drained });
+            }
+            Effect::LieDown { name, load, .. } => {
+                self.models.insert(name.clone(), false);
+                self.promised.push(Input::FellAsleep { name, load, level: SleepLevel::Level1 });
+            }
+            Effect::Waken { name, load, .. } => {
+                assert!(self.has_device, "engines start on a device");
+                assert_eq!(self.models.insert(name.clone(), true), Some(false), "one engine at a time");
+                self.promised.push(Input::Woken { name, load });
+            }
+            Effect::LookLater { .. } => {
+                let look = self.look();
+                self.promised.push(look);
+            }
+            Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
+            Effect::Look => unreachable!("looked at above"),
+            Effect::StayAwake { .. }
+            | Effect::ShowAsleep { .. }
+            | Effect::ShowWaking { .. }
+            | Effect::ShowAwake { .. }
+            | Effect::TellNotWoken { .. }
+            | Effect::FailStart { .. } => {}
             // What waits hears that the runtime is gone.
             Effect::Fail { .. } => self.end = Some(End::Failed),
             Effect::Stop => {
@@ -189,8 +254,11 @@ impl World {
 
 proptest! {
     #[test]
-    fn every_model_ends_and_everyone_is_answered(happened in prop::collection::vec(events(), 0..80)) {
-        let mut world = World::new();
+    fn every_model_ends_and_everyone_is_answered(
+        happened in prop::collection::vec(events(), 0..80),
+        makes_room in any::<bool>(),
+    ) {
+        let mut world = World::new(makes_room.then_some(Duration::from_millis(50)));
         for event in happened.into_iter().chain([Event::ShutDown]) {
             if world.end.is_none() {
                 world.happen(event);

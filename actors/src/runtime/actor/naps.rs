@@ -1,0 +1,234 @@
+//! Puts models to sleep and wakes them up, as the core decides.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::{Bytes, Class, Gate, Hint, Memory, Request};
+use ractor::{ActorProcessingErr, ActorRef};
+use tokio::{sync::watch, task::JoinSet};
+use tracing::warn;
+
+use super::{
+    RuntimeState,
+    effects::spawn_engine,
+    memory::{bring_home, clear_weights},
+};
+use crate::{
+    engine::{EngineArguments, StartError, Status},
+    event::Event,
+    metric::{self, SleepReason, WakeReason},
+    runtime::{RuntimeMessage, core::Seen},
+    sleep::{NotWoken, Rest, SleepError, SleepLevel},
+    tree,
+};
+
+impl RuntimeState {
+    fn arguments(&self, name: &str) -> EngineArguments {
+        self.engines[name].arguments.clone()
+    }
+
+    pub(super) fn fall_asleep(
+        &self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: String,
+        load: u64,
+        level: Option<SleepLevel>,
+        within: Option<Duration>,
+    ) {
+        let (myself, arguments) = (myself.clone(), self.arguments(&name));
+        arguments.wakefulness.set(Rest::FallingAsleep);
+        tokio::spawn(async move {
+            let drained = drain(&arguments, level, within).await;
+            drop(myself.send_message(RuntimeMessage::Drained { name, load, drained }));
+        });
+    }
+
+    pub(super) fn lie_down(
+        &self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: String,
+        load: u64,
+        level: Option<SleepLevel>,
+    ) {
+        let (myself, (cell, arguments)) = (myself.clone(), self.engines[&name].place());
+        tokio::spawn(async move {
+            // Its children die with it.
+            drop(cell.kill_and_wait(None).await);
+            bring_home(&arguments).await;
+            let level = put_weights_away(&arguments, level).await;
+            // A failed wake has opened it, and while it is open, memory that others take is not counted.
+            drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
+            drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
+        });
+    }
+
+    pub(super) fn stay_awake(&self, name: &str) {
+        let EngineArguments { weight_store, wakefulness, .. } = &self.engines[name].arguments;
+        weight_store.forget_copy();
+        wakefulness.set(Rest::Awake);
+    }
+
+    pub(super) fn show_asleep(&self, name: &str, level: SleepLevel, reason: Option<SleepReason>) {
+        let EngineArguments { label, budget, wakefulness, .. } = &self.engines[name].arguments;
+        if let Some(reason) = reason {
+            metric::SLEEPS_TOTAL.add(&(label.clone(), reason), 1);
+            budget.tell(Event::Asleep { model: label.clone(), level: level.into() });
+        }
+        wakefulness.set(Rest::Asleep(level));
+    }
+
+    pub(super) fn show_waking(&self, name: &str) {
+        self.engines[name].arguments.wakefulness.set(Rest::Waking);
+    }
+
+    pub(super) async fn waken(
+        &mut self,
+        myself: &ActorRef<RuntimeMessage>,
+        name: String,
+        load: u64,
+        generation: u64,
+    ) -> Result<(), ActorProcessingErr> {
+        let engine = self.engines.get_mut(&name).expect("a model of the core's");
+        engine.arguments.generation = generation;
+        engine.arguments.show(Status::Starting);
+        engine.arguments.wakefulness.set(Rest::Waking);
+        engine.cell = spawn_engine(myself, &engine.arguments).await?;
+        tokio::spawn(await_ready(myself.clone(), name, load, engine.arguments.status.subscribe()));
+        Ok(())
+    }
+
+    pub(super) fn show_awake(&self, name: &str, reason: Option<WakeReason>, took: Duration) {
+        let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
+        weight_store.forget_copy();
+        if let Some(reason) = reason {
+            metric::WAKES_TOTAL.add(&(label.clone(), reason), 1);
+            metric::WAKE_SECONDS.record(label, took);
+            budget.tell(Event::Awake { model: label.clone() });
+        }
+        wakefulness.set(Rest::Awake);
+    }
+
+    /// The error of the engine that was to start.
+    fn not_started(&self, name: &str) -> Option<Arc<StartError>> {
+        match &*self.engines[name].arguments.status.borrow() {
+            Status::NotWoken(error) => Some(error.clone()),
+            _ => None,
+        }
+    }
+
+    pub(super) fn tell_not_woken(&self, name: &str) {
+        let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
+        let failure = match self.not_started(name) {
+            Some(error) => NotWoken { reason: error.to_string().into(), hint: error.hint().into() },
+            None => NotWoken { reason: "no other model makes room for it".into(), hint: "wake it again".into() },
+        };
+        budget.tell(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
+        let level = if weight_store.has_copy() { SleepLevel::Level1 } else { SleepLevel::Level2 };
+        wakefulness.fail(level, failure);
+    }
+
+    pub(super) fn fail_start(&self, name: &str) {
+        if let Some(error) = self.not_started(name) {
+            self.engines[name].arguments.show(Status::Failed(error));
+        }
+    }
+
+    /// Whether a model that did not start lacked memory, and others hold as much.
+    pub(super) fn may_fit(&self, name: &str, error: &StartError) -> bool {
+        let lacks = match error {
+            StartError::DoesNotFit(_) if self.engines[name].arguments.options.kv().is_pinned() => error.short_by(),
+            StartError::DoesNotFit(_) => Some(error.short_by().unwrap_or_default()),
+            StartError::Profile { source, .. } => source.is_out_of_memory().then_some(Bytes::ZERO),
+            _ => None,
+        };
+        let is_others = |model: &str| model != name && self.engines.contains_key(model);
+        let leases = self.settings.mailbox().leases();
+        let held = leases.iter().filter(|lease| lease.class.memory() == Memory::Device);
+        let held: Bytes = held.filter(|lease| is_others(lease.model.as_str())).map(|lease| lease.bytes).sum();
+        lacks.is_some_and(|lacks| lacks <= held && !held.is_zero())
+    }
+
+    /// What a look sees.
+    pub(super) fn seen(&self) -> Vec<Seen> {
+        let seen = |(name, engine): (&String, &super::Engine)| {
+            let wakefulness = &engine.arguments.wakefulness;
+            let (idle_for, is_awaited) = (wakefulness.idle_for(), wakefulness.is_awaited());
+            Seen { name: name.clone(), idle_for, is_awaited }
+        };
+        self.engines.iter().map(seen).collect()
+    }
+
+    pub(super) fn look_later(&mut self, myself: &ActorRef<RuntimeMessage>, busy: &[String], within: Duration) {
+        let mut ends = JoinSet::new();
+        for name in busy {
+            let wakefulness = self.engines[name].arguments.wakefulness.clone();
+            ends.spawn(async move { wakefulness.idle().await });
+        }
+        let myself = myself.clone();
+        let mut look = JoinSet::new();
+        look.spawn(async move {
+            drop(tokio::time::timeout(within, ends.join_next()).await);
+            drop(myself.send_message(RuntimeMessage::Look));
+        });
+        // An earlier one ends here.
+        self.look = look;
+    }
+}
+
+/// Leases host memory for the weights, and waits until no request is in.
+async fn drain(
+    arguments: &EngineArguments,
+    level: Option<SleepLevel>,
+    within: Option<Duration>,
+) -> Result<(), SleepError> {
+    let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
+    if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
+        let bytes = segment.backed() * device.ranks().len().max(1) as u64;
+        let request = Request::new(arguments.sleep_owner(), Class::Host, label.clone(), bytes);
+        match (budget.ask(tree::LEASE_FOR_SLEEP, request, false).await, level) {
+            (Ok(lease), _) => weight_store.keep_host(lease),
+            (Err(error), Some(_)) => return Err(SleepError::Host(Arc::new(error))),
+            (Err(_), None) => {}
+        }
+    }
+    let Some(within) = within else {
+        wakefulness.empty().await;
+        return Ok(());
+    };
+    let emptied = tokio::time::timeout(within, wakefulness.empty()).await;
+    emptied.map_err(|_| SleepError::Busy { running: wakefulness.inside(), within })
+}
+
+/// Frees the device memory of weights that no thread uses any more.
+async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>) -> SleepLevel {
+    let EngineArguments { label, budget, weight_store, kept, .. } = arguments;
+    if level != Some(SleepLevel::Level2) {
+        let putting = weight_store.clone();
+        let put = tokio::task::spawn_blocking(move || putting.put_away()).await;
+        match (put, weight_store.segment()) {
+            (Ok(Ok(true)), Some(segment)) => {
+                // Only a runtime that is gone has no budget actor.
+                drop(budget.resize(tree::LEASE_FOR_SLEEP, segment.lease(), Bytes::ZERO).await);
+                return SleepLevel::Level1;
+            }
+            (Ok(Err(error)), _) => warn!(model = %label, %error, "weights are dropped: they could not be copied"),
+            _ => {}
+        }
+    }
+    clear_weights(arguments).await;
+    kept.close();
+    SleepLevel::Level2
+}
+
+/// Tells when an engine is READY. One that fails tells so itself.
+pub(super) async fn await_ready(
+    myself: ActorRef<RuntimeMessage>,
+    name: String,
+    load: u64,
+    mut status: watch::Receiver<Status>,
+) {
+    let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();
+    let settled = status.wait_for(is_settled).await.map(|status| matches!(*status, Status::Ready(_)));
+    if settled.is_ok_and(|is_ready| is_ready) {
+        drop(myself.send_message(RuntimeMessage::Woken { name, load }));
+    }
+}

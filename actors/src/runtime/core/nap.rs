@@ -1,0 +1,107 @@
+//! Whether a model of a runtime is awake, and what waits for that to change.
+
+use std::time::Duration;
+
+use crate::{
+    metric::{SleepReason, WakeReason},
+    sleep::SleepLevel,
+};
+
+/// Where a model is between two times of being awake.
+pub enum Nap<S> {
+    /// It takes requests, or starts for the first time and waits for no room.
+    Awake {
+        /// Since when, or since it was loaded.
+        since: Duration,
+    },
+    /// Its requests end.
+    FallingAsleep(Falling<S>),
+    /// Its engine ends, and what it held is taken back.
+    LyingDown(Lying<S>),
+    /// It holds no device memory.
+    Asleep(SleepLevel),
+    /// It waits for its turn, or for room.
+    Hungry(Hungry<S>),
+    /// Its engine starts.
+    Waking(Hungry<S>),
+}
+
+/// A model whose requests end.
+pub struct Falling<S> {
+    /// Why it is to sleep.
+    pub reason: SleepReason,
+    /// Who waits for that.
+    pub sleepers: Vec<S>,
+    /// It is to wake up at once.
+    pub wanted: Option<WakeReason>,
+}
+
+/// A model whose memory is taken back.
+pub struct Lying<S> {
+    /// Who waits for it to sleep.
+    pub sleepers: Vec<S>,
+    /// What follows.
+    pub next: Next<S>,
+    /// It is to end then, for this reason.
+    pub end: Option<String>,
+}
+
+/// What a model does once its memory is back.
+pub enum Next<S> {
+    /// It sleeps, for this reason. Perhaps it is to wake up at once.
+    Sleep(SleepReason, Option<WakeReason>),
+    /// It sleeps on, because it could not wake up.
+    SleepOn,
+    /// It waits for room.
+    Hunger(Hungry<S>),
+}
+
+/// A model that starts, or is to.
+pub struct Hungry<S> {
+    /// Why it wakes up. None if it is loaded.
+    pub reason: Option<WakeReason>,
+    /// When it was first asked to.
+    pub since: Duration,
+    /// It has not fitted, and nothing has left since.
+    pub was_tried: bool,
+    /// It is to sleep again once it is awake: how deeply, how long requests may take, and who waits for that.
+    pub again: Option<(SleepLevel, Duration, Vec<S>)>,
+}
+
+impl<S> Hungry<S> {
+    /// Those who wait for it to sleep again.
+    pub fn sleepers(self) -> Vec<S> {
+        self.again.map(|(_, _, sleepers)| sleepers).unwrap_or_default()
+    }
+}
+
+impl<S> Nap<S> {
+    /// Whether it is on its way somewhere, after which there may be more room, or less.
+    pub fn is_moving(&self) -> bool {
+        matches!(self, Nap::FallingAsleep(_) | Nap::LyingDown(_) | Nap::Waking(_))
+    }
+
+    /// What waits for room, if it does.
+    pub fn hungry(&mut self) -> Option<&mut Hungry<S>> {
+        match self {
+            Nap::Hungry(hungry) => Some(hungry),
+            _ => None,
+        }
+    }
+
+    /// Whether an engine of it runs, or is to.
+    pub fn has_engine(&self) -> bool {
+        matches!(self, Nap::Awake { .. } | Nap::FallingAsleep(_) | Nap::Waking(_))
+    }
+}
+
+/// What a look saw of a model.
+#[derive(Clone, Debug)]
+pub struct Seen {
+    /// Its name.
+    pub name: String,
+    /// How long it has had no request and no caller that waits. None if it has one.
+    pub idle_for: Option<Duration>,
+    /// Whether callers wait for it to be awake.
+    pub is_awaited: bool,
+}

@@ -1,0 +1,241 @@
+//! Stories of models that sleep, make room and wake up.
+
+use super::*;
+use crate::{
+    metric::WakeReason,
+    sleep::{SleepError, SleepLevel},
+};
+
+pub(super) fn told(effect: &Effect<Names>) -> String {
+    match effect {
+        Effect::FallAsleep { name, within, .. } => format!("{name} falls asleep within {within:?}"),
+        Effect::LieDown { name, .. } => format!("{name} lies down"),
+        Effect::StayAwake { name } => format!("{name} stays awake"),
+        Effect::ShowAsleep { name, level, reason } => format!("{name} sleeps at {level} for {reason:?}"),
+        Effect::ShowWaking { name } => format!("{name} is waking"),
+        Effect::Waken { name, generation, .. } => format!("waken {name} as {generation}"),
+        Effect::ShowAwake { name, reason, took } => format!("{name} is awake for {reason:?} after {took:?}"),
+        Effect::TellNotWoken { name } => format!("{name} did not wake up"),
+        Effect::FailStart { name } => format!("{name} did not start"),
+        Effect::Look => text("look"),
+        Effect::LookLater { busy, within } => format!("look when any of {busy:?} is idle, or after {within:?}"),
+        Effect::AnswerSleeper { sleeper, outcome } => format!("answer {sleeper}: {}", outcome.is_ok()),
+        _ => unreachable!("told beside the other stories"),
+    }
+}
+
+impl Bed {
+    fn sleep(&mut self, name: &str, load: u64, sleeper: &'static str) -> Vec<String> {
+        let level = SleepLevel::Level1;
+        self.give(Input::Sleep { name: text(name), load, level, within: SECOND, sleeper })
+    }
+
+    fn wake(&mut self, name: &str, load: u64) -> Vec<String> {
+        self.give(Input::Wake { name: text(name), load, reason: WakeReason::Request })
+    }
+
+    fn drained(&mut self, name: &str, load: u64) -> Vec<String> {
+        self.give(Input::Drained { name: text(name), load, drained: Ok(()) })
+    }
+
+    fn fell_asleep(&mut self, name: &str, load: u64) -> Vec<String> {
+        self.give(Input::FellAsleep { name: text(name), load, level: SleepLevel::Level1 })
+    }
+
+    fn woken(&mut self, name: &str, load: u64) -> Vec<String> {
+        self.give(Input::Woken { name: text(name), load })
+    }
+
+    fn not_woken(&mut self, name: &str, may_fit: bool) -> Vec<String> {
+        self.give(Input::NotWoken { name: text(name), may_fit })
+    }
+
+    /// Sees for how many seconds each model has been idle. One that is not has requests, which wait if it sleeps.
+    fn look(&mut self, seen: &[(&str, Option<u64>)]) -> Vec<String> {
+        let seen = seen.iter().map(|(name, idle_for)| Seen {
+            name: text(name),
+            idle_for: idle_for.map(Duration::from_secs),
+            is_awaited: idle_for.is_none(),
+        });
+        self.give(Input::Look(seen.collect()))
+    }
+}
+
+/// The models "demo" of load 0 and "other" of load 1 on a device that has room for one of them. The second is awake.
+fn in_turn() -> Bed {
+    let mut bed = bed(Rules { turn: Some(5 * SECOND), ..rules() });
+    bed.load("demo");
+    bed.woken("demo", 0);
+    bed.load("other");
+    assert_eq!(bed.not_woken("other", true), ["other lies down"]);
+    assert_eq!(bed.fell_asleep("other", 1), ["other is waking", "look"]);
+    assert_eq!(bed.look(&[("demo", Some(1)), ("other", None)]), ["demo falls asleep within None"]);
+    assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(Room)", "waken other as 2"]);
+    assert_eq!(bed.woken("other", 1), ["other is awake for None after 0ns"]);
+    bed
+}
+
+#[test]
+fn a_model_sleeps_once_its_requests_have_ended_and_wakes_for_the_next() {
+    let mut bed = serving();
+    assert_eq!(bed.woken("demo", 0), ["demo is awake for None after 0ns"]);
+    assert_eq!(bed.sleep("demo", 0, "first"), ["demo falls asleep within Some(1s)"]);
+    assert!(bed.sleep("demo", 0, "second").is_empty(), "it does already");
+    assert_eq!(bed.drained("demo", 0), ["demo lies down"]);
+    assert!(bed.engine_died("demo").is_empty(), "it was killed");
+    let asleep = ["demo sleeps at 1 for Some(Call)", "answer first: true", "answer second: true"];
+    assert_eq!(bed.fell_asleep("demo", 0), asleep);
+    assert_eq!(bed.sleep("demo", 0, "third"), ["answer third: true"]);
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 1"]);
+    assert!(bed.wake("demo", 0).is_empty(), "it does already");
+    bed.now += SECOND;
+    assert_eq!(bed.woken("demo", 0), ["demo is awake for Some(Request) after 1s"]);
+    assert!(bed.wake("demo", 0).is_empty(), "it is awake");
+    assert_eq!(bed.sleep("demo", 7, "late"), ["answer late: false"], "that was another load");
+}
+
+#[test]
+fn a_model_whose_requests_run_too_long_stays_awake() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "user");
+    bed.wake("demo", 0);
+    let busy = Err(SleepError::Busy { running: 1, within: SECOND });
+    let stays = bed.give(Input::Drained { name: text("demo"), load: 0, drained: busy });
+    assert_eq!(stays, ["demo stays awake", "answer user: false"]);
+    assert!(bed.drained("demo", 0).is_empty(), "that is late");
+}
+
+#[test]
+fn a_request_to_a_model_that_falls_asleep_wakes_it_right_after() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "user");
+    assert!(bed.wake("demo", 0).is_empty(), "first it sleeps");
+    bed.drained("demo", 0);
+    assert!(bed.wake("demo", 0).is_empty());
+    let effects = bed.fell_asleep("demo", 0);
+    let expected = ["demo sleeps at 1 for Some(Call)", "answer user: true", "demo is waking", "waken demo as 1"];
+    assert_eq!(effects, expected);
+    assert!(bed.sleep("demo", 0, "again").is_empty(), "first it is awake");
+    let effects = bed.woken("demo", 0);
+    assert_eq!(effects, ["demo is awake for Some(Request) after 0ns", "demo falls asleep within Some(1s)"]);
+}
+
+#[test]
+fn a_wake_that_fails_is_told_and_the_model_sleeps_on() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "user");
+    bed.drained("demo", 0);
+    bed.fell_asleep("demo", 0);
+    bed.wake("demo", 0);
+    assert_eq!(bed.not_woken("demo", true), ["demo did not wake up", "demo lies down"], "no other makes room");
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 2"]);
+    // An engine that dies on its way is replaced, as during a load.
+    assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 1 and 1ms: a bug"]);
+    assert_eq!(bed.respawn("demo", 0, 1), ["respawn demo as 3"]);
+    assert_eq!(bed.woken("demo", 0), ["demo is awake for Some(Request) after 0ns"]);
+}
+
+#[test]
+fn a_model_that_ends_while_it_lies_down_ends_after_that() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "sleeper");
+    bed.drained("demo", 0);
+    bed.unload("demo", "user");
+    assert!(bed.due("demo", 0).is_empty(), "its weights are being moved");
+    assert_eq!(bed.fell_asleep("demo", 0), ["answer sleeper: true", "end demo of 0: it was unloaded"]);
+    assert_eq!(bed.ended("demo", 0, 0), ["demo is gone", "answer user: 0"]);
+    let mut early = serving();
+    early.woken("demo", 0);
+    early.sleep("demo", 0, "sleeper");
+    early.unload("demo", "user");
+    assert_eq!(early.due("demo", 0), ["end demo of 0: it was unloaded", "answer sleeper: false"]);
+    assert!(early.drained("demo", 0).is_empty(), "it ends");
+}
+
+#[test]
+fn an_idle_model_falls_asleep_after_its_time_and_no_sooner() {
+    let mut bed = serving();
+    assert!(bed.look(&[("demo", Some(90))]).is_empty(), "it has not started");
+    bed.woken("demo", 0);
+    assert!(bed.look(&[("demo", Some(59))]).is_empty());
+    assert!(bed.look(&[("demo", None)]).is_empty());
+    assert_eq!(bed.look(&[("demo", Some(60))]), ["demo falls asleep within None"]);
+}
+
+#[test]
+fn a_load_without_room_puts_the_model_to_sleep_that_was_used_longest_ago() {
+    let mut bed = in_turn();
+    bed.load("third");
+    bed.woken("third", 3);
+    assert_eq!(bed.wake("demo", 0), ["demo is waking", "waken demo as 4"], "there may be room");
+    bed.not_woken("demo", true);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
+    let seen = [("demo", None), ("other", Some(2)), ("third", Some(3))];
+    assert_eq!(bed.look(&seen), ["third falls asleep within None"]);
+    assert!(bed.look(&seen).is_empty(), "one at a time");
+}
+
+#[test]
+fn busy_models_have_their_turns_and_no_request_sends_them_back_and_forth() {
+    let mut bed = in_turn();
+    bed.wake("demo", 0);
+    bed.not_woken("demo", true);
+    bed.fell_asleep("demo", 0);
+    let busy = [("demo", None), ("other", None)];
+    assert_eq!(bed.look(&busy), [r#"look when any of ["other"] is idle, or after 5s"#]);
+    bed.now += 5 * SECOND;
+    assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
+    assert!(bed.wake("other", 1).is_empty(), "a request came for it meanwhile");
+    bed.drained("other", 1);
+    let effects = bed.fell_asleep("other", 1);
+    assert_eq!(effects, ["other sleeps at 1 for Some(Room)", "other is waking", "waken demo as 4"], "it waited longer");
+    let effects = bed.woken("demo", 0);
+    assert_eq!(effects, ["demo is awake for Some(Request) after 5s", "waken other as 5"]);
+    bed.not_woken("other", true);
+    bed.fell_asleep("other", 1);
+    assert_eq!(bed.look(&busy), [r#"look when any of ["demo"] is idle, or after 5s"#], "it has its turn now");
+}
+
+#[test]
+fn what_no_other_makes_room_for_fails_and_what_nobody_awaits_sleeps_on() {
+    let mut bed = in_turn();
+    bed.wake("demo", 0);
+    assert_eq!(bed.not_woken("demo", false), ["demo did not wake up", "demo lies down"], "it would not fit alone");
+    bed.fell_asleep("demo", 0);
+    bed.wake("demo", 0);
+    bed.not_woken("demo", true);
+    bed.fell_asleep("demo", 0);
+    assert_eq!(bed.look(&[("demo", Some(0)), ("other", None)]), ["demo lies down"], "its callers have gone");
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for None"]);
+    bed.wake("demo", 0);
+    bed.not_woken("demo", true);
+    bed.unload("other", "user");
+    bed.due("other", 1);
+    bed.fell_asleep("demo", 0);
+    assert_eq!(bed.ended("other", 1, 0), ["other is gone", "answer user: 0", "waken demo as 6"], "there is room");
+    let mut alone = self::bed(Rules { turn: Some(SECOND), ..rules() });
+    alone.load("demo");
+    alone.not_woken("demo", true);
+    alone.fell_asleep("demo", 0);
+    assert_eq!(alone.look(&[("demo", None)]), ["demo did not start", "end demo of 0: it did not start"]);
+}
+
+#[test]
+fn models_that_sleep_do_so_on_the_next_device_and_those_that_wake_start_there() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "user");
+    bed.drained("demo", 0);
+    bed.fell_asleep("demo", 0);
+    bed.give(Input::DeviceLost(lost()));
+    assert_eq!(bed.wake("demo", 0), ["demo is waking"], "it waits for a device");
+    assert_eq!(bed.give(Input::DeviceMade(Ok("another"))), ["take another", "waken demo as 1"]);
+    bed.give(Input::DeviceLost(lost()));
+    assert!(bed.core.lost.is_some());
+}

@@ -1,0 +1,69 @@
+//! Why a model did not fall asleep or wake up.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar_budgets::Hint;
+use thiserror::Error;
+
+use crate::{budget::LeaseError, responder::AskError};
+
+/// Why a model did not wake up. It sleeps on, and may be woken again.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("the model did not wake up: {reason}")]
+pub struct NotWoken {
+    /// The error of its start.
+    pub reason: Arc<str>,
+    /// What would help.
+    pub hint: Arc<str>,
+}
+
+/// Why a model did not fall asleep or wake up.
+#[derive(Clone, Debug, Error)]
+pub enum SleepError {
+    /// Requests ran longer than they were allowed to. The model is awake and they go on.
+    #[error("{running} requests still ran after {} ms", .within.as_millis())]
+    Busy {
+        /// Requests that had not ended.
+        running: usize,
+        /// The time allowed.
+        within: Duration,
+    },
+    /// There is no host memory to keep the weights in. The model is awake.
+    #[error("no host memory for the weights: {0}")]
+    Host(Arc<LeaseError>),
+    /// It did not wake up.
+    #[error(transparent)]
+    NotWoken(#[from] NotWoken),
+    /// It did not wake up in time.
+    #[error("the model was not awake within {} ms", .within.as_millis())]
+    TooLate {
+        /// The time allowed: `wake_within`.
+        within: Duration,
+    },
+    /// The model has ended, or is about to.
+    #[error("the model has stopped: {reason}")]
+    Stopped {
+        /// The reason given.
+        reason: Arc<str>,
+    },
+    /// The runtime did not answer.
+    #[error(transparent)]
+    Unanswered(#[from] AskError),
+}
+
+impl Hint for SleepError {
+    type Text = String;
+
+    fn hint(&self) -> String {
+        match self {
+            SleepError::Busy { .. } => "allow running requests more time".to_owned(),
+            SleepError::Host(_) => "raise `host_bytes`, or use level 2, which keeps no weights".to_owned(),
+            SleepError::NotWoken(error) => error.hint.to_string(),
+            SleepError::TooLate { .. } => {
+                "ask again when other models on the device are less busy, or raise `wake_within`".to_owned()
+            }
+            SleepError::Stopped { .. } => "load the model again".to_owned(),
+            SleepError::Unanswered(_) => "start the runtime again".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Whether a model is awake, how many requests are in, and how many callers wait to be let in.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{sync::watch, time::Instant};
+
+use super::{NotWoken, SleepLevel};
+
+/// Whether a model takes requests or sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// Requests are let in.
+    Awake,
+    /// Those that are in end, and no more are let in.
+    FallingAsleep,
+    /// It holds no device memory.
+    Asleep(SleepLevel),
+    /// It starts again, or waits for room to do so.
+    Waking,
+}
+
+/// A model's rest, written by its runtime and seen by its handles and engine. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Wakefulness(Arc<watch::Sender<State>>);
+
+#[derive(Debug)]
+struct State {
+    rest: Rest,
+    /// Requests that were let in and have not ended.
+    inside: usize,
+    /// Callers that wait to be let in.
+    waiting: usize,
+    /// Since when there are neither.
+    idle_since: Instant,
+    /// How many wakes have failed, and how the last one did.
+    failures: u64,
+    failure: Option<NotWoken>,
+}
+
+impl State {
+    fn is_idle(&self) -> bool {
+        self.inside == 0 && self.waiting == 0
+    }
+
+    fn has_left(&mut self) {
+        if self.is_idle() {
+            self.idle_since = Instant::now();
+        }
+    }
+}
+
+/// A request that was let in. The model does not fall asleep while this lives.
+#[derive(Debug)]
+pub struct Inside(Arc<watch::Sender<State>>);
+
+/// A caller that waits for the model to be awake.
+#[derive(Debug)]
+pub struct Waiting(Arc<watch::Sender<State>>);
+
+impl Wakefulness {
+    /// The wakefulness of a model that begins so.
+    pub fn new(rest: Rest) -> Self {
+        let idle_since = Instant::now();
+        Wakefulness(Arc::new(watch::Sender::new(State {
+            rest,
+            inside: 0,
+            waiting: 0,
+            idle_since,
+            failures: 0,
+            failure: None,
+        })))
+    }
+
+    /// Whether it is awake.
+    pub fn rest(&self) -> Rest {
+        self.0.borrow().rest
+    }
+
+    /// Requests that were let in and have not ended.
+    pub fn inside(&self) -> usize {
+        self.0.borrow().inside
+    }
+
+    /// Whether callers wait to be let in.
+    pub fn is_awaited(&self) -> bool {
+        self.0.borrow().waiting > 0
+    }
+
+    /// How long no request has been in and no caller has waited. None if there is one.
+    pub fn idle_for(&self) -> Option<Duration> {
+        let state = self.0.borrow();
+        state.is_idle().then(|| state.idle_since.elapsed())
+    }
+
+    /// Publishes a rest.
+    pub fn set(&self, rest: Rest) {
+        self.0.send_modify(|state| {
+            state.rest = rest;
+            state.has_left();
+        });
+    }
+
+    /// Publishes that a wake has failed. Who waits for it hears the error.
+    pub fn fail(&self, level: SleepLevel, failure: NotWoken) {
+        self.0.send_modify(|state| {
+            (state.rest, state.failures, state.failure) = (Rest::Asleep(level), state.failures + 1, Some(failure));
+        });
+    }
+
+    /// Lets a request in, if it is awake.
+    fn enter(&self) -> Option<Inside> {
+        let is_in = self.0.send_if_modified(|state| {
+            let is_awake = state.rest == Rest::Awake;
+            state.inside += usize::from(is_awake);
+            is_awake
+        });
+        is_in.then(|| Inside(self.0.clone()))
+    }
+
+    /// Waits until it is awake and lets a request in. `wake` is called when it sleeps, or is about to.
+    ///
+    /// # Errors
+    /// A wake that was under way or was asked for has failed.
+    pub async fn enter_awake(&self, wake: impl Fn()) -> Result<Inside, NotWoken> {
+        if let Some(inside) = self.enter() {
+            return Ok(inside);
+        }
+        let mut states = self.0.subscribe();
+        let failures = states.borrow().failures;
+        self.0.send_modify(|state| state.waiting += 1);
+        let _waiting = Waiting(self.0.clone());
+        let mut seen = None;
+        loop {
+            if let Some(inside) = self.enter() {
+                return Ok(inside);
+            }
+            let rest = {
+                let state = states.borrow_and_update();
+                if let Some(failure) = state.failure.as_ref().filter(|_| state.failures > failures) {
+                    return Err(failure.clone());
+                }
+                state.rest
+            };
+            if seen.replace(rest) != Some(rest) && matches!(rest, Rest::FallingAsleep | Rest::Asleep(_)) {
+                wake();
+            }
+            // `self` keeps the sender alive, so this wait cannot fail.
+            drop(states.changed().await);
+        }
+    }
+
+    /// Waits until no request is in.
+    pub async fn empty(&self) {
+        drop(self.0.subscribe().wait_for(|state| state.inside == 0).await);
+    }
+
+    /// Waits until no request is in and no caller waits.
+    pub async fn idle(&self) {
+        drop(self.0.subscribe().wait_for(State::is_idle).await);
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        self.0.send_modify(|state| {
+            state.inside -= 1;
+            state.has_left();
+        });
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.0.send_modify(|state| {
+            state.waiting -= 1;
+            state.has_left();
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_waits_until_the_model_is_awake_and_wakes_it_once() {
+        let model = Wakefulness::new(Rest::Asleep(SleepLevel::Level1));
+        let wakes = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let waiting = tokio::spawn({
+            let (model, wakes) = (model.clone(), wakes.clone());
+            async move {
+                let wake = || {
+                    wakes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                };
+                model.enter_awake(wake).await
+            }
+        });
+        tokio::task::yield_now().await;
+        assert!(model.is_awaited() && model.idle_for().is_none());
+        model.set(Rest::Waking);
+        tokio::task::yield_now().await;
+        assert!(!waiting.is_finished(), "it is not awake yet");
+        model.set(Rest::Awake);
+        let inside = waiting.await.expect("no panic").expect("it is awake");
+        assert_eq!((model.inside(), wakes.load(std::sync::atomic::Ordering::Relaxed)), (1, 1));
+        model.set(Rest::FallingAsleep);
+        let emptied = tokio::time::timeout(Duration::from_secs(1), model.empty()).await;
+        assert!(emptied.is_err(), "one is still in");
+        drop(inside);
+        model.empty().await;
+        tokio::time::advance(Duration::from_secs(7)).await;
+        assert_eq!(model.idle_for(), Some(Duration::from_secs(7)));
+    }
+
+    #[tokio::test]
+    async fn a_failed_wake_ends_those_who_wait_and_none_who_come_later() {
+        let model = Wakefulness::new(Rest::Waking);
+        let error = NotWoken { reason: "no room".into(), hint: "make some".into() };
+        let waiting = tokio::spawn({
+            let model = model.clone();
+            async move { model.enter_awake(|| {}).await.map(drop) }
+        });
+        while !model.is_awaited() {
+            tokio::task::yield_now().await;
+        }
+        model.fail(SleepLevel::Level2, error.clone());
+        assert_eq!(waiting.await.expect("no panic"), Err(error));
+        model.set(Rest::Awake);
+        assert!(model.enter_awake(|| {}).await.is_ok());
+    }
+}

@@ -1,0 +1,437 @@
+//! Models that sleep: they hold no device memory, wake for requests, lose none, and share a device that is too small for
+//! all of them at once.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use bursar::{
+    Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, Envelope, Hint, HostDevice, Intensity, LoadOptions,
+    ModelHandle, ModelHealth, ModelSource, Runtime, RuntimeConfig, SleepError, SleepLevel, Snapshot,
+    messages::{EngineMessage, Responder, WhichLane},
+};
+
+use crate::stage::{
+    Folder, Stage, Whole, about, answer, ask, demo, device, device_of, eventually, listen, placed, ranks, small,
+    small_envelope, story, text,
+};
+
+const LEVELS: [SleepLevel; 2] = [SleepLevel::Level1, SleepLevel::Level2];
+
+/// Longer than any story.
+const LONG: Duration = Duration::from_secs(3600);
+
+async fn ledger_of(runtime: &Runtime) -> Snapshot {
+    runtime.budget().snapshot().await.expect("the budget answers")
+}
+
+/// Waits until no device memory is held, and returns the ledger.
+async fn assert_free(runtime: &Runtime, device: &HostDevice) -> Snapshot {
+    assert_eq!(device.counts().backed, Bytes::ZERO);
+    let ledger = ledger_of(runtime).await;
+    assert_eq!(ledger.granted, Bytes::ZERO, "{ledger}");
+    ledger
+}
+
+/// A chat whose reply fills its stream: unread, it runs for ever.
+fn endless(number: u32) -> bursar::Chat {
+    about(number).max_tokens(200).temperature(20.0).top_k(0).top_p(1.0).seed(u64::from(number))
+}
+
+#[test]
+fn a_sleeping_model_holds_no_device_memory_and_answers_as_before() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let (model, runtime) = (&stage.model, &stage.runtime);
+        let chats = || [about(1), about(2), text("Who are you?")];
+        let mut expected = Vec::new();
+        for chat in chats() {
+            expected.push(ask(model, chat).await.expect("it answers").text);
+        }
+        let before = stage.snapshot().await;
+        let record = model.serving().await.expect("it serves").record;
+        for level in LEVELS.into_iter().chain(LEVELS) {
+            model.sleep(level, LONG).await.expect("it sleeps");
+            let ledger = assert_free(runtime, &stage.device).await;
+            let kept = if level == SleepLevel::Level1 { before.of_class(&Class::Weights) } else { Bytes::ZERO };
+            assert_eq!(ledger.host_granted, kept * ranks() as u64, "level {level}");
+            assert_eq!(model.is_asleep(), Some(level));
+            let health = runtime.health().await;
+            assert!(health.models["demo"] == ModelHealth::Asleep && health.is_ready(), "{health:?}");
+            assert_eq!(model.facts().await.expect("they are known").name, "demo");
+            model.sleep(level, LONG).await.expect("it does already");
+            model.wake().await.expect("it wakes up");
+            assert_eq!(model.is_asleep(), None);
+            let serving = model.serving().await.expect("it serves");
+            assert_eq!((serving.record.kv_blocks, &serving.record.peaks), (record.kv_blocks, &record.peaks));
+            for (chat, expected) in chats().into_iter().zip(&expected) {
+                assert_eq!(answer(model, chat).await, *expected, "after level {level}");
+            }
+            let after = stage.snapshot().await;
+            assert_eq!((after.granted, after.host_granted), (before.granted, Bytes::ZERO), "{after}");
+            for class in [Class::Weights, Class::Kv, Class::StepWorkspace, Class::VisionCache] {
+                assert_eq!(after.of_class(&class), before.of_class(&class), "{class}");
+            }
+        }
+        model.wake().await.expect("it is awake");
+        // From level 1 to 2: what was kept goes.
+        model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+        model.sleep(SleepLevel::Level2, LONG).await.expect("it sleeps deeper");
+        assert_eq!(assert_free(runtime, &stage.device).await.host_granted, Bytes::ZERO);
+        assert_eq!(answer(model, about(1)).await, expected[0], "a request wakes it");
+    });
+}
+
+#[test]
+fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
+    story(async {
+        let folder = Folder::empty();
+        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
+        for file in std::fs::read_dir(golden).expect("it is there") {
+            let file = file.expect("it is readable");
+            if !file.path().is_file() {
+                continue;
+            }
+            std::fs::copy(file.path(), folder.path().join(file.file_name())).expect("it is copied");
+        }
+        let device = device();
+        let runtime = crate::stage::runtime_on(&device).await;
+        let source = || ModelSource::folder(folder.path());
+        let model = runtime.load_with(source(), small(), |_| {}).await.expect("it starts");
+        let chat = || text("Hello!").max_tokens(8).ignore_end();
+        let expected = answer(&model, chat()).await;
+        let away = folder.path().with_extension("away");
+        std::fs::rename(folder.path(), &away).expect("it is moved");
+        for _ in 0..2 {
+            model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+            assert_eq!(answer(&model, chat()).await, expected);
+        }
+        model.sleep(SleepLevel::Level2, LONG).await.expect("it sleeps");
+        let error = model.wake().await.expect_err("its files are gone");
+        assert!(matches!(error, SleepError::NotWoken(_)) && !error.hint().is_empty(), "{error:?}");
+        let error = ask(&model, chat()).await.expect_err("likewise");
+        assert!(matches!(error, ChatError::Asleep(_)) && !error.hint().is_empty(), "{error:?}");
+        assert_eq!(model.is_asleep(), Some(SleepLevel::Level2), "it sleeps on");
+        assert_free(&runtime, &device).await;
+        std::fs::rename(&away, folder.path()).expect("it is moved back");
+        assert_eq!(answer(&model, chat()).await, expected);
+        runtime.shutdown().await;
+        assert_eq!(device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn requests_to_a_sleeping_model_wake_it_once_and_are_all_answered() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let mut expected = Vec::new();
+        for number in 0..6 {
+            expected.push(answer(&stage.model, about(number)).await);
+        }
+        let mut events = stage.runtime.events();
+        for level in LEVELS {
+            stage.model.sleep(level, LONG).await.expect("it sleeps");
+            let asking: Vec<_> = (0..6).map(|number| tokio::spawn(ask_of(stage.model.clone(), number))).collect();
+            // One leaves while it waits.
+            drop(tokio::time::timeout(Duration::ZERO, stage.model.chat(about(9))).await);
+            for (asked, expected) in asking.into_iter().zip(&expected) {
+                assert_eq!(asked.await.expect("no panic").expect("it answers").text, *expected);
+            }
+        }
+        assert_eq!(stage.model.requests().0, 0);
+        stage.runtime.shutdown().await;
+        let mut wakes = 0;
+        while let Some(recorded) = events.next().await {
+            wakes += usize::from(recorded.is_ok_and(|recorded| recorded.event.name() == "awake"));
+        }
+        assert_eq!(wakes, 2, "once for each time it slept");
+    });
+}
+
+async fn ask_of(model: ModelHandle, number: u32) -> Result<Whole, ChatError> {
+    ask(&model, about(number)).await
+}
+
+#[test]
+fn running_requests_end_first_or_keep_the_model_awake() {
+    story(async {
+        let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
+        let (model, before) = (&stage.model, stage.snapshot().await);
+        let expected = answer(model, endless(1)).await;
+        let unread = model.chat(endless(1)).await.expect("accepted");
+        let within = Duration::from_millis(50);
+        let error = model.sleep(SleepLevel::Level1, within).await.expect_err("it runs on");
+        assert!(matches!(error, SleepError::Busy { running: 1, .. }) && !error.hint().is_empty(), "{error:?}");
+        assert_eq!(ledger_of(&stage.runtime).await, before, "nothing has happened");
+        assert_eq!(answer(model, about(2)).await, answer(model, about(2)).await, "it is awake");
+        // Those that come meanwhile wait, and as many as may.
+        let sleeping = tokio::spawn({
+            let model = model.clone();
+            async move { model.sleep(SleepLevel::Level1, LONG).await }
+        });
+        let waiting = [tokio::spawn(ask_of(model.clone(), 2)), tokio::spawn(ask_of(model.clone(), 3))];
+        eventually("both wait", async || model.requests().0 == 3).await;
+        assert!(matches!(ask(model, about(4)).await, Err(ChatError::Overloaded { limit: 3 })));
+        assert_eq!(listen(unread).await.expect("it ends as it would have").text, expected);
+        sleeping.await.expect("no panic").expect("it slept");
+        for asked in waiting {
+            asked.await.expect("no panic").expect("it was woken");
+        }
+        stage.runtime.shutdown().await;
+        assert_eq!(stage.device.counts().backed, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
+    story(async {
+        let options = LoadOptions { wake_within: Duration::from_millis(300), ..small() };
+        let stage = Stage::set(options).await;
+        let expected = answer(&stage.model, about(1)).await;
+        let unread = stage.model.chat(endless(1)).await.expect("accepted");
+        let sleeping = tokio::spawn({
+            let model = stage.model.clone();
+            async move { model.sleep(SleepLevel::Level1, LONG).await }
+        });
+        eventually("nothing more is let in", async || {
+            matches!(ask(&stage.model, about(1)).await, Err(ChatError::Asleep(error)) if matches!(*error, SleepError::TooLate { .. }))
+        })
+        .await;
+        drop(unread);
+        sleeping.await.expect("no panic").expect("it sleeps");
+        // Waking up for the one that waited in vain may be under way.
+        eventually("it sleeps and another holds its memory", async || {
+            drop(stage.model.sleep(SleepLevel::Level1, LONG).await);
+            let ledger = stage.snapshot().await;
+            let all = ledger.total - ledger.canary_wanted;
+            let Ok(tenant) = stage.runtime.budget().try_lease(Class::tenant("index"), all).await else { return false };
+            let error = stage.model.wake().await.expect_err("there is no room");
+            assert!(matches!(error, SleepError::NotWoken(_)), "{error:?}");
+            assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
+            drop(tenant);
+            true
+        })
+        .await;
+        eventually("there is room", async || stage.model.wake().await.is_ok()).await;
+        assert_eq!(answer(&stage.model, about(1)).await, expected);
+        // Without host memory for its weights it stays awake, or sleeps at level 2.
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(placed(&device())),
+            host_bytes: Bytes::mib(1),
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let model = demo(&runtime, LoadOptions { sleep_after: Some(Duration::from_millis(1)), ..small() }).await;
+        if let Err(error) = model.sleep(SleepLevel::Level1, LONG).await {
+            assert!(matches!(error, SleepError::Host(_)) && error.hint().contains("host_bytes"), "{error:?}");
+        }
+        eventually("it falls asleep by itself", async || model.is_asleep() == Some(SleepLevel::Level2)).await;
+        runtime.shutdown().await;
+    });
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Blow {
+    Engine,
+    Budget,
+    StepLane,
+    Unload,
+    Shutdown,
+}
+
+/// Strikes once while the model falls asleep, sleeps and wakes up, after so many turns of the scheduler of tasks.
+async fn strike(stage: &Stage, blow: Blow, after: usize) {
+    for _ in 0..after {
+        tokio::task::yield_now().await;
+    }
+    let supervised = stage.runtime.supervised().await.expect("the runtime answers");
+    match blow {
+        Blow::Engine => supervised.engines["demo"].kill(),
+        Blow::Budget => supervised.budget.kill(),
+        Blow::StepLane => {
+            let (ended, end) = Responder::new();
+            let kill = EngineMessage::KillLane { which: WhichLane::Step, ended };
+            // One that sleeps has none.
+            if supervised.engines["demo"].send_message(kill).is_ok() {
+                drop(end.await);
+            }
+        }
+        Blow::Unload => stage.runtime.unload("demo").await.expect("it answers"),
+        Blow::Shutdown => stage.runtime.clone().shutdown().await,
+    }
+}
+
+#[test]
+fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
+    story(async {
+        for (at, blow) in
+            [Blow::Engine, Blow::Budget, Blow::StepLane, Blow::Unload, Blow::Shutdown].into_iter().enumerate()
+        {
+            // Never a crash loop.
+            let patient = Intensity { restarts_max: 1000, back_off: Duration::ZERO, ..Intensity::default() };
+            let stage = Stage::set(LoadOptions { engine_intensity: patient, intensity: patient, ..small() }).await;
+            let expected = answer(&stage.model, about(1)).await;
+            // The budget may die five times a minute.
+            for round in 0..5 {
+                let level = LEVELS[(at + round) % 2];
+                let model = &stage.model;
+                let sleeping = async {
+                    let slept = model.sleep(level, LONG).await;
+                    let replies = [ask(model, about(1)).await, ask(model, about(1)).await];
+                    (slept, replies)
+                };
+                let running = ask(model, about(1));
+                let ((slept, replies), ran, ()) =
+                    tokio::join!(sleeping, running, strike(&stage, blow, round * round * 12));
+                let is_over = matches!(blow, Blow::Unload | Blow::Shutdown);
+                for reply in replies.into_iter().chain([ran]) {
+                    match reply {
+                        Ok(whole) => assert_eq!(whole.text, expected, "{blow:?} in round {round}"),
+                        Err(error) => assert!(
+                            is_over && matches!(error, ChatError::Stopped { .. } | ChatError::ShuttingDown),
+                            "{blow:?} in round {round}: {error:?}"
+                        ),
+                    }
+                }
+                if let Err(error) = slept {
+                    assert!(is_over, "{blow:?} in round {round}: {error:?}");
+                }
+                if is_over {
+                    break;
+                }
+                eventually("host memory is back", async || stage.snapshot().await.host_granted.is_zero()).await;
+                let ledger = stage.snapshot().await;
+                assert_eq!(ledger.granted, stage.device.counts().backed, "{blow:?} in round {round}: {ledger}");
+            }
+            if !matches!(blow, Blow::Shutdown) {
+                drop(stage.runtime.unload("demo").await);
+                let ledger = assert_free(&stage.runtime, &stage.device).await;
+                assert_eq!(ledger.host_granted, Bytes::ZERO);
+            }
+            assert_eq!(stage.device.counts().backed, Bytes::ZERO, "after {blow:?}");
+        }
+    });
+}
+
+#[test]
+fn an_unload_of_a_sleeping_model_returns_its_host_memory() {
+    story(async {
+        for level in LEVELS {
+            let stage = Stage::set(small()).await;
+            stage.model.sleep(level, LONG).await.expect("it sleeps");
+            assert_eq!(stage.runtime.unload_within("demo", LONG).await.expect("it answers"), 0);
+            assert_eq!(assert_free(&stage.runtime, &stage.device).await.host_granted, Bytes::ZERO);
+            assert!(matches!(ask(&stage.model, about(1)).await, Err(ChatError::Stopped { .. })));
+            assert!(matches!(stage.model.wake().await, Err(SleepError::Stopped { .. })));
+            assert!(matches!(stage.model.sleep(level, LONG).await, Err(SleepError::Stopped { .. })));
+            let again = demo(&stage.runtime, small()).await;
+            assert!(!answer(&again, about(1)).await.is_empty(), "its name is free");
+        }
+    });
+}
+
+#[test]
+fn a_model_that_slept_on_a_lost_device_wakes_on_the_next() {
+    story(async {
+        let devices = [device(), device()];
+        let (first, spares) = (devices[0].clone(), Mutex::new(devices.clone().into_iter()));
+        let make = move || match spares.lock().expect("nobody panics with it").next() {
+            Some(device) => Ok(placed(&device)),
+            None => Err(DeviceError::Lost { reason: "there are two".to_owned() }),
+        };
+        let device = DeviceChoice::Made(Arc::new(make));
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let model = demo(&runtime, LoadOptions { name: Some("sleeper".into()), ..small() }).await;
+        let expected = answer(&model, about(1)).await;
+        model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+        first.lose("a script says so");
+        eventually("the device was replaced", async || runtime.device().memory().is_ok()).await;
+        eventually("its copy is gone", async || model.is_asleep() == Some(SleepLevel::Level2)).await;
+        assert_eq!(answer(&model, about(1)).await, expected);
+        assert_eq!(ledger_of(&runtime).await.granted, devices[1].counts().backed);
+        runtime.shutdown().await;
+    });
+}
+
+/// Mostly weights: little else than the smallest cache.
+fn slim(name: &str) -> LoadOptions {
+    let envelope = Some(Envelope { sequences: 2, ..small_envelope() });
+    LoadOptions { name: Some(name.into()), envelope, kv_tokens: Some(512), ..small() }
+}
+
+/// Two models on a device that has room for one. `turn` as [`RuntimeConfig::sleep_for_room`].
+async fn cramped(turn: Option<Duration>) -> (Arc<HostDevice>, Runtime) {
+    let probe = Stage::set(slim("probe")).await;
+    let ledger = probe.snapshot().await;
+    probe.runtime.shutdown().await;
+    // The model, the canary of a sixteenth, and a little.
+    let capacity = (ledger.granted + ledger.granted / 8).round_up(probe.device.page());
+    assert!(ledger.of_class(&Class::Weights) * 2 > capacity, "their weights exceed the device: {ledger}");
+    let device = device_of(capacity);
+    let config = RuntimeConfig {
+        device: DeviceChoice::Custom(placed(&device)),
+        sleep_for_room: turn,
+        ..RuntimeConfig::default()
+    };
+    (device, Runtime::start(config).await.expect("a host device starts"))
+}
+
+#[test]
+fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
+    story(async {
+        let alone = Stage::set(small()).await;
+        let mut expected = Vec::new();
+        for number in 0..3 {
+            expected.push(answer(&alone.model, about(number)).await);
+        }
+        alone.runtime.shutdown().await;
+        let (device, runtime) = cramped(Some(Duration::from_millis(20))).await;
+        let models = [demo(&runtime, slim("one")).await, demo(&runtime, slim("two")).await];
+        assert!(models[0].is_asleep().is_some(), "it has made room");
+        for round in 0..8 {
+            assert_eq!(answer(&models[round % 2], about(round as u32 % 3)).await, expected[round % 3], "{round}");
+            let ledger = ledger_of(&runtime).await;
+            assert!(ledger.granted + ledger.canary <= ledger.total && ledger.deficit.is_zero(), "{ledger}");
+        }
+        // Both are busy all the time.
+        let mut asking = Vec::new();
+        for (which, model) in models.iter().enumerate() {
+            for caller in 0..4 {
+                let (model, expected) = (model.clone(), expected.clone());
+                asking.push(tokio::spawn(async move {
+                    for number in 0..5 {
+                        let number = (which + caller + number) % 3;
+                        assert_eq!(answer(&model, about(number as u32)).await, expected[number]);
+                    }
+                }));
+            }
+        }
+        for asked in asking {
+            asked.await.expect("each is answered");
+        }
+        assert!(models.iter().any(|model| model.is_asleep().is_some()));
+        runtime.unload("one").await.expect("it answers");
+        runtime.unload("two").await.expect("it answers");
+        assert_eq!(assert_free(&runtime, &device).await.host_granted, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_load_without_room_fails_unless_models_make_room() {
+    story(async {
+        let (_, runtime) = cramped(None).await;
+        let model = demo(&runtime, slim("one")).await;
+        let error =
+            runtime.load_with(ModelSource::demo(), slim("two"), |_| {}).await.map(drop).expect_err("it is full");
+        assert!(error.to_string().contains("does not fit"), "{error}");
+        assert!(!answer(&model, about(1)).await.is_empty() && model.is_asleep().is_none());
+        // One that would not fit alone puts no other to sleep.
+        let (_, runtime) = cramped(Some(LONG)).await;
+        let model = demo(&runtime, slim("one")).await;
+        let large = LoadOptions { kv_tokens: Some(1 << 20), ..slim("two") };
+        let error = runtime.load_with(ModelSource::demo(), large, |_| {}).await.map(drop).expect_err("too large");
+        assert!(error.to_string().contains("does not fit"), "{error}");
+        assert_eq!(model.is_asleep(), None);
+    });
+}
