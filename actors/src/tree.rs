@@ -134,6 +134,10 @@ questions! {
     LEASE_FOR_VISION: Vision -> Budget, "lease host memory", 600;
     /// Decodes pictures and writes their embeddings to the vision cache.
     EMBED_PICTURES: Chat -> Vision, "embed pictures", 600;
+    /// The names of pictures that were decoded before.
+    NAME_PICTURES: Chat -> Vision, "name pictures", 600;
+    /// How much of a prompt blocks hold.
+    LOOK_UP_PREFIX: Chat -> Scheduler, "look up a prefix", 600;
     /// Changes the number of blocks after READY. Answered once no running step uses a block that goes.
     RESIZE_POOL: Engine -> Scheduler, "use another number of blocks", 600;
     /// Resizes the lease of keys and values after READY.

@@ -17,11 +17,11 @@ use std::{
 use bursar_actors::{
     compute::LAUNCHES,
     kv::SequenceId,
-    scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, PicturePlace, SchedulerCore, StepPlan},
+    scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, SchedulerCore, StepPlan},
     vision::{self, Ticket, VisionCore},
 };
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
-use bursar_model::flow::{PictureContent, PictureHash, PrefixKeys};
+use bursar_model::flow::{PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
 use tiers::HostMemory;
@@ -71,6 +71,11 @@ struct World {
     preempted_by_shrinks: usize,
     made_way: usize,
     late: usize,
+    /// Sequences that have begun.
+    found: BTreeSet<SequenceId>,
+    /// Pictures that needed no rows, and sequences whose blocks had gone that held such.
+    found_computed: usize,
+    missed: usize,
     /// The time that steps have taken.
     clock: Duration,
     /// Whether the scheduler waits for a burst to gather.
@@ -132,6 +137,9 @@ impl World {
             preempted_by_shrinks: 0,
             made_way: 0,
             late: 0,
+            found: BTreeSet::new(),
+            found_computed: 0,
+            missed: 0,
             clock: Duration::ZERO,
             gathers: false,
             blocks,
@@ -161,15 +169,33 @@ impl World {
             request.end = Some(Finish::Length);
             return;
         }
-        if request.pictures.is_empty() {
+        request.computed = 0;
+        let computed = if request.missed { 0 } else { self.computed(number) };
+        let request = self.requests.get_mut(&number).expect("it lives");
+        request.computed = computed;
+        let wanted = request.pictures[computed..].to_vec();
+        if wanted.is_empty() {
             return self.admit(number, &[], Vec::new());
         }
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
         request.ticket = Some(ticket);
-        let wanted = request.pictures.clone();
         self.pixels.extend(wanted.iter().map(|picture| picture.key));
         self.vision_step(vision::Input::Want(ticket, wanted));
+    }
+
+    /// How many of its first pictures blocks hold, as its driver would look it up.
+    fn computed(&self, number: u64) -> usize {
+        let request = &self.requests[&number];
+        let rows: Vec<_> = request.pictures.iter().map(|_| [].into()).collect();
+        let places = request.places(&rows);
+        let (tokens, contents): (_, Vec<_>) =
+            (request.tokens(), places.into_iter().map(|place| place.content).collect());
+        let positions: Vec<_> = (0..tokens.len() as u32).map(|position| [position; 3]).collect();
+        let mut prefix = PrefixKeys::default();
+        prefix.extend(&tokens, &positions, &contents);
+        let found = self.scheduler.kv().known_prefix(prefix.as_slice()) * BLOCK_TOKENS;
+        contents.iter().take_while(|picture| picture.tokens.end <= found).count()
     }
 
     fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureHash>) {
@@ -181,18 +207,7 @@ impl World {
         request.sequence = Some(id);
         let standing = request.standing();
         request.due = standing.left.queue.map(|left| self.clock + left);
-        // Pictures, then text, then the tokens of earlier lives.
-        let mut pictures = Vec::new();
-        let mut start = 0;
-        for rows in rows {
-            let hash = keys[pictures.len()];
-            let content = PictureContent { tokens: start..start + rows.len(), hash };
-            pictures.push(PicturePlace { content, cache_rows: rows.clone() });
-            start += rows.len();
-        }
-        let prompt = request.prompt_tokens();
-        let text = |token| if token < start { 999 } else { 1000 + request.topic };
-        let tokens: Vec<u32> = (0..prompt).map(text).chain(request.produced.iter().copied()).collect();
+        let (tokens, pictures) = (request.tokens(), request.places(rows));
         let sequence = NewSequence {
             id,
             positions: (0..tokens.len() as u32).map(|position| [position; 3]).collect(),
@@ -254,13 +269,14 @@ impl World {
         let request = request.expect("each ticket is answered once, and only asked ones are");
         request.ticket = None;
         let (number, is_over) = (request.number, request.is_over());
-        let keys: Vec<_> = request.pictures.iter().map(|picture| picture.key).collect();
+        let wanted = &request.pictures[request.computed..];
+        let keys: Vec<_> = wanted.iter().map(|picture| picture.key).collect();
         let Some(rows) = rows else {
             // Preparation refuses such a request.
             request.cancelled = true;
             return;
         };
-        for (picture, rows) in request.pictures.iter().zip(&rows) {
+        for (picture, rows) in wanted.iter().zip(&rows) {
             assert_eq!(picture.rows, rows.len());
             for row in rows.iter() {
                 assert_eq!(self.rows[*row as usize], Some(picture.key), "the rows hold the picture");
@@ -297,7 +313,12 @@ impl World {
             Effect::Run(plan) => self.check_plan(plan),
             Effect::Copy(copies) => self.copy(*copies),
             Effect::Short(..) => {}
-            Effect::Found(_, tokens) => self.found_tokens += tokens,
+            Effect::Found(id, tokens) => {
+                self.found_tokens += tokens;
+                self.found.insert(id);
+                let computed = self.of_sequence(id).map_or(0, |request| request.computed);
+                self.found_computed += computed;
+            }
             Effect::Token(id, token) => {
                 let Some(request) = self.of_sequence(id).filter(|request| !request.cancelled) else {
                     return self.scheduler.step(Input::Cancel(id));
@@ -312,9 +333,12 @@ impl World {
             }
             Effect::ComeAgain(id) => {
                 assert!(!self.scheduler.is_known(id), "it is forgotten");
+                let had_begun = self.found.remove(&id);
                 let Some(request) = self.of_sequence(id) else { return Vec::new() };
                 request.sequence = None;
+                request.missed = !had_begun;
                 let number = request.number;
+                self.missed += usize::from(!had_begun);
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
@@ -469,6 +493,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
     let (mut made_way, mut late) = (0, 0);
     let (mut left, mut fetched) = (0, 0);
+    let (mut found_computed, mut missed) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
         preemptions += world.preemptions;
@@ -479,6 +504,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         made_way += world.made_way;
         late += world.late;
         found_tokens += world.found_tokens;
+        (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
         (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
         steps += world.steps;
         planned_ahead += world.planned_ahead;
@@ -491,6 +517,10 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(made_way > 100, "{made_way} made way for urgent ones");
     assert!(late > 100, "{late} waited too long");
     assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
+    assert!(
+        found_computed > 1000 && missed > 100,
+        "{found_computed} pictures needed no rows, {missed} counted on gone ones"
+    );
     assert!(found_tokens > 10_000, "prompts began alike: {found_tokens} tokens found");
     assert!(planned_ahead * 2 > steps, "{planned_ahead} of {steps} steps were planned while another ran");
 }

@@ -208,22 +208,32 @@ fn a_salted_prefix_is_reused_only_with_the_same_salt() {
 }
 
 #[test]
-fn a_cached_picture_of_an_earlier_turn_is_not_decoded_again() {
+fn a_picture_of_an_earlier_turn_is_neither_decoded_nor_encoded_again() {
     let ears = Ears::open();
     story(async {
         let name = Some("turns".to_owned());
         let stage = Stage::set(LoadOptions { name, ..small() }).await;
         let before = stage.snapshot().await;
-        let recalled = || ears.most("bursar_encoder_cache_hits_total{model=turns}");
+        let counts = || {
+            let names = ["pictures_found_computed", "encoder_cache_queries", "encoder_cache_hits"];
+            names.map(|name| ears.now(&format!("bursar_{name}_total{{model=turns}}")))
+        };
         let first = about(1).image(picture(2));
         let said = answer(&stage.model, first.clone()).await;
-        assert_eq!(recalled(), Some(0.0));
-        let second = first.assistant(&said).user("And how many are there?");
+        assert_eq!(counts(), [0.0, 2.0, 0.0]);
+        let second = first.clone().assistant(&said).user("And how many are there?");
         let whole = ask(&stage.model, second.clone()).await.expect("it answers");
-        assert_eq!(recalled(), Some(2.0), "both at once");
-        // The cached picture equals the decoded one.
+        assert_eq!(counts(), [2.0, 2.0, 0.0], "blocks hold both");
+        // The computed pictures equal the decoded ones, also beside a new one, and for several samples.
         let fresh = Stage::set(small()).await;
-        assert_eq!(ask(&fresh.model, second).await.expect("it answers").text, whole.text);
+        assert_eq!(ask(&fresh.model, second.clone()).await.expect("it answers").text, whole.text);
+        for sample in stage.model.samples(second.clone(), 2).await.expect("accepted") {
+            assert_eq!(sample.text().await.expect("it answers"), whole.text);
+        }
+        assert_eq!(counts(), [6.0, 2.0, 0.0]);
+        // Without the blocks their rows are found.
+        assert_eq!(answer(&stage.model, first.clone().cache_salt("mine")).await, said);
+        assert_eq!(counts(), [6.0, 4.0, 2.0]);
         // Others evict it: then it is decoded again, and the answer is the same.
         for number in 10..30 {
             answer(&stage.model, about(number)).await;

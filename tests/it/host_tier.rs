@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 
 use crate::{
     ears::Ears,
-    stage::{Stage, Whole, answer, ask, device, placed, ranks, small, small_envelope, story, text},
+    stage::{Stage, Whole, about, answer, ask, device, placed, ranks, small, small_envelope, story, text},
 };
 
 /// One sequence of 1,536 tokens at a time, and no room for another's keys and values on the device.
@@ -89,6 +89,37 @@ fn the_eighth_turn_of_a_chat_that_left_the_device_is_hardly_recomputed() {
         assert!(cached * 10 < prompt, "without a host tier {cached} of {prompt} tokens were found");
         for (turn, (with, without)) in replies.iter().zip(&recomputed).enumerate() {
             assert_same(with, without, &format!("turn {turn}"));
+        }
+    });
+}
+
+#[test]
+fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
+    let ears = Ears::open();
+    story(async {
+        let stage = Stage::set(for_one("seen once", SOME)).await;
+        let before = stage.snapshot().await;
+        let (mut chat, mut said) = (about(1), Vec::new());
+        let encoded = || ears.now("bursar_encoder_cache_queries_total{model=seen once}");
+        for turn in 0..4 {
+            let whole = ask(&stage.model, chat.clone()).await.expect("it answers");
+            chat = chat.assistant(&whole.text).user(format!("And {turn}?"));
+            said.push(whole.text);
+            // They take its rows of the vision cache, and its blocks.
+            for number in 0..8 {
+                answer(&stage.model, about(10 + 8 * turn + number)).await;
+            }
+            answer(&stage.model, other(turn as usize)).await;
+            assert_eq!(encoded(), f64::from(1 + 8 * (turn + 1)), "turn {turn}");
+        }
+        assert_eq!(ears.now("bursar_pictures_found_computed_total{model=seen once}"), 3.0);
+        stage.settled(&before).await;
+        // The same with nothing in any cache.
+        let mut chat = about(1);
+        for (turn, said) in said.into_iter().enumerate() {
+            let fresh = Stage::set(for_one("seen anew", Bytes::ZERO)).await;
+            assert_eq!(answer(&fresh.model, chat.clone()).await, said, "turn {turn}");
+            chat = chat.assistant(&said).user(format!("And {turn}?"));
         }
     });
 }

@@ -18,7 +18,7 @@ use bursar::{
         },
         budgets::{Gate, Label, Lease, Owner, Request},
         model::{
-            flow::{ImageBytes, Visual},
+            flow::{ImageBytes, PrefixKeys, Visual},
             processor::VisualLimits,
         },
     },
@@ -128,6 +128,17 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
             let embedded = question.ask(&vision, |reply| VisionMessage::Embed { pictures, reply }).await;
             embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
+        }),
+        ("name pictures", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let vision = serving.vision.expect("the demo model takes pictures");
+            let named = question.ask(&vision, |reply| VisionMessage::Name { files: Vec::new(), reply }).await;
+            named.map(drop).map_err(|error| said(&error))
+        }),
+        ("look up a prefix", _) => Box::pin(async move {
+            let serving = world.model.serving().await.map_err(|error| said(&error))?;
+            let look_up = |reply| SchedulerMessage::LookUp { prefix: PrefixKeys::default(), reply };
+            question.ask(&serving.scheduler, look_up).await.map(drop).map_err(|error| said(&error))
         }),
         ("use another number of blocks", _) => Box::pin(async move {
             let serving = world.model.serving().await.map_err(|error| said(&error))?;

@@ -1,9 +1,7 @@
 //! The driver of one request: pictures, sequence, text, end. It outlives the actors that it uses.
 
-use std::sync::Arc;
-
 use bursar_model::{
-    flow::{LogProbabilities, LogProbability, POSITION_AXES, PictureContent, Token},
+    flow::{LogProbabilities, LogProbability, POSITION_AXES, Token},
     text::{Detokenizer, ReplyParser, ReplyPart, StopFilter, StopReason, Tokenizer},
 };
 use ractor::ActorRef;
@@ -16,16 +14,14 @@ use super::{
     lead::{Lead, Part},
     preparation::Preparation,
     reasoning_count::ReasoningCount,
+    request_pictures::RequestPictures,
     stopwatch::{Stopwatch, end_of},
 };
 use crate::{
     engine::{ModelContext, Serving},
     kv::SequenceId,
     metric::RequestEnd,
-    responder::AskError,
-    scheduler::{Admission, Delivery, Finish, NewSequence, PicturePlace, SchedulerMessage, Standing},
-    tree,
-    vision::{PinnedPictures, VisionMessage},
+    scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, Standing},
 };
 
 /// A request is given up after more deaths than this, because it may itself be what kills the actors. The model's own
@@ -65,6 +61,17 @@ enum Life {
     Cancelled,
     /// Its actors died.
     Lost,
+}
+
+/// How one admission ended.
+enum Ended {
+    /// With its life.
+    Over(Life),
+    /// It must be admitted again, with its pictures.
+    ComeAgain {
+        /// Whether it had begun: it lost its blocks to others.
+        had_begun: bool,
+    },
 }
 
 /// A sequence in a scheduler. Dropping this in any way tells the scheduler that the rest is not needed.
@@ -182,11 +189,11 @@ impl Driver {
                 // Its actors died after delivering the last token and before the end.
                 return Ok(Some(FinishReason::Length));
             }
-            let pins = match lead.take() {
-                Some(Lead::Computed { generation: of, pins }) if of == generation => Some(pins),
+            let pictures = match lead.take() {
+                Some(Lead::Computed { generation: of, pictures }) if of == generation => Some(pictures),
                 _ => None,
             };
-            match self.live(&serving, pins).await? {
+            match self.live(&serving, pictures).await? {
                 Life::Finished(reason) => return Ok(Some(reason)),
                 Life::Cancelled => return Ok(None),
                 Life::Lost => {
@@ -198,91 +205,79 @@ impl Driver {
         }
     }
 
-    /// Runs one life, with the actors of one generation. `left` holds the pins that the first of several samples has
-    /// shared; the inner none means a prompt without pictures.
-    async fn live(
-        &mut self,
-        serving: &Serving,
-        mut left: Option<Option<Arc<PinnedPictures>>>,
-    ) -> Result<Life, ChatError> {
-        let events = self.events.clone();
-        let mut id = None;
-        // Repeats only after a preemption. The scheduler bounds these: the request keeps its age, and the oldest is
-        // never preempted.
+    /// Runs one life, with the actors of one generation. `left` holds the pictures that the first of several samples has
+    /// shared.
+    async fn live(&mut self, serving: &Serving, mut left: Option<RequestPictures>) -> Result<Life, ChatError> {
+        let (events, model) = (self.events.clone(), self.model.clone());
+        let (mut id, mut may_be_computed) = (None, true);
+        // Repeats only after a preemption, which the scheduler bounds (the request keeps its age, and the oldest is never
+        // preempted), and once after blocks have gone that were counted on.
         loop {
-            let pins = match left.take() {
-                Some(pins) => pins,
+            let pictures = match left.take() {
+                Some(pictures) => pictures,
                 None => tokio::select! {
                     biased;
                     // Errors of actors that are being replaced are not about this request.
-                    () = self.model.superseded(serving.generation) => return Ok(Life::Lost),
+                    () = model.superseded(serving.generation) => return Ok(Life::Lost),
                     () = events.closed() => return Ok(Life::Cancelled),
-                    pins = self.embed(serving) => match pins? {
-                        Some(pins) => pins.map(Arc::new),
+                    pictures = self.pictures(serving, may_be_computed) => match pictures? {
+                        Some(pictures) => pictures,
                         None => return Ok(Life::Lost),
                     },
                 },
             };
-            let id = *id.get_or_insert_with(|| self.model.next_sequence());
-            if let Some(life) = self.run_sequence(serving, id, pins).await? {
-                return Ok(life);
+            let id = *id.get_or_insert_with(|| model.next_sequence());
+            match self.run_sequence(serving, id, pictures).await? {
+                Ended::Over(life) => return Ok(life),
+                Ended::ComeAgain { had_begun } => may_be_computed = had_begun,
             }
         }
     }
 
-    /// Runs the sequence from admission to its end. None if it lost its blocks and must be admitted again with its
-    /// pictures.
+    /// Runs the sequence from admission to its end.
     async fn run_sequence(
         &mut self,
         serving: &Serving,
         id: SequenceId,
-        pins: Option<Arc<PinnedPictures>>,
-    ) -> Result<Option<Life>, ChatError> {
-        let sequence = self.sequence(id, pins.as_deref());
+        pictures: RequestPictures,
+    ) -> Result<Ended, ChatError> {
+        let sequence = self.sequence(id, &pictures);
         // The scheduler never waits for a caller. So there is room for every token, for the number of cached tokens,
         // for scores sent one by one, and for the end or [`Delivery::ComeAgain`].
         let scores = if self.scores.is_some() { self.preparation.prompt.tokens.len() } else { 0 };
         let room = self.preparation.tokens_max - self.produced.len() + 2 + scores;
         let (deliveries, mut delivered) = mpsc::channel(room);
+        let (pins, computed) = (pictures.pins(), pictures.computed_count());
         // Kept for other samples only. This sequence releases its own as soon as no step needs them.
-        let for_others = self.part.leads().then(|| pins.clone()).flatten();
+        let for_others = Some(pictures).filter(|_| self.part.leads()).unwrap_or_default();
         let last_token = self.stopwatch.last_token();
         let admission = Admission { sequence, pins, deliveries, span: Span::current(), last_token };
         self.stopwatch.queue();
         if serving.scheduler.send_message(SchedulerMessage::Admit(Box::new(admission))).is_err() {
-            return Ok(Some(Life::Lost));
+            return Ok(Ended::Over(Life::Lost));
         }
         // Dropped before the sequence is admitted again. By then the scheduler has forgotten it.
         let _admitted = Admitted { scheduler: serving.scheduler.clone(), id };
-        self.listen(&mut delivered, Lead::Computed { generation: serving.generation, pins: for_others }).await
+        let lead = Lead::Computed { generation: serving.generation, pictures: for_others };
+        self.listen(&mut delivered, lead, computed).await
     }
 
-    /// The rows of the pictures. The outer none means that the vision actor died, and the inner none that the request
-    /// has no pictures.
-    async fn embed(&self, serving: &Serving) -> Result<Option<Option<PinnedPictures>>, ChatError> {
-        let Some(vision) = serving.vision.as_ref().filter(|_| !self.preparation.pictures.is_empty()) else {
-            return Ok(Some(None));
-        };
-        let pictures = self.preparation.pictures.clone();
-        match tree::EMBED_PICTURES.ask(vision, |reply| VisionMessage::Embed { pictures, reply }).await {
-            Ok(Ok(pins)) => Ok(Some(Some(pins))),
-            Ok(Err(error)) => Err(ChatError::Vision(Arc::new(error))),
-            Err(AskError::Gone { .. }) => Ok(None),
-            Err(error) => Err(error.into()),
-        }
+    /// The pictures, unless an actor died. A prompt that is scored is computed whole.
+    async fn pictures(
+        &mut self,
+        serving: &Serving,
+        may_be_computed: bool,
+    ) -> Result<Option<RequestPictures>, ChatError> {
+        let may_be_computed = may_be_computed && self.scores.is_none();
+        let Preparation { prompt, pictures, prefix, .. } = &mut self.preparation;
+        RequestPictures::get(serving, pictures, prompt, prefix, may_be_computed).await
     }
 
-    fn sequence(&self, id: SequenceId, pins: Option<&PinnedPictures>) -> NewSequence {
+    fn sequence(&self, id: SequenceId, pictures: &RequestPictures) -> NewSequence {
         let (prompt, standing) = (&self.preparation.prompt, &self.preparation.standing);
         let left = self.stopwatch.patience().left();
         let produced = self.produced.len() as u32;
         let positions = (0..produced).map(|token| [prompt.next_position + token; POSITION_AXES]);
-        let pinned = pins.map_or(&[][..], |pins| &pins.pictures);
-        let place = |span: &bursar_model::flow::PictureSpan| {
-            let pinned = &pinned[span.picture];
-            let content = PictureContent { tokens: span.tokens.clone(), hash: pinned.key };
-            PicturePlace { content, cache_rows: pinned.rows.clone() }
-        };
         let mut sequence = NewSequence {
             id,
             tokens: [&prompt.tokens[..], &self.produced].concat(),
@@ -290,7 +285,7 @@ impl Driver {
             next_position: prompt.next_position + produced,
             produced: self.produced.len(),
             tokens_max: self.preparation.tokens_max,
-            pictures: prompt.pictures.iter().map(place).collect(),
+            pictures: pictures.places(&prompt.pictures),
             prefix: self.preparation.prefix.clone(),
             standing: Standing { priority: standing.priority, tenant: standing.tenant.clone(), left },
             group: self.group,
@@ -304,26 +299,31 @@ impl Driver {
         sequence
     }
 
-    /// Handles deliveries. None if the sequence must be admitted again.
+    /// Handles deliveries to a sequence, `computed` of whose pictures have no rows.
     async fn listen(
         &mut self,
         delivered: &mut mpsc::Receiver<Delivery>,
         lead: Lead,
-    ) -> Result<Option<Life>, ChatError> {
+        computed: usize,
+    ) -> Result<Ended, ChatError> {
         let events = self.events.clone();
-        let mut lead = Some(lead);
+        let (mut lead, mut had_begun) = (Some(lead), false);
         loop {
             let delivery = tokio::select! {
                 delivery = delivered.recv() => delivery,
-                () = events.closed() => return Ok(Some(Life::Cancelled)),
+                () = events.closed() => return Ok(Ended::Over(Life::Cancelled)),
             };
-            let goes_on = match delivery {
-                None => return Ok(Some(Life::Lost)),
-                Some(Delivery::ComeAgain) => return Ok(None),
+            let over = match delivery {
+                None => return Ok(Ended::Over(Life::Lost)),
+                Some(Delivery::ComeAgain) => return Ok(Ended::ComeAgain { had_begun }),
                 Some(Delivery::Late(deadline)) => return Err(self.stopwatch.patience().error(deadline)),
                 Some(Delivery::Found(tokens)) => {
+                    had_begun = true;
                     self.stopwatch.start();
-                    self.cached_tokens.get_or_insert(tokens);
+                    if self.cached_tokens.is_none() {
+                        self.cached_tokens = Some(tokens);
+                        self.stopwatch.found_computed(computed);
+                    }
                     continue;
                 }
                 Some(Delivery::Scores { first, scores }) => {
@@ -338,7 +338,7 @@ impl Driver {
                         self.part.announce(|| lead);
                     }
                     if !self.tell_scores().await {
-                        return Ok(Some(Life::Cancelled));
+                        return Ok(Ended::Over(Life::Cancelled));
                     }
                     match delivery {
                         Delivery::Token(token, at) => self.take(token, at).await?,
@@ -355,8 +355,8 @@ impl Driver {
                     }
                 }
             };
-            if goes_on.is_some() {
-                return Ok(goes_on);
+            if let Some(life) = over {
+                return Ok(Ended::Over(life));
             }
         }
     }

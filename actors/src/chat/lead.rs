@@ -1,10 +1,8 @@
 //! Samples of one prompt. The first computes it. The others wait, then take its blocks and pictures.
 
-use std::sync::Arc;
-
 use tokio::sync::watch;
 
-use crate::vision::PinnedPictures;
+use super::request_pictures::RequestPictures;
 
 /// What the first sample leaves to the others.
 #[derive(Clone)]
@@ -13,8 +11,8 @@ pub(super) enum Lead {
     Computed {
         /// The generation of the actors that computed it.
         generation: u64,
-        /// The prompt's pictures in the cache.
-        pins: Option<Arc<PinnedPictures>>,
+        /// The prompt's pictures.
+        pictures: RequestPictures,
     },
     /// Actors died under the first sample too often. The others would fare no better.
     GivenUp,
@@ -73,7 +71,7 @@ mod tests {
         let mut second = parts.pop().expect("three");
         let mut third = parts.pop().expect("three");
         let mut first = parts.pop().expect("three");
-        first.announce(|| Lead::Computed { generation: 7, pins: None });
+        first.announce(|| Lead::Computed { generation: 7, pictures: RequestPictures::default() });
         first.announce(|| unreachable!("said once"));
         assert!(matches!(second.wait().await, Some(Lead::Computed { generation: 7, .. })));
         assert!(matches!(third.wait().await, Some(Lead::Computed { generation: 7, .. })));

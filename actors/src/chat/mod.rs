@@ -16,6 +16,7 @@ mod preparation;
 mod reasoning_count;
 mod reply_rules;
 mod request;
+mod request_pictures;
 mod standing;
 mod stopwatch;
 mod stream;

@@ -93,6 +93,11 @@ impl Stopwatch {
         }
     }
 
+    /// So many pictures need not be encoded, because blocks hold their tokens.
+    pub(super) fn found_computed(&self, pictures: usize) {
+        metric::PICTURES_FOUND_COMPUTED_TOTAL.add(&self.model, pictures);
+    }
+
     /// A token of the reply was ready at `at`.
     pub(super) fn token(&mut self, at: Instant) {
         self.generated_tokens += 1;

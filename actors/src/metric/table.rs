@@ -114,7 +114,8 @@ table! {
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of these whose embeddings existed, or were being computed for another request.";
     ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Bytes of embeddings in the cache.";
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
-    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence was preempted after its pictures, and had to wait for them again.";
+    PICTURES_FOUND_COMPUTED_TOTAL: Counter<Label> = "bursar_pictures_found_computed_total", "Pictures of requests that were neither decoded nor encoded, because blocks held their tokens.";
+    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence had lost its blocks after its pictures, or did not find those that it counted on, and had to wait for its pictures.";
     EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "How many times as often as the average expert the busiest one was chosen, in the layer where that is most and over the last second of steps; 0 before that, and for models without experts.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by how they ended.";

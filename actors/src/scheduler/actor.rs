@@ -193,6 +193,10 @@ impl Actor for SchedulerActor {
                 state.core.step(Input::Resize(blocks))
             }
             SchedulerMessage::Gathered => state.core.step(Input::Gathered),
+            SchedulerMessage::LookUp { prefix, reply } => {
+                reply.answer(state.core.kv().known_prefix(prefix.as_slice()) * BLOCK_TOKENS);
+                return Ok(());
+            }
             SchedulerMessage::KvUse(reply) => {
                 reply.answer(state.core.kv().usage());
                 Vec::new()

@@ -326,6 +326,8 @@ impl SchedulerCore {
             return false;
         }
         match self.take_blocks(shares, effects) {
+            // All of them went back to their drivers.
+            Some((shares, _)) if shares.is_empty() => {}
             Some((shares, tables)) => self.launch_step(&shares, &tables, effects),
             // Preempt only after the running step, when it is known which sequences have ended.
             None if !self.under_way.is_empty() => self.look_ahead_paused = true,
@@ -343,8 +345,16 @@ impl SchedulerCore {
             let demands: Vec<_> = shares.iter().map(|share| self.demand(share)).collect();
             let Allotment { tables, short_by } = self.kv.allot(&demands);
             let wanted: usize = shares.iter().map(|share| share.tokens).sum();
-            for (share, table) in shares.iter_mut().zip(&tables) {
+            let lacks = |table: &&Table| table.held < self.running[&table.sequence].must_find;
+            let lacking: Vec<_> = tables.iter().filter(lacks).map(|table| table.sequence).collect();
+            for (share, table) in shares.iter_mut().zip(&tables).filter(|(_, table)| !lacking.contains(&table.sequence))
+            {
                 self.take_found(share, table, effects);
+            }
+            if !lacking.is_empty() {
+                self.send_for_pictures(lacking, effects);
+                shares = self.shares();
+                continue;
             }
             if short_by > 0 {
                 let unmet = demands[tables.len()..].iter().filter(|demand| demand.held == 0);
@@ -360,6 +370,15 @@ impl SchedulerCore {
             }
             shares = more;
         }
+    }
+
+    /// Sends sequences to their drivers for the rows of pictures whose blocks have gone meanwhile.
+    fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
+        for id in &sequences {
+            let sequence = self.running.remove(id).expect("it has a share");
+            self.begin_again(sequence, effects);
+        }
+        self.release(sequences, effects);
     }
 
     fn demand(&self, share: &Share) -> Demand {
@@ -469,7 +488,7 @@ impl SchedulerCore {
         }
     }
 
-    /// Queues a sequence that has lost its blocks, or sends it back to its driver for its pictures.
+    /// Queues a sequence that has no blocks any more, or sends it back to its driver for its pictures.
     fn begin_again(&mut self, mut sequence: Sequence, effects: &mut Vec<Effect>) {
         if sequence.can_begin_again() {
             sequence.forget_cache();

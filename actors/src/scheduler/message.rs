@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_model::{
     error::SamplingError,
-    flow::{LogProbabilities, Token},
+    flow::{LogProbabilities, PrefixKeys, Token},
 };
 use tokio::{sync::mpsc, time::Instant};
 use tracing::Span;
@@ -39,6 +39,14 @@ pub enum SchedulerMessage {
     },
     /// A burst has had time to arrive. The actor sends this to itself, once per step that began on an idle device.
     Gathered,
+    /// How many tokens of a sequence with these names blocks hold; see [`crate::tree::LOOK_UP_PREFIX`]. They may be gone
+    /// when it is admitted.
+    LookUp {
+        /// The names of its first blocks.
+        prefix: PrefixKeys,
+        /// The answer.
+        reply: Responder<usize>,
+    },
     /// How the blocks of keys and values are used. Anyone may ask.
     KvUse(Responder<KvUse>),
     /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.
@@ -78,7 +86,8 @@ pub enum Delivery {
     Token(Token, Instant),
     /// The end.
     Finished(Finish),
-    /// The sequence has lost its blocks and its pictures. The driver must admit it again with all that it has produced.
+    /// The sequence has lost its blocks and its pictures, or found no blocks for pictures without rows. The driver must
+    /// admit it again with all that it has produced.
     /// The last delivery of this admission.
     ComeAgain,
     /// The sequence waited and missed this deadline, or could not meet it any more: the end.

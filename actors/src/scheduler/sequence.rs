@@ -77,7 +77,8 @@ impl NewSequence {
 pub struct PicturePlace {
     /// The prompt tokens that stand for the picture, and its content.
     pub content: PictureContent,
-    /// The row of the vision cache for each of those tokens.
+    /// The row of the vision cache for each of those tokens. Empty if blocks are counted on that hold them: without these
+    /// the sequence is told to come again.
     pub cache_rows: Arc<[u32]>,
 }
 
@@ -116,6 +117,8 @@ pub(super) struct Sequence {
     pub(super) is_fetching: bool,
     /// Its pictures are held in the vision cache, until the last of them is in a step.
     pub(super) holds_pictures: bool,
+    /// Its first tokens, up to the last picture without rows: it begins with blocks that hold these, or not at all.
+    pub(super) must_find: usize,
     /// How often it lost its blocks to others.
     pub(super) preemptions: u32,
     /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
@@ -142,6 +145,8 @@ impl Sequence {
         assert!(!spec.tokens.is_empty(), "a sequence has at least one token");
         spec.name_blocks();
         let holds_pictures = !spec.pictures.is_empty();
+        let without_rows = spec.pictures.iter().filter(|picture| picture.cache_rows.is_empty());
+        let must_find = without_rows.map(|picture| picture.content.tokens.end).max().unwrap_or(0);
         Sequence {
             prompt: spec.tokens.len() - spec.produced,
             spec,
@@ -154,6 +159,7 @@ impl Sequence {
             cancelled: false,
             is_fetching: false,
             holds_pictures,
+            must_find,
             preemptions: 0,
             has_turn: false,
             due: Deadlines::default(),
@@ -284,7 +290,7 @@ impl Sequence {
 
     /// Whether it can be recomputed from its beginning without getting its pictures again.
     pub(super) fn can_begin_again(&self) -> bool {
-        self.holds_pictures || self.spec.pictures.is_empty()
+        self.spec.pictures.is_empty() || self.holds_pictures && self.must_find == 0
     }
 
     /// Forgets its blocks: everything must be recomputed. No running step may include it.

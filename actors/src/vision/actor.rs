@@ -28,6 +28,9 @@ use crate::{
 /// Prepares pictures and holds their embeddings.
 pub struct VisionActor;
 
+/// Pictures whose names are remembered: about 4 MB.
+const KNOWN_MAX: usize = 32_768;
+
 /// The arguments of a vision actor.
 pub struct VisionArguments {
     /// The budget that leases host memory.
@@ -63,7 +66,7 @@ pub struct VisionState {
     arguments: VisionArguments,
     core: VisionCore,
     pixels: BTreeMap<PictureHash, Pixels>,
-    /// The pictures that cached files were decoded to: the next turn of a conversation shows them again.
+    /// The pictures that files were decoded to: the next turn of a conversation shows them again.
     known: KnownFiles<VisualKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
@@ -100,8 +103,7 @@ impl Actor for VisionActor {
                 .beside_streams(arguments.pacing.launch_patches()),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
-            // Each cached picture has at least one row.
-            known: KnownFiles::new(arguments.cache_rows),
+            known: KnownFiles::new(KNOWN_MAX),
             pending: BTreeMap::new(),
             last_ticket: Ticket::default(),
             is_refused: false,
@@ -124,6 +126,11 @@ impl Actor for VisionActor {
                 }
                 Vec::new()
             }
+            VisionMessage::Name { files, reply } => {
+                let mut name = |file| Some(state.known.pictures(file)?.iter().map(|(picture, _)| *picture).collect());
+                reply.answer(files.iter().map_while(&mut name).collect());
+                return Ok(());
+            }
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
@@ -145,9 +152,8 @@ impl Actor for VisionActor {
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
-        let VisionState { core, pixels, known, .. } = state;
+        let VisionState { core, pixels, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
-        known.forget(|key| core.knows(key));
         state.show();
         Ok(())
     }
@@ -172,8 +178,10 @@ impl VisionState {
 
     /// A request's pictures, if all are still in the cache. Then nothing is decoded.
     fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
-        let known: Option<Vec<_>> = plans.iter().map(|plan| self.known.pictures(&plan.key())).collect();
-        let known: Vec<(PictureHash, Grid)> = known?.into_iter().flatten().copied().collect();
+        let mut known: Vec<(PictureHash, Grid)> = Vec::new();
+        for plan in plans {
+            known.extend_from_slice(self.known.pictures(&plan.key())?);
+        }
         let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
         let rows = self.core.recall(&keys)?;
         let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });

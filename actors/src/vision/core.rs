@@ -179,11 +179,6 @@ impl VisionCore {
         Some(keys.iter().map(recall).collect())
     }
 
-    /// Whether a picture has rows or a request waits for it.
-    pub fn knows(&self, key: &PictureHash) -> bool {
-        self.entries.contains_key(key) || self.needs_pixels(key)
-    }
-
     /// Whether a later launch may need this picture's pixels. A picture cached now may be evicted before a waiting
     /// request gets its turn.
     pub fn needs_pixels(&self, key: &PictureHash) -> bool {

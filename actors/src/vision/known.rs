@@ -1,47 +1,61 @@
-//! Known files: the pictures that files were decoded to while those are cached, so that the next turn of a conversation
-//! need not decode them again. Pure.
+//! Known files: the pictures that files were decoded to, so that the next turn of a conversation need not decode them
+//! again. Pure.
 
 use std::collections::BTreeMap;
 
 use bursar_model::flow::{Grid, PictureHash};
 
-/// A bounded map of files by their keys. It is bounded because many files can decode to one picture, which may stay
-/// cached for long.
+/// Files by their keys. The longest unused are forgotten.
 pub(super) struct KnownFiles<K> {
+    /// The most pictures of all files.
     limit: usize,
+    pictures: usize,
     files: BTreeMap<K, Known>,
+    /// By their last use.
+    by_use: BTreeMap<u64, K>,
     clock: u64,
 }
 
 struct Known {
     pictures: Vec<(PictureHash, Grid)>,
-    learned: u64,
+    used: u64,
 }
 
 impl<K: Ord + Copy> KnownFiles<K> {
-    /// Holds up to `limit` files.
+    /// Holds files of up to `limit` pictures.
     pub(super) fn new(limit: usize) -> Self {
-        KnownFiles { limit, files: BTreeMap::new(), clock: 0 }
+        KnownFiles { limit, pictures: 0, files: BTreeMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }
 
-    /// The pictures that a file was decoded to.
-    pub(super) fn pictures(&self, file: &K) -> Option<&[(PictureHash, Grid)]> {
-        self.files.get(file).map(|known| &known.pictures[..])
-    }
-
-    /// Remembers a file. If there is no room, the file learned first is forgotten.
-    pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureHash, Grid)>) {
+    /// The pictures that a file was decoded to. This uses it.
+    pub(super) fn pictures(&mut self, file: &K) -> Option<&[(PictureHash, Grid)]> {
+        let known = self.files.get_mut(file)?;
         self.clock += 1;
-        self.files.insert(file, Known { pictures, learned: self.clock });
-        if self.files.len() > self.limit {
-            let first = self.files.iter().min_by_key(|(_, known)| known.learned).map(|(file, _)| *file);
-            first.map(|file| self.files.remove(&file));
+        self.by_use.remove(&known.used);
+        self.by_use.insert(self.clock, *file);
+        known.used = self.clock;
+        Some(&known.pictures)
+    }
+
+    /// Remembers a file, and forgets others where there is no room.
+    pub(super) fn learn(&mut self, file: K, pictures: Vec<(PictureHash, Grid)>) {
+        self.forget(&file);
+        self.clock += 1;
+        self.pictures += pictures.len();
+        self.by_use.insert(self.clock, file);
+        self.files.insert(file, Known { pictures, used: self.clock });
+        while self.pictures > self.limit
+            && let Some((_, file)) = self.by_use.first_key_value()
+        {
+            self.forget(&file.clone());
         }
     }
 
-    /// Forgets files with a picture that is no longer cached.
-    pub(super) fn forget(&mut self, is_there: impl Fn(&PictureHash) -> bool) {
-        self.files.retain(|_, known| known.pictures.iter().all(|(picture, _)| is_there(picture)));
+    fn forget(&mut self, file: &K) {
+        if let Some(known) = self.files.remove(file) {
+            self.by_use.remove(&known.used);
+            self.pictures -= known.pictures.len();
+        }
     }
 }
 
@@ -52,15 +66,16 @@ mod tests {
     const GRID: Grid = Grid { t: 1, h: 2, w: 2 };
 
     #[test]
-    fn files_of_a_cached_picture_are_remembered_up_to_a_limit() {
+    fn files_are_remembered_by_their_last_use_up_to_a_limit_of_pictures() {
         let mut known = KnownFiles::new(3);
-        for file in [5, 1, 4, 2, 2, 9] {
+        for file in [5, 1, 4, 2, 2] {
             known.learn(file, vec![(PictureHash([7; 32]), GRID)]);
         }
+        assert!(known.pictures(&1).is_some() && known.pictures(&5).is_none());
         known.learn(9, vec![(PictureHash([8; 32]), GRID), (PictureHash([7; 32]), GRID)]);
-        assert_eq!(known.files.keys().copied().collect::<Vec<_>>(), [2, 4, 9], "those learned last");
+        assert_eq!(known.files.keys().copied().collect::<Vec<_>>(), [1, 9], "one was used, and one learned");
         assert_eq!(known.pictures(&9).map(<[_]>::len), Some(2));
-        known.forget(|picture| *picture == PictureHash([7; 32]));
-        assert!(known.pictures(&9).is_none() && known.pictures(&2).is_some());
+        known.learn(3, vec![(PictureHash([1; 32]), GRID); 4]);
+        assert_eq!((known.files.len(), known.pictures, known.by_use.len()), (0, 0, 0), "it is too long for the limit");
     }
 }

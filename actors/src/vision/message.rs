@@ -22,6 +22,13 @@ pub enum VisionMessage {
         /// The rows of the pictures and of each step of the videos.
         reply: Responder<Result<PinnedPictures, VisionError>>,
     },
+    /// Asks for the names of pictures; see [`crate::tree::NAME_PICTURES`].
+    Name {
+        /// The files of a request, in its order.
+        files: Vec<VisualKey>,
+        /// The pictures that each was decoded to, up to the first file that is not known.
+        reply: Responder<Vec<Vec<PictureHash>>>,
+    },
     /// A request's pictures are decoded and resized.
     Prepared {
         /// For each file, its key and how many pictures it became.

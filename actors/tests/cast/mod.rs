@@ -10,13 +10,13 @@ use bursar_actors::{
     deadline::Deadlines,
     kv::SequenceId,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
-    scheduler::{Finish, NewSequence, Standing},
+    scheduler::{Finish, NewSequence, PicturePlace, Standing},
     tenant::Tenant,
     vision::{PictureRequest, Ticket},
 };
 use bursar_model::{
     demo,
-    flow::PictureHash,
+    flow::{PictureContent, PictureHash},
     sampling::{GrammarCompiler, OutputFormat, Sampler, SamplingParams},
     text::Tokenizer,
 };
@@ -98,6 +98,9 @@ pub struct Request {
     pub returns_as: Option<SequenceId>,
     /// Its question to the vision core.
     pub ticket: Option<Ticket>,
+    /// Pictures of this admission without rows, because blocks held their tokens; none after one that missed them.
+    pub computed: usize,
+    pub missed: bool,
 }
 
 impl Request {
@@ -128,6 +131,8 @@ impl Request {
             sequence: None,
             returns_as: None,
             ticket: None,
+            computed: 0,
+            missed: false,
         };
         let room = kv_tokens.checked_sub(request.prompt_tokens()).filter(|room| *room > 0)?;
         request.tokens_max = chance.between(1, room.min(150));
@@ -136,6 +141,26 @@ impl Request {
 
     pub fn prompt_tokens(&self) -> usize {
         self.text_tokens + self.pictures.iter().map(|picture| picture.rows).sum::<usize>()
+    }
+
+    /// Its prompt and what it has produced: pictures, then text, then the tokens of earlier lives.
+    pub fn tokens(&self) -> Vec<u32> {
+        let shown: usize = self.pictures.iter().map(|picture| picture.rows).sum();
+        let text = |token| if token < shown { 999 } else { 1000 + self.topic };
+        (0..self.prompt_tokens()).map(text).chain(self.produced.iter().copied()).collect()
+    }
+
+    /// The places of its pictures, with these rows for all but the first `computed`.
+    pub fn places(&self, rows: &[Arc<[u32]>]) -> Vec<PicturePlace> {
+        let mut rows = rows.iter().cloned();
+        let mut start = 0;
+        let place = |(number, picture): (usize, &PictureRequest)| {
+            let content = PictureContent { tokens: start..start + picture.rows, hash: picture.key };
+            start += picture.rows;
+            let cache_rows = if number < self.computed { [].into() } else { rows.next().expect("it was encoded") };
+            PicturePlace { content, cache_rows }
+        };
+        self.pictures.iter().enumerate().map(place).collect()
     }
 
     pub fn is_over(&self) -> bool {

@@ -113,7 +113,7 @@ impl SchedulerCore {
         let found = self.kv.beginning(prefix);
         let (cached, tokens) = (found.resident * BLOCK_TOKENS, (found.blocks - found.resident) * BLOCK_TOKENS);
         found.missing > 0
-            && self.copies.costs.are_worth(found.missing, cached, tokens)
+            && (sequence.must_find > 0 || self.copies.costs.are_worth(found.missing, cached, tokens))
             && (self.kv.is_coming(prefix) || found.has_room)
     }
 

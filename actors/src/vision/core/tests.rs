@@ -35,12 +35,12 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
     assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
     // The second makes room for the new one. The recalled one does not, although it was needed first.
     vision.step(Input::Want(Ticket(2), vec![picture(4, 6)]));
-    assert!(vision.knows(&hash(1)) && !vision.knows(&hash(2)));
+    assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1)]));
     assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(5, 4)])), [], "one of its two pins is left");
     vision.step(Input::Unpin(vec![hash(1)]));
-    assert!(!vision.knows(&hash(1)));
+    assert!(!vision.holds(&hash(1)));
 }
 
 #[test]

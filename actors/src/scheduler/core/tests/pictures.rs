@@ -62,6 +62,47 @@ fn a_sequence_with_computed_pictures_reads_none_and_releases_them() {
     assert_eq!(read_and_past(&bed), (vec![], vec![2]));
 }
 
+/// Its picture has no rows: blocks are to hold it.
+fn computed(id: u64, tokens: usize, tokens_max: usize, place: std::ops::Range<usize>) -> NewSequence {
+    let mut spec = shown(1, tokens, tokens_max, place);
+    spec.pictures[0].cache_rows = [].into();
+    NewSequence { id: SequenceId(id), ..spec }
+}
+
+#[test]
+fn a_picture_that_blocks_hold_needs_no_rows() {
+    let mut bed = Bed::new(limits(2, 64, 16));
+    bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
+    bed.admit(computed(2, 40, 9, 2..30));
+    assert!(bed.heard().contains(&Effect::Found(SequenceId(2), 32)));
+    assert!(bed.running.back().expect("a step").batch.picture_rows.is_empty());
+    bed.stepped(5);
+    bed.scheduler.step(Input::Resize(1));
+    let effects = bed.scheduler.step(Input::Resize(1));
+    assert!(effects.is_empty(), "a step uses the blocks");
+    bed.stepped(5);
+    assert!(
+        bed.heard.contains(&Effect::ComeAgain(SequenceId(2))),
+        "without its blocks it needs the rows: {:?}",
+        bed.heard
+    );
+}
+
+#[test]
+fn a_sequence_without_rows_whose_blocks_have_gone_comes_again_before_any_step() {
+    let mut bed = Bed::new(limits(2, 64, 4));
+    bed.admit(shown(1, 40, 1, 2..30)).stepped(5);
+    // Another takes the blocks while it waits for its turn.
+    bed.admit(sequence(3, 60, 1)).admit(computed(4, 40, 9, 2..30));
+    while !bed.running.is_empty() {
+        bed.stepped(5);
+    }
+    let heard: Vec<_> = bed.heard.iter().filter(|e| matches!(e, Effect::ComeAgain(_) | Effect::Found(..))).collect();
+    assert_eq!(heard.last(), Some(&&Effect::ComeAgain(SequenceId(4))), "{heard:?}");
+    assert!(!bed.heard.contains(&Effect::Found(SequenceId(4), 0)) && !bed.scheduler.is_known(SequenceId(4)));
+    bed.assert_all_home();
+}
+
 #[test]
 fn a_sequence_preempted_after_its_pictures_returns_with_its_tokens() {
     let mut bed = Bed::new(limits(4, 64, 4));
