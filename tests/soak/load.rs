@@ -21,6 +21,8 @@ pub struct Ends {
     pub overloaded: usize,
     /// They asked for the impossible and were told so.
     pub refused: usize,
+    /// Those whose replies were known.
+    pub compared: usize,
 }
 
 /// When a caller gives up.
@@ -36,15 +38,34 @@ enum Patience {
 
 /// Asks chats in sequence, several at once.
 pub struct Load {
-    model: ModelHandle,
+    models: Vec<ModelHandle>,
+    /// Greedy chats and their replies, asked now and then.
+    known: Vec<(Chat, String)>,
     random: Random,
     asked: usize,
     ends: Ends,
 }
 
 impl Load {
-    pub fn new(model: &ModelHandle, seed: u64) -> Self {
-        Load { model: model.clone(), random: Random(seed), asked: 0, ends: Ends::default() }
+    pub fn new(models: Vec<ModelHandle>, seed: u64) -> Self {
+        Load { models, known: Vec::new(), random: Random(seed), asked: 0, ends: Ends::default() }
+    }
+
+    /// Asks some chats whose replies may never be others, whatever happens: with priorities, tenants and pictures, and
+    /// as the turns of a conversation.
+    pub async fn knowing_some(mut self) -> Self {
+        let model = self.models[0].clone();
+        for number in 0..8 {
+            let mut chat = text("Describe the picture.").image(picture(number)).max_tokens(24).ignore_end();
+            let first = crate::stage::answer(&model, chat.clone()).await;
+            if number % 2 == 1 {
+                chat = chat.assistant(&first).user(format!("And {number}?"));
+            }
+            let said = crate::stage::answer(&model, chat.clone()).await;
+            let urgency = [0, 2, -1][number as usize % 3];
+            self.known.push((chat.priority(urgency).tenant(["a", "b"][number as usize % 2]), said));
+        }
+        self
     }
 
     pub fn asked(&self) -> usize {
@@ -68,8 +89,19 @@ impl Load {
                 }
             }
             self.asked += 1;
+            let model = self.models[self.asked % self.models.len()].clone();
+            if !self.known.is_empty() && self.random.below(3) == 0 {
+                let (chat, said) = self.known[self.random.below(self.known.len())].clone();
+                self.ends.compared += 1;
+                under_way.spawn(async move {
+                    let text = model.chat(chat).await?.text().await?;
+                    assert_eq!(text, said, "whatever befalls a chat, its reply is the same");
+                    Ok(true)
+                });
+                continue;
+            }
             let (chat, samples) = self.chat();
-            under_way.spawn(ask(self.model.clone(), chat, samples, self.patience()));
+            under_way.spawn(ask(model, chat, samples, self.patience()));
         }
         while let Some(ended) = under_way.join_next().await {
             self.note(Some(ended));
@@ -196,10 +228,10 @@ async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
 }
 
 /// SplitMix64 (Steele, Lea and Flood, 2014).
-struct Random(u64);
+pub struct Random(pub u64);
 
 impl Random {
-    fn below(&mut self, end: usize) -> usize {
+    pub fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

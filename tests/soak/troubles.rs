@@ -1,0 +1,170 @@
+//! What befalls a device and its models while chats run: actors die, a neighbour takes what is free and leaves, a tenant
+//! comes, a model sleeps. A seed decides what comes next.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar::{
+    Bytes, Class, DeviceChoice, Envelope, FaultInjection, HostDevice, Intensity, LoadOptions, ModelHandle, ModelSource,
+    Runtime, RuntimeConfig, SleepError, SleepLevel, Snapshot, WatchOptions,
+    messages::{BudgetMessage, EngineMessage, Responder, SchedulerMessage, VisionMessage},
+};
+
+use crate::{
+    load::Random,
+    stage::{device_of, eventually, small, small_envelope},
+};
+
+/// A request is given up after three deaths under it, so there are at most two while the same requests run.
+const DEATHS: usize = 2;
+
+/// How often each befell.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Befallen {
+    pub deaths: usize,
+    pub neighbours: usize,
+    pub tenants: usize,
+    pub sleeps: usize,
+    /// Sleeps that found requests which did not end in time.
+    pub busy: usize,
+}
+
+/// Two models on a device, with keys and values that go to the host and back.
+pub struct Troubled {
+    device: Arc<HostDevice>,
+    pub runtime: Runtime,
+    pub models: Vec<ModelHandle>,
+    random: Random,
+    befallen: Befallen,
+}
+
+impl Troubled {
+    pub async fn begin(seed: u64) -> Troubled {
+        let device = device_of(Bytes::mib(48));
+        let patient = Intensity { restarts_max: 1_000_000, back_off: Duration::ZERO, ..Intensity::default() };
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(device.clone()),
+            watch: WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(20) },
+            host_bytes: Bytes::mib(128),
+            budget_intensity: patient,
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        let mut models = Vec::new();
+        for name in ["first", "second"] {
+            // The pool is too small for all: some wait, some are preempted, and blocks go to the host and back.
+            let options = LoadOptions {
+                name: Some(name.to_owned()),
+                envelope: Some(Envelope { context_tokens: 320, ..small_envelope() }),
+                kv_tokens: Some(640),
+                swap_space: Bytes::mib(4),
+                requests: 24,
+                intensity: patient,
+                engine_intensity: patient,
+                ..small()
+            };
+            models.push(runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts"));
+        }
+        Troubled { device, runtime, models, random: Random(seed), befallen: Befallen::default() }
+    }
+
+    pub fn befallen(&self) -> Befallen {
+        self.befallen
+    }
+
+    pub async fn ledger(&self) -> Snapshot {
+        self.runtime.budget().measure().await.expect("the budget answers")
+    }
+
+    /// So many troubles, one after another.
+    pub async fn befall(&mut self, troubles: usize) {
+        let before = self.befallen.deaths;
+        for _ in 0..troubles {
+            let model = self.models[self.random.below(self.models.len())].clone();
+            match self.random.below(8) {
+                kind @ 0..4 if self.befallen.deaths < before + DEATHS => self.kill(kind, &model).await,
+                0..4 => {}
+                4 | 5 => self.sleep(&model).await,
+                6 => self.neighbour().await,
+                _ => {
+                    let tenant = self.runtime.budget().try_lease(Class::tenant("index"), Bytes::kib(256)).await;
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    self.befallen.tenants += usize::from(tenant.is_ok());
+                }
+            }
+            let pause = self.random.below(12) as u64;
+            tokio::time::sleep(Duration::from_millis(pause)).await;
+        }
+    }
+
+    async fn kill(&mut self, kind: usize, model: &ModelHandle) {
+        let fault = [FaultInjection::Panic, FaultInjection::Fail][self.random.below(2)];
+        let Ok(supervised) = self.runtime.supervised().await else { return };
+        let serving = model.serving().await.expect("it serves or sleeps");
+        let sent = match kind {
+            0 => supervised.budget.send_message(BudgetMessage::InjectFault(fault)).is_ok(),
+            1 => {
+                let facts = model.facts().await.expect("they are known");
+                let engine = supervised.engines.get(&*facts.name);
+                let sent = engine.is_some_and(|engine| engine.send_message(EngineMessage::InjectFault(fault)).is_ok());
+                if sent {
+                    // A neighbour that came meanwhile could leave its successor no room to start.
+                    model.serving_after(serving.generation).await.expect("it starts again");
+                }
+                sent
+            }
+            // Of a model that sleeps, these are gone.
+            2 => serving.vision.is_some_and(|vision| vision.send_message(VisionMessage::InjectFault(fault)).is_ok()),
+            _ => serving.scheduler.send_message(SchedulerMessage::InjectFault(fault)).is_ok(),
+        };
+        self.befallen.deaths += usize::from(sent);
+    }
+
+    async fn sleep(&mut self, model: &ModelHandle) {
+        let level = [SleepLevel::Level1, SleepLevel::Level2][self.random.below(2)];
+        let within = Duration::from_millis(self.random.below(200) as u64);
+        match model.sleep(level, within).await {
+            Ok(()) => self.befallen.sleeps += 1,
+            Err(SleepError::Busy { .. }) => self.befallen.busy += 1,
+            Err(error) => panic!("a model sleeps or is busy: {error:?}"),
+        }
+    }
+
+    /// Takes what is free, again and again, and leaves. Models are awake: one without room to wake would fail its requests.
+    async fn neighbour(&mut self) {
+        for model in &self.models {
+            model.wake().await.expect("it wakes up");
+        }
+        for _ in 0..5 {
+            self.device.foreign_takes(Bytes::gib(1));
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        self.device.foreign_gives_back(Bytes::gib(1));
+        self.befallen.neighbours += 1;
+    }
+
+    /// Waits until no request holds anything, and the ledger has the bytes of `before` in every class.
+    pub async fn settled(&self, before: &Snapshot) {
+        for model in &self.models {
+            model.wake().await.expect("it wakes up");
+        }
+        eventually("every class has its bytes again", async || {
+            let ledger = self.ledger().await;
+            let sums = |ledger: &Snapshot| {
+                let classes: Vec<_> = ledger.classes.iter().map(|line| (line.class.clone(), line.bytes)).collect();
+                (ledger.granted, ledger.host_granted, ledger.canary, ledger.foreign, classes)
+            };
+            sums(&ledger) == sums(before) && self.device.counts().backed == ledger.granted
+        })
+        .await;
+        for model in &self.models {
+            eventually("all blocks are home", async || {
+                let serving = model.serving().await.expect("it serves");
+                let (reply, usage) = Responder::new();
+                drop(serving.scheduler.send_message(SchedulerMessage::KvUse(reply)));
+                usage.await.is_ok_and(|usage| usage.held == 0 && usage.blocks == serving.record.kv_blocks)
+            })
+            .await;
+            assert_eq!(model.requests().0, 0, "all credits are free");
+        }
+    }
+}
