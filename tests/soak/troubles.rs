@@ -28,6 +28,12 @@ pub struct Befallen {
     pub busy: usize,
 }
 
+/// Troubles come at their own times, whatever else happens.
+#[expect(clippy::disallowed_methods, reason = "no actor sleeps here, and no story waits for it")]
+async fn pass(milliseconds: u64) {
+    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+}
+
 /// Two models on a device, with keys and values that go to the host and back.
 pub struct Troubled {
     device: Arc<HostDevice>,
@@ -87,12 +93,12 @@ impl Troubled {
                 6 => self.neighbour().await,
                 _ => {
                     let tenant = self.runtime.budget().try_lease(Class::tenant("index"), Bytes::kib(256)).await;
-                    tokio::time::sleep(Duration::from_millis(1)).await;
+                    pass(1).await;
                     self.befallen.tenants += usize::from(tenant.is_ok());
                 }
             }
             let pause = self.random.below(12) as u64;
-            tokio::time::sleep(Duration::from_millis(pause)).await;
+            pass(pause).await;
         }
     }
 
@@ -136,7 +142,7 @@ impl Troubled {
         }
         for _ in 0..5 {
             self.device.foreign_takes(Bytes::gib(1));
-            tokio::time::sleep(Duration::from_millis(3)).await;
+            pass(3).await;
         }
         self.device.foreign_gives_back(Bytes::gib(1));
         self.befallen.neighbours += 1;
