@@ -418,6 +418,27 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
 }
 
 #[test]
+fn a_request_waits_for_memory_that_another_gives_back() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let expected = answer(&stage.model, about(1)).await;
+        stage.model.sleep(SleepLevel::Level1, LONG).await.expect("it sleeps");
+        let ledger = stage.snapshot().await;
+        let all = ledger.total - ledger.canary_wanted;
+        let tenant = stage.runtime.budget().try_lease(Class::tenant("index"), all).await.expect("nobody has it");
+        let model = stage.model.clone();
+        let asked = tokio::spawn(async move { ask(&model, about(1)).await });
+        let is_told = |event: &serde_json::Value| event["event"] == "not_woken";
+        eventually("it finds no memory", async || {
+            serde_json::json!(stage.runtime.recent_events()).as_array().is_some_and(|told| told.iter().any(is_told))
+        })
+        .await;
+        drop(tenant);
+        assert_eq!(asked.await.expect("no panic").expect("it answers").text, expected);
+    });
+}
+
+#[test]
 fn a_load_without_room_fails_unless_models_make_room() {
     story(async {
         let (_, runtime) = cramped(None).await;

@@ -135,11 +135,8 @@ impl Troubled {
         }
     }
 
-    /// Takes what is free, again and again, and leaves. Models are awake: one without room to wake would fail its requests.
+    /// Takes what is free, again and again, and leaves. Requests of a model that sleeps wait for that.
     async fn neighbour(&mut self) {
-        for model in &self.models {
-            model.wake().await.expect("it wakes up");
-        }
         for _ in 0..5 {
             self.device.foreign_takes(Bytes::gib(1));
             pass(3).await;

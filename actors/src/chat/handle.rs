@@ -83,6 +83,9 @@ pub struct ModelHandle {
     pub(super) token_threads: Arc<Semaphore>,
 }
 
+/// The pause after a wake that found no memory.
+const WAKE_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// Events that a driver may be ahead of its caller. A slow caller delays only its own reply.
 const EVENTS_AHEAD: usize = 64;
 
@@ -251,10 +254,24 @@ impl ModelHandle {
         }
     }
 
-    /// Waits until the model is awake, and keeps it so.
+    /// Waits until the model is awake, and keeps it so. A request that finds no memory to wake it tries again until its time
+    /// is over.
     async fn enter(&self, reason: WakeReason) -> Result<Inside, SleepError> {
         let SleepHandle { wakefulness, within, send } = &self.sleep;
-        let awake = tokio::time::timeout(*within, wakefulness.enter_awake(|| send(SleepOrder::Wake(reason))));
+        let mut lacked = None;
+        let tries = async {
+            let mut again = tokio::time::interval(WAKE_AGAIN_AFTER);
+            loop {
+                again.tick().await;
+                let failure = match wakefulness.enter_awake(|| send(SleepOrder::Wake(reason))).await {
+                    Err(failure) if failure.lacks_memory && reason == WakeReason::Request => failure,
+                    entered => return entered,
+                };
+                lacked = Some(failure);
+                again.reset();
+            }
+        };
+        let awake = tokio::time::timeout(*within, tries);
         let mut status = self.status.clone();
         let over = async {
             match status.wait_for(Status::is_over).await.map(|status| status.clone()) {
@@ -265,7 +282,10 @@ impl ModelHandle {
         };
         tokio::select! {
             biased;
-            inside = awake => Ok(inside.map_err(|_| SleepError::TooLate { within: *within })??),
+            inside = awake => match inside {
+                Ok(entered) => Ok(entered?),
+                Err(_) => Err(lacked.map_or(SleepError::TooLate { within: *within }, SleepError::NotWoken)),
+            },
             reason = over => Err(SleepError::Stopped { reason }),
         }
     }

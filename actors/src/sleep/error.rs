@@ -15,6 +15,8 @@ pub struct NotWoken {
     pub reason: Arc<str>,
     /// What would help.
     pub hint: Arc<str>,
+    /// Whether it was device memory that lacked, which others may give back.
+    pub lacks_memory: bool,
 }
 
 /// Why a model did not fall asleep or wake up.

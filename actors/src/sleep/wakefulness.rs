@@ -215,7 +215,7 @@ mod tests {
     #[tokio::test]
     async fn a_failed_wake_ends_those_who_wait_and_none_who_come_later() {
         let model = Wakefulness::new(Rest::Waking);
-        let error = NotWoken { reason: "no room".into(), hint: "make some".into() };
+        let error = NotWoken { reason: "no room".into(), hint: "make some".into(), lacks_memory: true };
         let waiting = tokio::spawn({
             let model = model.clone();
             async move { model.enter_awake(|| {}).await.map(drop) }

@@ -118,8 +118,16 @@ impl RuntimeState {
     pub(super) fn tell_not_woken(&self, name: &str) {
         let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
         let failure = match self.not_started(name) {
-            Some(error) => NotWoken { reason: error.to_string().into(), hint: error.hint().into() },
-            None => NotWoken { reason: "no other model makes room for it".into(), hint: "wake it again".into() },
+            Some(error) => NotWoken {
+                reason: error.to_string().into(),
+                hint: error.hint().into(),
+                lacks_memory: self.lacks(name, &error).is_some(),
+            },
+            None => NotWoken {
+                reason: "no other model makes room for it".into(),
+                hint: "wake it again".into(),
+                lacks_memory: true,
+            },
         };
         budget.tell(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
         let level = if weight_store.has_copy() { SleepLevel::Level1 } else { SleepLevel::Level2 };
@@ -132,14 +140,19 @@ impl RuntimeState {
         }
     }
 
-    /// Whether a model that did not start lacked memory, and others hold as much.
-    pub(super) fn may_fit(&self, name: &str, error: &StartError) -> bool {
-        let lacks = match error {
+    /// The device memory that a model lacked which did not start, as far as known. None if it did not lack any.
+    fn lacks(&self, name: &str, error: &StartError) -> Option<Bytes> {
+        match error {
             StartError::DoesNotFit(_) if self.engines[name].arguments.options.kv().is_pinned() => error.short_by(),
             StartError::DoesNotFit(_) => Some(error.short_by().unwrap_or_default()),
             StartError::Profile { source, .. } => source.is_out_of_memory().then_some(Bytes::ZERO),
             _ => None,
-        };
+        }
+    }
+
+    /// Whether a model that did not start lacked memory, and others hold as much.
+    pub(super) fn may_fit(&self, name: &str, error: &StartError) -> bool {
+        let lacks = self.lacks(name, error);
         let is_others = |model: &str| model != name && self.engines.contains_key(model);
         let leases = self.settings.mailbox().leases();
         let held = leases.iter().filter(|lease| lease.class.memory() == Memory::Device);
