@@ -19,6 +19,7 @@ mod host_tier;
 #[cfg(feature = "hub")]
 mod hub;
 mod knobs;
+mod lending;
 mod logs;
 mod losses;
 mod memory;

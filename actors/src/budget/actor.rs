@@ -10,7 +10,7 @@ use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::time::Instant;
 
 use super::{
-    BudgetMailbox, BudgetMessage, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums,
+    BudgetMailbox, BudgetMessage, Lending, Order, PressureBackoff, Regrowth, WatchOptions, cards::Card, lease_sums,
     mailbox::Note,
 };
 use crate::{metric::DeviceLabel, responder::Responder};
@@ -56,6 +56,9 @@ pub struct BudgetState {
     on_loss: Option<OnLoss>,
     watch: WatchOptions,
     regrowth: Regrowth,
+    lending: Lending,
+    /// Whether a need or a size has changed since models last lent.
+    may_lend: bool,
     /// Bytes that our process held beyond leases and overhead, at the last look.
     drifted: Bytes,
     /// Each card, at the last look.
@@ -112,6 +115,8 @@ impl Actor for BudgetActor {
             on_loss,
             watch,
             regrowth: Regrowth::new(watch.patience),
+            lending: Lending::new(watch.every, watch.patience),
+            may_lend: false,
             drifted: Bytes::ZERO,
             cards: Vec::new(),
             backoff: PressureBackoff::default(),
@@ -154,6 +159,7 @@ impl Actor for BudgetActor {
                 let what = |holding: &Holding| (holding.model.clone(), holding.class.clone(), to);
                 let what = state.ledger.holding(lease).map(what);
                 state.asked.insert(id, Asked::now(what, Asker::Resize(reply)));
+                state.may_lend = true;
                 // A lease shrinks only after its segment has, and the segment only after the fence of its last use has
                 // passed.
                 state.step(Input::Resize { id, lease, to, wait, passed: true });
@@ -163,9 +169,7 @@ impl Actor for BudgetActor {
                 state.clearing.push((owner.clone(), reply));
                 state.step(Input::OwnerDied { owner: owner.clone() });
                 // An owner that was cleared before is not announced again.
-                if state.ledger.is_cleared(&owner) {
-                    state.answer_cleared(&owner);
-                }
+                state.answer_cleared();
             }
             BudgetMessage::Gate { model, to, reply } => {
                 if to == Gate::Open {
@@ -211,6 +215,10 @@ impl Actor for BudgetActor {
         }
         state.read_notes()?;
         state.look_at_fences();
+        if std::mem::take(&mut state.may_lend) {
+            state.lend();
+            state.answer_cleared();
+        }
         state.tell_of_loss();
         state.show_changes();
         if state.mailbox.books().watch.waiting() > 0 && !state.polling {
@@ -259,6 +267,7 @@ impl BudgetState {
                     }
                 }
                 Note::Obeys(lease, elastic) => self.obeyed(lease, elastic),
+                Note::Need => self.may_lend = true,
                 Note::Home(reclaim, outcome) => {
                     let lease = reclaim.lease();
                     match outcome {
@@ -345,12 +354,14 @@ impl BudgetState {
         outcome
     }
 
-    fn answer_cleared(&mut self, owner: &Owner) {
+    /// Answers for the owners of whom nothing is left. What they had lent is back first, so that successors find it.
+    fn answer_cleared(&mut self) {
+        let is_called = !self.lending.called(&self.lendable()).is_zero();
+        self.may_lend |= is_called;
         for (cleared, reply) in std::mem::take(&mut self.clearing) {
-            if cleared == *owner {
-                reply.answer(());
-            } else {
-                self.clearing.push((cleared, reply));
+            match !is_called && self.ledger.is_cleared(&cleared) {
+                true => reply.answer(()),
+                false => self.clearing.push((cleared, reply)),
             }
         }
     }

@@ -4,6 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::Bytes;
 
+use super::Demand;
+
 /// How a budget watches its device after READY.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
@@ -44,20 +46,31 @@ pub struct Elastic {
     pub most: Bytes,
     /// It grows in multiples of this: one page per layer.
     pub step: Bytes,
+    /// How it lends and borrows. None if it does neither.
+    pub lends: Option<Lends>,
     /// Receives orders. It must post a message and not block, because the budget never waits.
     pub orders: Arc<dyn Fn(Order) + Send + Sync>,
+}
+
+/// What lending goes by.
+#[derive(Clone)]
+pub struct Lends {
+    /// How much its model needs it.
+    pub demand: Arc<Demand>,
+    /// The most that it can use of its own and of what others lend.
+    pub limit: Bytes,
 }
 
 /// An order to the owner of an elastic lease. The owner answers by resizing the lease, or not at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Another process has taken memory of the canary, or more. Keep at most this, so that it can take as much again.
-    /// Repeated at each look until it is done.
+    /// Another process has taken memory of the canary, or more; or other models need it, or a tenant does, while this
+    /// lease's model has no requests. Keep at most this. Repeated at each look until it is done.
     GiveUp {
         /// The largest size allowed now.
         to: Bytes,
     },
-    /// Enough has stayed free for the lease to grow. Another request may get it first.
+    /// Enough has stayed free for the lease to grow, or another has given it up. Another request may get it first.
     MayGrow {
         /// The size that it may grow to.
         to: Bytes,

@@ -200,6 +200,11 @@ impl Budget {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
+    /// A model needs its keys and values more than before.
+    pub(super) fn hears_of_need(&self) {
+        self.mailbox.put(Note::Need);
+    }
+
     /// Takes back everything that a dead owner held, and waits until all of it is back.
     ///
     /// # Errors

@@ -68,6 +68,8 @@ pub(super) enum Note {
     Segment(LeaseId, Revoker),
     /// The owner obeys orders from now on.
     Obeys(LeaseId, Elastic),
+    /// A model needs more of its keys and values than before.
+    Need,
     /// Its memory was returned to the device, or that failed.
     Home(PendingReclaim, Result<(), DeviceError>),
 }

@@ -3,18 +3,22 @@
 mod actor;
 mod cards;
 mod core;
+mod demand;
 mod elastic;
 mod handle;
 mod lease_sums;
+mod lending;
 mod mailbox;
 mod message;
 mod pressure_backoff;
 
 pub use actor::{BudgetActor, BudgetArguments, OnLoss};
 pub use core::{Look, Offer, Regrowth, Wanting};
-pub use elastic::{Elastic, Order, WatchOptions};
+pub use demand::{Demand, Need};
+pub use elastic::{Elastic, Lends, Order, WatchOptions};
 pub(crate) use handle::NO_MODEL;
 pub use handle::{Budget, LeaseError};
+pub use lending::{Lendable, Lending, Room};
 pub use mailbox::BudgetMailbox;
 pub use message::BudgetMessage;
 pub use pressure_backoff::{Pressure, PressureBackoff};

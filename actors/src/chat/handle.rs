@@ -260,15 +260,13 @@ impl ModelHandle {
         let SleepHandle { wakefulness, within, send } = &self.sleep;
         let mut lacked = None;
         let tries = async {
-            let mut again = tokio::time::interval(WAKE_AGAIN_AFTER);
             loop {
-                again.tick().await;
                 let failure = match wakefulness.enter_awake(|| send(SleepOrder::Wake(reason))).await {
                     Err(failure) if failure.lacks_memory && reason == WakeReason::Request => failure,
                     entered => return entered,
                 };
                 lacked = Some(failure);
-                again.reset();
+                tokio::time::interval_at(Instant::now() + WAKE_AGAIN_AFTER, WAKE_AGAIN_AFTER).tick().await;
             }
         };
         let awake = tokio::time::timeout(*within, tries);

@@ -293,12 +293,17 @@ impl KvMemory {
         self.layers_of(self.blocks(), rank)
     }
 
+    /// The number of blocks that have addresses.
+    pub fn reserved_blocks(&self) -> usize {
+        let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
+        (reserved / self.shape.block_bytes()) as usize
+    }
+
     /// One view per layer of a rank, on all reserved blocks, backed or not. For graphs, which store the number at
     /// capture and outlive growing and shrinking. The host names only backed blocks to a graph, as to any step; any
     /// other would fault.
     pub fn layers_reserved(&self, rank: Rank) -> Vec<KvLayer> {
-        let reserved = self.segments.iter().map(Segment::reserved).min().unwrap_or(Bytes::ZERO);
-        self.layers_of((reserved / self.shape.block_bytes()) as usize, rank)
+        self.layers_of(self.reserved_blocks(), rank)
     }
 
     fn layers_of(&self, blocks: usize, rank: Rank) -> Vec<KvLayer> {

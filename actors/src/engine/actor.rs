@@ -19,7 +19,7 @@ use super::{
     start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
 };
 use crate::{
-    budget::Budget,
+    budget::{Budget, Demand},
     capture::Recaptured,
     compute::lane::{Job, Lane},
     metric,
@@ -70,6 +70,8 @@ pub struct EngineState {
     task: Option<BackgroundTask>,
     /// The change of keys and values in progress.
     change: Option<BackgroundTask>,
+    /// How much its keys and values are needed. None if the user fixed their size.
+    demand: Option<Arc<Demand>>,
     /// Capturing graphs on a new lane. Until it ends, the lane decodes launch by launch.
     recapture: Latest,
     born: Instant,
@@ -106,7 +108,9 @@ impl Actor for EngineActor {
             is_pinned: options.kv().is_pinned(),
             faults: options.faults.clone(),
         };
+        let demand = (!rules.is_pinned).then(|| Arc::new(Demand::new(arguments.budget.clone())));
         Ok(EngineState {
+            demand,
             arguments,
             core: EngineCore::new(rules),
             course: Course::default(),
@@ -240,7 +244,7 @@ impl EngineState {
     fn place(&self, sized: SizedBy<ActorParts>) -> Place {
         let EngineArguments { label, budget, device, weight_store, .. } = self.arguments.clone();
         let (memory, generation) = (sized.profiled.memory.clone(), self.arguments.owner(sized.attempt).generation);
-        Place { label, memory, budget, device, weight_store, generation }
+        Place { label, memory, budget, device, weight_store, generation, demand: self.demand.clone() }
     }
 
     /// What came of planning and loading.
@@ -259,8 +263,9 @@ impl EngineState {
     /// What an attempt found. With at least `least_tokens` of keys and values every request can still finish.
     fn sized(&self, attempt: u32, least_tokens: usize, profiled: Profiled) -> Sized<ActorParts> {
         let (blocks, profiled) = (profiled.memory.kv.blocks(), Arc::new(profiled));
-        let floor = self.place(SizedBy { profiled: profiled.clone(), attempt }).blocks_for(least_tokens);
-        Sized { profiled, floor, blocks, passed: self.course.passed() }
+        let place = self.place(SizedBy { profiled: profiled.clone(), attempt });
+        let (floor, limit) = (place.blocks_for(least_tokens), place.limit(blocks));
+        Sized { profiled, floor, blocks, limit, passed: self.course.passed() }
     }
 }
 

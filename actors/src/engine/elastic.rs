@@ -16,7 +16,7 @@ pub use self::core::Outcome;
 pub(super) use self::core::{Change, Input as PoolInput, PoolCore};
 use super::{EngineMessage, WeightStore};
 use crate::{
-    budget::{self, Budget, LeaseError, Order},
+    budget::{self, Budget, Demand, LeaseError, Lends, Order},
     compute::memory::{EngineMemory, KvMemory},
     metric,
     profile::ProfileError,
@@ -55,6 +55,8 @@ pub(super) struct Place {
     pub(super) device: Arc<dyn Device>,
     pub(super) weight_store: WeightStore,
     pub(super) generation: u64,
+    /// None for a size that the user fixed: it neither lends nor borrows.
+    pub(super) demand: Option<Arc<Demand>>,
 }
 
 /// The scheduler that serves now, if any.
@@ -67,10 +69,17 @@ impl Place {
         self.blocks_in(self.bytes(tokens.div_ceil(BLOCK_TOKENS)))
     }
 
+    /// The most blocks that there may be: with what others lend, or the user's own number.
+    pub(super) fn limit(&self, most: usize) -> usize {
+        self.demand.as_ref().map_or(most, |_| self.memory.kv.reserved_blocks().max(most))
+    }
+
     /// Obeys the budget from now on, within these bounds. Orders arrive as messages to `engine`.
-    pub(super) fn obey(&self, floor: usize, most: usize, engine: &ActorRef<EngineMessage>) {
+    pub(super) fn obey(&self, floor: usize, most: usize, limit: usize, engine: &ActorRef<EngineMessage>) {
         let engine = engine.clone();
+        let limit = self.bytes(limit);
         let elastic = budget::Elastic {
+            lends: self.demand.clone().map(|demand| Lends { demand, limit }),
             floor: self.bytes(floor),
             most: self.bytes(most),
             step: self.device.page() * self.memory.kv.shape().layers as u64,

@@ -97,6 +97,7 @@ table! {
     PERMITS: Gauge<(Label, Permit)> = "bursar_permits", "How much may run at once, by the profile: sequences in a step, patches in a launch of pictures.";
     PERMITS_USED: Gauge<(Label, Permit)> = "bursar_permits_used", "How much runs now: sequences, and patches of the running launch.";
     KV_BLOCKS: Gauge<Label> = "bursar_kv_blocks", "Blocks of keys and values that sequences may use.";
+    KV_BORROWED_BYTES: Gauge<Label> = "bursar_kv_borrowed_bytes", "Bytes of keys and values beyond the model's share, which idle models have lent to it.";
     KV_BLOCKS_USED: Gauge<Label> = "bursar_kv_blocks_used", "Blocks that sequences hold.";
     KV_BLOCKS_CACHED: Gauge<Label> = "bursar_kv_blocks_cached", "Blocks that no sequence holds and that other prompts can reuse.";
     KV_BLOCKS_SWAPPED: Gauge<Label> = "bursar_kv_blocks_swapped", "Blocks whose content is in host memory (`swap_space`), whether the device has them too or not.";

@@ -18,6 +18,7 @@ use super::{
     StepPlan, late::Delays,
 };
 use crate::{
+    budget::{Demand, Need},
     compute::lane::{Answer, Choice, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{Copies, KvUse, SequenceId},
     metric::{self, Direction, Permit, Preempted},
@@ -52,6 +53,8 @@ pub struct SchedulerArguments {
     pub tenant_weights: TenantWeights,
     /// Blocks that host memory holds. 0 for no host tier.
     pub host_slots: usize,
+    /// Where it says how much it needs its blocks. None if it neither lends nor borrows any.
+    pub demand: Option<Arc<Demand>>,
 }
 
 /// The state of a scheduler.
@@ -63,6 +66,8 @@ pub struct SchedulerState {
     under_way: VecDeque<UnderWay>,
     /// When it began: the core's clock counts from then.
     began: Instant,
+    /// Blocks were short a moment ago.
+    hungry_until: Option<Instant>,
     /// When the last step ended.
     stepped_at: Instant,
     /// What the current message has counted so far.
@@ -139,6 +144,7 @@ impl Actor for SchedulerActor {
             arguments,
             under_way: VecDeque::new(),
             began: Instant::now(),
+            hungry_until: None,
             stepped_at: Instant::now(),
             counted: Counted::default(),
             is_refused: false,
@@ -224,6 +230,9 @@ impl Drop for SchedulerState {
     }
 }
 
+/// How long after blocks were short a model still counts as hungry.
+const HUNGRY_FOR: Duration = Duration::from_secs(1);
+
 impl SchedulerState {
     fn show(&mut self) {
         let (waiting, running) = self.core.counts();
@@ -238,7 +247,22 @@ impl SchedulerState {
         metric::KV_BLOCKS_CACHED.set(model, cached);
         metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());
         metric::PREFIX_CACHE_BYTES.set(model, self.arguments.block_bytes * cached as u64);
+        self.tell_need();
         self.count();
+    }
+
+    /// Says how much the model needs its blocks. It stays hungry for a while, so that the budget is not told at each step.
+    fn tell_need(&mut self) {
+        let Some(demand) = &self.arguments.demand else { return };
+        let (now, preempted) = (Instant::now(), self.core.preemptions().for_blocks);
+        if self.core.lacks_blocks() || preempted > self.counted.preempted.for_blocks {
+            self.hungry_until = Some(now + HUNGRY_FOR);
+        }
+        demand.set(match self.core.counts() {
+            (0, 0) => Need::Idle,
+            _ if self.hungry_until.is_some_and(|until| now < until) => Need::Hungry,
+            _ => Need::Busy,
+        });
     }
 
     /// Sets the gauges that change with the pool alone.

@@ -135,6 +135,8 @@ pub struct SchedulerCore {
     gathers: bool,
     /// A sequence was preempted for others. No new one is admitted before a step has run.
     admission_paused: bool,
+    /// Some wait though there are permits for them.
+    lacks_blocks: bool,
     /// The pool must shrink to this many blocks. Nothing is planned until the running steps have ended, because they may
     /// use any block.
     shrinks_to: Option<usize>,
@@ -171,6 +173,7 @@ impl SchedulerCore {
             look_ahead_paused: false,
             gathers: false,
             admission_paused: false,
+            lacks_blocks: false,
             shrinks_to: None,
             replies: ReplyLengths::default(),
             missed_by: Vec::new(),
@@ -244,6 +247,11 @@ impl SchedulerCore {
     /// The numbers of waiting and of running sequences.
     pub fn counts(&self) -> (usize, usize) {
         (self.waiting.len(), self.running.len())
+    }
+
+    /// Whether sequences wait for blocks, and not for permits or for their turn.
+    pub fn lacks_blocks(&self) -> bool {
+        self.lacks_blocks
     }
 
     /// Preemptions so far.

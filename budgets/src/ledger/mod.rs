@@ -240,6 +240,11 @@ impl Ledger {
         self.queue(memory).iter().count()
     }
 
+    /// Bytes that the first waiting request asks for. 0 if none waits.
+    pub fn awaited(&self, memory: Memory) -> Bytes {
+        self.queue(memory).iter().next().map_or(Bytes::ZERO, |waiting| waiting.bytes)
+    }
+
     /// What a lease holds, until the lease is freed.
     pub fn holding(&self, lease: LeaseId) -> Option<&Holding> {
         self.leases.get(&lease).map(|entry| &entry.holding)

@@ -11,8 +11,9 @@ pub struct Counts {
     /// Tokens of beginning sequences, and those of them that were in the prefix cache.
     pub prefix_tokens_sought: u64,
     pub prefix_tokens_found: u64,
-    /// Pictures that requests needed, and those of them that were encoded for it.
+    /// Pictures that requests showed, those of them whose tokens were computed already, and those that were encoded.
     pub pictures_wanted: u64,
+    pub pictures_found_computed: u64,
     pub pictures_encoded: u64,
     /// Times that a sequence had to get its pictures again.
     pub pictures_wanted_again: u64,
@@ -114,7 +115,8 @@ mod watching {
                 let of = |samples: &Samples| samples.count(name, labels).unwrap_or(0);
                 of(&after).saturating_sub(of(&before))
             };
-            let wanted = more("bursar_encoder_cache_queries_total", &[]);
+            let sought = more("bursar_encoder_cache_queries_total", &[]);
+            let computed = more("bursar_pictures_found_computed_total", &[]);
             let steps =
                 after.histogram("bursar_step_seconds", &[]).since(&before.histogram("bursar_step_seconds", &[]));
             Counts {
@@ -122,8 +124,9 @@ mod watching {
                 preempted_by_shrinks: more("bursar_preemptions_total", &[("reason", "shrink")]),
                 prefix_tokens_sought: more("bursar_prefix_cache_queries_total", &[]),
                 prefix_tokens_found: more("bursar_prefix_cache_hits_total", &[]),
-                pictures_wanted: wanted,
-                pictures_encoded: wanted.saturating_sub(more("bursar_encoder_cache_hits_total", &[])),
+                pictures_wanted: sought + computed,
+                pictures_found_computed: computed,
+                pictures_encoded: sought.saturating_sub(more("bursar_encoder_cache_hits_total", &[])),
                 pictures_wanted_again: more("bursar_pictures_wanted_again_total", &[]),
                 steps: steps.count() as u64,
                 step_ms_p99: steps.quantile(0.99).map(|seconds| seconds * 1e3),

@@ -88,10 +88,12 @@ fn write_counts(f: &mut fmt::Formatter<'_>, counts: &Counts) -> fmt::Result {
     let (blocks, shrinks) = (counts.preempted_for_blocks, counts.preempted_by_shrinks);
     line("preempted", format!("{blocks} for blocks, {shrinks} by shrinks"))?;
     if *pictures_wanted > 0 {
-        let again = counts.pictures_wanted_again;
+        let (computed, again) = (counts.pictures_found_computed, counts.pictures_wanted_again);
         line(
             "pictures",
-            format!("{pictures_wanted} wanted, {pictures_encoded} encoded, {again} sequences wanted theirs again"),
+            format!(
+                "{pictures_wanted} shown, {computed} found computed, {pictures_encoded} encoded, {again} wanted again"
+            ),
         )?;
     }
     let slow = counts.step_ms_p99.map(|time| format!(", p99 {time:.1} ms")).unwrap_or_default();

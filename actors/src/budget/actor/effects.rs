@@ -13,7 +13,7 @@ impl BudgetState {
             Effect::Refused(refused) => self.refused(refused),
             Effect::Revoking { lease } => self.revoking(lease),
             Effect::Freed { lease, .. } => self.forget(lease),
-            Effect::OwnerCleared { owner } => self.answer_cleared(&owner),
+            Effect::OwnerCleared { .. } => self.answer_cleared(),
             Effect::GateMoved { model, to } => drop(self.mailbox.books().gates.insert(model, to)),
             Effect::GiveUp { lease, to, .. } => self.order(lease, Order::GiveUp { to }),
             // The canary is looked at after every message.

@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 use bursar_budgets::{Account, Bytes, Class, DeviceError, DeviceMemory, Input, LeaseId, LeaseMeter, Memory};
 
 use super::BudgetState;
-use crate::budget::{Elastic, Look, Order, Pressure, Wanting, cards};
+use crate::{
+    budget::{Elastic, Lendable, Look, Need, Order, Pressure, Room, Wanting, cards},
+    metric,
+};
 
 impl BudgetState {
     /// The regular look: what other processes have taken or given back, orders not yet obeyed, growth, and gauges.
@@ -30,6 +33,7 @@ impl BudgetState {
             self.step(Input::Remind { ahead });
         }
         self.offer_growth();
+        self.may_lend = true;
         // Bytes being returned, or about to be leased, are not drift.
         let is_calm = !is_profiling && self.clearing.is_empty() && self.is_settled();
         let drift = self.drift();
@@ -188,22 +192,57 @@ impl BudgetState {
         let look = Look {
             at: self.born.elapsed(),
             available: account.available(),
-            is_pressed: !account.owed().is_zero()
-                || account.canary < account.canary_wanted
-                || self.ledger.waiting_for(Memory::Device) > 0
-                || self.ledger.is_profiling(),
+            is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
         };
+        // What an idle model lends is for those whose requests wait.
+        let is_hungry = self.lendable().iter().any(|lease| lease.need == Need::Hungry);
         let wanting: Vec<Wanting> = {
             let books = self.mailbox.books();
             let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
                 let Elastic { most, step, .. } = *elastic;
-                let bytes = self.ledger.holding(*lease)?.bytes;
+                let bytes = self.ledger.holding(*lease).filter(|_| !(is_hungry && self.lending.lends(*lease)))?.bytes;
                 Some(Wanting { lease: *lease, bytes, most, step })
             });
             wanting.collect()
         };
         for offer in self.regrowth.look(look, &wanting) {
             self.order(offer.lease, Order::MayGrow { to: offer.to });
+        }
+    }
+
+    /// Whether another process is being given memory, or a model is being sized.
+    fn is_pressed(&self) -> bool {
+        let account = self.ledger.account(Memory::Device);
+        !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
+    }
+
+    /// The leases that lend and borrow.
+    pub(super) fn lendable(&self) -> Vec<Lendable> {
+        let books = self.mailbox.books();
+        let lendable = books.elastic.iter().filter_map(|(lease, elastic)| {
+            let (lends, bytes) = (elastic.lends.as_ref()?, self.ledger.holding(*lease)?.bytes);
+            let Elastic { floor, most: share, step, .. } = *elastic;
+            Some(Lendable { lease: *lease, bytes, floor, share, limit: lends.limit, step, need: lends.demand.need() })
+        });
+        lendable.collect()
+    }
+
+    /// Lets idle models lend keys and values, and gives lenders theirs back.
+    pub(super) fn lend(&mut self) {
+        let leases = self.lendable();
+        if leases.is_empty() {
+            return;
+        }
+        let available = self.ledger.account(Memory::Device).available();
+        let awaited = self.ledger.awaited(Memory::Device).saturating_sub(available);
+        let room = Room { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };
+        for (lease, order) in self.lending.orders(room, &leases) {
+            self.order(lease, order);
+        }
+        for Lendable { lease, bytes, share, .. } in leases {
+            if let Some(holding) = self.ledger.holding(lease) {
+                metric::KV_BORROWED_BYTES.set(&holding.model, bytes.saturating_sub(share));
+            }
         }
     }
 }

@@ -96,8 +96,18 @@ impl EngineState {
         let pacing = self.pacing(&profiled);
         let tenant_weights = self.arguments.options.tenant_weights.clone();
         let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
-        let arguments =
-            SchedulerArguments { limits, lane, model, block_bytes, refused, pacing, tenant_weights, host_slots };
+        let demand = self.demand.clone();
+        let arguments = SchedulerArguments {
+            limits,
+            lane,
+            model,
+            block_bytes,
+            refused,
+            pacing,
+            tenant_weights,
+            host_slots,
+            demand,
+        };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
         let Loaded { processor, context, .. } = start.loaded;

@@ -76,7 +76,7 @@ impl EngineState {
                 self.arguments.show(Status::Stopped { reason: reason.as_str().into() });
                 myself.stop(Some(reason));
             }
-            Effect::Obey { sized, floor, most } => self.place(sized).obey(floor, most, myself),
+            Effect::Obey { sized, floor, most, limit } => self.place(sized).obey(floor, most, limit, myself),
             Effect::Freeze => {
                 self.arguments.budget.move_gate(self.arguments.label.clone(), Gate::Frozen).await??;
             }

@@ -70,8 +70,10 @@ pub enum Effect<P: Parts> {
         sized: SizedBy<P>,
         /// The fewest blocks.
         floor: usize,
-        /// The most blocks.
+        /// The model's own share of blocks.
         most: usize,
+        /// The most blocks, with those that others lend.
+        limit: usize,
     },
     /// Freeze the model's gate: it claims no more memory.
     Freeze,

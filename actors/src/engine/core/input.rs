@@ -115,6 +115,8 @@ pub struct Sized<P: Parts> {
     pub floor: usize,
     /// Blocks that were stressed.
     pub blocks: usize,
+    /// The most blocks that there may be later.
+    pub limit: usize,
     /// How the attempt went.
     pub passed: Passed,
 }

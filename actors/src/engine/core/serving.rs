@@ -68,7 +68,7 @@ impl<P: Parts> Serving<P> {
         step: &mut Step<'_, P>,
     ) -> Phase<P> {
         let (Planned { plan, is_warm, .. }, loaded) = model;
-        let Sized { profiled, floor, blocks, passed } = sized;
+        let Sized { profiled, floor, blocks, limit, passed } = sized;
         let mut serving = Serving {
             plan,
             is_warm,
@@ -77,7 +77,7 @@ impl<P: Parts> Serving<P> {
             attempt: step.log.number(),
             sized_within: step.now.saturating_sub(began),
             passed,
-            pool: PoolCore::new(floor, blocks),
+            pool: PoolCore::new(floor, blocks, limit),
             restarts: RestartLog::new(Policy::RestForOne, step.rules.intensity, step.rules.children),
             starts: 0,
             vision_since: 0,
@@ -304,7 +304,7 @@ impl<P: Parts> Serving<P> {
     }
 
     fn obey(&self, step: &mut Step<'_, P>) {
-        let (floor, most) = (self.pool.floor(), self.pool.most());
-        step.effect(Effect::Obey { sized: self.sized(), floor, most });
+        let (floor, most, limit) = (self.pool.floor(), self.pool.most(), self.pool.limit());
+        step.effect(Effect::Obey { sized: self.sized(), floor, most, limit });
     }
 }

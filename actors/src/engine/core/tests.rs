@@ -154,7 +154,7 @@ impl Bed {
     /// The attempt ends well, with 100 blocks.
     fn sized(&mut self, attempt: u32) -> &mut Self {
         let passed = Passed { phase: Some(At::Validate), measured: Some(100), target: Some(100), evidence: None };
-        let sized = Sized { profiled: "sized", floor: 16, blocks: 100, passed };
+        let sized = Sized { profiled: "sized", floor: 16, blocks: 100, limit: 100, passed };
         self.give(Input::Profiled { attempt, outcome: Ok(sized) })
     }
 

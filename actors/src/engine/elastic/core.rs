@@ -56,8 +56,10 @@ pub struct PoolCore {
     blocks: usize,
     /// The least number of blocks: one sequence of the full context, or a whole step.
     floor: usize,
-    /// The most blocks: those stressed, or fewer after a refusal.
+    /// The model's own share: the blocks at READY, or fewer after a refusal.
     most: usize,
+    /// The most blocks, with those that others lend.
+    limit: usize,
     serving: bool,
     /// The smallest size ordered and not begun yet.
     ordered: Option<usize>,
@@ -69,13 +71,14 @@ pub struct PoolCore {
 }
 
 impl PoolCore {
-    /// A pool of `most` blocks that never shrinks below `floor`.
-    pub fn new(floor: usize, most: usize) -> Self {
-        let floor = floor.min(most);
+    /// A pool of `most` blocks that never shrinks below `floor`, and grows to `limit` with what others lend.
+    pub fn new(floor: usize, most: usize, limit: usize) -> Self {
+        let (floor, limit) = (floor.min(most), limit.max(most));
         PoolCore {
             blocks: most,
             floor,
             most,
+            limit,
             serving: false,
             ordered: None,
             under_way: None,
@@ -89,9 +92,14 @@ impl PoolCore {
         self.blocks
     }
 
-    /// The most blocks there may be.
+    /// The model's own share of blocks.
     pub fn most(&self) -> usize {
         self.most
+    }
+
+    /// The most blocks there may be.
+    pub fn limit(&self) -> usize {
+        self.limit
     }
 
     /// Whether serving must still wait.
@@ -111,7 +119,7 @@ impl PoolCore {
                 self.order(to.max(self.floor));
             }
             Input::MayGrow(to) => {
-                let to = to.min(self.most);
+                let to = to.min(self.limit);
                 if self.under_way.is_none() && self.ordered.is_none() && to > self.blocks {
                     self.under_way = Some(Change::Grow { from: self.blocks, to });
                     return self.under_way;
@@ -121,6 +129,8 @@ impl PoolCore {
             Input::Cap(most) => {
                 assert!(!self.serving, "a pool is capped while nobody serves");
                 (self.most, self.quiet) = (most.clamp(self.floor, self.most), true);
+                // Where memory was refused, none is borrowed.
+                self.limit = self.most;
                 let to = match self.most < self.blocks {
                     true => self.most,
                     // The pool is this small already, and memory was refused all the same.
@@ -138,7 +148,7 @@ impl PoolCore {
                 if let (Some(Change::Grow { to, .. }), Outcome::Done) = (ended, outcome) {
                     self.blocks = to;
                     // A cap may have arrived during the change.
-                    self.order(self.most);
+                    self.order(self.limit);
                 }
             }
         }
@@ -177,7 +187,7 @@ mod tests {
     use super::*;
 
     fn serving() -> PoolCore {
-        let mut pool = PoolCore::new(16, 100);
+        let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!(pool.step(Input::Serving(true)), None);
         pool
     }
@@ -217,6 +227,22 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_borrows_up_to_its_limit_and_none_after_a_refusal() {
+        let mut pool = PoolCore::new(16, 100, 300);
+        pool.step(Input::Serving(true));
+        assert_eq!(pool.step(Input::MayGrow(400)), Some(Change::Grow { from: 100, to: 300 }));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!((pool.blocks(), pool.most()), (300, 100));
+        assert_eq!(pool.step(Input::GiveUp(100)), Some(Change::Shrink { to: 100 }));
+        pool.step(Input::Ended(Outcome::Done));
+        assert_eq!(pool.step(Input::MayGrow(200)), Some(Change::Grow { from: 100, to: 200 }));
+        pool.step(Input::Serving(false));
+        assert_eq!(pool.step(Input::Cap(95)), None);
+        assert_eq!(pool.step(Input::Ended(Outcome::Done)), Some(Change::Shrink { to: 95 }), "it had grown meanwhile");
+        assert_eq!((pool.limit(), pool.most()), (95, 95));
+    }
+
+    #[test]
     fn a_shrink_interrupted_by_a_schedulers_death_restarts_with_the_next() {
         let mut pool = serving();
         assert_eq!(pool.step(Input::GiveUp(50)), Some(Change::Shrink { to: 50 }));
@@ -232,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_order_without_a_scheduler_waits_for_one() {
-        let mut pool = PoolCore::new(16, 100);
+        let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!(pool.step(Input::Serving(true)), Some(Change::Shrink { to: 50 }));
     }
@@ -265,11 +291,11 @@ mod tests {
 
     #[test]
     fn a_cap_at_the_pools_own_size_takes_five_per_cent() {
-        let mut pool = PoolCore::new(16, 100);
+        let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 80 }), 80));
         assert_eq!(pool.step(Input::Ended(Outcome::Done)), None);
         assert_eq!((pool.step(Input::Cap(80)), pool.most()), (Some(Change::Shrink { to: 76 }), 80));
-        assert_eq!((pool.floor(), PoolCore::new(200, 100).floor()), (16, 100), "a floor is no more than there is");
+        assert_eq!((pool.floor(), PoolCore::new(200, 100, 100).floor()), (16, 100), "a floor is no more than there is");
     }
 
     #[test]
@@ -293,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_pause_lasts_until_its_order_is_done() {
-        let mut pool = PoolCore::new(16, 100);
+        let mut pool = PoolCore::new(16, 100, 100);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (None, false), "nothing was");
         assert_eq!(pool.step(Input::GiveUp(50)), None);
         assert_eq!((pool.step(Input::Pause), pool.is_quiet()), (Some(Change::Shrink { to: 50 }), true));
@@ -305,7 +331,7 @@ mod tests {
         fn the_pool_changes_once_at_a_time_within_its_bounds(
             inputs in proptest::collection::vec((0u8..9, 0usize..130), 1..60),
         ) {
-            let mut pool = PoolCore::new(16, 100);
+            let mut pool = PoolCore::new(16, 100, 100);
             // The change begun and not ended.
             let mut begun: Option<Change> = None;
             let mut is_serving = false;

@@ -102,6 +102,7 @@ impl Bed {
             pacing: Pacing::default(),
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
+            demand: None,
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

@@ -59,6 +59,8 @@ impl SchedulerCore {
             }
             self.running.insert(id, sequence);
         }
+        self.lacks_blocks =
+            !self.waiting.is_empty() && !self.admission_paused && self.running.len() < self.limits.sequences;
     }
 
     /// The sequence that is next, if it fits beside the running ones, or if less urgent ones can make way for it.

@@ -28,7 +28,7 @@ impl Filled {
         let heard = Arc::<Mutex<Vec<Order>>>::default();
         let listener = heard.clone();
         let orders = Arc::new(move |order| listener.lock().expect("no panic").push(order));
-        bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), orders });
+        bed.budget.obey(&lease, Elastic { floor: MIB(8), most: MIB(58), step: MIB(1), lends: None, orders });
         Filled { bed, lease, segment, heard }
     }
 

@@ -1,0 +1,296 @@
+//! Which model lends keys and values to which (ADR 46): pure.
+//!
+//! A model has a share: the bytes of its keys and values at READY. While it has no request it lends all but its floor to
+//! models whose requests wait for blocks, and gives way to a tenant that waits. It gets its share back when it has requests
+//! again.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use bursar_budgets::{Bytes, LeaseId};
+
+use super::{Need, Order};
+
+/// A lease of keys and values that may lend and borrow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lendable {
+    /// The lease.
+    pub lease: LeaseId,
+    /// Its size now.
+    pub bytes: Bytes,
+    /// What it keeps in any case.
+    pub floor: Bytes,
+    /// Its size at READY.
+    pub share: Bytes,
+    /// The most that it can use: the addresses that it has.
+    pub limit: Bytes,
+    /// It grows in multiples of this.
+    pub step: Bytes,
+    /// How much its model needs it.
+    pub need: Need,
+}
+
+impl Lendable {
+    fn borrowed(&self) -> Bytes {
+        self.bytes.saturating_sub(self.share)
+    }
+
+    fn missing(&self) -> Bytes {
+        self.share.saturating_sub(self.bytes)
+    }
+}
+
+/// What is free, and who else wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Time since the budget began.
+    pub at: Duration,
+    /// Bytes that a lease could get now.
+    pub available: Bytes,
+    /// Bytes that the first waiting lease lacks.
+    pub awaited: Bytes,
+    /// Nothing may grow: another process takes memory, or a model is being sized.
+    pub is_pressed: bool,
+}
+
+/// Who lends, and since when each has been idle.
+#[derive(Clone, Debug)]
+pub struct Lending {
+    /// A model must have been idle for this long before it lends.
+    idle: Duration,
+    /// And not have needed its own back for this long.
+    patience: Duration,
+    idle_since: BTreeMap<LeaseId, Duration>,
+    /// Those that were told to lend. Since when a model that needs its share has it, as it may still be carrying out an order.
+    lenders: BTreeMap<LeaseId, Option<Duration>>,
+    recalled: BTreeMap<LeaseId, Duration>,
+}
+
+impl Lending {
+    /// Nobody lends yet.
+    pub fn new(idle: Duration, patience: Duration) -> Self {
+        Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
+    }
+
+    /// Whether this lease is smaller than its share because it lends.
+    pub fn lends(&self, lease: LeaseId) -> bool {
+        self.lenders.contains_key(&lease)
+    }
+
+    /// Bytes that are borrowed and must come back: their lenders need them, or are gone.
+    pub fn called(&self, leases: &[Lendable]) -> Bytes {
+        let borrowed: Bytes = leases.iter().map(Lendable::borrowed).sum();
+        borrowed.saturating_sub(self.lent_by_idle(leases))
+    }
+
+    fn lent_by_idle(&self, leases: &[Lendable]) -> Bytes {
+        let lends = |lease: &&Lendable| self.lends(lease.lease) && lease.need == Need::Idle;
+        leases.iter().filter(lends).map(Lendable::missing).sum()
+    }
+
+    /// The orders that follow from how things are. All are absolute, so a later call may repeat them.
+    pub fn orders(&mut self, room: Room, leases: &[Lendable]) -> Vec<(LeaseId, Order)> {
+        self.note(room.at, leases);
+        let mut orders = Vec::new();
+        let mut called = self.called(leases);
+        let mut borrowers: Vec<_> = leases.iter().filter(|lease| !lease.borrowed().is_zero()).collect();
+        borrowers.sort_unstable_by_key(|lease| std::cmp::Reverse((lease.borrowed(), lease.lease)));
+        for lease in borrowers {
+            let part = called.min(lease.borrowed());
+            if !part.is_zero() {
+                called -= part;
+                orders.push((lease.lease, Order::GiveUp { to: lease.bytes - part }));
+            }
+        }
+        let mut free = if room.is_pressed { Bytes::ZERO } else { room.available };
+        let mut grow = |lease: &Lendable, by: Bytes, free: &mut Bytes| {
+            let by = by.min(*free).round_down(lease.step);
+            if !by.is_zero() {
+                *free -= by;
+                orders.push((lease.lease, Order::MayGrow { to: lease.bytes + by }));
+            }
+        };
+        for lease in leases.iter().filter(|lease| self.lends(lease.lease) && lease.need != Need::Idle) {
+            grow(lease, lease.missing(), &mut free);
+        }
+        let is_hungry = |lease: &&Lendable| lease.need == Need::Hungry && lease.missing().is_zero();
+        let mut hungry: Vec<_> = leases.iter().filter(is_hungry).filter(|lease| lease.bytes < lease.limit).collect();
+        hungry.sort_unstable_by_key(|lease| (lease.borrowed(), lease.lease));
+        let borrowed = leases.iter().map(Lendable::borrowed).sum();
+        let mut left = self.lent_by_idle(leases).saturating_sub(borrowed);
+        for (place, lease) in hungry.iter().enumerate() {
+            let part = (left / (hungry.len() - place) as u64).min(lease.limit - lease.bytes);
+            let before = free;
+            grow(lease, part, &mut free);
+            left -= before - free;
+        }
+        let mut awaited = room.awaited;
+        for lease in leases.iter().filter(|lease| lease.bytes > lease.floor && self.may_lend(lease.lease, room.at)) {
+            let part = match hungry.is_empty() {
+                true => awaited.min(lease.bytes - lease.floor),
+                false => lease.bytes - lease.floor,
+            };
+            if !part.is_zero() {
+                awaited = awaited.saturating_sub(part);
+                orders.push((lease.lease, Order::GiveUp { to: lease.bytes - part }));
+            }
+        }
+        if !hungry.is_empty() {
+            let idle = self.idle_since.keys().copied().filter(|lease| self.may_lend(*lease, room.at));
+            let lenders: Vec<_> = idle.collect();
+            self.lenders.extend(lenders.into_iter().map(|lease| (lease, None)));
+        }
+        orders
+    }
+
+    fn may_lend(&self, lease: LeaseId, at: Duration) -> bool {
+        let is_idle = self.idle_since.get(&lease).is_some_and(|since| at.saturating_sub(*since) >= self.idle);
+        is_idle && self.recalled.get(&lease).is_none_or(|called| at.saturating_sub(*called) >= self.patience)
+    }
+
+    fn note(&mut self, at: Duration, leases: &[Lendable]) {
+        let of = |lease: &LeaseId| leases.iter().find(|lendable| lendable.lease == *lease);
+        self.idle_since.retain(|lease, _| of(lease).is_some_and(|lease| lease.need == Need::Idle));
+        self.recalled.retain(|lease, _| of(lease).is_some());
+        for lease in leases {
+            let needs_its_own = self.lenders.contains_key(&lease.lease) && lease.need != Need::Idle;
+            if needs_its_own {
+                self.recalled.insert(lease.lease, at);
+            }
+            if lease.need == Need::Idle {
+                self.idle_since.entry(lease.lease).or_insert(at);
+            }
+        }
+        let idle = self.idle;
+        self.lenders.retain(|lease, whole_since| {
+            let Some(of) = of(lease) else { return false };
+            *whole_since = (of.need != Need::Idle && of.missing().is_zero()).then(|| whole_since.unwrap_or(at));
+            whole_since.is_none_or(|since| at.saturating_sub(since) < idle)
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn lease(number: u64, bytes: u64, need: Need) -> Lendable {
+        Lendable {
+            lease: LeaseId(number),
+            bytes: Bytes(bytes),
+            floor: Bytes(10),
+            share: Bytes(100),
+            limit: Bytes(1000),
+            step: Bytes(1),
+            need,
+        }
+    }
+
+    fn room(seconds: u32, available: u64) -> Room {
+        Room { at: seconds * SECOND, available: Bytes(available), awaited: Bytes::ZERO, is_pressed: false }
+    }
+
+    fn give_up(number: u64, to: u64) -> (LeaseId, Order) {
+        (LeaseId(number), Order::GiveUp { to: Bytes(to) })
+    }
+
+    fn may_grow(number: u64, to: u64) -> (LeaseId, Order) {
+        (LeaseId(number), Order::MayGrow { to: Bytes(to) })
+    }
+
+    #[test]
+    fn an_idle_model_lends_to_a_hungry_one_and_has_it_back_when_it_is_asked() {
+        let mut lending = Lending::new(SECOND, 10 * SECOND);
+        let (idle, hungry) = (|bytes| lease(1, bytes, Need::Idle), |bytes| lease(2, bytes, Need::Hungry));
+        assert_eq!(lending.orders(room(0, 0), &[idle(100), hungry(100)]), [], "it was asked a moment ago");
+        assert_eq!(lending.orders(room(1, 0), &[idle(100), hungry(100)]), [give_up(1, 10)]);
+        assert_eq!(lending.orders(room(1, 90), &[idle(10), hungry(100)]), [may_grow(2, 190)]);
+        assert_eq!(lending.orders(room(2, 0), &[idle(10), hungry(190)]), [], "that is all there is");
+        let (asked, sated) = (|bytes| lease(1, bytes, Need::Busy), |bytes| lease(2, bytes, Need::Busy));
+        assert_eq!(lending.orders(room(3, 0), &[asked(10), hungry(190)]), [give_up(2, 100)]);
+        assert_eq!(lending.orders(room(3, 90), &[asked(10), sated(100)]), [may_grow(1, 100)]);
+        assert_eq!(lending.orders(room(4, 0), &[asked(100), sated(100)]), []);
+        // It lends again only when it has been left alone for long.
+        assert_eq!(lending.orders(room(6, 0), &[idle(100), hungry(100)]), []);
+        assert_eq!(lending.orders(room(13, 0), &[idle(100), hungry(100)]), []);
+        assert_eq!(lending.orders(room(14, 0), &[idle(100), hungry(100)]), [give_up(1, 10)]);
+    }
+
+    #[test]
+    fn memory_that_nobody_lent_is_not_borrowed_and_what_a_gone_model_lent_comes_back() {
+        let mut lending = Lending::new(SECOND, 10 * SECOND);
+        let hungry = lease(2, 100, Need::Hungry);
+        assert_eq!(lending.orders(room(0, 500), &[lease(1, 100, Need::Busy), hungry]), []);
+        assert_eq!(lending.orders(room(9, 500), &[lease(2, 150, Need::Hungry)]), [give_up(2, 100)]);
+        let gave_way = lease(1, 40, Need::Busy);
+        assert_eq!(
+            lending.orders(room(9, 500), &[gave_way]),
+            [],
+            "what another process took comes back by other rules"
+        );
+    }
+
+    #[test]
+    fn an_idle_model_gives_way_to_a_tenant_that_waits_by_what_it_lacks() {
+        let mut lending = Lending::new(SECOND, 10 * SECOND);
+        let leases = [lease(1, 100, Need::Idle), lease(2, 100, Need::Busy), lease(3, 100, Need::Idle)];
+        let waits = |seconds, awaited| Room { awaited: Bytes(awaited), ..room(seconds, 0) };
+        assert_eq!(lending.orders(waits(0, 120), &leases), []);
+        assert_eq!(lending.orders(waits(1, 120), &leases), [give_up(1, 10), give_up(3, 70)]);
+        assert!(!lending.lends(LeaseId(1)), "the tenant has it for good");
+    }
+
+    #[test]
+    fn two_hungry_models_share_what_is_lent_and_nothing_grows_under_pressure() {
+        let mut lending = Lending::new(Duration::ZERO, SECOND);
+        let leases = |lender, first, second| {
+            [lease(1, lender, Need::Idle), lease(2, first, Need::Hungry), lease(3, second, Need::Hungry)]
+        };
+        assert_eq!(lending.orders(room(5, 0), &leases(100, 100, 100)), [give_up(1, 10)]);
+        let pressed = Room { is_pressed: true, ..room(5, 90) };
+        assert_eq!(lending.orders(pressed, &leases(10, 100, 100)), []);
+        assert_eq!(lending.orders(room(5, 90), &leases(10, 100, 100)), [may_grow(2, 145), may_grow(3, 145)]);
+        assert_eq!(lending.orders(room(5, 45), &leases(10, 145, 100)), [may_grow(3, 122), may_grow(2, 168)]);
+    }
+
+    proptest! {
+        /// Models that obey at once never hold more than there is, whatever they need when; a lender has its share again as
+        /// soon as it needs it; nobody is taken below its floor, or by lending below its share while it needs it.
+        #[test]
+        fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
+            steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>()), 1..60),
+        ) {
+            let mut lending = Lending::new(SECOND, 2 * SECOND);
+            let mut leases: Vec<_> = (1..=3).map(|number| lease(number, 100, Need::Idle)).collect();
+            for (second, (which, need, is_pressed)) in steps.into_iter().enumerate() {
+                leases[which as usize].need = Need::ALL[need];
+                for _ in 0..4 {
+                    let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
+                    let room = Room { is_pressed, ..room(second as u32, 300 - held) };
+                    for (of, order) in lending.orders(room, &leases) {
+                        let lease = leases.iter_mut().find(|lease| lease.lease == of).expect("it is there");
+                        match order {
+                            Order::GiveUp { to } => {
+                                prop_assert!(to >= lease.floor && to < lease.bytes);
+                                prop_assert!(lease.need == Need::Idle || to >= lease.share);
+                                lease.bytes = to;
+                            }
+                            Order::MayGrow { to } => {
+                                prop_assert!(lease.need != Need::Idle && to > lease.bytes && to <= lease.limit);
+                                lease.bytes = to;
+                            }
+                        }
+                    }
+                    let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
+                    prop_assert!(held <= 300, "{:?}", leases);
+                }
+                for lease in leases.iter().filter(|lease| lease.need != Need::Idle) {
+                    prop_assert!(is_pressed || lease.missing().is_zero(), "{:?}", leases);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Models that share a device lend one another keys and values while they are idle, and give way to a tenant that waits.
+
+use std::{sync::Arc, time::Duration};
+
+use bursar::{
+    Bytes, Class, DeviceChoice, Envelope, FaultInjection, HostDevice, LoadOptions, ModelHandle, ModelSource, Runtime,
+    RuntimeConfig, Snapshot, WatchOptions,
+    messages::{EngineMessage, SchedulerMessage},
+};
+use tokio::task::JoinHandle;
+
+use crate::{
+    ears::Ears,
+    stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
+};
+
+/// Sizes that nobody fixed, and room for many replies.
+fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
+    let envelope = Envelope { sequences: 22, context_tokens: 768, step_tokens: 128, ..small_envelope() };
+    LoadOptions {
+        name: Some(name.to_owned()),
+        envelope: Some(envelope),
+        kv_tokens: None,
+        memory_fraction: Some(memory_fraction),
+        requests: 64,
+        ..small()
+    }
+}
+
+struct House {
+    device: Arc<HostDevice>,
+    runtime: Runtime,
+    before: Option<Snapshot>,
+}
+
+impl House {
+    async fn of(capacity: Bytes) -> House {
+        let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
+        let config = RuntimeConfig {
+            device: DeviceChoice::Custom(placed(&device)),
+            watch: WatchOptions { every: Duration::from_millis(5), patience: Duration::from_millis(60) },
+            ..RuntimeConfig::default()
+        };
+        let runtime = Runtime::start(config).await.expect("a host device starts");
+        House { device, runtime, before: None }
+    }
+
+    async fn with(&mut self, options: LoadOptions) -> ModelHandle {
+        let model = self.runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts");
+        self.before = Some(self.ledger().await);
+        model
+    }
+
+    async fn ledger(&self) -> Snapshot {
+        self.runtime.budget().snapshot().await.expect("the budget answers")
+    }
+
+    /// Bytes of a model's keys and values.
+    async fn kv(&self, model: &str) -> Bytes {
+        let ledger = self.ledger().await;
+        let of_it = |lease: &&bursar::LeaseLine| lease.model.as_str() == model && lease.class == Class::Kv;
+        ledger.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
+    }
+
+    /// Waits until all leases are as when the last model was READY.
+    async fn regained(&self) {
+        let before = self.before.as_ref().expect("a model is loaded");
+        eventually("all is as at READY, and backed", async || {
+            self.ledger().await == *before && self.device.counts().backed == before.granted
+        })
+        .await;
+    }
+}
+
+/// More than a share of the device can hold, but not more than two.
+fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
+    let long = |number: usize| text(&format!("Say {number}. ").repeat(25)).max_tokens(560).ignore_end();
+    let ask = |number| {
+        let model = model.clone();
+        tokio::spawn(async move { ask(&model, long(number)).await.expect("it answers") })
+    };
+    (0..22).map(ask).collect()
+}
+
+#[test]
+fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() {
+    let ears = Ears::open();
+    story(async {
+        let mut house = House::of(Bytes::mib(84)).await;
+        let busy = house.with(shared("busy", 0.4)).await;
+        let idle = house.with(shared("idle", 1.0)).await;
+        let (own, lent) = (house.kv("busy").await, house.kv("idle").await);
+        let expected = answer(&idle, about(1)).await;
+        let alone = answer(&busy, text(&"Say 3. ".repeat(25)).max_tokens(560).ignore_end()).await;
+        let replies = crowd(&busy);
+        // 768 tokens of 2 KiB, which ranks share out.
+        let floor = Bytes::kib(1536) / ranks() as u64;
+        eventually("it has nearly all", async || {
+            let (busy, idle) = (house.kv("busy").await, house.kv("idle").await);
+            busy > own && busy + idle <= own + lent && idle <= floor
+        })
+        .await;
+        eventually("what it borrowed is shown", async || ears.now("bursar_kv_borrowed_bytes{model=busy}") > 0.0).await;
+        assert_eq!(answer(&idle, about(1)).await, expected);
+        eventually("the lender has its share again", async || {
+            // A request at a time keeps it awake.
+            answer(&idle, about(2)).await;
+            house.kv("idle").await == lent && house.kv("busy").await <= own
+        })
+        .await;
+        for (number, reply) in replies.into_iter().enumerate() {
+            let reply = reply.await.expect("no panic");
+            assert_eq!(reply.usage.completion_tokens, 560);
+            assert!(number != 3 || reply.text == alone, "a reply is the same in borrowed blocks");
+        }
+        // It may have lent again meanwhile.
+        answer(&idle, about(3)).await;
+        house.regained().await;
+        house.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
+    story(async {
+        let mut house = House::of(Bytes::mib(84)).await;
+        let busy = house.with(shared("busy", 0.4)).await;
+        let own = house.kv("busy").await;
+        let idle = house.with(shared("idle", 1.0)).await;
+        let lent = house.kv("idle").await;
+        let replies = crowd(&busy);
+        eventually("it borrows", async || house.kv("busy").await > own).await;
+        // The lender's engine dies. Its successor finds its share.
+        let serving = idle.serving().await.expect("it serves");
+        let engine = house.runtime.supervised().await.expect("it answers").engines["idle"].clone();
+        drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
+        let successor = idle.serving_after(serving.generation).await.expect("it starts again");
+        assert_eq!(successor.record.kv_blocks, serving.record.kv_blocks);
+        assert!(house.kv("idle").await <= lent);
+        eventually("it borrows again", async || house.kv("busy").await > own).await;
+        // Its scheduler dies with borrowed blocks.
+        let scheduler = busy.serving().await.expect("it serves").scheduler.clone();
+        drop(scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
+        house.runtime.unload("idle").await.expect("it is loaded");
+        eventually("nothing is borrowed", async || house.kv("busy").await == own).await;
+        for reply in replies {
+            assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
+        }
+        assert_eq!(house.device.counts().backed, house.ledger().await.granted);
+        house.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
+    story(async {
+        let mut house = House::of(Bytes::mib(40)).await;
+        let model = house.with(shared("demo", 1.0)).await;
+        let ledger = house.ledger().await;
+        let (kv, more) = (ledger.of_class(&Class::Kv), Bytes::mib(2));
+        let wanted = ledger.free + more;
+        let budget = house.runtime.budget().clone();
+        let expected = answer(&model, about(1)).await;
+        let tenant = budget.lease(Class::tenant("index"), wanted).await.expect("it waits, and the model is idle");
+        assert!(house.kv("demo").await <= kv - more, "it made room");
+        assert_eq!(answer(&model, about(1)).await, expected, "with less");
+        drop(tenant);
+        house.regained().await;
+        // With a request that does not end, the model keeps what it has.
+        let unread = model.chat(about(1).max_tokens(200).temperature(20.0).top_k(0).seed(1)).await.expect("accepted");
+        let waits = tokio::spawn(async move { budget.lease(Class::tenant("index"), wanted).await.map(drop) });
+        eventually("it waits", async || house.ledger().await.waiting.len() == 1).await;
+        let looked = house.runtime.budget().measure().await.expect("the budget answers");
+        assert_eq!(looked.of_class(&Class::Kv), kv);
+        drop(unread);
+        waits.await.expect("no panic").expect("then the model is idle");
+        house.regained().await;
+        house.runtime.shutdown().await;
+    });
+}
