@@ -105,7 +105,8 @@ impl Options {
         let settings: anyhow::Result<Vec<_>> = self.knob.iter().map(|typed| setting(typed)).collect();
         let (knobs, names) = Knobs::named_from(settings?)?;
         let blas = self.cuda_lib.iter().fold(BlasSearch::usual(), BlasSearch::first_in);
-        let base = LoadOptions { blas, profiles: self.profile_cache.clone(), ..LoadOptions::default() };
+        let name = self.served_model_name.clone();
+        let base = LoadOptions { name, blas, profiles: self.profile_cache.clone(), ..LoadOptions::default() };
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
