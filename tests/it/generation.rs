@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use bursar::{
-    Chat, ChatError, ChatEvent, Content, Deadline, FinishReason, Hint, LoadOptions, OutputFormat, Role, StopReason,
+    Chat, ChatError, ChatEvent, Content, Deadline, Envelope, FinishReason, Hint, LoadOptions, OutputFormat, Role,
+    StopReason,
 };
 use serde_json::{Value, json};
 
@@ -204,6 +205,40 @@ fn a_salted_prefix_is_reused_only_with_the_same_salt() {
             cached.push(ask(&stage.model, chat).await.expect("it answers").cached_tokens > 0);
         }
         assert_eq!(cached, [false, false, false, true, true]);
+    });
+}
+
+#[test]
+fn running_replies_have_let_go_of_their_pictures_rows() {
+    story(async {
+        let envelope = Some(Envelope { sequences: 13, ..small_envelope() });
+        let stage = Stage::set(LoadOptions { envelope, kv_tokens: Some(4096), ..small() }).await;
+        let before = stage.snapshot().await;
+        let rows = stage.model.serving().await.expect("it serves").record.cache_rows;
+        let (mut running, mut shown) = (Vec::new(), 0);
+        for number in 0..12 {
+            // Unread, its stream fills up, and it does not end.
+            let endless = about(number)
+                .temperature(20.0)
+                .top_k(0)
+                .top_p(1.0)
+                .seed(u64::from(number))
+                .max_tokens(180)
+                .ignore_end();
+            let mut reply = stage.model.chat(endless.image(picture(number + 40))).await.expect("accepted");
+            // Its prompt is computed.
+            reply.next().await.expect("it begins").expect("it answers");
+            let prompt = stage.model.prompt_of(about(number).image(picture(number + 40))).await.expect("a prompt");
+            shown += prompt.picture_tokens.iter().sum::<usize>();
+            running.push(reply);
+        }
+        assert!(shown > rows, "{shown} rows of {rows}");
+        assert_eq!(stage.model.requests().0, 12, "all of them run");
+        answer(&stage.model, about(90)).await;
+        for reply in running {
+            listen(reply).await.expect("it answers");
+        }
+        stage.settled(&before).await;
     });
 }
 

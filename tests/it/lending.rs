@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar::{
     Bytes, Class, DeviceChoice, Envelope, FaultInjection, HostDevice, LoadOptions, ModelHandle, ModelSource, Runtime,
-    RuntimeConfig, Snapshot, WatchOptions,
+    RuntimeConfig, SleepLevel, Snapshot, WatchOptions,
     messages::{EngineMessage, SchedulerMessage},
 };
 use tokio::task::JoinHandle;
@@ -147,6 +147,31 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
             assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
         }
         assert_eq!(house.device.counts().backed, house.ledger().await.granted);
+        house.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep() {
+    story(async {
+        let mut house = House::of(Bytes::mib(84)).await;
+        let first = house.with(shared("first", 0.4)).await;
+        let _second = house.with(shared("second", 1.0)).await;
+        let (own, other) = (house.kv("first").await, house.kv("second").await);
+        let expected = answer(&first, about(1)).await;
+        for level in [None, Some(SleepLevel::Level1), Some(SleepLevel::Level2), None] {
+            match level {
+                Some(level) => first.sleep(level, Duration::from_secs(60)).await.expect("it sleeps"),
+                None => {
+                    let generation = first.serving().await.expect("it serves").generation;
+                    let engine = house.runtime.supervised().await.expect("it answers").engines["first"].clone();
+                    drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
+                    first.serving_after(generation).await.expect("it starts again");
+                }
+            }
+            assert_eq!(answer(&first, about(1)).await, expected, "after {level:?}");
+            assert_eq!((house.kv("first").await, house.kv("second").await), (own, other), "after {level:?}");
+        }
         house.runtime.shutdown().await;
     });
 }

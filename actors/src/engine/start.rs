@@ -280,7 +280,11 @@ impl EngineArguments {
         checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
         processor: &Processor,
     ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<Needs>), StartError> {
-        let options = self.options.clone();
+        let mut options = self.options.clone();
+        if self.kept.record().is_some() {
+            // It takes what it had, not a fraction of what others have left since.
+            (options.memory_fraction, options.device_fraction) = (Some(1.0), None);
+        }
         let (target, page) = (processor.target(), self.device.page());
         // Refreshes what other processes hold.
         self.budget.available().await?;

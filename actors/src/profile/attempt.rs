@@ -65,6 +65,9 @@ pub struct Attempt {
     pub course: Course,
     /// A recorded profile that applies: its size is backed at once, and worst cases run only there.
     pub warm: Option<Arc<WrittenProfile>>,
+    /// Blocks that the model had when it last served. They are its own also where a fraction of what others have left since
+    /// would be less.
+    pub had: Option<usize>,
     /// What was stressed before the model slept. It is not stressed again, and its size is not exceeded: the same
     /// kernels of the same process run on as much memory.
     pub woken: Option<Arc<ProfileRecord>>,
@@ -339,7 +342,12 @@ impl Attempt {
         self.report(doing, self.stressed());
         let (shape, page) = (self.needs.kv_shape, self.device.page());
         let room = self.room(memory.kv.lease().bytes()).await?;
-        let measured = self.kv.sizing(&room, shape, page).blocks(shape, page);
+        let sizing = self.kv.sizing(&room, shape, page).blocks(shape, page);
+        let all = KvMemory::blocks_in(shape, room.available + room.probe, page);
+        let measured = match self.had.filter(|_| !self.kv.is_pinned()) {
+            Some(had) => sizing.max(had.min(all)),
+            None => sizing,
+        };
         // Memory that others have taken since the first attempt is lost to us. Memory that they have freed is not used,
         // because it was not stressed.
         let shrinks = self.warm.as_ref().map_or(self.shrinks, |written| written.shrinks);

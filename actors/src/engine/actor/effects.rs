@@ -145,6 +145,7 @@ impl EngineState {
             number,
             shrinks: size.shrinks,
             first: size.measured,
+            had: self.arguments.kept.record().map(|record| record.kv_blocks),
             faults: options.faults.clone(),
             rigour: Rigour::of(options.full_stress, self.arguments.device.is_host_memory()),
             course: self.course.clone(),
