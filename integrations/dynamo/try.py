@@ -106,14 +106,15 @@ class House:
     def __init__(self, folder):
         self.folder = Path(folder)
         (self.folder / "discovery").mkdir()
-        self.environment = {
-            **os.environ,
+        usual = {
             "DYN_DISCOVERY_BACKEND": "file",
             "DYN_FILE_KV": str(self.folder / "discovery"),
             "DYN_REQUEST_PLANE": "tcp",
             "DYN_EVENT_PLANE": "zmq",
             "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
         }
+        # What is set already wins: etcd and NATS may be tried in the same way.
+        self.environment = {**usual, **os.environ}
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         command = [sys.executable, "-m", "dynamo.frontend", "--http-port", str(self.port), "--router-mode", "kv"]

@@ -5,6 +5,9 @@
 #     integrations/dynamo/try.sh            builds the worker (about 870 crates, the first time 20 minutes on two cores)
 #     integrations/dynamo/try.sh BINARY     takes one that was built
 #
+# With etcd and NATS, started before: DYN_DISCOVERY_BACKEND=etcd ETCD_ENDPOINTS=http://127.0.0.1:2379
+# DYN_EVENT_PLANE=nats NATS_SERVER=nats://127.0.0.1:4222 integrations/dynamo/try.sh
+#
 # PYTHON names a Python with the frontend's packages; without it one is made beside the build, from PyPI.
 set -euo pipefail
 here="$(cd "$(dirname "$0")" && pwd)"
