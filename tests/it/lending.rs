@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar::{
     Bytes, Class, DeviceChoice, Envelope, FaultInjection, HostDevice, LoadOptions, ModelHandle, ModelSource, Runtime,
-    RuntimeConfig, SleepLevel, Snapshot, WatchOptions,
+    RuntimeConfig, Serving, SleepLevel, Snapshot, WatchOptions,
     messages::{EngineMessage, SchedulerMessage},
 };
 use tokio::task::JoinHandle;
@@ -14,7 +14,7 @@ use crate::{
     stage::{Whole, about, answer, ask, device_of, eventually, placed, ranks, small, small_envelope, story, text},
 };
 
-/// Sizes that nobody fixed, and room for many replies.
+/// Sizes that no user fixed, and room for many replies.
 fn shared(name: &str, memory_fraction: f64) -> LoadOptions {
     let envelope = Envelope { sequences: 22, context_tokens: 768, step_tokens: 128, ..small_envelope() };
     LoadOptions {
@@ -60,6 +60,15 @@ impl House {
         let ledger = self.ledger().await;
         let of_it = |lease: &&bursar::LeaseLine| lease.model.as_str() == model && lease.class == Class::Kv;
         ledger.leases.iter().filter(of_it).map(|lease| lease.bytes).sum()
+    }
+
+    /// A model's engine dies. Returns its serving actors before and after.
+    async fn engine_dies(&self, name: &str, model: &ModelHandle) -> [Serving; 2] {
+        let before = model.serving().await.expect("it serves");
+        let engine = self.runtime.supervised().await.expect("it answers").engines[name].clone();
+        drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
+        let after = model.serving_after(before.generation).await.expect("it starts again");
+        [before, after]
     }
 
     /// Waits until all leases are as when the last model was READY.
@@ -131,11 +140,8 @@ fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
         let replies = crowd(&busy);
         eventually("it borrows", async || house.kv("busy").await > own).await;
         // The lender's engine dies. Its successor finds its share.
-        let serving = idle.serving().await.expect("it serves");
-        let engine = house.runtime.supervised().await.expect("it answers").engines["idle"].clone();
-        drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
-        let successor = idle.serving_after(serving.generation).await.expect("it starts again");
-        assert_eq!(successor.record.kv_blocks, serving.record.kv_blocks);
+        let [before, after] = house.engine_dies("idle", &idle).await;
+        assert_eq!(after.record.kv_blocks, before.record.kv_blocks);
         assert!(house.kv("idle").await <= lent);
         eventually("it borrows again", async || house.kv("busy").await > own).await;
         // Its scheduler dies with borrowed blocks.
@@ -162,12 +168,7 @@ fn models_with_fractions_of_a_device_keep_their_shares_through_deaths_and_sleep(
         for level in [None, Some(SleepLevel::Level1), Some(SleepLevel::Level2), None] {
             match level {
                 Some(level) => first.sleep(level, Duration::from_secs(60)).await.expect("it sleeps"),
-                None => {
-                    let generation = first.serving().await.expect("it serves").generation;
-                    let engine = house.runtime.supervised().await.expect("it answers").engines["first"].clone();
-                    drop(engine.send_message(EngineMessage::InjectFault(FaultInjection::Panic)));
-                    first.serving_after(generation).await.expect("it starts again");
-                }
+                None => drop(house.engine_dies("first", &first).await),
             }
             assert_eq!(answer(&first, about(1)).await, expected, "after {level:?}");
             assert_eq!((house.kv("first").await, house.kv("second").await), (own, other), "after {level:?}");

@@ -356,6 +356,9 @@ impl BudgetState {
 
     /// Answers for the owners of whom nothing is left. What they had lent is back first, so that successors find it.
     fn answer_cleared(&mut self) {
+        if self.clearing.is_empty() {
+            return;
+        }
         let is_called = !self.lending.called(&self.lendable()).is_zero();
         self.may_lend |= is_called;
         for (cleared, reply) in std::mem::take(&mut self.clearing) {

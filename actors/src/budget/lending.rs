@@ -66,7 +66,7 @@ pub struct Lending {
 }
 
 impl Lending {
-    /// Nobody lends yet.
+    /// No lease lends yet.
     pub fn new(idle: Duration, patience: Duration) -> Self {
         Lending { idle, patience, idle_since: BTreeMap::new(), lenders: BTreeMap::new(), recalled: BTreeMap::new() }
     }
@@ -258,7 +258,7 @@ mod tests {
 
     proptest! {
         /// Models that obey at once never hold more than there is, whatever they need when; a lender has its share again as
-        /// soon as it needs it; nobody is taken below its floor, or by lending below its share while it needs it.
+        /// soon as it needs it; no lease is taken below its floor, or by lending below its share while it needs it.
         #[test]
         fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
             steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>()), 1..60),

@@ -191,7 +191,7 @@ impl ModelHandle {
     async fn prepared(
         &self,
         chat: Chat,
-        stopwatches: Vec<Stopwatch>,
+        mut stopwatches: Vec<Stopwatch>,
     ) -> Result<(Arc<ModelContext>, Vec<Preparation>, Vec<Stopwatch>), ChatError> {
         let end_all = |stopwatches: Vec<Stopwatch>, error: ChatError| {
             stopwatches.into_iter().for_each(|stopwatch| stopwatch.end(end_of(&error)));
@@ -205,7 +205,6 @@ impl ModelHandle {
             Ok(awake) => awake,
             Err(error) => return Err(end_all(stopwatches, error)),
         };
-        let mut stopwatches = stopwatches;
         stopwatches.iter_mut().for_each(|stopwatch| stopwatch.let_in(inside.clone()));
         let kv_tokens = serving.record.kv_tokens();
         let (context, for_preparation) = (serving.context.clone(), serving.context.clone());

@@ -6,6 +6,7 @@ use bursar_model::{
     flow::{PictureContent, PictureHash, PictureSpan, PrefixKeys, PromptLayout},
     processor::{VisualKey, VisualPlan},
 };
+use ractor::ActorRef;
 
 use super::ChatError;
 use crate::{
@@ -41,7 +42,7 @@ impl RequestPictures {
             return Ok(Some(RequestPictures::default()));
         };
         let computed = match may_be_computed {
-            true => Self::computed(serving, files, prompt, prefix).await?,
+            true => Self::computed(serving, vision, files, prompt, prefix).await?,
             false => Vec::new(),
         };
         let others = files[computed.len()..].to_vec();
@@ -60,11 +61,11 @@ impl RequestPictures {
     /// The pictures of the first files that are known and whose tokens blocks hold. An actor that is gone knows none.
     async fn computed(
         serving: &Serving,
+        vision: &ActorRef<VisionMessage>,
         files: &[VisualPlan],
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
     ) -> Result<Vec<Vec<PictureHash>>, ChatError> {
-        let Some(vision) = &serving.vision else { return Ok(Vec::new()) };
         let files: Vec<VisualKey> = files.iter().map(VisualPlan::key).collect();
         let named = tree::NAME_PICTURES.ask(vision, |reply| VisionMessage::Name { files, reply }).await;
         let mut named = or_none(named)?;

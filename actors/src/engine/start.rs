@@ -283,7 +283,7 @@ impl EngineArguments {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
             // It takes what it had, not a fraction of what others have left since.
-            (options.memory_fraction, options.device_fraction) = (Some(1.0), None);
+            options = options.with_all_memory();
         }
         let (target, page) = (processor.target(), self.device.page());
         // Refreshes what other processes hold.

@@ -137,6 +137,11 @@ impl LoadOptions {
         KvChoice { memory_fraction, device_fraction, kv_tokens, kv_bytes }
     }
 
+    /// The same with all that is left of the device, for a model that has had its share of it.
+    pub(crate) fn with_all_memory(self) -> Self {
+        LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..self }
+    }
+
     /// The default envelope on a GPU, or where host memory stands in for one.
     pub fn envelope_for(is_host: bool) -> Envelope {
         match is_host {

@@ -6,7 +6,6 @@ use bursar_kernels::BLOCK_TOKENS;
 use super::{Change, Question, Suggestion, forecast::least_blocks};
 use crate::{
     compute::memory::KvMemory,
-    engine::LoadOptions,
     profile::{Place, shrunk},
 };
 
@@ -25,7 +24,7 @@ pub(crate) fn advice(
     let least = needs.memory_plan_with(least_blocks(&needs, &kv, page)).total();
     let available = least.saturating_sub(missing).min(room.unwrap_or(Bytes::MAX));
     // A share that the user set applied to the memory then available. Now the minimum is enough.
-    let options = LoadOptions { memory_fraction: Some(1.0), device_fraction: None, ..question.options.clone() };
+    let options = question.options.clone().with_all_memory();
     let place = Place { is_host: question.place.is_host, ..Place::of_available(available, page) };
     let scarce = Question { options: &options, place, ..*question };
     let limits = scarce.reductions(&inputs, &needs);
@@ -54,6 +53,7 @@ mod tests {
     use bursar_model::{Model, checkpoint::Checkpoint, demo};
 
     use super::*;
+    use crate::engine::LoadOptions;
 
     #[test]
     fn fewer_keys_and_values_help_unless_a_neighbour_leaves_too_little() {

@@ -198,7 +198,7 @@ impl RuntimeState {
 fn send_sleep_order(myself: &ActorRef<RuntimeMessage>, name: &str, load: u64) -> SendSleepOrder {
     let (myself, name) = (myself.clone(), name.to_owned());
     Arc::new(move |order| {
-        // A runtime that is gone answers nobody, which the asker hears.
+        // A runtime that is gone drops the order, which the asker hears.
         drop(myself.send_message(RuntimeMessage::SleepOrder { name: name.clone(), load, order }));
     })
 }
