@@ -60,9 +60,9 @@ pub use bursar_actors::metric;
 pub use bursar_actors::{
     budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
     chat::{
-        Chat, ChatError, ChatEvent, Content, Deadline, Deadlines, ErrorKind, FinishReason, Image, ModelFacts,
-        ModelHandle, Prompt, Reply, ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent, ToolChoice,
-        ToolError, Usage, Video,
+        BlockEvents, Chat, ChatError, ChatEvent, Content, Deadline, Deadlines, ErrorKind, FinishReason, Image, KvWatch,
+        ModelFacts, ModelHandle, Prompt, Reply, ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent,
+        ToolChoice, ToolError, Usage, Video,
     },
     compute::lane::LaneError,
     engine::{
@@ -71,6 +71,7 @@ pub use bursar_actors::{
     },
     event::{Event, Events, Leased, Missed, Recorded},
     knobs,
+    kv::{BlockEvent, KvUse, StoredBlock},
     pace::{MeasuredCosts, MeasuredLaunch, MeasuredStep, StepWork},
     profile::{
         AttemptReport, Difference, Evidence, FaultPlan, FaultPlanError, KvChoice, Notice, Outcome, Phase, ProfileError,
@@ -110,7 +111,7 @@ pub use bursar_model::{
     error::{
         CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
     },
-    flow::{ImageLimits, LayoutError},
+    flow::{ImageLimits, LayoutError, PictureContent, PictureHash, PrefixKey},
     processor::FrameSampling,
     registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
     sampling::{JsonWhitespace, OutputFormat},

@@ -94,6 +94,16 @@ impl ApiError {
         self
     }
 
+    /// What is wrong, for people.
+    pub(super) fn message(&self) -> &str {
+        &self.told.message
+    }
+
+    /// What to change.
+    pub(super) fn hint_text(&self) -> &str {
+        &self.told.hint
+    }
+
     pub(super) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.told.hint = hint.into();
         self

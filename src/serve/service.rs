@@ -133,6 +133,10 @@ impl Service {
         self.shared.is_ending.store(true, Relaxed);
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// The limits that it was made with.
     pub fn options(&self) -> &ServeOptions {
         &self.shared.options

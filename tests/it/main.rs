@@ -5,6 +5,7 @@ mod abort;
 mod advice;
 mod bad_input;
 mod bench;
+mod blocks;
 mod chats;
 mod checkpoints;
 mod command_line;

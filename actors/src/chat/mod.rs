@@ -4,6 +4,7 @@
 //! submits the prompt and the tokens so far again, and the caller sees a pause.
 
 mod answer;
+mod blocks;
 mod driver;
 mod error;
 mod event;
@@ -28,6 +29,7 @@ pub use crate::{
     deadline::{Deadline, Deadlines},
     finish_reason::FinishReason,
 };
+pub use blocks::{BlockEvents, KvWatch};
 pub use bursar_model::text::StopReason;
 pub use error::{ChatError, ErrorKind};
 pub use event::{ChatEvent, ScoredToken, TokenScore, Usage};

@@ -4,9 +4,15 @@ use std::sync::Arc;
 
 use bursar_kernels::Target;
 use ractor::ActorRef;
+use tokio::sync::watch;
 
 use super::ModelContext;
-use crate::{profile::ProfileRecord, scheduler::SchedulerMessage, vision::VisionMessage};
+use crate::{
+    kv::{BlockLog, KvUse},
+    profile::ProfileRecord,
+    scheduler::SchedulerMessage,
+    vision::VisionMessage,
+};
 
 /// One generation of a model's actors. After a death there is a new one.
 #[derive(Clone)]
@@ -30,4 +36,8 @@ pub struct Serving {
     pub record: Arc<ProfileRecord>,
     /// What passes are planned for and run on.
     pub target: Target,
+    /// How blocks are used, until these actors end.
+    pub(crate) kv_use: watch::Receiver<KvUse>,
+    /// The blocks that sequences may begin with.
+    pub(crate) block_log: Arc<BlockLog>,
 }

@@ -14,7 +14,7 @@ use std::{
 use bursar_kernels::{BLOCK_TOKENS, ops::copy_blocks::BlockCopy};
 use bursar_model::flow::PrefixKey;
 
-use super::host::HostTier;
+use super::{BlockEvent, host::HostTier};
 
 /// The id of a sequence. An engine never reuses one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -139,6 +139,8 @@ pub struct KvCore {
     leaving: Vec<(PrefixKey, u32)>,
     /// Sequences whose blocks a copy fills: the places in their tables, and the names of what comes there.
     coming: BTreeMap<SequenceId, Vec<(usize, PrefixKey)>>,
+    /// What happened to named blocks since this was last taken.
+    events: Vec<BlockEvent>,
 }
 
 impl KvCore {
@@ -154,6 +156,7 @@ impl KvCore {
             host: None,
             leaving: Vec::new(),
             coming: BTreeMap::new(),
+            events: Vec::new(),
         }
     }
 
@@ -270,15 +273,48 @@ impl KvCore {
     fn forget(&mut self, block: u32) {
         let key = self.pool[block as usize].key.take().expect("an idle block has content");
         self.named.remove(&key);
-        if self.host.as_mut().is_some_and(|host| !host.touch(&key)) {
-            self.leaving.push((key, block));
+        match self.host.as_mut().map(|host| host.touch(&key)) {
+            Some(true) => {}
+            Some(false) => self.leaving.push((key, block)),
+            None => self.events.push(BlockEvent::Removed(key)),
         }
+    }
+
+    /// Tells of those of these keys that no sequence would find any more.
+    fn tell_lost(&mut self, keys: impl IntoIterator<Item = PrefixKey>) {
+        let Some(host) = &self.host else { return };
+        let is_coming = |key: &PrefixKey| self.coming.values().flatten().any(|(_, coming)| coming == key);
+        let is_leaving = |key: &PrefixKey| self.leaving.iter().any(|(leaving, _)| leaving == key);
+        let is_lost = |key: &PrefixKey| {
+            !self.named.contains_key(key) && host.slot(key).is_none() && !is_coming(key) && !is_leaving(key)
+        };
+        self.events.extend(keys.into_iter().filter(is_lost).map(BlockEvent::Removed));
+    }
+
+    /// Adds what a block has to what is told of it. For blocks that were just [named](Self::name).
+    pub fn tell(&mut self, event: BlockEvent) {
+        self.events.push(event);
+    }
+
+    /// What happened to named blocks since the last call, in order. A block is removed when no sequence would find it,
+    /// on the device or in host memory. One that is stored may have been before.
+    pub fn take_events(&mut self) -> Vec<BlockEvent> {
+        std::mem::take(&mut self.events)
     }
 
     /// The copies to make before anything is written to blocks that were given out. Each is returned once.
     pub fn take_leaving(&mut self) -> Vec<BlockCopy> {
+        self.take_in(&[])
+    }
+
+    /// Takes what leaves into host memory, beside what is `kept` there.
+    fn take_in(&mut self, kept: &[PrefixKey]) -> Vec<BlockCopy> {
         let leaving = std::mem::take(&mut self.leaving);
-        self.host.as_mut().map(|host| host.take_in(&leaving, &[])).unwrap_or_default()
+        let Some(host) = &mut self.host else { return Vec::new() };
+        let copies = host.take_in(&leaving, kept);
+        let forgotten = host.take_forgotten();
+        self.tell_lost(leaving.into_iter().map(|(key, _)| key).chain(forgotten));
+        copies
     }
 
     /// Makes blocks blank, the longest unused first, until `blank` are. With a host tier, steps then find blocks whose
@@ -331,9 +367,8 @@ impl KvCore {
         let missing = (0..prefix.len()).filter(|place| on_device[*place].is_none());
         let coming: Vec<_> = missing.map(|place| (place, prefix[place])).collect();
         let kept: Vec<_> = coming.iter().map(|(_, key)| *key).collect();
-        let leaving = std::mem::take(&mut self.leaving);
-        let host = self.host.as_mut().expect("something was found there");
-        let to_host = host.take_in(&leaving, &kept);
+        let to_host = self.take_in(&kept);
+        let host = self.host.as_ref().expect("something was found there");
         let slot = |key| host.slot(key).expect("it was kept");
         let to_device = coming.iter().map(|(place, key)| BlockCopy { block: table[*place], slot: slot(key) }).collect();
         self.coming.insert(sequence, coming);
@@ -363,17 +398,21 @@ impl KvCore {
     }
 
     /// Names blocks that a step has filled, from the `first` of the sequence's table on, so that others may share them.
-    /// If another block got the same name first, that one stays the shared one. Unknown sequences are ignored.
-    pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) {
-        let Some(table) = self.tables.get(&sequence) else { return };
-        for (block, key) in table[first..].iter().zip(keys) {
+    /// If another block got the same name first, that one stays the shared one. Unknown sequences are ignored. Returns
+    /// the places of those that got their name.
+    pub fn name(&mut self, sequence: SequenceId, first: usize, keys: &[PrefixKey]) -> Vec<usize> {
+        let Some(table) = self.tables.get(&sequence) else { return Vec::new() };
+        let mut named = Vec::new();
+        for ((place, block), key) in table.iter().enumerate().skip(first).zip(keys) {
             let entry = &mut self.pool[*block as usize];
             if entry.key.is_none() && !self.named.contains_key(key) {
                 entry.key = Some(*key);
                 self.named.insert(*key, *block);
+                named.push(place);
             }
         }
         self.check();
+        named
     }
 
     /// Forgets a sequence. Blocks in no other table become free, and named ones keep their content for now. An unknown
@@ -424,7 +463,9 @@ impl KvCore {
             self.pool.len().saturating_sub(to),
             "whoever held a block of the tail has been released"
         );
-        self.leaving.retain(|(_, block)| !gone.contains(block));
+        let (too_late, leaving): (Vec<_>, _) = self.leaving.drain(..).partition(|(_, block)| gone.contains(block));
+        self.leaving = leaving;
+        self.tell_lost(too_late.into_iter().map(|(key, _)| key));
         self.pool.truncate(to);
         self.check();
         holders

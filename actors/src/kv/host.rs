@@ -19,6 +19,8 @@ pub(super) struct HostTier {
     /// Named slots by their last use.
     by_use: BTreeSet<(u64, u32)>,
     clock: u64,
+    /// What gave its slot away since this was last taken.
+    forgotten: Vec<PrefixKey>,
 }
 
 impl HostTier {
@@ -29,6 +31,7 @@ impl HostTier {
             named: BTreeMap::new(),
             by_use: BTreeSet::new(),
             clock: 0,
+            forgotten: Vec::new(),
         }
     }
 
@@ -87,8 +90,14 @@ impl HostTier {
             let (_, slot) = self.by_use.pop_first().expect("there are as many slots");
             let (key, _) = self.slots[slot as usize].take().expect("a used slot has content");
             self.named.remove(&key);
+            self.forgotten.push(key);
             slot
         })
+    }
+
+    /// What has gone from here since the last call.
+    pub(super) fn take_forgotten(&mut self) -> Vec<PrefixKey> {
+        std::mem::take(&mut self.forgotten)
     }
 }
 

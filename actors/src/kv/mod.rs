@@ -1,7 +1,10 @@
 //! Blocks of keys and values: which sequence holds which, on the device or in host memory. A part of the scheduler's
 //! decision (ADR 28), so no actor.
 
+mod block_log;
 mod core;
 mod host;
 
+pub(crate) use block_log::BlockReceiver;
+pub use block_log::{BlockEvent, BlockLog, StoredBlock};
 pub use core::{Allotment, Beginning, Copies, Demand, KvCore, KvUse, SequenceId, Table};

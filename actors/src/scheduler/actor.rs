@@ -10,7 +10,10 @@ use bursar_budgets::{Bytes, Label};
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::{error::SamplingError, flow::Token, sampling::Score};
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, watch},
+    time::Instant,
+};
 use tracing::{Level, Span, debug, enabled};
 
 use super::{
@@ -20,7 +23,7 @@ use super::{
 use crate::{
     budget::{Demand, Need},
     compute::lane::{Answer, Choice, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
-    kv::{Copies, KvUse, SequenceId},
+    kv::{BlockLog, Copies, KvUse, SequenceId},
     metric::{self, Direction, Permit, Preempted},
     pace::Pacing,
     responder::Responder,
@@ -55,6 +58,10 @@ pub struct SchedulerArguments {
     pub host_slots: usize,
     /// Where it says how much it needs its blocks. None if it neither lends nor borrows any.
     pub demand: Option<Arc<Demand>>,
+    /// Where it tells how blocks are used.
+    pub kv_use: watch::Sender<KvUse>,
+    /// Where it tells of blocks that sequences may begin with.
+    pub block_log: Arc<BlockLog>,
 }
 
 /// The state of a scheduler.
@@ -218,6 +225,7 @@ impl Actor for SchedulerActor {
         while let Some(effect) = effects.pop_front() {
             effects.extend(state.act(&myself, effect));
         }
+        state.arguments.block_log.tell(state.core.take_block_events());
         state.show();
         Ok(())
     }
@@ -227,6 +235,7 @@ impl Drop for SchedulerState {
     /// Counts what was delivered before a death too.
     fn drop(&mut self) {
         self.count();
+        self.arguments.block_log.close();
     }
 }
 
@@ -242,7 +251,9 @@ impl SchedulerState {
         metric::PERMITS_USED.set(&(model.clone(), Permit::Sequences), running);
         metric::STEPS_UNDER_WAY.set(model, self.under_way.len());
         self.arguments.pacing.card.set_streams(self.core.streams());
-        let KvUse { held, cached, .. } = self.core.kv().usage();
+        let usage = self.core.kv().usage();
+        self.arguments.kv_use.send_if_modified(|shown| std::mem::replace(shown, usage) != usage);
+        let KvUse { held, cached, .. } = usage;
         metric::KV_BLOCKS_USED.set(model, held);
         metric::KV_BLOCKS_CACHED.set(model, cached);
         metric::KV_BLOCKS_SWAPPED.set(model, self.core.kv().host_blocks());

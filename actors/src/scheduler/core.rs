@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     deadline::Deadline,
-    kv::{Allotment, Copies, Demand, KvCore, SequenceId, Table},
+    kv::{Allotment, BlockEvent, Copies, Demand, KvCore, SequenceId, Table},
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -267,6 +267,11 @@ impl SchedulerCore {
     /// The tokens that were computed since the last call, by tenants that have a weight, and of the `other` ones.
     pub fn take_tenants_tokens(&mut self) -> BTreeMap<Tenant, usize> {
         self.tenants.take_used()
+    }
+
+    /// What happened to named blocks since the last call.
+    pub fn take_block_events(&mut self) -> Vec<BlockEvent> {
+        self.kv.take_events()
     }
 
     /// Tokens that the pool can hold now.
@@ -519,7 +524,9 @@ impl SchedulerCore {
             sequence.to_come -= usize::from(chooses);
             if let Some(Some(_)) = chosen {
                 let (first, keys) = sequence.filled(end);
-                self.kv.name(id, first, keys);
+                for place in self.kv.name(id, first, keys) {
+                    self.kv.tell(BlockEvent::Stored(sequence.block(place).into()));
+                }
                 sequence.named = end;
             }
             if sequence.cancelled {

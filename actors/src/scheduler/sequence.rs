@@ -9,7 +9,10 @@ use bursar_model::{
 };
 
 use super::Standing;
-use crate::{deadline::Deadlines, kv::SequenceId};
+use crate::{
+    deadline::Deadlines,
+    kv::{SequenceId, StoredBlock},
+};
 
 /// A sequence to admit. One whose work was lost is admitted again, with the tokens that it had produced.
 #[derive(Clone)]
@@ -257,6 +260,21 @@ impl Sequence {
     pub(super) fn filled(&self, end: usize) -> (usize, &[PrefixKey]) {
         let first = self.named / BLOCK_TOKENS;
         (first, &self.spec.prefix.as_slice()[first..end / BLOCK_TOKENS])
+    }
+
+    /// What its whole block at this place has.
+    pub(super) fn block(&self, place: usize) -> StoredBlock {
+        let (keys, range) = (self.spec.prefix.as_slice(), place * BLOCK_TOKENS..(place + 1) * BLOCK_TOKENS);
+        let contents = self.spec.pictures.iter().map(|picture| &picture.content);
+        let is_in = |picture: &&PictureContent| picture.tokens.start < range.end && picture.tokens.end > range.start;
+        StoredBlock {
+            key: keys[place],
+            parent: place.checked_sub(1).map(|before| keys[before]),
+            first_token: range.start,
+            pictures: contents.filter(is_in).cloned().collect(),
+            tokens: self.spec.tokens[range].into(),
+            salt: self.spec.prefix.salt().cloned(),
+        }
     }
 
     /// Whether it can take blocks that `other` fills with its first `end` tokens, and cannot take yet.

@@ -1,6 +1,6 @@
 //! Prefix keys: hashes over everything that decides the content of a block of keys and values.
 
-use std::{fmt, ops::Range};
+use std::{fmt, ops::Range, sync::Arc};
 
 use bursar_kernels::BLOCK_TOKENS;
 
@@ -18,6 +18,14 @@ impl fmt::Debug for PrefixKey {
     }
 }
 
+impl PrefixKey {
+    /// Its first eight bytes, for routers that name blocks by a number.
+    pub fn number(&self) -> u64 {
+        let [a, b, c, d, e, f, g, h, ..] = self.0;
+        u64::from_le_bytes([a, b, c, d, e, f, g, h])
+    }
+}
+
 /// A picture among the tokens of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PictureContent {
@@ -28,30 +36,46 @@ pub struct PictureContent {
 }
 
 /// The keys of a sequence's whole blocks, in order. Each covers the one before it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Default, PartialEq, Eq)]
 pub struct PrefixKeys {
     salt: Option<PrefixKey>,
+    /// The salt as it was given.
+    salt_text: Option<Arc<str>>,
     keys: Vec<PrefixKey>,
+}
+
+/// Does not show the salt, which is a user's secret.
+impl fmt::Debug for PrefixKeys {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("PrefixKeys").field("keys", &self.keys).finish_non_exhaustive()
+    }
 }
 
 impl PrefixKeys {
     /// Keys of a cache of one format: a block of another holds other numbers. See [`salted`](Self::salted).
     pub fn of(cache: CacheFormat, salt: Option<&str>) -> Self {
-        match (cache, salt) {
+        let keys = match (cache, salt) {
             (CacheFormat::Plain, None) => PrefixKeys::default(),
             (CacheFormat::Plain, Some(salt)) => PrefixKeys::salted(salt.as_bytes()),
             (cache, salt) => {
                 let content = [&[u8::from(salt.is_some())][..], salt.unwrap_or_default().as_bytes()].concat();
                 let context = format!("bursar: keys and values in {}", cache.name());
-                PrefixKeys { salt: Some(PrefixKey(blake3::derive_key(&context, &content))), keys: Vec::new() }
+                let salt = Some(PrefixKey(blake3::derive_key(&context, &content)));
+                PrefixKeys { salt, ..PrefixKeys::default() }
             }
-        }
+        };
+        PrefixKeys { salt_text: salt.map(Arc::from), ..keys }
     }
 
     /// Keys that only sequences of the same salt share. Without the salt, the time to an answer does not tell whether
     /// another user has sent the same prompt.
     pub fn salted(salt: &[u8]) -> Self {
-        PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), keys: Vec::new() }
+        PrefixKeys { salt: Some(PrefixKey(*blake3::hash(salt).as_bytes())), ..PrefixKeys::default() }
+    }
+
+    /// The salt that [`of`](Self::of) was given.
+    pub fn salt(&self) -> Option<&Arc<str>> {
+        self.salt_text.as_ref()
     }
 
     /// Adds keys for the blocks that have become whole. The arguments describe the whole sequence: one position per
@@ -165,6 +189,14 @@ mod tests {
     fn a_key_that_is_printed_shows_its_first_four_bytes() {
         let key = PrefixKey(std::array::from_fn(|index| 0xa0 + index as u8));
         assert_eq!(format!("{key:?}"), "PrefixKey(a0a1a2a3..)");
+        assert_eq!(key.number(), 0xa7a6_a5a4_a3a2_a1a0);
+    }
+
+    #[test]
+    fn keys_that_are_printed_do_not_show_their_salt() {
+        let keys = PrefixKeys::of(CacheFormat::Plain, Some("a secret"));
+        assert_eq!(keys.salt().map(|salt| &**salt), Some("a secret"));
+        assert!(!format!("{keys:?}").contains("secret"));
     }
 
     #[test]

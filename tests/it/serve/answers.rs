@@ -4,13 +4,13 @@ use axum::{http::StatusCode, response::Redirect, routing::get};
 use std::time::Duration;
 
 use bursar::{
-    Bytes, LoadOptions, demo,
+    Bytes, Hint, LoadOptions, demo,
     serve::{ModelState, ServeOptions, Server, Service},
 };
 use serde_json::json;
 
 use super::client::{House, hello, pause, posted};
-use crate::stage::story;
+use crate::stage::{answer, story};
 
 const GREETING: &str = "Hello! Show me a picture.";
 
@@ -364,6 +364,18 @@ fn pictures_are_fetched_of_allowed_hosts_and_redirects_lead_nowhere_else() {
         }
         for path in ["/away", "/round", "/large", "/gone"] {
             assert_eq!(house.chat(shown(path)).await.status, 400, "{path}");
+        }
+        // An embedder's own front reads by the same rules.
+        let own = Service::new(&house.stage.runtime, serve(true));
+        let inline = format!("data:image/png;base64,{}", base64_of(demo::pictures()[1].bytes));
+        let read = own.read_pictures(&[&inline, &format!("http://{host}/moved")]).await.expect("both are allowed");
+        for picture in read.pictures {
+            let chat = bursar::Chat::new().user("What number is written?").image(picture);
+            assert_eq!(answer(&house.stage.model, chat).await, "427");
+        }
+        for url in [&format!("http://{host}/large"), "http://127.0.0.1:1/secret", "file:///etc/passwd", "data:,no"] {
+            let error = own.read_pictures(&[url]).await.err().expect("it is refused");
+            assert!(!error.is_busy() && !error.hint().is_empty(), "{error}");
         }
         // The same name by default, since its address is this machine's.
         let strict = Service::new(&house.stage.runtime, serve(false));

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::Bytes;
 use bursar_kernels::BLOCK_TOKENS;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
+use tokio::sync::watch;
 
 use super::{ActorParts, EngineState};
 use crate::{
@@ -16,6 +17,7 @@ use crate::{
         core::{Input, SizedBy, Start},
         start::Loaded,
     },
+    kv::{BlockLog, KvUse},
     pace::Pacing,
     profile::{ProfileRecord, Profiled},
     scheduler::{Limits, SchedulerActor, SchedulerArguments, SchedulerMessage},
@@ -97,6 +99,8 @@ impl EngineState {
         let tenant_weights = self.arguments.options.tenant_weights.clone();
         let host_slots = profiled.memory.host_kv.as_ref().map_or(0, HostKv::slot_count);
         let demand = self.demand.clone();
+        let (kv_use, kv_used) = watch::channel(KvUse { blocks, ..KvUse::default() });
+        let block_log = Arc::new(BlockLog::default());
         let arguments = SchedulerArguments {
             limits,
             lane,
@@ -107,6 +111,8 @@ impl EngineState {
             tenant_weights,
             host_slots,
             demand,
+            kv_use,
+            block_log: block_log.clone(),
         };
         let (scheduler, _) = SchedulerActor::spawn_linked(None, SchedulerActor, arguments, myself.get_cell()).await?;
         children.scheduler = Some(scheduler.clone());
@@ -121,6 +127,8 @@ impl EngineState {
             is_warm: start.is_warm,
             record: Arc::new(profiled.record.clone()),
             target: processor.target(),
+            kv_use: kv_used,
+            block_log,
         };
         Ok(Input::Started { children, profiled, serving })
     }

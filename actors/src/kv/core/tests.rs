@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::kv::StoredBlock;
 
 mod host;
 
@@ -26,9 +27,31 @@ fn alike(sequence: SequenceId, name: u32, tokens: usize, more: usize) -> Demand 
     Demand { sequence, held: 0, more, tokens, prefix: keys(name, tokens - 1) }
 }
 
-/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`.
+/// Names the whole blocks of a sequence that holds `tokens` tokens of this `name`, and tells of them.
 fn fill(kv: &mut KvCore, sequence: SequenceId, name: u32, tokens: usize) {
-    kv.name(sequence, 0, &keys(name, tokens));
+    let keys = keys(name, tokens);
+    for place in kv.name(sequence, 0, &keys) {
+        let block = StoredBlock {
+            key: keys[place],
+            parent: place.checked_sub(1).map(|before| keys[before]),
+            first_token: place * BLOCK_TOKENS,
+            tokens: [name; BLOCK_TOKENS].into(),
+            pictures: Vec::new(),
+            salt: None,
+        };
+        kv.tell(BlockEvent::Stored(block.into()));
+    }
+}
+
+/// What a listener knows who has heard all events so far.
+fn hear(kv: &mut KvCore, known: &mut BTreeSet<PrefixKey>) {
+    for event in kv.take_events() {
+        match event {
+            BlockEvent::Stored(block) => known.insert(block.key),
+            BlockEvent::Removed(key) => known.remove(&key),
+            BlockEvent::Cleared => unreachable!("a pool is never cleared"),
+        };
+    }
 }
 
 fn blocks(allotment: &Allotment) -> Vec<(SequenceId, Vec<u32>)> {
@@ -148,6 +171,23 @@ fn a_shrink_over_a_shared_block_drops_both_holders() {
     kv.allot(&[alike(B, 7, 33, 33)]);
     assert_eq!(kv.shrink(3), [SequenceId(9), B, A].into_iter().filter(|id| id.0 != 9).collect::<Vec<_>>());
     assert_eq!(kv.usage(), KvUse { blocks: 3, held: 2, cached: 1 });
+}
+
+#[test]
+fn a_block_is_told_of_when_it_is_named_and_when_its_content_goes() {
+    let (mut kv, mut known) = (KvCore::new(3), BTreeSet::new());
+    kv.allot(&[demand(A, 0, 33)]);
+    fill(&mut kv, A, 7, 33);
+    kv.release(A);
+    hear(&mut kv, &mut known);
+    assert_eq!(known, keys(7, 33).into_iter().collect(), "released blocks keep their content");
+    kv.allot(&[demand(B, 0, 32)]);
+    hear(&mut kv, &mut known);
+    assert_eq!(known, keys(7, 16).into_iter().collect());
+    kv.release(B);
+    kv.shrink(0);
+    hear(&mut kv, &mut known);
+    assert_eq!(known, BTreeSet::new());
 }
 
 #[test]

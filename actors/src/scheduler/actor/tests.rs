@@ -103,6 +103,8 @@ impl Bed {
             tenant_weights: TenantWeights::default(),
             host_slots: 0,
             demand: None,
+            kv_use: watch::Sender::default(),
+            block_log: Arc::default(),
         };
         let (scheduler, _) = SchedulerActor::spawn(None, SchedulerActor, arguments).await.expect("it starts");
         Bed { scheduler, jobs, unpinned, vision }

@@ -131,7 +131,8 @@ impl Memory {
 
 proptest! {
     /// Compared with memory that only copies what it is told to. Whatever has a name is, on the device and on the host,
-    /// what was computed under that name; what a sequence is told to have is its own beginning; no block has two uses.
+    /// what was computed under that name; what a sequence is told to have is its own beginning; no block has two uses;
+    /// who hears all events knows what there is.
     #[test]
     fn content_is_what_was_written_wherever_it_went(
         slots in 1usize..20,
@@ -142,6 +143,7 @@ proptest! {
         // Name and tokens of each sequence, and those that wait for copies.
         let mut alive: BTreeMap<u64, (u32, usize)> = BTreeMap::new();
         let mut fetching: VecDeque<u64> = VecDeque::new();
+        let mut known = BTreeSet::new();
         for (kind, number, tokens, name) in steps {
             let sequence = SequenceId(number);
             memory.run(tokens % 4);
@@ -217,6 +219,13 @@ proptest! {
             }
             let held: BTreeSet<u32> = kv.tables.values().flatten().copied().collect();
             prop_assert_eq!(kv.free_blocks() + held.len(), kv.blocks());
+            hear(&mut kv, &mut known);
+            let places = (0..4).flat_map(|name| keys(name, 96));
+            let on_host = |key: &PrefixKey| kv.host.as_ref().is_some_and(|host| host.slot(key).is_some());
+            let comes = |key: &PrefixKey| kv.coming.values().flatten().any(|(_, coming)| coming == key);
+            let leaves = |key: &PrefixKey| kv.leaving.iter().any(|(leaving, _)| leaving == key);
+            let is_there = |key: &PrefixKey| kv.named.contains_key(key) || on_host(key) || comes(key) || leaves(key);
+            prop_assert_eq!(&known, &places.filter(is_there).collect(), "what a listener knows is what there is");
         }
         memory.run(usize::MAX);
         for (name, place) in (0..4).flat_map(|name| (0..6).map(move |place| (name, place))) {

@@ -1,0 +1,176 @@
+//! The blocks that sequences may begin with, and what happens to them: for routers, which send a request to where its
+//! beginning is.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use bursar_model::flow::{PictureContent, PrefixKey};
+use tokio::sync::broadcast;
+
+/// Changes that a listener may lag behind before it misses some. One change is what a step brings.
+const BEHIND_MAX: usize = 1024;
+
+/// A whole block of keys and values that a sequence may begin with.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StoredBlock {
+    /// Its name, which covers everything before it and the salt too.
+    pub key: PrefixKey,
+    /// The name of the block before it. None for the first of a sequence.
+    pub parent: Option<PrefixKey>,
+    /// The place of its first token in its sequence.
+    pub first_token: usize,
+    /// Its tokens, with placeholders where pictures are.
+    pub tokens: Arc<[u32]>,
+    /// The pictures in it, with the places of all their tokens in the sequence.
+    pub pictures: Vec<PictureContent>,
+    /// The salt of the chats that share it; see [`Chat::cache_salt`](crate::chat::Chat::cache_salt).
+    pub salt: Option<Arc<str>>,
+}
+
+/// Shows no token and no salt, because they are the user's.
+impl fmt::Debug for StoredBlock {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = formatter.debug_struct("StoredBlock");
+        shown.field("key", &self.key).field("first_token", &self.first_token).finish_non_exhaustive()
+    }
+}
+
+/// What happens to blocks that sequences may begin with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BlockEvent {
+    /// A block is on the device, or in host memory.
+    Stored(Arc<StoredBlock>),
+    /// It is in neither.
+    Removed(PrefixKey),
+    /// There are none. Those that there are follow.
+    Cleared,
+}
+
+/// Receives what each step brings.
+pub(crate) type BlockReceiver = broadcast::Receiver<Arc<[BlockEvent]>>;
+
+/// The blocks of one scheduler. It writes without waiting for readers.
+#[derive(Default)]
+pub struct BlockLog(Mutex<Told>);
+
+struct Told {
+    known: BTreeMap<PrefixKey, Arc<StoredBlock>>,
+    /// None once the scheduler has ended.
+    listeners: Option<broadcast::Sender<Arc<[BlockEvent]>>>,
+}
+
+impl Default for Told {
+    fn default() -> Self {
+        Told { known: BTreeMap::new(), listeners: Some(broadcast::channel(BEHIND_MAX).0) }
+    }
+}
+
+impl BlockLog {
+    /// Tells what has happened, in order. A block that is known is not stored again.
+    pub(crate) fn tell(&self, mut events: Vec<BlockEvent>) {
+        if events.is_empty() {
+            return;
+        }
+        let mut told = self.lock();
+        events.retain(|event| match event {
+            BlockEvent::Stored(block) => told.known.insert(block.key, block.clone()).is_none(),
+            BlockEvent::Removed(key) => told.known.remove(key).is_some(),
+            BlockEvent::Cleared => {
+                told.known.clear();
+                true
+            }
+        });
+        if let Some(listeners) = told.listeners.as_ref().filter(|_| !events.is_empty()) {
+            // There may be no listener.
+            drop(listeners.send(events.into()));
+        }
+    }
+
+    /// What leads from nothing to the present, parents before their children, and a receiver for all that follows. It is
+    /// closed if the scheduler has ended.
+    pub(crate) fn listen(&self) -> (Arc<[BlockEvent]>, BlockReceiver) {
+        let told = self.lock();
+        let over = || broadcast::channel(1).1;
+        let receiver = told.listeners.as_ref().map_or_else(over, broadcast::Sender::subscribe);
+        let mut known: Vec<_> = told.known.values().cloned().collect();
+        drop(told);
+        known.sort_by_key(|block| block.first_token);
+        let stored = known.into_iter().map(BlockEvent::Stored);
+        (std::iter::once(BlockEvent::Cleared).chain(stored).collect(), receiver)
+    }
+
+    /// The scheduler has ended, and its blocks with it.
+    pub(crate) fn close(&self) {
+        *self.lock() = Told { known: BTreeMap::new(), listeners: None };
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Told> {
+        // Each change is complete when the lock is released, even by a panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bursar_kernels::BLOCK_TOKENS;
+    use bursar_model::flow::PrefixKeys;
+    use tokio::sync::broadcast::error::TryRecvError;
+
+    use super::*;
+
+    /// The first blocks of a sequence.
+    fn blocks(count: usize) -> Vec<Arc<StoredBlock>> {
+        let tokens = count * BLOCK_TOKENS;
+        let mut keys = PrefixKeys::default();
+        keys.extend(&vec![7; tokens], &vec![[0; 3]; tokens], &[]);
+        let keys = keys.as_slice();
+        let block = |place: usize| StoredBlock {
+            key: keys[place],
+            parent: place.checked_sub(1).map(|before| keys[before]),
+            first_token: place * BLOCK_TOKENS,
+            tokens: [7; BLOCK_TOKENS].into(),
+            pictures: Vec::new(),
+            salt: Some("a secret".into()),
+        };
+        (0..count).map(|place| block(place).into()).collect()
+    }
+
+    fn stored(blocks: &[Arc<StoredBlock>]) -> Vec<BlockEvent> {
+        blocks.iter().cloned().map(BlockEvent::Stored).collect()
+    }
+
+    #[test]
+    fn who_comes_late_hears_of_all_blocks_with_parents_first_and_then_of_changes() {
+        let (log, blocks) = (BlockLog::default(), blocks(3));
+        log.tell(stored(&[blocks[2].clone(), blocks[0].clone()]));
+        log.tell(stored(&blocks[1..2]));
+        let (begun, mut later) = log.listen();
+        assert_eq!(*begun, [vec![BlockEvent::Cleared], stored(&blocks)].concat());
+        log.tell(stored(&blocks));
+        assert_eq!(later.try_recv(), Err(TryRecvError::Empty), "they are known");
+        let removed = BlockEvent::Removed(blocks[2].key);
+        log.tell(vec![removed.clone(), removed.clone()]);
+        assert_eq!(later.try_recv().as_deref(), Ok(&[removed][..]));
+    }
+
+    #[test]
+    fn a_listener_hears_the_end_and_a_later_one_finds_nothing() {
+        let (log, blocks) = (BlockLog::default(), blocks(1));
+        let (_, mut later) = log.listen();
+        log.tell(stored(&blocks));
+        log.close();
+        assert_eq!(later.try_recv().as_deref(), Ok(&stored(&blocks)[..]));
+        assert_eq!(later.try_recv(), Err(TryRecvError::Closed));
+        let (begun, mut closed) = log.listen();
+        assert_eq!((&*begun, closed.try_recv()), (&[BlockEvent::Cleared][..], Err(TryRecvError::Closed)));
+    }
+
+    #[test]
+    fn a_block_that_is_printed_shows_neither_its_tokens_nor_its_salt() {
+        let printed = format!("{:?}", BlockEvent::Stored(blocks(1)[0].clone()));
+        assert!(printed.contains("first_token: 0") && !printed.contains("secret") && !printed.contains("[7"));
+    }
+}

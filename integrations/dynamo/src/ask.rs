@@ -1,0 +1,134 @@
+//! A request as Dynamo's frontend makes it, as a chat in tokens.
+
+use bursar::{Chat, Image, OutputFormat};
+use dynamo_backend_common::{
+    DynamoError, GuidedDecodingOptions, MultimodalData, PreprocessedRequest, SamplingOptions, StopConditions,
+};
+use serde_json::Value;
+
+use crate::fault::invalid;
+
+/// The URLs of a request's pictures, in the order of their placeholders.
+pub(crate) fn pictures(request: &PreprocessedRequest) -> Result<Vec<String>, DynamoError> {
+    let media = request.multi_modal_data.iter().flatten().filter(|(_, items)| !items.is_empty());
+    let mut urls = Vec::new();
+    for (kind, items) in media {
+        if kind != "image_url" {
+            return Err(invalid(format!("this worker takes pictures, and no `{kind}`")));
+        }
+        for item in items {
+            urls.push(match item {
+                MultimodalData::Url(url) => url.to_string(),
+                MultimodalData::RawUrl(url) => url.clone(),
+                MultimodalData::Decoded(_) => {
+                    return Err(invalid("this worker decodes pictures itself; register it without a media decoder"));
+                }
+                MultimodalData::UuidOnly(_) => {
+                    return Err(invalid("a picture that is named by its uuid alone is not kept; send its URL or data"));
+                }
+            });
+        }
+    }
+    Ok(urls)
+}
+
+/// The chat of a request, and the tokens that may end it and are part of the reply.
+pub(crate) fn chat(request: &PreprocessedRequest, pictures: &[Image]) -> Result<(Chat, Vec<u32>), DynamoError> {
+    refuse_unserved(request)?;
+    let (min, max) = pixels(request.mm_processor_kwargs.as_ref())?;
+    let mut chat = Chat::from_tokens(request.token_ids.as_slice()).token_ids();
+    for picture in pictures {
+        let picture = picture.clone();
+        chat = chat.image(if min.or(max).is_some() { picture.within_pixels(min, max) } else { picture });
+    }
+    if let Some(routing) = &request.routing {
+        // Dynamo's larger numbers are more urgent, vLLM's and ours less.
+        chat = routing.priority.iter().fold(chat, |chat, priority| chat.priority(priority.saturating_neg()));
+        chat = routing.cache_namespace.iter().fold(chat, Chat::cache_salt);
+    }
+    if let Some(guided) = &request.sampling_options.guided_decoding {
+        chat = form(guided)?.into_iter().fold(chat, Chat::format);
+    }
+    // One more than is asked for is no token of the reply.
+    chat = request.output_options.logprobs.iter().fold(chat, |chat, top| chat.log_probabilities(*top as usize));
+    Ok(stops(&request.stop_conditions, sampled(&request.sampling_options, chat)))
+}
+
+/// What would change the reply, and is not done here.
+fn refuse_unserved(request: &PreprocessedRequest) -> Result<(), DynamoError> {
+    let sampling = &request.sampling_options;
+    let asked = [
+        (request.prompt_embeds.is_some(), "`prompt_embeds`"),
+        (request.prefill_result.is_some() || request.bootstrap_info.is_some(), "prompts that others computed"),
+        (request.encoder_result.is_some(), "pictures that others encoded"),
+        (request.routing.as_ref().is_some_and(|routing| routing.lora_name.is_some()), "adapters"),
+        (sampling.n.is_some_and(|n| n > 1) || sampling.best_of.is_some_and(|n| n > 1), "more than one reply (`n`)"),
+        (sampling.use_beam_search == Some(true), "beam search"),
+        (request.stop_conditions.max_thinking_tokens.is_some(), "`max_thinking_tokens`"),
+        (request.output_options.prompt_logprobs.is_some(), "`prompt_logprobs`"),
+    ];
+    match asked.into_iter().find(|(is_asked, _)| *is_asked) {
+        Some((_, what)) => Err(invalid(format!("this worker does not serve {what}"))),
+        None => Ok(()),
+    }
+}
+
+/// `min_pixels` and `max_pixels` of `mm_processor_kwargs`.
+fn pixels(kwargs: Option<&Value>) -> Result<(Option<u64>, Option<u64>), DynamoError> {
+    let number = |name: &str| match kwargs.and_then(|kwargs| kwargs.get(name)) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` is a whole number"))),
+    };
+    Ok((number("min_pixels")?, number("max_pixels")?))
+}
+
+fn sampled(asked: &SamplingOptions, mut chat: Chat) -> Chat {
+    let set = |chat: Chat, value: Option<f32>, set: fn(Chat, f64) -> Chat| match value {
+        Some(value) => set(chat, shortest(value)),
+        None => chat,
+    };
+    chat = set(chat, asked.temperature, Chat::temperature);
+    chat = set(chat, asked.top_p, Chat::top_p);
+    chat = set(chat, asked.min_p, Chat::min_p);
+    chat = set(chat, asked.presence_penalty, Chat::presence_penalty);
+    chat = set(chat, asked.frequency_penalty, Chat::frequency_penalty);
+    chat = set(chat, asked.repetition_penalty, Chat::repetition_penalty);
+    if let Some(top_k) = asked.top_k {
+        chat = chat.top_k(usize::try_from(top_k).unwrap_or(0));
+    }
+    asked.seed.into_iter().fold(chat, |chat, seed| chat.seed(seed as u64))
+}
+
+/// The number that a client typed, and not the nearest one of 32 bits with more digits.
+fn shortest(value: f32) -> f64 {
+    value.to_string().parse().unwrap_or(f64::from(value))
+}
+
+/// Ends by tokens and limits. Stop texts are the frontend's: it has the text.
+fn stops(asked: &StopConditions, mut chat: Chat) -> (Chat, Vec<u32>) {
+    chat = asked.max_tokens.iter().fold(chat, |chat, most| chat.max_tokens(*most as usize));
+    chat = asked.min_tokens.iter().fold(chat, |chat, fewest| chat.min_tokens(*fewest as usize));
+    if asked.ignore_eos == Some(true) {
+        return (chat.ignore_end(), Vec::new());
+    }
+    let visible = asked.stop_token_ids_visible.clone().unwrap_or_default();
+    let hidden = asked.stop_token_ids.iter().chain(&asked.stop_token_ids_hidden).flatten();
+    let chat = hidden.chain(&visible).fold(chat, |chat, token| chat.stop_token(*token));
+    (chat, visible)
+}
+
+fn form(guided: &GuidedDecodingOptions) -> Result<Option<OutputFormat>, DynamoError> {
+    if guided.grammar.is_some() || guided.structural_tag.is_some() {
+        return Err(invalid("replies take the form of a JSON schema, a regular expression or a choice"));
+    }
+    Ok(match (&guided.json, &guided.regex, &guided.choice) {
+        (Some(Value::String(text)), ..) => {
+            let schema = serde_json::from_str(text).map_err(|_| invalid("`guided_json` is no JSON"))?;
+            Some(OutputFormat::json(schema))
+        }
+        (Some(schema), ..) => Some(OutputFormat::json(schema.clone())),
+        (None, Some(regex), _) => Some(OutputFormat::Regex(regex.clone())),
+        (None, None, Some(choice)) => Some(OutputFormat::Choice(choice.clone())),
+        (None, None, None) => None,
+    })
+}

@@ -1,0 +1,99 @@
+//! A reply as Dynamo's frontend reads it: a chunk for each token, and exactly one end.
+
+use std::sync::Arc;
+
+use bursar::{ChatEvent, FinishReason, Reply, TokenScore, Usage, serve::ReadPictures};
+use dynamo_backend_common::{
+    AsyncEngineContext, CompletionUsage, DynamoError, LLMEngineOutput, LLMEngineOutputExt, PromptTokensDetails,
+    StopReason, TopLogprob, chunk,
+};
+use futures::stream::BoxStream;
+
+use crate::{fault::of_chat, feed::HitCount};
+
+/// What a stream of chunks needs to know of its request.
+pub(crate) struct Telling {
+    pub(crate) context: Arc<dyn AsyncEngineContext>,
+    /// Whether probabilities come with the tokens.
+    pub(crate) is_scored: bool,
+    /// Tokens that end the reply and are part of it.
+    pub(crate) visible_ends: Vec<u32>,
+    pub(crate) hits: Arc<HitCount>,
+    /// Held while the request runs: its pictures count among what the worker holds.
+    pub(crate) pictures: Option<ReadPictures>,
+}
+
+/// A reply of nothing, because the client had gone before it began.
+pub(crate) fn cancelled() -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
+    Box::pin(futures::stream::once(async { Ok(LLMEngineOutput::cancelled()) }))
+}
+
+/// The chunks of a reply. Dropping the stream cancels the request.
+pub(crate) fn chunks(mut reply: Reply, telling: Telling) -> BoxStream<'static, Result<LLMEngineOutput, DynamoError>> {
+    Box::pin(async_stream::stream! {
+        let Telling { context, is_scored, visible_ends, hits, pictures } = telling;
+        let _pictures = pictures;
+        loop {
+            let event = tokio::select! {
+                biased;
+                () = context.stopped() => {
+                    yield Ok(LLMEngineOutput::cancelled());
+                    return;
+                }
+                event = reply.next() => event,
+            };
+            match event {
+                Some(Ok(ChatEvent::TokenId(id))) if !is_scored => yield Ok(chunk::token(id)),
+                Some(Ok(ChatEvent::Token(score))) if is_scored => yield Ok(scored(score)),
+                Some(Ok(ChatEvent::Done { finish_reason, stop_reason, end_token, usage, .. })) => {
+                    hits.count(&usage);
+                    let stop = match stop_reason {
+                        Some(bursar::StopReason::Token(token)) => Some(StopReason::Int(i64::from(token))),
+                        Some(bursar::StopReason::String(text)) => Some(StopReason::String(text)),
+                        None => None,
+                    };
+                    let shown: Vec<u32> = end_token.into_iter().filter(|token| visible_ends.contains(token)).collect();
+                    let end = match finish_reason {
+                        FinishReason::Length => LLMEngineOutput::length(),
+                        _ => LLMEngineOutput { stop_reason: stop, ..LLMEngineOutput::stop() },
+                    };
+                    let usage = self::usage(&usage, shown.len());
+                    yield Ok(end.with_tokens(shown).with_usage(usage));
+                    return;
+                }
+                // Text, and ids beside scores: the frontend makes text of tokens.
+                Some(Ok(_)) => {}
+                Some(Err(error)) => {
+                    yield Err(of_chat(&error));
+                    return;
+                }
+                // A reply has an end; this is for a compiler.
+                None => return,
+            }
+        }
+    })
+}
+
+fn scored(score: TokenScore) -> LLMEngineOutput {
+    let probability = |value: f32| f64::from(value);
+    let top = |(rank, token): (usize, bursar::ScoredToken)| TopLogprob {
+        rank: rank as u32 + 1,
+        token_id: token.id,
+        bytes: Some(token.text.as_bytes().to_vec()),
+        token: Some(token.text),
+        logprob: probability(token.log_probability),
+    };
+    LLMEngineOutput {
+        log_probs: Some(vec![probability(score.token.log_probability)]),
+        top_logprobs: Some(vec![score.top.into_iter().enumerate().map(top).collect()]),
+        ..chunk::token(score.token.id)
+    }
+}
+
+/// `shown` tokens that ended the reply are part of it for Dynamo, and not for Bursar.
+fn usage(usage: &Usage, shown: usize) -> CompletionUsage {
+    let (prompt, completion) = (usage.prompt_tokens as u32, (usage.completion_tokens + shown) as u32);
+    let cached =
+        PromptTokensDetails { cached_tokens: Some(usage.cached_tokens as u32), ..PromptTokensDetails::default() };
+    CompletionUsage { prompt_tokens_details: Some(cached), ..dynamo_backend_common::usage(prompt, completion) }
+}

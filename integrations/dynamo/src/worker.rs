@@ -1,0 +1,279 @@
+//! The worker: one model, from its start to its end.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use bursar::{Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, crates::kernels::BLOCK_TOKENS, serve::Service};
+use dynamo_backend_common::{
+    DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput, LlmRegistration,
+    MetricsBindings, MetricsCtx, PreprocessedRequest,
+};
+use futures::stream::BoxStream;
+use serde_json::{Value, json};
+use tokio::task::JoinHandle;
+
+use crate::{
+    Options, ask,
+    fault::{away, invalid, of_chat, of_engine, of_picture},
+    feed::{self, HitCount},
+    tell::{self, Telling},
+};
+
+/// A model of Bursar as Dynamo's worker.
+pub struct BursarWorker {
+    options: Options,
+    running: Mutex<Option<Arc<Running>>>,
+}
+
+/// What a started worker has.
+struct Running {
+    runtime: Runtime,
+    model: ModelHandle,
+    /// Reads pictures, and listens nowhere.
+    pictures: Service,
+    /// Blocks at READY, which the router counts from.
+    blocks: u64,
+    hits: Arc<HitCount>,
+    /// An operator has put it to sleep: a late request must not wake it.
+    sleeps: AtomicBool,
+    /// What tells the router.
+    feeds: Mutex<Vec<JoinHandle<()>>>,
+}
+
+impl Running {
+    fn feed(&self, task: impl Future<Output = ()> + Send + 'static) {
+        self.feeds.lock().unwrap_or_else(PoisonError::into_inner).push(tokio::spawn(task));
+    }
+}
+
+impl BursarWorker {
+    /// A worker that has not started.
+    pub fn new(options: Options) -> Self {
+        BursarWorker { options, running: Mutex::new(None) }
+    }
+
+    fn running(&self) -> Result<Arc<Running>, DynamoError> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        running.ok_or_else(|| away("the worker has not started, or has ended"))
+    }
+
+    /// The model, for whoever embeds the worker. None before its start and after its end.
+    pub fn model(&self) -> Option<ModelHandle> {
+        self.running().ok().map(|running| running.model.clone())
+    }
+
+    async fn set_asleep(&self, body: &Value) -> Result<Value, DynamoError> {
+        let running = self.running()?;
+        let (level, within) = nap(body, self.options.drain())?;
+        running.sleeps.store(true, Relaxed);
+        match running.model.sleep(level, within).await {
+            Ok(()) => Ok(json!({"status": "ok", "is_sleeping": true, "level": level})),
+            Err(error) => {
+                running.sleeps.store(false, Relaxed);
+                Ok(json!({"status": "error", "message": format!("{error}; {}", error.hint())}))
+            }
+        }
+    }
+
+    async fn set_awake(&self) -> Result<Value, DynamoError> {
+        let running = self.running()?;
+        match running.model.wake().await {
+            Ok(()) => {
+                running.sleeps.store(false, Relaxed);
+                Ok(json!({"status": "ok", "is_sleeping": false}))
+            }
+            Err(error) => {
+                Ok(json!({"status": "error", "is_sleeping": true, "message": format!("{error}; {}", error.hint())}))
+            }
+        }
+    }
+}
+
+impl BursarWorker {
+    /// A drill where host memory stands in for a GPU: another process holds so many `bytes` from now on, as far as it
+    /// gets them; 0 gives all back.
+    fn drill(&self, body: &Value) -> Result<Value, DynamoError> {
+        let bytes = body.get("bytes").and_then(Value::as_u64);
+        let bytes = Bytes(bytes.ok_or_else(|| invalid("`bytes` is a whole number"))?);
+        let Some(device) = self.running()?.runtime.device().as_host() else {
+            return Ok(json!({"status": "error", "message": "neighbours are drilled on host memory alone"}));
+        };
+        let held = device.counts().foreign;
+        if bytes > held {
+            device.foreign_takes(bytes - held);
+        } else {
+            device.foreign_gives_back(held - bytes);
+        }
+        Ok(json!({"status": "ok", "bytes": device.counts().foreign.0}))
+    }
+}
+
+/// How deeply the model is to sleep, and how long running replies may take first: vLLM's `level`, and `within` seconds.
+fn nap(body: &Value, drain: Duration) -> Result<(SleepLevel, Duration), DynamoError> {
+    let number = |name: &str| match body.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| invalid(format!("`{name}` is a whole number"))),
+    };
+    let level = u8::try_from(number("level")?.unwrap_or(1)).ok().and_then(|level| SleepLevel::try_from(level).ok());
+    let level = level.ok_or_else(|| invalid("`level` is 1 or 2; 2 keeps no weights"))?;
+    Ok((level, number("within")?.map_or(drain, Duration::from_secs)))
+}
+
+/// Starts are silent for minutes otherwise.
+fn tell(progress: &Progress) {
+    match progress {
+        Progress::Planning => tracing::info!("planning the worst cases"),
+        Progress::Loading { done, total } if done == total => tracing::info!(bytes = total.0, "weights are loaded"),
+        Progress::Profiling { what, done, total, .. } => tracing::info!(what = %what, done, total, "profiling"),
+        _ => {}
+    }
+}
+
+#[async_trait]
+impl LLMEngine for BursarWorker {
+    async fn start(&self, _worker_id: u64) -> Result<EngineConfig, DynamoError> {
+        let options = &self.options;
+        let load = options.load().map_err(invalid)?;
+        let runtime = Runtime::start(options.runtime()).await;
+        let runtime = runtime.map_err(|error| of_engine(format!("{error}; {}", error.hint())))?;
+        let model = runtime.load_with(options.source(), load, |progress| tell(&progress)).await;
+        let model = model.map_err(|error| of_engine(format!("{error}; {}", error.hint())))?;
+        let facts = model.facts().await.map_err(|error| of_chat(&error))?;
+        let record = model.serving().await.map_err(|error| of_chat(&error))?.record;
+        let ledger = runtime.budget().snapshot().await.map_err(of_engine)?;
+        let classes = ledger.classes.iter().map(|line| (line.class.to_string(), json!(line.bytes.0)));
+        let classes: serde_json::Map<String, Value> = classes.collect();
+        let parts = [("total", ledger.total), ("overhead", ledger.overhead), ("foreign", ledger.foreign)];
+        let parts = parts.into_iter().chain([("canary", ledger.canary), ("free", ledger.free)]);
+        let parts: serde_json::Map<String, Value> =
+            parts.map(|(name, Bytes(bytes))| (name.to_owned(), json!(bytes))).collect();
+        let ledger = json!({"device": runtime.device().name(), "bytes": parts, "bytes_by_class": classes});
+        let blocks = model.kv_use().changed().await.map_or(record.kv_blocks, |usage| usage.blocks) as u64;
+        let registration = LlmRegistration {
+            context_length: u32::try_from(facts.context_tokens).ok(),
+            kv_cache_block_size: Some(BLOCK_TOKENS as u32),
+            total_kv_blocks: Some(blocks),
+            max_num_seqs: Some(record.sequences as u64),
+            max_num_batched_tokens: Some(record.step_tokens as u64),
+            data_parallel_size: Some(1),
+            ..LlmRegistration::default()
+        };
+        let running = Running {
+            pictures: Service::new(&runtime, options.pictures()),
+            runtime,
+            model,
+            blocks,
+            hits: Arc::default(),
+            sleeps: AtomicBool::new(false),
+            feeds: Mutex::default(),
+        };
+        *self.running.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(running));
+        Ok(EngineConfig {
+            model: if options.model == "demo" { facts.name.clone() } else { options.model.clone() },
+            served_model_name: Some(options.served_model_name.clone().unwrap_or(facts.name)),
+            model_aliases: Vec::new(),
+            runtime_data: HashMap::from([("bursar".to_owned(), ledger)]),
+            llm: Some(registration),
+        })
+    }
+
+    async fn generate(
+        &self,
+        request: PreprocessedRequest,
+        ctx: GenerateContext,
+    ) -> Result<BoxStream<'static, Result<LLMEngineOutput, DynamoError>>, DynamoError> {
+        let running = self.running()?;
+        if running.sleeps.load(Relaxed) {
+            return Err(away("the worker sleeps; wake it by the control `wake_up`"));
+        }
+        let context = ctx.inner_arc();
+        let begun = async {
+            let urls = ask::pictures(&request)?;
+            let pictures = match urls.is_empty() {
+                true => None,
+                false => Some(running.pictures.read_pictures(&urls).await.map_err(|error| of_picture(&error))?),
+            };
+            let shown = pictures.as_ref().map_or(&[][..], |read| &read.pictures);
+            let (chat, visible_ends) = ask::chat(&request, shown)?;
+            let reply = running.model.chat(chat).await.map_err(|error| of_chat(&error))?;
+            let is_scored = request.output_options.logprobs.is_some();
+            let hits = running.hits.clone();
+            let telling = Telling { context: context.clone(), is_scored, visible_ends, hits, pictures };
+            Ok(tell::chunks(reply, telling))
+        };
+        tokio::select! {
+            biased;
+            () = context.stopped() => Ok(tell::cancelled()),
+            begun = begun => begun,
+        }
+    }
+
+    async fn is_quiescent(&self) -> Result<Option<bool>, DynamoError> {
+        Ok(Some(self.running().map_or(true, |running| running.model.requests().0 == 0)))
+    }
+
+    async fn cleanup(&self) -> Result<(), DynamoError> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(running) = running {
+            running.runtime.clone().shutdown_within(self.options.drain()).await;
+            let feeds = std::mem::take(&mut *running.feeds.lock().unwrap_or_else(PoisonError::into_inner));
+            // They end with the model.
+            futures::future::join_all(feeds).await;
+        }
+        Ok(())
+    }
+
+    async fn kv_event_sources(&self) -> Result<Vec<KvEventSource>, DynamoError> {
+        let running = self.running()?;
+        let on_ready = move |publisher| {
+            running.feed(feed::blocks(running.model.clone(), publisher));
+            Ok(())
+        };
+        Ok(vec![KvEventSource::Push { on_ready: Box::new(on_ready), dp_rank: 0 }])
+    }
+
+    async fn setup_metrics(&self, ctx: MetricsCtx<'_>) -> Result<MetricsBindings, DynamoError> {
+        let running = self.running()?;
+        match bursar::MetricsText::install() {
+            Ok(text) => ctx.metrics.add_expfmt_callback(Arc::new(move || Ok(text.render()))),
+            Err(error) => tracing::warn!(%error, "Bursar's own metrics are not shown"),
+        }
+        let on_ready = move |publisher| {
+            let (model, hits) = (running.model.clone(), running.hits.clone());
+            running.feed(feed::load(model, running.blocks, hits, publisher));
+            Ok(())
+        };
+        Ok(MetricsBindings { dp_ranks: vec![0], on_publisher_ready: Some(Box::new(on_ready)) })
+    }
+
+    /// One token, from the model and not from a cache of replies.
+    async fn health_check_payload(&self) -> Result<Option<Value>, DynamoError> {
+        let tokens = self.running()?.model.tokenize("a", false).await.map_err(|error| of_chat(&error))?;
+        let once = json!({"max_tokens": 1, "ignore_eos": true});
+        Ok(Some(json!({"token_ids": tokens, "stop_conditions": once, "sampling_options": {"temperature": 0.0}})))
+    }
+
+    async fn supported_controls(&self) -> Result<Vec<String>, DynamoError> {
+        Ok(["sleep", "wake_up", "neighbour"].map(str::to_owned).to_vec())
+    }
+
+    fn validate_engine_control(&self, control: &str, body: &Value) -> Result<(), DynamoError> {
+        if control == "sleep" { nap(body, self.options.drain()).map(drop) } else { Ok(()) }
+    }
+
+    async fn engine_control(&self, control: String, body: Value) -> Result<Value, DynamoError> {
+        match control.as_str() {
+            "sleep" => self.set_asleep(&body).await,
+            "wake_up" => self.set_awake().await,
+            "neighbour" => self.drill(&body),
+            _ => Ok(json!({"status": "error", "message": format!("unsupported engine control: {control}")})),
+        }
+    }
+}

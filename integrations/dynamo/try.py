@@ -1,0 +1,358 @@
+"""The checks of try.sh: a frontend, three workers, and what holds when workers sleep, shrink and die."""
+
+import asyncio
+import base64
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+from openai import AsyncOpenAI, APIError, APITimeoutError
+
+WORKER, DEMO = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+WORKERS = 3
+REQUESTS = int(os.environ.get("REQUESTS", "1000"))
+# No request may take longer: it would hang.
+PATIENCE_S = 60
+
+checks = []
+
+
+def check(what, holds, told=""):
+    checks.append((what, bool(holds)))
+    print(f"{'ok  ' if holds else 'FAIL'} {what}{f' ({told})' if told else ''}", flush=True)
+
+
+def free_port():
+    """Dynamo reads a system port as 16 bits with a sign."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                pass
+
+
+def call(url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url, data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text.startswith(("{", "[")) else text
+
+
+async def until(what, holds, patience=PATIENCE_S):
+    begun = time.monotonic()
+    while not holds():
+        if time.monotonic() - begun > patience:
+            raise SystemExit(f"never true: {what}")
+        await asyncio.sleep(0.05)
+    return time.monotonic() - begun
+
+
+class Worker:
+    """A process of bursar-dynamo."""
+
+    def __init__(self, house, number):
+        self.house, self.number, self.log = house, number, house.folder / f"worker{number}.log"
+        self.start()
+
+    def start(self):
+        self.port = free_port()
+        environment = {**self.house.environment, "DYN_SYSTEM_PORT": str(self.port)}
+        command = [WORKER, "--model", DEMO / "checkpoint", "--served-model-name", "demo", "--device", "host"]
+        command += ["--capacity", "256MiB", "--knob", "context_tokens=2048", "--drain", "20"]
+        with open(self.log, "a") as log:
+            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+
+    def is_ready(self):
+        if self.process.poll() is not None:
+            raise SystemExit(f"worker {self.number} has ended:\n{self.log.read_text()[-2000:]}")
+        try:
+            return call(f"http://127.0.0.1:{self.port}/health")["status"] == "ready"
+        except (OSError, ValueError, KeyError):
+            return False
+
+    def control(self, name, **body):
+        return call(f"http://127.0.0.1:{self.port}/engine/control/{name}", body)
+
+    def metric(self, name):
+        lines = call(f"http://127.0.0.1:{self.port}/metrics").splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((name + "{", name + " ")))
+
+    def replies(self):
+        """Requests that it has had, however they ended."""
+        return self.metric("bursar_requests_total")
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+class House:
+    """The frontend, its workers, and a folder where they find each other."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        (self.folder / "discovery").mkdir()
+        usual = {
+            "DYN_DISCOVERY_BACKEND": "file",
+            "DYN_FILE_KV": str(self.folder / "discovery"),
+            "DYN_REQUEST_PLANE": "tcp",
+            "DYN_EVENT_PLANE": "zmq",
+            "DYN_GRACEFUL_SHUTDOWN_GRACE_PERIOD_SECS": "1",
+        }
+        # What is set already wins: etcd and NATS may be tried in the same way.
+        self.environment = {**usual, **os.environ}
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        command = [sys.executable, "-m", "dynamo.frontend", "--http-port", str(self.port), "--router-mode", "kv"]
+        # Requests move on from a worker that dies or is full; one with less than a fifth of its blocks left gets none.
+        command += ["--migration-limit", "5", "--active-decode-blocks-threshold", "0.8"]
+        self.log = self.folder / "frontend.log"
+        with open(self.log, "w") as log:
+            self.frontend = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+        self.workers = [Worker(self, number) for number in range(WORKERS)]
+        self.client = AsyncOpenAI(base_url=self.url + "/v1", api_key="none", timeout=PATIENCE_S, max_retries=0)
+
+    def is_listed(self):
+        try:
+            return [model["id"] for model in call(self.url + "/v1/models")["data"]] == ["demo"]
+        except (OSError, ValueError, KeyError):
+            return False
+
+    async def ready(self):
+        await until("all workers are ready", lambda: all(worker.is_ready() for worker in self.workers))
+        await until("the model is listed", self.is_listed)
+        # Each worker is found by the frontend when it has answered something.
+        for worker in self.workers:
+            before = worker.replies()
+            while worker.replies() == before:
+                await asyncio.gather(*(self.ask(f"Who are you, {random.random()}?") for _ in range(6)))
+
+    def metric(self, name, *labels):
+        lines = call(self.url + "/metrics").splitlines()
+        return sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith(name) and all(label in line for label in labels)
+        )
+
+    async def ask(self, content, tokens=4, extra=(), **more):
+        extra = {"nvext": {"extra_fields": ["worker_id"]}, **dict(extra)}
+        messages = [{"role": "user", "content": content}]
+        return await self.client.chat.completions.create(
+            model="demo", messages=messages, max_tokens=tokens, temperature=0, extra_body=extra, **more
+        )
+
+    async def stream(self, content, tokens, heard=None):
+        """The whole text, or how it failed."""
+        text = ""
+        try:
+            answer = await self.ask(content, tokens, {"ignore_eos": True}, stream=True)
+            async for piece in answer:
+                if piece.choices and piece.choices[0].delta.content:
+                    text += piece.choices[0].delta.content
+                    if heard is not None:
+                        heard.set()
+            return "ended", text
+        except APITimeoutError:
+            return "hung", text
+        except (APIError, OSError) as error:
+            return "failed", f"{type(error).__name__}: {error}"
+
+    def end(self):
+        for process in [worker.process for worker in self.workers] + [self.frontend]:
+            if process.poll() is None:
+                process.terminate()
+        for process in [worker.process for worker in self.workers] + [self.frontend]:
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def all_ended(results):
+    """Whether all have, and how those failed that have not."""
+    others = [how for kind, how in results if kind != "ended"]
+    return not others, f"{len(results) - len(others)} of {len(results)}" + "".join(f"; {how}" for how in others[:1])
+
+
+def worker_of(answer):
+    return answer.nvext["worker_id"]["decode_worker_id"]
+
+
+def unlike(number):
+    """A prompt of some hundred tokens that no other begins like."""
+    words = random.Random(number)
+    return f"{number} " + " ".join(words.choice(["Hello", "show", "me", "a", "picture"]) for _ in range(150))
+
+
+async def pictures(house):
+    question, expected = "What number is written?", "427"
+    data = base64.b64encode((DEMO / "pictures/number.png").read_bytes()).decode()
+    shown = [{"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}]
+    answers = [await house.ask(shown + [{"type": "text", "text": question}], 16) for _ in range(3)]
+    said = [answer.choices[0].message.content for answer in answers]
+    check("a picture is answered right each time", said == [expected] * 3, said)
+    try:
+        far = [{"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/x.png"}}, {"type": "text", "text": "?"}]
+        await house.ask(far)
+        check("a picture of a host that is not allowed is refused", False)
+    except APIError as error:
+        check("a picture of a host that is not allowed is refused", getattr(error, "status_code", 0) == 400, error)
+
+
+async def prefixes(house):
+    first = [await house.ask(unlike(number)) for number in range(12)]
+    await asyncio.sleep(0.3)
+    again = [await house.ask(unlike(number)) for number in range(12)]
+    cached = [answer.usage.prompt_tokens_details.cached_tokens for answer in again]
+    whole = [(answer.usage.prompt_tokens - 1) // 16 * 16 for answer in again]
+    same = sum(worker_of(one) == worker_of(other) for one, other in zip(first, again))
+    check("equal prompts go where their blocks are", same == 12, f"{same} of 12")
+    check("and report all whole blocks as cached", cached == whole, f"{sum(cached)} of {sum(whole)} tokens")
+    check("different prompts go to several workers", len({worker_of(answer) for answer in first}) > 1)
+
+
+async def sleeping(house):
+    asleep = house.workers[0]
+    told = asleep.control("sleep", level=1)
+    check("a worker sleeps by its control", told.get("is_sleeping") is True, told)
+    before, others = asleep.replies(), sum(worker.replies() for worker in house.workers[1:])
+    results = await asyncio.gather(*(house.stream(unlike(100 + number), 4) for number in range(40)))
+    check("no request fails meanwhile", *all_ended(results))
+    check("a worker that sleeps gets none", asleep.replies() == before)
+    check("the others get all", sum(worker.replies() for worker in house.workers[1:]) == others + 40)
+    told = asleep.control("wake_up")
+    check("it wakes up by its control", told.get("is_sleeping") is False, told)
+    begun = time.monotonic()
+    while asleep.replies() == before and time.monotonic() - begun < PATIENCE_S:
+        await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
+    check("and gets requests again", asleep.replies() > before)
+
+
+async def shrinking(house):
+    small = house.workers[1]
+    blocks = small.metric("dynamo_component_total_blocks")
+    begun = time.monotonic()
+    # Another process takes what is free and comes back for more, until a fifth is left.
+    while small.metric("dynamo_component_total_blocks") > blocks / 6 and time.monotonic() - begun < PATIENCE_S:
+        held = small.control("neighbour", bytes=1 << 40)["bytes"]
+        await asyncio.sleep(0.1)
+    left = small.metric("dynamo_component_total_blocks")
+    check("a cache that shrinks for a neighbour is told", left <= blocks / 6, f"{blocks:.0f} to {left:.0f} blocks, {held} bytes")
+    shrunk = small.metric("bursar_kv_blocks")
+    check("with the number that the worker has", left == shrunk, f"{shrunk:.0f}")
+    await asyncio.sleep(1)
+    before = small.replies()
+    results = await asyncio.gather(*(house.stream(unlike(200 + number), 4) for number in range(40)))
+    check("a worker with few blocks left gets no more", small.replies() == before, f"{small.replies() - before:.0f} of 40")
+    check("and no request fails", *all_ended(results))
+    small.control("neighbour", bytes=0)
+    await until("the blocks are back", lambda: small.metric("dynamo_component_total_blocks") == blocks)
+    begun = time.monotonic()
+    while small.replies() == before and time.monotonic() - begun < PATIENCE_S:
+        await asyncio.gather(*(house.ask(unlike(time.monotonic_ns())) for _ in range(6)))
+    check("it gets requests again when its memory is back", small.replies() > before)
+
+
+async def dying(house):
+    prompts = [f"Tell me about {number}." for number in range(18)]
+    expected = [await house.stream(prompt, 120) for prompt in prompts]
+    heard = [asyncio.Event() for _ in prompts]
+    streams = [asyncio.create_task(house.stream(prompt, 120, event)) for prompt, event in zip(prompts, heard)]
+    await until("half of them have begun", lambda: sum(event.is_set() for event in heard) >= 9)
+    victim = house.workers[2]
+    victim.kill()
+    results = await asyncio.gather(*streams)
+    kinds = Counter(kind for kind, _ in results)
+    moved = house.metric("dynamo_frontend_model_migration_total")
+    check("a worker killed amid replies leaves no request hanging or failed", kinds == {"ended": 18}, dict(kinds))
+    check("its requests moved to others", moved > 0, f"{moved:.0f} moves")
+    check("and their replies are those without a death", results == expected)
+    victim.start()
+    await until("the killed worker is back", victim.is_ready)
+
+
+async def ending(house):
+    worker = house.workers[2]
+    streams = [asyncio.create_task(house.stream(unlike(300 + number), 60)) for number in range(24)]
+    await asyncio.sleep(0.3)
+    worker.process.send_signal(signal.SIGTERM)
+    kinds = Counter(kind for kind, _ in await asyncio.gather(*streams))
+    code = await asyncio.to_thread(worker.process.wait, PATIENCE_S)
+    check("a worker that is told to end finishes its replies", kinds == {"ended": 24} and code == 0, f"{dict(kinds)}, exit {code}")
+    worker.start()
+    await until("the ended worker is back", worker.is_ready)
+
+
+async def storm(house):
+    """Many requests while workers are killed and started again, one after another."""
+    before = house.metric("dynamo_frontend_model_migration_total")
+    places, done = asyncio.Semaphore(12), 0
+
+    async def one(number):
+        nonlocal done
+        async with places:
+            result = await house.stream(f"{number % 97} Hello! {number}", random.Random(number).randrange(4, 60))
+        done += 1
+        return result[0]
+
+    kills = 0
+
+    async def killer():
+        nonlocal kills
+        while True:
+            target = done + REQUESTS // 8
+            while done < target:
+                await asyncio.sleep(0.05)
+            victim = house.workers[kills % WORKERS]
+            victim.kill()
+            kills += 1
+            victim.start()
+            await until("the killed worker is back", victim.is_ready)
+
+    begun = time.monotonic()
+    killing = asyncio.create_task(killer())
+    kinds = Counter(await asyncio.gather(*(one(number) for number in range(REQUESTS))))
+    killing.cancel()
+    took = time.monotonic() - begun
+    moved = house.metric("dynamo_frontend_model_migration_total") - before
+    told = f"{dict(kinds)}, {moved:.0f} moves, {kills} kills, {took:.0f} s"
+    check(f"of {REQUESTS} requests over {kills} kills none hangs", kinds["hung"] == 0 and kills > 2, told)
+    check("and at most one in a hundred fails", kinds["failed"] * 100 <= REQUESTS, told)
+
+
+async def main():
+    with tempfile.TemporaryDirectory(prefix="bursar-dynamo-") as folder:
+        house = House(folder)
+        try:
+            await house.ready()
+            parts = (pictures, prefixes, sleeping, shrinking, dying, ending, storm)
+            only = os.environ.get("ONLY", "").split()
+            for part in (part for part in parts if not only or part.__name__ in only):
+                print(f"--- {part.__name__}", flush=True)
+                await part(house)
+        except BaseException:
+            print("the frontend's last lines:", house.log.read_text()[-3000:], file=sys.stderr)
+            raise
+        finally:
+            house.end()
+    failed = [what for what, holds in checks if not holds]
+    print(f"{len(checks) - len(failed)} of {len(checks)} checks hold")
+    sys.exit(1 if failed else 0)
+
+
+asyncio.run(main())
