@@ -298,7 +298,8 @@ async def dying(house):
 
 async def ending(house):
     worker = house.workers[2]
-    streams = [asyncio.create_task(house.stream(unlike(300 + number), 60)) for number in range(24)]
+    # Longer than the seconds after which Dynamo by itself kills a worker that ends.
+    streams = [asyncio.create_task(house.stream(unlike(300 + number), 1000)) for number in range(24)]
     await asyncio.sleep(0.3)
     worker.process.send_signal(signal.SIGTERM)
     kinds = Counter(kind for kind, _ in await asyncio.gather(*streams))
