@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Three workers with the demo model behind Dynamo's real frontend, on this machine alone: no etcd, NATS or Kubernetes.
-# Shows what docs/cluster.md says, and fails if any of it does not hold. Fifty seconds after the builds.
+# Shows what docs/cluster.md says, and fails if any of it does not hold. A minute after the builds. ONLY=overhead measures
+# what Dynamo's layers cost instead (docs/cluster.md, "What it costs").
 #
 #     integrations/dynamo/try.sh            builds the worker (about 870 crates, the first time 20 minutes on two cores)
 #     integrations/dynamo/try.sh BINARY     takes one that was built

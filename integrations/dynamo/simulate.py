@@ -1,0 +1,186 @@
+"""What a frontend of Dynamo costs for each request, token and block, and what that makes of 64 workers.
+
+    python integrations/dynamo/simulate.py [WORKERS...]        by default 4, 16 and 64
+
+The workers are Dynamo's own mocker, with Bursar's step times of Qwen2.5-VL-7B on an H200 (benches/h200.md). One
+frontend is asked; another one hears all events and is asked nothing, so its CPU time is what events cost a router.
+Wants the packages of try.sh.
+"""
+
+import http.client
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import numpy
+
+DEMO = Path(__file__).resolve().parents[2] / "model/demo/checkpoint"
+# Bursar on an H200, 7B in bf16: ms of a step by batch, and prompt tokens a second.
+STEP_MS = {1: 3.64, 16: 3.86, 64: 4.71, 256: 9.17}
+PREFILL_TOKENS_PER_S = 50_409
+BLOCK_TOKENS = 16
+# A worker with little left to give: 16 requests a second of 600 tokens, 200 tokens long.
+LOAD = {"requests": 16, "prompt": 600, "reply": 200}
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def step_times(path):
+    """The mocker's tables: of prompts by their tokens, of decoding by tokens held and by tokens of one sequence."""
+    held, context = numpy.linspace(0, 256 * 4096, 129), numpy.linspace(1, 4096, 33)
+    batch = numpy.maximum(1, held[:, None] / context[None, :])
+    step = numpy.interp(batch, list(STEP_MS), list(STEP_MS.values()))
+    prompts = numpy.array([1.0, 8192.0])
+    took = numpy.maximum(STEP_MS[1], prompts / PREFILL_TOKENS_PER_S * 1e3)
+    decode = {"decode_active_kv_tokens": held, "decode_context_length": context, "decode_itl": step}
+    numpy.savez(path, prefill_isl=prompts, prefill_ttft_ms=took, **decode)
+
+
+def cpu_s(process):
+    """CPU seconds that a process has used, with all its threads."""
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def is_listed(port):
+    try:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        connection.request("GET", "/v1/models")
+        return b'"demo"' in connection.getresponse().read()
+    except OSError:
+        return False
+
+
+class Fleet:
+    def __init__(self, folder, workers):
+        (folder / "discovery").mkdir(parents=True)
+        step_times(folder / "steps.npz")
+        usual = {"DYN_DISCOVERY_BACKEND": "file", "DYN_FILE_KV": str(folder / "discovery"), "DYN_LOG": "warn"}
+        usual |= {"DYN_REQUEST_PLANE": "tcp", "DYN_EVENT_PLANE": "zmq"}
+        self.environment, self.log = {**usual, **os.environ}, open(folder / "log", "w")
+        mocker = ["dynamo.mocker", "--model-path", DEMO, "--model-name", "demo", "--num-workers", str(workers)]
+        mocker += ["--block-size", str(BLOCK_TOKENS), "--num-gpu-blocks-override", "16384", "--max-num-seqs", "256"]
+        mocker += ["--max-num-batched-tokens", "8192", "--planner-profile-data", folder / "steps.npz"]
+        self.processes = [self.run(mocker)]
+        self.ports = [free_port(), free_port()]
+        for port in self.ports:
+            self.processes.append(self.run(["dynamo.frontend", "--http-port", str(port), "--router-mode", "kv"]))
+        self.asked, self.hears = self.processes[1:]
+        begun = time.monotonic()
+        while not all(is_listed(port) for port in self.ports):
+            if time.monotonic() - begun > 120 or any(process.poll() is not None for process in self.processes):
+                raise SystemExit((folder / "log").read_text()[-3000:])
+            time.sleep(0.2)
+        # All workers of the list are found.
+        time.sleep(5)
+
+    def run(self, module):
+        return subprocess.Popen([sys.executable, "-m", *module], env=self.environment, stdout=self.log, stderr=self.log)
+
+    def ask(self, count, prompt, reply, at_once=16):
+        """Streams so many requests; prompts have words of their own and about so many tokens."""
+        numbers, answered = iter(range(count)), []
+        usual = {"model": "demo", "max_tokens": reply, "ignore_eos": True}
+        usual |= {"stream": True, "stream_options": {"include_usage": True}}
+
+        def client():
+            connection = http.client.HTTPConnection("127.0.0.1", self.ports[0])
+            for _ in numbers:
+                words = random.choices(["Hello", "show", "me", "a", "picture", "number"], k=prompt)
+                asked = usual | {"messages": [{"role": "user", "content": " ".join(words)}]}
+                connection.request("POST", "/v1/chat/completions", json.dumps(asked), {"content-type": "application/json"})
+                text = connection.getresponse().read()
+                usage = json.loads(text.split(b"data: ")[-2])["usage"]
+                answered.append((usage["prompt_tokens"], usage["completion_tokens"]))
+
+        clients = [threading.Thread(target=client) for _ in range(at_once)]
+        for each in clients:
+            each.start()
+        for each in clients:
+            each.join()
+        assert len(answered) == count, f"{len(answered)} of {count} were answered"
+        return [sum(tokens) / count for tokens in zip(*answered)]
+
+    def cost(self, work):
+        """CPU seconds of the frontend that is asked, and of the one that hears, while something is done."""
+        before, begun = (cpu_s(self.asked), cpu_s(self.hears)), time.monotonic()
+        told = work()
+        time.sleep(1)
+        took = time.monotonic() - begun
+        return cpu_s(self.asked) - before[0], cpu_s(self.hears) - before[1], took, told
+
+    def end(self):
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
+        for process in self.processes:
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self.log.close()
+
+
+def measured(folder, workers, count=600):
+    fleet = Fleet(folder, workers)
+    try:
+        fleet.ask(64, 300, 4)
+        idle = fleet.cost(lambda: time.sleep(10))
+        rates = [used / idle[2] for used in idle[:2]]
+
+        def net(*asked):
+            asks, hears, took, tokens = fleet.cost(lambda: fleet.ask(*asked))
+            return asks - rates[0] * took, hears - rates[1] * took, tokens
+
+        short = net(count, 500, 1)
+        long = net(count, 500, 129)
+        wide = net(count // 4, 2500, 1)
+    finally:
+        fleet.end()
+    prompt, replied = short[2][0], long[2][1] - short[2][1]
+    blocks = prompt // BLOCK_TOKENS
+    # What a prompt costs grows with its tokens; the rest of a request does not.
+    of_prompt = (wide[0] / (count // 4) - short[0] / count) / (wide[2][0] - prompt)
+    found = {
+        "workers": workers,
+        "idle_percent": round(100 * rates[1], 2),
+        "request_us": (short[0] / count - of_prompt * prompt) * 1e6,
+        "prompt_token_us": of_prompt * 1e6,
+        "reply_token_us": (long[0] - short[0]) / count / replied * 1e6,
+        "prompt_block_heard_us": short[1] / count / blocks * 1e6,
+        "reply_block_heard_us": (long[1] - short[1]) / count / (replied / BLOCK_TOKENS) * 1e6,
+    }
+    return {name: round(value, 2) for name, value in found.items()}
+
+
+def of_64(found):
+    """Cores of frontends for 64 workers under LOAD, and of each router for all their events."""
+    requests = 64 * LOAD["requests"]
+    of_requests = requests * (found["request_us"] + found["prompt_token_us"] * LOAD["prompt"])
+    of_tokens = requests * LOAD["reply"] * found["reply_token_us"]
+    heard = sum(LOAD[part] / BLOCK_TOKENS * found[f"{part}_block_heard_us"] for part in ("prompt", "reply"))
+    cores = {"requests": of_requests, "reply_tokens": of_tokens, "events_in_each_frontend": requests * heard}
+    return {f"cores_of_{name}": round(us / 1e6, 2) for name, us in cores.items()}
+
+
+def main():
+    for workers in [int(number) for number in sys.argv[1:]] or [4, 16, 64]:
+        with tempfile.TemporaryDirectory(prefix="bursar-simulate-") as folder:
+            found = measured(Path(folder), workers)
+            print(json.dumps(found), json.dumps(of_64(found)), flush=True)
+
+
+main()
