@@ -26,7 +26,7 @@ from openai import APIError, APIStatusError, APITimeoutError, AsyncOpenAI
 
 HERE = Path(__file__).resolve().parent
 BURSAR = Path(sys.argv[1]).resolve()
-REQUESTS, AT_ONCE, PATIENCE_S = 200, 12, 60
+AT_ONCE, PATIENCE_S = 12, 60
 
 
 def free_port():
@@ -128,19 +128,19 @@ async def ask(asker, content, tokens, system=None, headers=None):
         return ("cut" if begun else f"refused, {type(error).__name__}"), None
 
 
-async def storm(port, servers, death, retries=0):
+async def storm(port, servers, death, requests=200, tokens=(40, 160), retries=0):
     """Streams, a dozen at a time; a quarter into them the first server is told to die by a signal, and comes back."""
     places, done, kinds = asyncio.Semaphore(AT_ONCE), 0, Counter()
 
     async def one(number):
         nonlocal done
         async with places:
-            kind, _ = await ask(asker, f"{number} Hello!", random.Random(number).randrange(40, 160))
+            kind, _ = await ask(asker, f"{number} Hello!", random.Random(number).randrange(*tokens))
         kinds[kind] += 1
         done += 1
 
     async def kill():
-        while done < REQUESTS // 4:
+        while done < requests // 4:
             await asyncio.sleep(0.01)
         servers[0].process.send_signal(death)
         await asyncio.to_thread(servers[0].process.wait)
@@ -148,7 +148,7 @@ async def storm(port, servers, death, retries=0):
         await asyncio.to_thread(servers[0].start)
 
     async with client(port, retries) as asker:
-        await asyncio.gather(kill(), *(one(number) for number in range(REQUESTS)))
+        await asyncio.gather(kill(), *(one(number) for number in range(requests)))
     # It is taken back.
     await asyncio.sleep(3)
     return kinds
@@ -216,7 +216,8 @@ async def row(folder, servers, name, program, changes):
         first, pieces = pace(balancer.port)
         found = await affinity(balancer.port)
         killed = await storm(balancer.port, servers, signal.SIGKILL)
-        ended = await storm(balancer.port, servers, signal.SIGTERM)
+        # Replies of some seconds, through which a server that ends is no longer ready.
+        ended = await storm(balancer.port, servers, signal.SIGTERM, 60, (400, 700))
         again = await storm(balancer.port, servers, signal.SIGKILL, retries=2)
     finally:
         balancer.end()
