@@ -2,12 +2,12 @@
 // of decoding of so many sequences that the tensor cores, and with them the card's power, bound it.
 // Targets: sm_90a
 //
-// gate_up_middle_<type>
+// gate_up_middle_<type>_f<width>
 //   gate = x * weight[0 .. features]^T + bias[0 .. features]
 //   up   = x * weight[features .. 2 * features]^T + bias[features .. 2 * features]
 //   out  = gate / (1 + exp(-gate)) * up
 //
-// <type> is bf16 or f16.
+// <type> is bf16 or f16, <width> the features of a tile: 80, 96 or 112.
 //
 // x         [rows, in]            as a tensor map
 // weight    [2 * features, in]    as a tensor map
@@ -22,9 +22,9 @@
 // with programmatic stream serialization.
 //
 // As in linear_gated_hopper.cu, a cluster of two blocks has 256 rows and shares the weights of its tile; one warp copies, two
-// warpgroups multiply. What differs is the tile's width, which makes so few rows fill the card: 96 features, which are 192 rows
-// of the weight, are 198 tiles of 18,944, three for each of 66 clusters, where 128 are 148, two and a quarter. Rows
-// that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
+// warpgroups multiply. What differs is the tile's width, which makes so few rows fill the card: at 96 features, which are 192 rows
+// of the weight, 18,944 are 198 tiles, three for each of 66 clusters, where at 128 they are 148, two and a quarter. The host
+// takes the width at which the busiest cluster has the fewest features. Rows that are not there are neither copied nor multiplied, 64 at a time, and the last 64 begin earlier instead of ending in zeros:
 // the copy engine makes those at 16 bytes a cycle, half as fast as it copies. Up to 128 rows are 64 a block.
 
 #include "contract.cuh"
@@ -38,21 +38,14 @@
 namespace {
 
 using contract::gate_up_middle::BLOCK_ROWS;
-using contract::gate_up_middle::FEATURES;     // of a tile
 using contract::gate_up_middle::MULTIPLIERS;  // warpgroups that multiply
 using contract::gate_up_middle::PART_ROWS;    // of x, that a warpgroup has
 constexpr uint32_t WARPGROUP = 128;
 constexpr uint32_t BLOCKS = contract::gate_up_middle::CLUSTER;      // of a cluster, one below the other
-constexpr uint32_t GROUPS = FEATURES / 8;                           // of eight columns
 constexpr uint32_t DEPTH = contract::gate_up_middle::STEP_COLUMNS;  // 128 bytes
 constexpr uint32_t PART_BYTES = PART_ROWS * DEPTH * 2;              // 8 KiB a step
-constexpr uint32_t HALF_BYTES = FEATURES * DEPTH * 2;               // gate or up, 12 KiB
-constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_OF_ONE;
-constexpr uint32_t STAGES_OF_ALL = contract::gate_up_middle::STAGES_OF_ALL;
+constexpr uint32_t STAGES_MAX = contract::gate_up_middle::STAGES_MAX;
 static_assert(contract::gate_up_middle::THREADS == (1 + MULTIPLIERS) * WARPGROUP, "the launch");
-static_assert(contract::gate_up_middle::SHARED_BYTES >= STAGES_MAX * (PART_BYTES + 2 * HALF_BYTES)
-                  && contract::gate_up_middle::SHARED_BYTES >= STAGES_OF_ALL * (MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES),
-              "and what it gives");
 // Steps that the first multiplying warpgroup is ahead of the second, so that one multiplies while the other writes out.
 constexpr uint32_t LEAD = 3;
 constexpr uint32_t BEGIN = 1;  // name of the barrier of the second warpgroup's beginning
@@ -61,8 +54,21 @@ constexpr uint16_t ALL_BLOCKS = (1 << BLOCKS) - 1;  // of the cluster, a bit eac
 
 using Barriers = RingBarriers<STAGES_MAX>;
 
-// How a stage looks: a step of x, then of gate, then of up. Where all rows are 64 a block, there is room for more of them.
+// As many stages of so many bytes as there is room for.
+__host__ __device__ constexpr uint32_t stages_of(uint32_t bytes) {
+    return contract::gate_up_middle::SHARED_BYTES / bytes < STAGES_MAX ? contract::gate_up_middle::SHARED_BYTES / bytes
+                                                                      : STAGES_MAX;
+}
+
+// How a stage looks: a step of x, then of gate, then of up, `WIDTH` features each. Where all rows are 64 a block, there is room
+// for more of them.
+template <uint32_t WIDTH>
 struct Stages {
+    static constexpr uint32_t HALF_BYTES = WIDTH * DEPTH * 2;  // gate or up
+    static constexpr uint32_t OF_ONE = stages_of(PART_BYTES + 2 * HALF_BYTES);
+    static constexpr uint32_t OF_ALL = stages_of(MULTIPLIERS * PART_BYTES + 2 * HALF_BYTES);
+    static_assert(OF_ALL > LEAD, "the first warpgroup can be ahead");
+
     const uint32_t parts;  // of a block that may have rows
     const uint32_t weights_at, bytes, count;
 
@@ -70,7 +76,7 @@ struct Stages {
         : parts(rows <= BLOCK_ROWS ? 1 : MULTIPLIERS),
           weights_at(parts * PART_BYTES),
           bytes(weights_at + 2 * HALF_BYTES),
-          count(parts == 1 ? STAGES_MAX : STAGES_OF_ALL) {}
+          count(parts == 1 ? OF_ONE : OF_ALL) {}
 };
 
 // A place in the ring of stages, as Ring of hopper_copy.cuh, whose number is not known to the compiler here.
@@ -79,7 +85,7 @@ struct StageRing {
     uint32_t stage = 0;
     uint32_t parity = 0;
 
-    __device__ __forceinline__ explicit StageRing(const Stages& stages) : count(stages.count) {}
+    __device__ __forceinline__ explicit StageRing(uint32_t count) : count(count) {}
 
     __device__ __forceinline__ void advance() {
         stage += 1;
@@ -102,18 +108,19 @@ struct Arguments {
 
 // The tiles of a cluster, down the rows first, so that their weights are read once.
 struct Tiles {
-    const uint32_t rows, rank, parts;
+    const uint32_t rows, rank, parts, width;
     const uint32_t down, count, steps;
     uint32_t next;
     uint32_t row = 0, feature = 0;  // where this block's tile begins
 
-    template <typename T>
-    __device__ __forceinline__ Tiles(const Arguments<T>& arguments, const Stages& stages, uint32_t rank)
+    template <typename T, uint32_t WIDTH>
+    __device__ __forceinline__ Tiles(const Arguments<T>& arguments, const Stages<WIDTH>& stages, uint32_t rank)
         : rows(arguments.rows),
           rank(rank),
           parts(stages.parts),
+          width(WIDTH),
           down((rows + BLOCKS * BLOCK_ROWS - 1) / (BLOCKS * BLOCK_ROWS)),
-          count(down * ((arguments.features + FEATURES - 1) / FEATURES)),
+          count(down * ((arguments.features + WIDTH - 1) / WIDTH)),
           steps((arguments.in_features + DEPTH - 1) / DEPTH),
           next(blockIdx.x / BLOCKS) {}
 
@@ -122,7 +129,7 @@ struct Tiles {
             return false;
         }
         row = (next % down * BLOCKS + rank) * parts * PART_ROWS;
-        feature = next / down * FEATURES;
+        feature = next / down * width;
         next += gridDim.x / BLOCKS;
         return true;
     }
@@ -138,19 +145,19 @@ struct Tiles {
 };
 
 // All tiles' operands, step by step, into the ring. One thread.
-template <typename T>
+template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void copy(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments,
                                      uint32_t shared, Barriers& barriers, uint32_t rank) {
-    const Stages stages(arguments.rows);
-    StageRing ring(stages);
+    const Stages<WIDTH> stages(arguments.rows);
+    StageRing ring(stages.count);
     Tiles tiles(arguments, stages, rank);
     const auto full = [&]() { return shared_address(&barriers.full[ring.stage]); };
     // Each block brings one half of the weight's rows to both: gate or up.
     const auto copy_weight = [&](uint32_t step) {
-        const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * HALF_BYTES;
+        const uint32_t bytes = (tiles.has(0) ? PART_BYTES : 0) + (tiles.has(1) ? PART_BYTES : 0) + 2 * stages.HALF_BYTES;
         barrier_arrive_expecting(full(), bytes);
         const uint32_t stage = shared + ring.stage * stages.bytes;
-        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * HALF_BYTES, weight, full(), step * DEPTH,
+        copy_box_once_to(ALL_BLOCKS, stage + stages.weights_at + rank * stages.HALF_BYTES, weight, full(), step * DEPTH,
                          tiles.feature + rank * arguments.features);
     };
     const auto copy_x = [&](uint32_t step) {
@@ -186,7 +193,7 @@ __device__ __forceinline__ float gated(float gate, float up) {
 }
 
 // Writes the 16 rows from `from` on that a warp has of a tile, but none before `first_row`.
-template <typename T>
+template <typename T, uint32_t GROUPS>
 __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], const Arguments<T>& arguments,
                                           uint32_t from, uint32_t first_row, uint32_t first) {
     const uint32_t lane = threadIdx.x % 32, pair = lane % 4;
@@ -234,13 +241,14 @@ __device__ __forceinline__ void write_out(const float (&sums)[2 * GROUPS][4], co
 }
 
 // All tiles of one multiplying warpgroup.
-template <typename T>
+template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t shared, Barriers& barriers,
                                          uint32_t rank, uint32_t warpgroup) {
+    constexpr uint32_t GROUPS = WIDTH / 8;  // of eight columns
     constexpr uint64_t LAYOUT = matrix_layout<DEPTH>(16, 8 * DEPTH * 2);
     const uint32_t thread = threadIdx.x % WARPGROUP;
-    const Stages stages(arguments.rows);
-    StageRing ring(stages);
+    const Stages<WIDTH> stages(arguments.rows);
+    StageRing ring(stages.count);
     float sums[2 * GROUPS][4];
 
     // Two warps tell the two blocks, which both copy into this stage.
@@ -288,11 +296,11 @@ __device__ __forceinline__ void multiply(const Arguments<T>& arguments, uint32_t
         products_wait<0>();
         hold(sums);
         release(before);
-        write_out<T>(sums, arguments, tiles.from(warpgroup) + thread / 32 * 16, tiles.first(warpgroup), tiles.feature);
+        write_out<T, GROUPS>(sums, arguments, tiles.from(warpgroup) + thread / 32 * 16, tiles.first(warpgroup), tiles.feature);
     }
 }
 
-template <typename T>
+template <typename T, uint32_t WIDTH>
 __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& weight, const Arguments<T>& arguments) {
     extern __shared__ __align__(1024) uint8_t stages[];
     __shared__ Barriers barriers;
@@ -314,11 +322,11 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
     if (warpgroup == 0) {
         give_registers<40>();
         if (__shfl_sync(0xffffffffu, threadIdx.x / 32, 0) == 0 && is_elected()) {
-            copy<T>(x, weight, arguments, shared, barriers, rank);
+            copy<T, WIDTH>(x, weight, arguments, shared, barriers, rank);
         }
     } else {
         take_registers<232>();
-        multiply<T>(arguments, shared, barriers, rank, warpgroup - 1);
+        multiply<T, WIDTH>(arguments, shared, barriers, rank, warpgroup - 1);
     }
     __syncwarp();
     cluster_sync();
@@ -326,17 +334,18 @@ __device__ __forceinline__ void gate_up(const TensorMap& x, const TensorMap& wei
 
 }  // namespace
 
-#define KERNEL(name, Element)                                                                                          \
+#define GATE_UP(name, Element, WIDTH)                                                                                  \
     extern "C" __global__ void __cluster_dims__(BLOCKS, 1, 1) __launch_bounds__((1 + MULTIPLIERS) * WARPGROUP, 1)      \
-        gate_up_middle_##name(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,           \
-                              Element* out, const Element* bias, uint32_t out_pitch, uint32_t rows, uint32_t features, \
-                              uint32_t in_features) {                                                                  \
-        gate_up<Element>(x, weight, {out, bias, out_pitch, rows, features, in_features});                              \
+        gate_up_middle_##name##_f##WIDTH(const __grid_constant__ TensorMap x, const __grid_constant__ TensorMap weight,\
+                                         Element* out, const Element* bias, uint32_t out_pitch, uint32_t rows,         \
+                                         uint32_t features, uint32_t in_features) {                                    \
+        gate_up<Element, WIDTH>(x, weight, {out, bias, out_pitch, rows, features, in_features});                       \
     }
+#define KERNEL(name, Element) FOR_EACH_GATED_WIDTH(GATE_UP, name, Element)
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch. block THREADS, dynamic shared memory SHARED_BYTES (contract::gate_up_middle), grid x
-//   = 2 * min(multiprocessors / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, 96)
+//   = 2 * min(multiprocessors / 2, tiles) with tiles = div_ceil(rows, 256) * div_ceil(features, width)
 // Any even grid is right, only slower; none of `rows`, `features` and `in_features` is 0. A cluster is two blocks, which the
 // kernel itself says. The limit of dynamic shared memory must be raised once per function. May be launched with programmatic
 // stream serialization, and should be.
@@ -344,7 +353,7 @@ FOR_EACH_ACTIVATION(KERNEL)
 // The tensor maps come from cuTensorMapEncodeTiled: type BFLOAT16 or FLOAT16, rank 2, element strides 1, interleave NONE,
 // swizzle 128B, L2 promotion 128 bytes, out of bounds NONE (zeros), and
 //   x       dimensions {in, rows}, stride {2 * pitch} bytes, box {64, 64}
-//   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, 96}
+//   weight  dimensions {in, 2 * features}, stride {2 * in} bytes, box {64, width}
 //
 // At 256 rows the card is at its limit of power, and a product of as many features takes as long as cuBLASLt's however well
 // it fills the card: what is gained is what the gate would take. Products without a gate gained nothing in a step, neither

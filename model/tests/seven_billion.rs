@@ -35,8 +35,9 @@ const CHUNK: usize = 1000;
 /// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
 const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
 
-/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product.
-const WORSE_IN_FP8: f64 = 20.0;
+/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product. 9.4 was seen on an H200. At half of
+/// their norm off, random logits have another greatest one: how many agree is told and not judged.
+const WORSE_IN_FP8: f64 = 12.0;
 
 /// Largest allowed ratio of a type's error against f32 to that of transformers in bf16. In bf16 both round, but at
 /// different places. f16 has three more bits, so an eighth of the error is expected. A quarter is allowed, because
@@ -151,7 +152,7 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         our_last <= 1.2 * worse * their_last,
         "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}"
     );
-    if tensor == "logits" {
+    if tensor == "logits" && worse < WORSE_IN_FP8 {
         assert!(our_top + rows / 8 >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
     }
 }

@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
 };
 
 use bursar::{
@@ -87,7 +90,13 @@ pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> R
         let bar = Bar::new(true);
         let (told, heard) = (service.clone(), names.clone());
         let last = Mutex::new(String::new());
+        // What is told of later starts, after a death or a sleep, is not of a model that is being loaded.
+        let is_loaded = Arc::new(AtomicBool::new(false));
+        let was_loaded = is_loaded.clone();
         let hear = move |progress: Progress| {
+            if was_loaded.load(Relaxed) {
+                return;
+            }
             if let Some(now) = described(&progress) {
                 let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
                 if *last != now {
@@ -99,6 +108,7 @@ pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> R
         };
         match runtime.load_with(source, options, hear).await {
             Ok(model) => {
+                is_loaded.store(true, Relaxed);
                 service.add(names.clone(), model);
                 logging::note(format_args!("ready: {}", names.join(", ")));
             }

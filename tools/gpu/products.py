@@ -36,6 +36,7 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 # Blocks that share a tile: what Bursar's autotuning chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
 FEW, MIDDLE = contract("linear_few"), contract("gate_up_middle")
+WIDTHS = [80, 96, 112]  # of tiles of gate_up_middle.cu: `GATED_WIDTHS` of kernels/src/cuda/contract/sizes.rs
 TEAM = FEW.TEAM  # blocks of a cluster
 # Rows that these serve.
 FEW_ROWS = FEW.ROWS_MAX
@@ -98,21 +99,23 @@ class Kernels:
         name = f"{'gate_up' if gated else 'linear'}_few_{ENDINGS[x.dtype]}_r{most}"
         Kernel("linear_few", name, FEW.SHARED_BYTES[most])((blocks,), (FEW.THREADS,), *arguments, early=True)
 
-    def middle(self, x, weight, out, bias=None, grid=None):
-        """A gated product of some hundred rows."""
+    def middle(self, x, weight, out, bias=None, grid=None, width=None):
+        """A gated product of some hundred rows, in tiles of `width` features or, if not given, as Bursar chooses."""
         (rows, columns), features = x.shape, out.shape[1]
-        tiles = -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // MIDDLE.FEATURES)
-        blocks = MIDDLE.CLUSTER * min((grid or self.processors) // MIDDLE.CLUSTER, tiles)
-        key = weight.data_ptr(), weight.shape, "middle"
+        clusters = (grid or self.processors) // MIDDLE.CLUSTER
+        tiles = lambda width: -(-rows // (MIDDLE.CLUSTER * MIDDLE.BLOCK_ROWS)) * -(-features // width)  # noqa: E731
+        width = width or min(reversed(WIDTHS), key=lambda width: -(-tiles(width) // clusters) * width)
+        blocks = MIDDLE.CLUSTER * min(clusters, tiles(width))
+        key = weight.data_ptr(), weight.shape, "middle", width
         if key not in self.maps:
-            box = [MIDDLE.STEP_COLUMNS, MIDDLE.FEATURES]
+            box = [MIDDLE.STEP_COLUMNS, width]
             self.maps[key] = tensor_map(weight, [columns, 2 * features], [2 * weight.stride(0)], box, SWIZZLE)
         arguments = [
             tensor_map(x, [columns, rows], [2 * x.stride(0)], [MIDDLE.STEP_COLUMNS, MIDDLE.PART_ROWS], SWIZZLE),
             self.maps[key],
             *(out, bias, out.stride(0), rows, features, columns),
         ]
-        kernel = Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}", MIDDLE.SHARED_BYTES)
+        kernel = Kernel("gate_up_middle", f"gate_up_middle_{ENDINGS[x.dtype]}_f{width}", MIDDLE.SHARED_BYTES)
         kernel((blocks,), (MIDDLE.THREADS,), *arguments, early=True)
 
 
@@ -129,7 +132,7 @@ WAYS = {
 MARGIN = 776.0  # what lies beside an output
 
 
-def check(kernels, shapes, rows, grid=None, middle=False):
+def check(kernels, shapes, rows, grid=None, middle=None):
     """Every way of every shape [features, in], by the kernels for few rows or, if it gates, for some hundred; prints the
     worst errors, and says whether all was right."""
     worst, cases, wrong = {}, 0, 0
@@ -157,7 +160,7 @@ def check(kernels, shapes, rows, grid=None, middle=False):
                     expected += (bias.double() if biased and not gated else 0) + (out.double() if added else 0)
                     weight = weights if gated else weights[:features]
                     if middle:
-                        kernels.middle(x, weight, out, bias if biased else None, grid)
+                        kernels.middle(x, weight, out, bias if biased else None, grid, middle)
                     else:
                         kernels.few(x, weight, out, bias if biased else None, added, gated, cut, grid)
                     torch.cuda.synchronize()
@@ -327,7 +330,7 @@ def main():
     kernels, right = Kernels(), True
     if "sanitize" in parts:
         right &= check(kernels, [(200, 136), (128, 1000)], (1, 9, 33), grid=5)
-        right &= check(kernels, [(228, 264), (450, 520)], (1, 200, 300), grid=8, middle=True)
+        right &= all([check(kernels, [(228, 264), (450, 520)], (1, 200, 300), 8, width) for width in WIDTHS])
     if "check" in parts:
         rows = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 33, 64)
         right &= check(kernels, [(4608, 3584), (3584, 3584), (1000, 18944)], rows)
@@ -336,10 +339,11 @@ def main():
         right &= check(kernels, [(20000, 72), (70000, 136)], (3, 16, 32, 64))
         right &= all([repeats(kernels.few, rows, HIDDEN, cut=cut) for rows, cut in [(3, 2), (3, 4), (20, 2), (64, 2), (64, 4)]])
         rows = (1, 63, 65, 100, 128, 129, 160, 192, 193, 255, 256, 257, 600)
-        right &= check(kernels, [(INTERMEDIATE, HIDDEN), (1000, 18944)], (72, 129, 256), middle=True)
-        right &= check(kernels, [(2, 8), (78, 72), (134, 264), (3000, 520)], rows, middle=True)
-        right &= check(kernels, [(666, 520)], rows, grid=14, middle=True)
-        right &= all([repeats(kernels.middle, rows, 2 * HIDDEN) for rows in (96, 256)])
+        for width in WIDTHS:
+            right &= check(kernels, [(INTERMEDIATE, HIDDEN), (1000, 18944)], (72, 129, 256), None, width)
+            right &= check(kernels, [(2, 8), (78, 72), (134, 264), (3000, 520)], rows, None, width)
+            right &= check(kernels, [(666, 520)], rows, 14, width)
+            right &= all([repeats(kernels.middle, rows, 2 * HIDDEN, width=width) for rows in (96, 256)])
     if "time" in parts:
         time(kernels, options.rows)
     sys.exit(0 if right else 1)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """Models that share a device through `bursar serve`: how long they take to sleep and to wake, what a busy one borrows.
 
-    python3 tools/gpu/turns.py turns MODEL [--capacity 44GiB] [--requests 1000]      # three models that do not fit at once
-    python3 tools/gpu/turns.py lending MODEL                                         # two models: one idle, one busy
+    python3 tools/gpu/turns.py turns MODEL --knob host-bytes=60GiB --knob memory-fraction=0.2 [--requests 1000]
+    python3 tools/gpu/turns.py lending MODEL
 
 MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`; it is served under several names. The program is
-`target/release/bursar`, or $BURSAR. `turns` sleeps and wakes each model at both levels, then asks all of them in random order and
-counts what ended. `lending` keeps one model full, and tells when it has what the other lent and when that has it back.
+`target/release/bursar`, or $BURSAR. `turns` serves three models that take turns, sleeps and wakes each at both levels, then asks all of them in random
+order and counts what ended. `lending` serves two, keeps one full, and tells when it has what the other lent and when that has
+it back.
 """
 
 import argparse
@@ -181,7 +182,10 @@ def lending():
         started = time.time()
         chat("idle", "Hello", 1)
         print(f"the idle one's first reply took {time.time() - started:.2f} s", flush=True)
-        while time.time() - started < 30 and size()["idle"] < before["idle"] * 0.999:
+        # A reply at a time keeps it from lending again.
+        asking = threading.Thread(target=lambda: [chat("idle", "Hello", 400) for _ in range(3)], daemon=True)
+        asking.start()
+        while asking.is_alive() and size()["idle"] < before["idle"] * 0.999:
             time.sleep(0.02)
         print(f"it had its {size()['idle']:.0f} blocks back {time.time() - started:.2f} s after it was asked", flush=True)
         stop.set()

@@ -43,6 +43,14 @@ struct Copied {
     is_away: bool,
 }
 
+/// Host memory of weights that nobody needs any more, and its lease.
+#[derive(Default)]
+#[expect(dead_code, reason = "held for its drop: the memory before its lease")]
+pub struct SpareCopy {
+    copy: Option<Copied>,
+    host: Option<Arc<Lease>>,
+}
+
 /// How often a fence is looked at.
 const FENCE_POLL: Duration = Duration::from_millis(1);
 
@@ -193,7 +201,7 @@ impl WeightStore {
     }
 
     /// Moves the weights back to the device. Their lease must have its size again. Blocks. The copy stays until it is
-    /// [forgotten](Self::forget_copy), for a wake that fails later.
+    /// [taken](Self::take_copy), for a wake that fails later.
     ///
     /// # Errors
     /// The device refuses memory, or the copy.
@@ -206,15 +214,13 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Frees the host memory of weights that are on the device.
-    pub fn forget_copy(&self) {
+    /// Takes out the host memory of weights that are on the device. It may be dropped on another thread: giving back that
+    /// much locked memory takes a while.
+    pub fn take_copy(&self) -> SpareCopy {
         let mut contents = self.contents();
-        if !contents.is_away() {
-            let (copy, host) = (contents.copy.take(), contents.host.take());
-            drop(contents);
-            // The memory before its lease.
-            drop(copy);
-            drop(host);
+        match contents.is_away() {
+            true => SpareCopy::default(),
+            false => SpareCopy { copy: contents.copy.take(), host: contents.host.take() },
         }
     }
 
@@ -235,7 +241,7 @@ impl WeightStore {
             contents.copy.iter_mut().for_each(|copied| copied.is_away = false);
             (contents.weights_owner.take(), contents.model.take())
         };
-        self.forget_copy();
+        drop(self.take_copy());
         (owner, model)
     }
 

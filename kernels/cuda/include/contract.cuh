@@ -33,6 +33,12 @@
     KERNEL(__VA_ARGS__, 32) \
     KERNEL(__VA_ARGS__, 64)
 
+// `KERNEL(..., size)` for each number of features that a tile of gate_up_middle.cu has.
+#define FOR_EACH_GATED_WIDTH(KERNEL, ...) \
+    KERNEL(__VA_ARGS__, 80) \
+    KERNEL(__VA_ARGS__, 96) \
+    KERNEL(__VA_ARGS__, 112)
+
 namespace contract {
 
 // What several families share.
@@ -363,17 +369,13 @@ constexpr uint32_t MULTIPLIERS = 2;
 constexpr uint32_t PART_ROWS = 64;
 // Most rows of x of a block.
 constexpr uint32_t BLOCK_ROWS = 128;
-// Features of a tile: so many rows of gate, and as many of up.
-constexpr uint32_t FEATURES = 96;
 // Columns of a step.
 constexpr uint32_t STEP_COLUMNS = 64;
 // Threads of a block.
 constexpr uint32_t THREADS = 384;
-// Stages where a block has rows for one warpgroup.
-constexpr uint32_t STAGES_OF_ONE = 7;
-// Stages where it has rows for all.
-constexpr uint32_t STAGES_OF_ALL = 5;
-// Bytes of dynamic shared memory, in which either fits: a stage is rows of x, of gate and of up.
+// Most stages, each of rows of x, of gate and of up.
+constexpr uint32_t STAGES_MAX = 8;
+// Bytes of dynamic shared memory, which has as many stages as fit.
 constexpr uint32_t SHARED_BYTES = 229376;
 }  // namespace gate_up_middle
 

@@ -97,13 +97,17 @@ __device__ __forceinline__ void hold(float (&c)[TILES][4]) {
 #define BURSAR_NAMES_64 \
     BURSAR_NAMES_56     \
     ", %56, %57, %58, %59, %60, %61, %62, %63"
-#define BURSAR_NAMES_96                                                                \
-    BURSAR_NAMES_64                                                                    \
-    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79" \
+#define BURSAR_NAMES_80 \
+    BURSAR_NAMES_64     \
+    ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define BURSAR_NAMES_96 \
+    BURSAR_NAMES_80     \
     ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define BURSAR_NAMES_128                                                                           \
-    BURSAR_NAMES_96                                                                                \
-    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111" \
+#define BURSAR_NAMES_112 \
+    BURSAR_NAMES_96      \
+    ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define BURSAR_NAMES_128 \
+    BURSAR_NAMES_112     \
     ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 
 // C [64, N] = A * B^T, or += if `add`: A [64, DEPTH] and B [N, DEPTH] in shared memory, the product along their rows. A, B
@@ -146,7 +150,10 @@ struct Warpgroup;
         BURSAR_MULTIPLY(TYPE, 112, BURSAR_NAMES_56, 56, 57, 58, BURSAR_TILES_8(c, 0), BURSAR_TILES_4(c, 8),            \
                         BURSAR_TILES_2(c, 12))                                                                         \
         BURSAR_MULTIPLY(TYPE, 128, BURSAR_NAMES_64, 64, 65, 66, BURSAR_TILES_16(c, 0))                                 \
+        BURSAR_MULTIPLY(TYPE, 160, BURSAR_NAMES_80, 80, 81, 82, BURSAR_TILES_16(c, 0), BURSAR_TILES_4(c, 16))          \
         BURSAR_MULTIPLY(TYPE, 192, BURSAR_NAMES_96, 96, 97, 98, BURSAR_TILES_16(c, 0), BURSAR_TILES_8(c, 16))          \
+        BURSAR_MULTIPLY(TYPE, 224, BURSAR_NAMES_112, 112, 113, 114, BURSAR_TILES_16(c, 0), BURSAR_TILES_8(c, 16),      \
+                        BURSAR_TILES_4(c, 24))                                                                         \
         BURSAR_MULTIPLY(TYPE, 256, BURSAR_NAMES_128, 128, 129, 130, BURSAR_TILES_16(c, 0), BURSAR_TILES_16(c, 16))     \
         BURSAR_GATHER(TYPE, 32, BURSAR_NAMES_16, 16, 17, 18, 19, 20, BURSAR_TILES_4(c, 0))                             \
         BURSAR_GATHER(TYPE, 64, BURSAR_NAMES_32, 32, 33, 34, 35, 36, BURSAR_TILES_8(c, 0))                             \
@@ -173,7 +180,9 @@ struct Warpgroup<E4m3> {
 #undef BURSAR_MULTIPLY
 #undef BURSAR_MULTIPLY_DEEP
 #undef BURSAR_NAMES_128
+#undef BURSAR_NAMES_112
 #undef BURSAR_NAMES_96
+#undef BURSAR_NAMES_80
 #undef BURSAR_NAMES_64
 #undef BURSAR_NAMES_56
 #undef BURSAR_NAMES_40

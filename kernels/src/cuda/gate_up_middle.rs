@@ -6,7 +6,10 @@ use bursar_budgets::Address;
 use super::{
     Cuda,
     blas::{FEW_ROWS, GemmAlgorithm, Places, Product},
-    contract::gate_up_middle::{BLOCK_ROWS, CLUSTER, FEATURES, PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
+    contract::{
+        GATED_WIDTHS,
+        gate_up_middle::{BLOCK_ROWS, CLUSTER, PART_ROWS, SHARED_BYTES, STEP_COLUMNS, THREADS},
+    },
     launch::{Extent, arguments, count},
     linear_few::{self, ProductsBy},
     tensor_map::{Rows, TensorMap},
@@ -51,10 +54,21 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> bool {
         }
 }
 
+/// Tiles of this many features.
+fn tiles(product: Product, width: usize) -> usize {
+    product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(width)
+}
+
+/// Which of [`GATED_WIDTHS`] leaves the busiest cluster the fewest features. Of equals the widest, which reads x least often.
+fn width(product: Product, processors: usize) -> usize {
+    let clusters = (processors / CLUSTER).max(1);
+    let busiest = |&choice: &usize| tiles(product, GATED_WIDTHS[choice]).div_ceil(clusters) * GATED_WIDTHS[choice];
+    (0..GATED_WIDTHS.len()).rev().min_by_key(busiest).expect("there are some")
+}
+
 /// Blocks per launch: no more than there are tiles, nor than run at once.
-fn blocks(product: Product, processors: usize) -> usize {
-    let tiles = product.rows.div_ceil(CLUSTER * BLOCK_ROWS) * product.features().div_ceil(FEATURES);
-    CLUSTER * tiles.min(processors / CLUSTER)
+fn blocks(product: Product, width: usize, processors: usize) -> usize {
+    CLUSTER * tiles(product, width).min(processors / CLUSTER)
 }
 
 /// Launches the kernel.
@@ -66,9 +80,12 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
     let map = |address: u64, of: Rows, tall: usize| {
         TensorMap::of_rows(address, cuda.kernels.target.activation, of, [tall, STEP_COLUMNS])
     };
+    let processors = cuda.kernels.target.processors;
+    let choice = width(product, processors);
+    let features = GATED_WIDTHS[choice];
     let arguments = arguments![
         map(places.x, product.x(), PART_ROWS)?,
-        map(places.weight, product.weight(), FEATURES)?,
+        map(places.weight, product.weight(), features)?,
         Address(places.out),
         Address(places.bias.unwrap_or(0)),
         count(product.out_pitch),
@@ -76,8 +93,8 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places) -> Re
         count(product.features()),
         count(product.in_features),
     ];
-    let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle;
-    let blocks = blocks(product, cuda.kernels.target.processors);
+    let kernel = cuda.entry_points().hopper.as_ref().expect("it is served").gate_up_middle[choice];
+    let blocks = blocks(product, features, processors);
     let extent = Extent { grid: [blocks, 1, 1], block: [THREADS, 1], shared: SHARED_BYTES };
     // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
     unsafe { cuda.launch(kernel, extent, arguments) }
@@ -118,10 +135,20 @@ mod tests {
 
     #[test]
     fn a_launch_has_pairs_of_blocks_no_more_than_tiles_nor_than_processors() {
-        assert_eq!(blocks(product(256, 37_888), 132), 132, "three tiles each");
-        assert_eq!(blocks(product(65, 388), 132), 6, "one pair high, three tiles of 96 gates");
-        assert_eq!(blocks(product(256, 37_888), 79), 78, "the last has no partner");
-        assert_eq!(SHARED_BYTES, 229_376);
+        assert_eq!(blocks(product(256, 37_888), 96, 132), 132, "three tiles each");
+        assert_eq!(blocks(product(65, 388), 96, 132), 6, "one pair high, three tiles of 96 gates");
+        assert_eq!(blocks(product(256, 37_888), 96, 79), 78, "the last has no partner");
+    }
+
+    #[test]
+    fn tiles_are_as_wide_as_makes_the_busiest_cluster_soonest_done() {
+        let chosen = |features: usize| GATED_WIDTHS[width(product(256, 2 * features), 132)];
+        assert_eq!(chosen(18_944), 96, "7B: three rounds of 66 tiles");
+        assert_eq!(chosen(14_784), 112, "half of 72B: two rounds, where 96 makes a third");
+        assert_eq!(chosen(14_336), 112, "Llama 8B");
+        assert_eq!(chosen(8_960), 80, "1.5B: two rounds of the narrowest");
+        assert_eq!(chosen(12_288), 96);
+        assert_eq!(GATED_WIDTHS[width(product(256, 2 * 64), 1)], 112, "fewer processors than a cluster has");
     }
 
     #[test]

@@ -110,6 +110,19 @@ fn chat(fields: Value) -> Value {
 }
 
 #[test]
+fn a_model_that_starts_again_is_not_one_that_is_being_loaded() {
+    let program = Program::start(&[]);
+    for _ in 0..2 {
+        for path in ["/sleep", "/wake_up"] {
+            let said = program.post(path, "", &json!({}));
+            assert!(said.starts_with("HTTP/1.1 200"), "{path}: {said}");
+        }
+        let said = program.post("/v1/chat/completions", "", &chat(json!({})));
+        assert!(said.starts_with("HTTP/1.1 200"), "{said}");
+    }
+}
+
+#[test]
 fn each_request_has_one_line_at_info_under_its_answers_id() {
     let program = Program::start(&[]);
     let whole = program.post("/v1/chat/completions", "", &chat(json!({})));

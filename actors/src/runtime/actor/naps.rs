@@ -63,7 +63,7 @@ impl RuntimeState {
 
     pub(super) fn stay_awake(&self, name: &str) {
         let EngineArguments { weight_store, wakefulness, .. } = &self.engines[name].arguments;
-        weight_store.forget_copy();
+        drop(weight_store.take_copy());
         wakefulness.set(Rest::Awake);
     }
 
@@ -98,7 +98,8 @@ impl RuntimeState {
 
     pub(super) fn show_awake(&self, name: &str, reason: Option<WakeReason>, took: Duration) {
         let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
-        weight_store.forget_copy();
+        let spare = weight_store.take_copy();
+        tokio::task::spawn_blocking(move || drop(spare));
         if let Some(reason) = reason {
             metric::WAKES_TOTAL.add(&(label.clone(), reason), 1);
             metric::WAKE_SECONDS.record(label, took);

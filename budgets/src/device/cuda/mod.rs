@@ -3,6 +3,7 @@
 mod carve;
 mod context;
 mod driver;
+mod large_pages;
 mod mapping;
 mod nvml;
 mod overhead;

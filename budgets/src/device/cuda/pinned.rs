@@ -4,7 +4,7 @@ use std::{fmt, ptr::NonNull, sync::Arc};
 
 use cudarc::driver::sys;
 
-use super::{CudaDevice, context::Stream, driver::check};
+use super::{CudaDevice, context::Stream, driver::check, large_pages::LargePages};
 use crate::{Address, Bytes, DeviceError};
 
 /// Page-locked host memory, valid in every context of the process. Dropping it frees it: an owner that has given its
@@ -14,8 +14,14 @@ use crate::{Address, Bytes, DeviceError};
 pub struct Pinned {
     address: NonNull<u8>,
     len: usize,
+    /// Where it is the process's own and the driver only locked it.
+    pages: Option<LargePages>,
     device: Arc<CudaDevice>,
 }
+
+/// From here on memory is the process's own, in large pages. On the host of an H200 8 GiB of it took 0.5 s to have and 0.2 s to
+/// give back, the driver's own 5.5 s and 1.4 s.
+const LARGE: Bytes = Bytes::mib(64);
 
 // SAFETY: it is memory, reached only through its address. Code that does so must ensure exclusive access.
 unsafe impl Send for Pinned {}
@@ -34,14 +40,36 @@ impl CudaDevice {
         }
         self.enter()?;
         self.count_allocation();
+        let locked = if bytes >= LARGE { self.lock_pages(bytes)? } else { None };
+        let (address, pages) = match locked {
+            Some(pages) => (pages.address(), Some(pages)),
+            None => (self.driver_memory(bytes)?, None),
+        };
+        self.pinned.fetch_add(bytes);
+        Ok(Pinned { address, len: bytes.as_usize(), pages, device: self.clone() })
+    }
+
+    /// Memory of the process, locked. None where the system has none or will not have it locked.
+    fn lock_pages(&self, bytes: Bytes) -> Result<Option<LargePages>, DeviceError> {
+        let Some(pages) = LargePages::take(bytes) else { return Ok(None) };
+        let portable = sys::CU_MEMHOSTREGISTER_PORTABLE;
+        // SAFETY: it is memory of this length, which lives until it is unregistered.
+        let locked = unsafe { sys::cuMemHostRegister_v2(pages.address().as_ptr().cast(), pages.len(), portable) };
+        match check("cuMemHostRegister", locked) {
+            Ok(()) => Ok(Some(pages)),
+            Err(error) if error.is_lost() => Err(error),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Memory that the driver takes and locks.
+    fn driver_memory(&self, bytes: Bytes) -> Result<NonNull<u8>, DeviceError> {
         let mut address = std::ptr::null_mut();
         let portable = sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: the output pointer is valid.
         let taken = unsafe { sys::cuMemHostAlloc(&mut address, bytes.as_usize(), portable) };
         check("cuMemHostAlloc", taken).map_err(|error| refused_by_host(bytes, error))?;
-        let address = NonNull::new(address.cast()).expect("what was given is somewhere");
-        self.pinned.fetch_add(bytes);
-        Ok(Pinned { address, len: bytes.as_usize(), device: self.clone() })
+        Ok(NonNull::new(address.cast()).expect("what was given is somewhere"))
     }
 }
 
@@ -94,8 +122,13 @@ impl Pinned {
 impl Drop for Pinned {
     fn drop(&mut self) {
         drop(self.device.enter_if_there());
-        // SAFETY: it was taken once, and by contract the device no longer uses it.
-        drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(self.address.as_ptr().cast()) }));
+        let address = self.address.as_ptr().cast();
+        match self.pages {
+            // SAFETY: it was registered once, and by contract the device no longer uses it.
+            Some(_) => drop(check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(address) })),
+            // SAFETY: it was taken once, and as above.
+            None => drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address) })),
+        }
         self.device.pinned.fetch_sub(Bytes(self.len as u64));
     }
 }

@@ -2,7 +2,7 @@
 //! there cannot be asked for.
 
 use super::numbers::attention_hopper::PAGED_HEAD_DIM;
-use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, HeadDim, PLACES, PackedHeadDim};
+use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim};
 use crate::DType;
 
 /// A file of `kernels/cuda`.
@@ -121,7 +121,8 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub experts_e4m3_rows: Experts<F>,
     pub fill_random_e4m3: F,
     pub gate_up_few: ByFewRows<F>,
-    pub gate_up_middle: F,
+    /// By [`GATED_WIDTHS`].
+    pub gate_up_middle: [F; GATED_WIDTHS.len()],
     pub linear_few: ByFewRows<F>,
     /// Of weights with a scale for each block.
     pub linear_few_e4m3_blocks: ByFewRows<F>,
@@ -257,7 +258,7 @@ impl<F> HopperEntryPoints<F> {
             experts_e4m3_rows: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_rows")?,
             fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
-            gate_up_middle: all.typed(waiting("gate_up_middle"), "gate_up_middle")?,
+            gate_up_middle: all.by_gated_widths(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
             linear_few_e4m3_blocks: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_blocks")?,
             linear_few_e4m3_rows: all.by_few_rows(LINEAR_FEW_E4M3, "linear_few_e4m3_rows")?,
@@ -362,6 +363,12 @@ impl<F, E, Find: FnMut(EntryPoint) -> Result<F, E>> Finder<Find> {
         let [a, b, c, d] = PLACES;
         let mut of = |size| self.sized(source, operation, 'r', size);
         Ok([of(a)?, of(b)?, of(c)?, of(d)?])
+    }
+
+    fn by_gated_widths(&mut self, source: Source, operation: &str) -> Result<[F; GATED_WIDTHS.len()], E> {
+        let [a, b, c] = GATED_WIDTHS;
+        let mut of = |width| self.sized(source, operation, 'f', width);
+        Ok([of(a)?, of(b)?, of(c)?])
     }
 
     fn by_few_rows(&mut self, source: Source, operation: &str) -> Result<ByFewRows<F>, E> {

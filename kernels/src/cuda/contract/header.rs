@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::{
     numbers::families,
-    sizes::{FewRows, HeadDim, PackedHeadDim},
+    sizes::{FewRows, GATED_WIDTHS, HeadDim, PackedHeadDim},
 };
 
 const HEAD: &str = "\
@@ -88,6 +88,7 @@ fn header() -> String {
         ("FOR_EACH_PACKED_HEAD_DIM", "each of attention within packed stretches", numbers(&PackedHeadDim::ALL)),
         ("FOR_EACH_HEAD_DIM_OF_WINDOWS", "each that windows have", numbers(&PackedHeadDim::OF_WINDOWS)),
         ("FOR_EACH_FEW_ROWS", "each number of rows that products of few rows are compiled for", numbers(&FewRows::ALL)),
+        ("FOR_EACH_GATED_WIDTH", "each number of features that a tile of gate_up_middle.cu has", GATED_WIDTHS.to_vec()),
     ] {
         write!(out, "\n// `KERNEL(..., size)` for {about}.\n#define {macro_name}(KERNEL, ...)").expect("text");
         sizes.iter().for_each(|size| write!(out, " \\\n    KERNEL(__VA_ARGS__, {size})").expect("text"));

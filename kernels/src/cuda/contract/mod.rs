@@ -13,5 +13,5 @@ mod sizes;
 
 pub(super) use entry_points::{E4m3Cache, EntryPoint, EntryPoints, Experts, HopperEntryPoints, LinearE4m3};
 pub(super) use numbers::*;
-pub(super) use sizes::{FewRows, PLACES};
+pub(super) use sizes::{FewRows, GATED_WIDTHS, PLACES};
 pub(crate) use sizes::{HeadDim, PackedHeadDim};

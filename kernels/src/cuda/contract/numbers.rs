@@ -401,19 +401,14 @@ contract! {
         const PART_ROWS: usize = WGMMA_ROWS;
         /// Most rows of x of a block.
         const BLOCK_ROWS: usize = MULTIPLIERS * PART_ROWS;
-        /// Features of a tile: so many rows of gate, and as many of up.
-        const FEATURES: usize = 96;
         /// Columns of a step.
         const STEP_COLUMNS: usize = 64;
         /// Threads of a block.
         const THREADS: usize = (MULTIPLIERS + 1) * WARPGROUP;
-        /// Stages where a block has rows for one warpgroup.
-        const STAGES_OF_ONE: usize = 7;
-        /// Stages where it has rows for all.
-        const STAGES_OF_ALL: usize = 5;
-        /// Bytes of dynamic shared memory, in which either fits: a stage is rows of x, of gate and of up.
-        const SHARED_BYTES: usize = ACTIVATION * STEP_COLUMNS * larger(
-            STAGES_OF_ONE * (PART_ROWS + 2 * FEATURES), STAGES_OF_ALL * (BLOCK_ROWS + 2 * FEATURES));
+        /// Most stages, each of rows of x, of gate and of up.
+        const STAGES_MAX: usize = 8;
+        /// Bytes of dynamic shared memory, which has as many stages as fit.
+        const SHARED_BYTES: usize = 224 << 10;
     }
 
     /// linear_gated_hopper.cu: products of many rows.
@@ -504,8 +499,4 @@ const fn threads(queries: usize) -> usize {
 /// Bytes of shared memory of a block of attention on Hopper.
 const fn shared_bytes(head_dim: usize, queries: usize, keys: usize) -> usize {
     attention_hopper::STAGES * (queries + 2 * keys) * head_dim * ACTIVATION
-}
-
-const fn larger(one: usize, other: usize) -> usize {
-    if one > other { one } else { other }
 }

@@ -120,3 +120,6 @@ impl<T> Index<FewRows> for ByFewRows<T> {
 
 /// Places of one expert that a tile of `experts_few.cu` takes.
 pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
+
+/// Features of a tile of `gate_up_middle.cu`: so many rows of gate, and as many of up.
+pub(in crate::cuda) const GATED_WIDTHS: [usize; 3] = [80, 96, 112];
