@@ -84,6 +84,20 @@ fn a_sleeping_model_holds_no_device_memory_and_answers_as_before() {
 }
 
 #[test]
+fn a_model_may_sleep_again_before_its_last_copy_is_freed() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        for _ in 0..40 {
+            stage.model.sleep(SleepLevel::Level1, LONG).await.expect("there is host memory for one copy at a time");
+            stage.model.wake().await.expect("it wakes up");
+        }
+        let expected = answer(&stage.model, about(1)).await;
+        eventually("the copy is freed", async || stage.snapshot().await.host_granted == Bytes::ZERO).await;
+        assert_eq!(answer(&stage.model, about(1)).await, expected);
+    });
+}
+
+#[test]
 fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
     story(async {
         let folder = Folder::empty();

@@ -25,6 +25,8 @@ struct Contents {
     /// What the weights of a sleeping model are copied to. The lease is there first, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
+    /// A copy that was taken and is perhaps not dropped yet.
+    spare: Option<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
     processor: Option<Processor>,
@@ -45,10 +47,11 @@ struct Copied {
 
 /// Host memory of weights that nobody needs any more, and its lease.
 #[derive(Default)]
-#[expect(dead_code, reason = "held for its drop: the memory before its lease")]
+#[expect(dead_code, reason = "held for its drop: the memory, its lease, and then who waits for them")]
 pub struct SpareCopy {
     copy: Option<Copied>,
     host: Option<Arc<Lease>>,
+    gone: Option<watch::Sender<()>>,
 }
 
 /// How often a fence is looked at.
@@ -218,9 +221,19 @@ impl WeightStore {
     /// much locked memory takes a while.
     pub fn take_copy(&self) -> SpareCopy {
         let mut contents = self.contents();
-        match contents.is_away() {
-            true => SpareCopy::default(),
-            false => SpareCopy { copy: contents.copy.take(), host: contents.host.take() },
+        if contents.is_away() || contents.host.is_none() {
+            return SpareCopy::default();
+        }
+        let (gone, spare) = watch::channel(());
+        contents.spare = Some(spare);
+        SpareCopy { copy: contents.copy.take(), host: contents.host.take(), gone: Some(gone) }
+    }
+
+    /// Waits until what was [taken](Self::take_copy) has been dropped: its lease has to be home before the model's next one.
+    pub async fn spare_is_gone(&self) {
+        let spare = self.contents().spare.take();
+        if let Some(mut spare) = spare {
+            while spare.changed().await.is_ok() {}
         }
     }
 

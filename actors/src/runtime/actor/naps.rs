@@ -198,6 +198,7 @@ async fn drain(
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
         let bytes = segment.backed() * device.ranks().len().max(1) as u64;
         let request = Request::new(arguments.sleep_owner(), Class::Host, label.clone(), bytes);
+        weight_store.spare_is_gone().await;
         match (budget.ask(tree::LEASE_FOR_SLEEP, request, false).await, level) {
             (Ok(lease), _) => weight_store.keep_host(lease),
             (Err(error), Some(_)) => return Err(SleepError::Host(Arc::new(error))),
