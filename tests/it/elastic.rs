@@ -5,7 +5,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bursar::{
@@ -257,6 +257,18 @@ fn a_neighbour_taking_everything_leaves_the_floor_and_requests_finish() {
         card.device.foreign_gives_back(Bytes::gib(1));
         card.regained().await;
         assert_eq!(answer(&card.model, long(2)).await, expected[2]);
+    });
+}
+
+#[test]
+fn a_neighbour_is_noticed_long_before_the_next_look() {
+    story(async {
+        // The first look is 20 s after the start, and a glance every second.
+        let card = Card::filled(WatchOptions { every: Duration::from_secs(20), ..watchful() }).await;
+        let (before, began) = (card.kv().await, Instant::now());
+        card.device.foreign_takes(Bytes::gib(1));
+        eventually("keys and values shrink", async || card.kv().await < before).await;
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
     });
 }
 

@@ -149,7 +149,7 @@ FAMILIES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl, "qwen3": qwen3, "lla
 def main():
     os.makedirs(FOLDER, exist_ok=True)
     tokenizer, settings = read("tokenizer.json"), read("tokenizer_config.json")
-    more = FAMILIES[SHAPE.rpartition("-")[0]](tokenizer)
+    more = next(family for name, family in FAMILIES.items() if SHAPE.startswith(f"{name}-"))(tokenizer)
     added = settings.get("added_tokens_decoder", {}) | more.pop("added_tokens_decoder", {})
     save("tokenizer_config.json", settings | more | {"added_tokens_decoder": added})
     save("tokenizer.json", tokenizer)

@@ -138,6 +138,7 @@ impl Actor for BudgetActor {
         // Notes posted while there was no actor.
         drop(myself.send_message(BudgetMessage::Notes));
         myself.send_after(watch.pause(None), || BudgetMessage::Look);
+        myself.send_after(watch.glance(), || BudgetMessage::Glance);
         Ok(state)
     }
 
@@ -210,6 +211,12 @@ impl Actor for BudgetActor {
                 state.look()?;
                 let since = state.backoff.since(state.born.elapsed());
                 myself.send_after(state.watch.pause(since), || BudgetMessage::Look);
+            }
+            BudgetMessage::Glance => {
+                if state.is_taken_from()? {
+                    state.look()?;
+                }
+                myself.send_after(state.watch.glance(), || BudgetMessage::Glance);
             }
             BudgetMessage::InjectFault(fault) => return Err(fault.strike().into()),
         }

@@ -10,7 +10,8 @@ use super::Demand;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WatchOptions {
     /// How often the driver's free bytes are compared with the ledger. Default: 1 s. While a neighbour takes memory,
-    /// and for one such interval afterwards, it is sixteen times as often.
+    /// and for one such interval afterwards, it is sixteen times as often. Whether one has begun to is asked twenty times as
+    /// often, but not more than a hundred times a second.
     pub every: Duration,
     /// How long memory must stay free before it goes back to keys and values. Default: 10 s. A neighbour that takes and
     /// gives more often than that keeps what it takes.
@@ -35,7 +36,17 @@ impl WatchOptions {
         let pause = if is_hurried { self.every / HURRY } else { self.every };
         pause.max(Duration::from_millis(1))
     }
+
+    /// The wait until it is asked again whether a neighbour takes memory.
+    pub(super) fn glance(&self) -> Duration {
+        (self.every / GLANCES).max(GLANCE_LEAST)
+    }
 }
+
+/// How many times as often it is asked whether a neighbour takes memory: one that waits for a GiB has some of it within 50 ms.
+/// An answer of the driver costs some 30 µs.
+const GLANCES: u32 = 20;
+const GLANCE_LEAST: Duration = Duration::from_millis(10);
 
 /// What the owner of an elastic lease declares. Until then nothing is expected of the lease.
 #[derive(Clone)]

@@ -65,6 +65,8 @@ pub enum BudgetMessage {
     Poll,
     /// Compares the driver's free bytes with the ledger.
     Look,
+    /// A message from itself: looks if other processes have more than the last look saw.
+    Glance,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
 }

@@ -90,6 +90,13 @@ impl BudgetState {
         Ok(Some(memory))
     }
 
+    /// Whether other processes have more than the ledger knows, or are still owed some.
+    pub(super) fn is_taken_from(&self) -> Result<bool, DeviceError> {
+        let account = self.ledger.account(Memory::Device);
+        let has_more = |(_, foreign): (DeviceMemory, Bytes)| foreign > account.foreign || !account.owed().is_zero();
+        Ok(!self.ledger.is_profiling() && self.seen()?.is_some_and(has_more))
+    }
+
     /// The driver's numbers, and the bytes that other processes hold.
     pub(super) fn seen(&self) -> Result<Option<(DeviceMemory, Bytes)>, DeviceError> {
         let is_settled = self.is_settled();
