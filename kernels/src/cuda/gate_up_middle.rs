@@ -148,7 +148,7 @@ mod tests {
         assert_eq!(chosen(14_336), 112, "Llama 8B");
         assert_eq!(chosen(8_960), 80, "1.5B: two rounds of the narrowest");
         assert_eq!(chosen(12_288), 96);
-        assert_eq!(GATED_WIDTHS[width(product(256, 2 * 64), 1)], 112, "fewer processors than a cluster has");
+        assert_eq!(GATED_WIDTHS[width(product(256, 2 * 64), 1)], 80, "fewer processors than a cluster has");
     }
 
     #[test]

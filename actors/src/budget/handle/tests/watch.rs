@@ -100,9 +100,9 @@ async fn a_growing_neighbour_is_looked_at_sixteen_times_as_often() {
     filled.resize(MIB(37)).await;
     filled.pass(2).await;
     filled.bed.device.foreign_takes(MIB(64));
-    filled.pass_for(sixteenth * 4).await;
-    assert_eq!(filled.hear(), [], "it has been quiet for a second: there is no hurry");
-    assert_eq!(filled.pass(1).await.len(), 1);
+    filled.pass_for(Duration::from_millis(60)).await;
+    let give = Order::GiveUp { to: MIB(33) };
+    assert_eq!(filled.hear(), [give], "a glance saw it, and after a quiet second nothing is freed ahead");
 }
 
 #[tokio::test(start_paused = true)]
