@@ -209,6 +209,9 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
+            // While the segment is still there, so that a revoker waits for this instead of finding nobody and telling the
+            // ledger that the memory is home. A lost device has lost the memory too.
+            drop(backing.0.clear(&mut backing.0.lock()));
             // The device before the lease: another segment of the same lease may spend saved bytes at once.
             drop(backing);
             self.lease.save(backed);
@@ -228,12 +231,7 @@ impl Revoker {
         let Some(stretch) = self.0.upgrade() else { return Ok(()) };
         let mut extent = stretch.lock();
         extent.revoked = true;
-        if extent.backed.is_zero() {
-            return Ok(());
-        }
-        stretch.device.unback(stretch.address(), extent.backed)?;
-        extent.backed = Bytes::ZERO;
-        Ok(())
+        stretch.clear(&mut extent)
     }
 
     /// Whether the segment is gone.
@@ -245,6 +243,15 @@ impl Revoker {
 impl Stretch {
     fn address(&self) -> Address {
         self.addresses[0]
+    }
+
+    /// Unbacks everything.
+    fn clear(&self, extent: &mut Extent) -> Result<(), DeviceError> {
+        if !extent.backed.is_zero() {
+            self.device.unback(self.address(), extent.backed)?;
+            extent.backed = Bytes::ZERO;
+        }
+        Ok(())
     }
 
     fn lock(&self) -> MutexGuard<'_, Extent> {

@@ -212,6 +212,29 @@ fn a_segment_is_revoked_once_and_never_backed_again() {
 }
 
 #[test]
+fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
+    let mut house = House::new();
+    let segment = house.segment(2);
+    let (revoker, device) = (segment.revoker(), house.device.clone());
+    let (told, heard) = std::sync::mpsc::channel();
+    device.hold_calls();
+    std::thread::scope(|scope| {
+        let dropped = scope.spawn(move || drop(segment));
+        while house.device.counts().held_calls == 0 && !dropped.is_finished() {
+            std::thread::yield_now();
+        }
+        scope.spawn(move || {
+            revoker.revoke().unwrap();
+            told.send(device.counts().backed).unwrap();
+        });
+        let early = heard.recv_timeout(std::time::Duration::from_millis(50));
+        house.device.let_calls_pass();
+        assert!(early.is_err(), "the ledger would be told that memory is home of which this is backed: {early:?}");
+        assert_eq!(heard.recv().unwrap(), Bytes::ZERO);
+    });
+}
+
+#[test]
 fn a_segment_without_memory_is_revoked_too() {
     let mut house = House::new();
     let lease = house.lease(2);
