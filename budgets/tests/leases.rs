@@ -216,7 +216,7 @@ fn a_revoker_waits_for_a_segment_that_is_being_dropped() {
     let mut house = House::new();
     let segment = house.segment(2);
     let (revoker, device) = (segment.revoker(), house.device.clone());
-    let (told, heard) = std::sync::mpsc::channel();
+    let (told, heard) = std::sync::mpsc::sync_channel(1);
     device.hold_calls();
     std::thread::scope(|scope| {
         let dropped = scope.spawn(move || drop(segment));
