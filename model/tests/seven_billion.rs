@@ -35,9 +35,9 @@ const CHUNK: usize = 1000;
 /// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
 const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
 
-/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product. 9.4 was seen on an H200. At half of
+/// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product. 9 to 11 times was seen on an H200. At half of
 /// their norm off, random logits have another greatest one: how many agree is told and not judged.
-const WORSE_IN_FP8: f64 = 12.0;
+const WORSE_IN_FP8: f64 = 14.0;
 
 /// Largest allowed ratio of a type's error against f32 to that of transformers in bf16. In bf16 both round, but at
 /// different places. f16 has three more bits, so an eighth of the error is expected. A quarter is allowed, because

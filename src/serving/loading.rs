@@ -2,10 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use bursar::{
@@ -89,26 +86,21 @@ pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> R
     for Plan { source, options, names } in plans {
         let bar = Bar::new(true);
         let (told, heard) = (service.clone(), names.clone());
-        let last = Mutex::new(String::new());
-        // What is told of later starts, after a death or a sleep, is not of a model that is being loaded.
-        let is_loaded = Arc::new(AtomicBool::new(false));
-        let was_loaded = is_loaded.clone();
+        // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.
+        let last = Arc::new(Mutex::new(Some(String::new())));
+        let heard_last = last.clone();
         let hear = move |progress: Progress| {
-            if was_loaded.load(Relaxed) {
-                return;
-            }
-            if let Some(now) = described(&progress) {
-                let mut last = last.lock().unwrap_or_else(PoisonError::into_inner);
-                if *last != now {
-                    told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
-                    *last = now;
-                }
+            let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(last) = &mut *last else { return };
+            if let Some(now) = described(&progress).filter(|now| now != last) {
+                told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
+                *last = now;
             }
             bar.show(progress);
         };
         match runtime.load_with(source, options, hear).await {
             Ok(model) => {
-                is_loaded.store(true, Relaxed);
+                last.lock().unwrap_or_else(PoisonError::into_inner).take();
                 service.add(names.clone(), model);
                 logging::note(format_args!("ready: {}", names.join(", ")));
             }

@@ -8,6 +8,12 @@ from pathlib import Path
 HEADER = Path(__file__).resolve().parents[2] / "kernels/cuda/include/contract.cuh"
 
 
+def sizes(macro):
+    """What a list of sizes has: `sizes("FOR_EACH_FEW_ROWS")`."""
+    listed = HEADER.read_text().split(f"#define {macro}(")[1].split("\n\n")[0]
+    return [int(size) for size in re.findall(r"KERNEL\(__VA_ARGS__, (\d+)\)", listed)]
+
+
 @functools.cache
 def contract(family):
     """Those of a namespace: `contract("argmax").THREADS`, or by size, `contract("attention_decode").RING_BYTES[128]`."""

@@ -24,7 +24,7 @@ import sys
 import torch
 
 import device
-from contract import contract
+from contract import contract, sizes
 from device import ENDINGS, Kernel, driver, microseconds, processors, tensor_map
 from operations.decode import Decode, shape_of
 from operations.small import gate_shape, norm_shape
@@ -36,7 +36,7 @@ BLOCK_TOKENS = contract("common").BLOCK_TOKENS
 # Blocks that share a tile: what Bursar's autotuning chooses from (`CUTS` of kernels/src/cuda/linear_few.rs).
 CUTS = [1, 2, 4, 132]
 FEW, MIDDLE = contract("linear_few"), contract("gate_up_middle")
-WIDTHS = [80, 96, 112]  # of tiles of gate_up_middle.cu: `GATED_WIDTHS` of kernels/src/cuda/contract/sizes.rs
+WIDTHS = sizes("FOR_EACH_GATED_WIDTH")
 TEAM = FEW.TEAM  # blocks of a cluster
 # Rows that these serve.
 FEW_ROWS = FEW.ROWS_MAX

@@ -187,11 +187,13 @@ def lending():
         asking.start()
         while asking.is_alive() and size()["idle"] < before["idle"] * 0.999:
             time.sleep(0.02)
-        print(f"it had its {size()['idle']:.0f} blocks back {time.time() - started:.2f} s after it was asked", flush=True)
+        has, took = size()["idle"], time.time() - started
+        is_whole = has >= before["idle"] * 0.999
+        print(f"it had {has:.0f} of its {before['idle']:.0f} blocks back {took:.2f} s after it was asked", flush=True)
         stop.set()
         told = dict(errors)
         print("errors:", told)
-        return not told
+        return is_whole and not told
     finally:
         server.terminate()
         print("the server ended with", server.wait(120))

@@ -231,7 +231,7 @@ impl WeightStore {
 
     /// Waits until what was [taken](Self::take_copy) has been dropped: its lease has to be home before the model's next one.
     pub async fn spare_is_gone(&self) {
-        let spare = self.contents().spare.take();
+        let spare = self.contents().spare.clone();
         if let Some(mut spare) = spare {
             while spare.changed().await.is_ok() {}
         }

@@ -68,7 +68,7 @@ fn width(product: Product, processors: usize) -> usize {
 
 /// Blocks per launch: no more than there are tiles, nor than run at once.
 fn blocks(product: Product, width: usize, processors: usize) -> usize {
-    CLUSTER * tiles(product, width).min(processors / CLUSTER)
+    CLUSTER * tiles(product, width).min((processors / CLUSTER).max(1))
 }
 
 /// Launches the kernel.
@@ -148,6 +148,7 @@ mod tests {
         assert_eq!(chosen(14_336), 112, "Llama 8B");
         assert_eq!(chosen(8_960), 80, "1.5B: two rounds of the narrowest");
         assert_eq!(chosen(12_288), 96);
+        assert!(GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)), "written in pairs of eight");
         assert_eq!(GATED_WIDTHS[width(product(256, 2 * 64), 1)], 80, "fewer processors than a cluster has");
     }
 

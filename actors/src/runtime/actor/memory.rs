@@ -23,6 +23,8 @@ pub(super) async fn bring_all_home(arguments: &EngineArguments) {
 /// Returns the weights, wherever they are.
 pub(super) async fn clear_weights(arguments: &EngineArguments) {
     let (weights, model) = arguments.weight_store.clear();
+    // The ledger takes host memory for home at once.
+    arguments.weight_store.spare_is_gone().await;
     for owner in weights.into_iter().chain([arguments.sleep_owner()]) {
         let _ = arguments.budget.clear(owner).await;
     }

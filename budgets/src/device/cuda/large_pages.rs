@@ -1,6 +1,13 @@
 //! Host memory in pages of 2 MiB, which the driver can lock much sooner than it gives memory of its own.
 
-use std::{fs, num::NonZero, ptr::NonNull, thread};
+use std::{
+    fs,
+    num::NonZero,
+    path::{Path, PathBuf},
+    ptr::NonNull,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
 use libc::{MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE};
 
@@ -12,6 +19,11 @@ const PAGE: usize = 2 << 20;
 const SMALL_PAGE: usize = 4 << 10;
 /// Threads that touch memory: more were no faster.
 const TOUCHERS: usize = 16;
+/// What the rest of the process and the system is left at least.
+const SPARED: Bytes = Bytes::gib(1);
+
+/// Whoever has it may ask what is left and take that.
+static TAKING: Mutex<()> = Mutex::new(());
 
 /// Memory of the process that is backed as a whole. Dropping it gives it back.
 pub(super) struct LargePages {
@@ -31,7 +43,8 @@ impl LargePages {
     /// it lacks would end the process.
     pub(super) fn take(bytes: Bytes) -> Option<Self> {
         let len = bytes.as_usize().checked_next_multiple_of(PAGE)?;
-        if left().is_none_or(|left| left < Bytes(len as u64)) {
+        let _taking = TAKING.lock().unwrap_or_else(PoisonError::into_inner);
+        if left().is_none_or(|left| left < Bytes(len as u64).saturating_add(SPARED)) {
             return None;
         }
         let (access, kind) = (PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
@@ -41,12 +54,12 @@ impl LargePages {
         // SAFETY: a page more was mapped than `len`.
         let address = unsafe { mapped.add(mapped.align_offset(PAGE)) };
         let pages = LargePages { address, len, mapped };
-        // Advice: where there are no large pages, small ones do.
+        // Advice: where there are no large pages, small ones do. A child of a fork would get a copy of what is locked.
         #[cfg(target_os = "linux")]
-        // SAFETY: it was mapped above.
-        unsafe {
-            libc::madvise(address.as_ptr().cast(), len, libc::MADV_HUGEPAGE)
-        };
+        for advice in [libc::MADV_HUGEPAGE, libc::MADV_DONTFORK] {
+            // SAFETY: it was mapped above, and no child needs it.
+            unsafe { libc::madvise(address.as_ptr().cast(), len, advice) };
+        }
         pages.touch();
         Some(pages)
     }
@@ -55,14 +68,18 @@ impl LargePages {
     fn touch(&self) {
         let threads = thread::available_parallelism().map_or(1, NonZero::get).min(TOUCHERS);
         let share = (self.len / PAGE).div_ceil(threads) * PAGE;
+        let touch = |from: usize| {
+            for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
+                // SAFETY: it lies in what was mapped for this value, which nobody else has yet.
+                unsafe { self.address.add(at).write_volatile(0) };
+            }
+        };
         thread::scope(|scope| {
             for from in (0..self.len).step_by(share) {
-                scope.spawn(move || {
-                    for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
-                        // SAFETY: it lies in what was mapped for this value, which nobody else has yet.
-                        unsafe { self.address.add(at).write_volatile(0) };
-                    }
-                });
+                // A system that gives no more threads has this one.
+                if thread::Builder::new().spawn_scoped(scope, move || touch(from)).is_err() {
+                    touch(from);
+                }
             }
         });
     }
@@ -84,19 +101,47 @@ impl Drop for LargePages {
     }
 }
 
-/// Memory that the system and the process's control group have left, as far as it is told.
+/// Memory that the system and the process's control groups have left, as far as it is told.
 fn left() -> Option<Bytes> {
     let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
-    let of_group = |limit: &str, used: &str| {
-        let number = |path: &str| fs::read_to_string(path).ok()?.trim().parse().ok().map(Bytes);
-        // "max" is no number: there is no limit.
-        Some(number(limit)?.saturating_sub(number(used)?))
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    groups.lines().flat_map(places).filter_map(|place| place.left()).chain([system]).min()
+}
+
+/// A control group's folder, and how its files are named.
+struct Group {
+    folder: PathBuf,
+    files: [&'static str; 3],
+}
+
+/// The groups that bound memory of a line of /proc/self/cgroup, from its own to the root. In a container its own may be what
+/// is mounted as the root, where none of the path is there.
+fn places(line: &str) -> Vec<Group> {
+    let mut parts = line.splitn(3, ':').skip(1);
+    let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
+    let (root, files) = match controllers {
+        "" => ("/sys/fs/cgroup", ["memory.max", "memory.current", "inactive_file "]),
+        _ if controllers.split(',').any(|controller| controller == "memory") => {
+            let files = ["memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "];
+            ("/sys/fs/cgroup/memory", files)
+        }
+        _ => return Vec::new(),
     };
-    let groups = [
-        of_group("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        of_group("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
-    ];
-    groups.into_iter().flatten().chain([system]).min()
+    let own = Path::new(path.trim_start_matches('/'));
+    own.ancestors().map(|part| Group { folder: Path::new(root).join(part), files }).collect()
+}
+
+impl Group {
+    /// None where there is no limit. Files that are only cached can go.
+    fn left(&self) -> Option<Bytes> {
+        let [limit, used, cached] = self.files;
+        let read = |file: &str| fs::read_to_string(self.folder.join(file)).ok();
+        let number = |text: &str| text.trim().parse().ok().map(Bytes);
+        let cached = read("memory.stat")?.lines().find_map(|line| number(line.strip_prefix(cached)?));
+        // "max" is no number.
+        let left = number(&read(limit)?)?.saturating_sub(number(&read(used)?)?);
+        Some(left.saturating_add(cached.unwrap_or_default()))
+    }
 }
 
 /// What /proc/meminfo says is available.
@@ -131,5 +176,14 @@ mod tests {
         assert_eq!(available(told), Some(Bytes::kib(22_012_344)));
         assert_eq!(available("MemTotal: 1 kB"), None);
         assert!(left().is_some_and(|left| left > Bytes::ZERO));
+    }
+
+    #[test]
+    fn every_group_above_the_process_is_asked() {
+        let folders = |line| places(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
+        let of_v2 = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"].map(PathBuf::from);
+        assert_eq!(folders("0::/a/b"), of_v2);
+        assert_eq!(folders("7:cpu,memory:/"), [PathBuf::from("/sys/fs/cgroup/memory/")]);
+        assert!(folders("3:cpuset:/a").is_empty() && folders("nonsense").is_empty());
     }
 }

@@ -123,9 +123,15 @@ impl Drop for Pinned {
     fn drop(&mut self) {
         drop(self.device.enter_if_there());
         let address = self.address.as_ptr().cast();
-        match self.pages {
-            // SAFETY: it was registered once, and by contract the device no longer uses it.
-            Some(_) => drop(check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(address) })),
+        match self.pages.take() {
+            Some(pages) => {
+                // SAFETY: it was registered once, and by contract the device no longer uses it.
+                let unlocked = check("cuMemHostUnregister", unsafe { sys::cuMemHostUnregister(address) });
+                // What the driver still takes for locked must not become other memory.
+                if unlocked.is_err() {
+                    std::mem::forget(pages);
+                }
+            }
             // SAFETY: it was taken once, and as above.
             None => drop(check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(address) })),
         }
