@@ -209,8 +209,8 @@ impl Drop for Segment {
         let fence = self.lease.parting_fence().and(fence);
         if fence.is_passed() {
             let _moving = self.lease.moving();
-            // While the segment is still there, so that a revoker waits for this instead of finding nobody and telling the
-            // ledger that the memory is home. A lost device has lost the memory too.
+            // While the segment is still there, so that a revoker waits for this instead of finding it gone, upon which
+            // the ledger would take the memory for home. A lost device has lost the memory too.
             drop(backing.0.clear(&mut backing.0.lock()));
             // The device before the lease: another segment of the same lease may spend saved bytes at once.
             drop(backing);

@@ -18,7 +18,7 @@ pub struct BlockEvents {
 }
 
 impl BlockEvents {
-    /// Waits for the next changes: what one step has brought, in order. Whoever applies all of them knows the blocks. The
+    /// Waits for the next changes: what one step has brought, in order. A listener that applies all of them knows the blocks. The
     /// first one begins with [`BlockEvent::Cleared`] and has all blocks that there are. So does one after a death, a sleep,
     /// or a lag of more than 1,024 changes. None once the model is over. Cancelling the wait loses nothing.
     pub async fn next(&mut self) -> Option<Arc<[BlockEvent]>> {
@@ -63,7 +63,7 @@ pub struct KvWatch {
 
 impl KvWatch {
     /// Waits until the use differs from what was last returned, and returns the latest. At first that is at once. While
-    /// nobody serves, as after a death and during sleep, there are no blocks. None once the model is over. Cancelling the
+    /// no actors serve, as after a death and during sleep, there are no blocks. None once the model is over. Cancelling the
     /// wait loses nothing.
     pub async fn changed(&mut self) -> Option<KvUse> {
         let Some(shown) = &mut self.shown else {

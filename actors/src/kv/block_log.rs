@@ -10,8 +10,8 @@ use std::{
 use bursar_model::flow::{PictureContent, PrefixKey};
 use tokio::sync::broadcast;
 
-/// Changes that a listener may lag behind before it misses some. One change is what a step brings.
-const BEHIND_MAX: usize = 1024;
+/// Changes that wait for a listener at most; it misses older ones. One change is what a step brings.
+const WAITING_MAX: usize = 1024;
 
 /// A whole block of keys and values that a sequence may begin with.
 #[derive(Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ struct Told {
 
 impl Default for Told {
     fn default() -> Self {
-        Told { known: BTreeMap::new(), listeners: Some(broadcast::channel(BEHIND_MAX).0) }
+        Told { known: BTreeMap::new(), listeners: Some(broadcast::channel(WAITING_MAX).0) }
     }
 }
 

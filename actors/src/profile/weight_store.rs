@@ -45,7 +45,7 @@ struct Copied {
     is_away: bool,
 }
 
-/// Host memory of weights that nobody needs any more, and its lease.
+/// A copy of weights that are on the device again, and its lease.
 #[derive(Default)]
 #[expect(dead_code, reason = "held for its drop: the memory, its lease, and then who waits for them")]
 pub struct SpareCopy {

@@ -64,7 +64,7 @@ impl BursarWorker {
         running.ok_or_else(|| away("the worker has not started, or has ended"))
     }
 
-    /// The model, for whoever embeds the worker. None before its start and after its end.
+    /// The model, for a program that embeds the worker. None before its start and after its end.
     pub fn model(&self) -> Option<ModelHandle> {
         self.running().ok().map(|running| running.model.clone())
     }

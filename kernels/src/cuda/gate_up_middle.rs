@@ -145,7 +145,7 @@ mod tests {
         let chosen = |features: usize| GATED_WIDTHS[width(product(256, 2 * features), 132)];
         assert_eq!(chosen(18_944), 96, "7B: three rounds of 66 tiles");
         assert_eq!(chosen(14_784), 112, "half of 72B: two rounds, where 96 makes a third");
-        assert_eq!(chosen(14_336), 112, "Llama 8B");
+        assert_eq!(chosen(14_336), 112, "two rounds, as before");
         assert_eq!(chosen(8_960), 80, "1.5B: two rounds of the narrowest");
         assert_eq!(chosen(12_288), 96);
         assert!(GATED_WIDTHS.iter().all(|width| width.is_multiple_of(16)), "written in pairs of eight");

@@ -22,7 +22,7 @@ const TOUCHERS: usize = 16;
 /// What the rest of the process and the system is left at least.
 const SPARED: Bytes = Bytes::gib(1);
 
-/// Whoever has it may ask what is left and take that.
+/// Held from asking what is left until that is taken.
 static TAKING: Mutex<()> = Mutex::new(());
 
 /// Memory of the process that is backed as a whole. Dropping it gives it back.
@@ -70,7 +70,7 @@ impl LargePages {
         let share = (self.len / PAGE).div_ceil(threads) * PAGE;
         let touch = |from: usize| {
             for at in (from..self.len.min(from + share)).step_by(SMALL_PAGE) {
-                // SAFETY: it lies in what was mapped for this value, which nobody else has yet.
+                // SAFETY: it lies in what was mapped for this value, which is not given out yet.
                 unsafe { self.address.add(at).write_volatile(0) };
             }
         };
@@ -105,7 +105,7 @@ impl Drop for LargePages {
 fn left() -> Option<Bytes> {
     let system = available(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    groups.lines().flat_map(places).filter_map(|place| place.left()).chain([system]).min()
+    groups.lines().flat_map(groups_of).filter_map(|group| group.left()).chain([system]).min()
 }
 
 /// A control group's folder, and how its files are named.
@@ -116,7 +116,7 @@ struct Group {
 
 /// The groups that bound memory of a line of /proc/self/cgroup, from its own to the root. In a container its own may be what
 /// is mounted as the root, where none of the path is there.
-fn places(line: &str) -> Vec<Group> {
+fn groups_of(line: &str) -> Vec<Group> {
     let mut parts = line.splitn(3, ':').skip(1);
     let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { return Vec::new() };
     let (root, files) = match controllers {
@@ -180,7 +180,7 @@ mod tests {
 
     #[test]
     fn every_group_above_the_process_is_asked() {
-        let folders = |line| places(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
+        let folders = |line| groups_of(line).into_iter().map(|group| group.folder).collect::<Vec<_>>();
         let of_v2 = ["/sys/fs/cgroup/a/b", "/sys/fs/cgroup/a", "/sys/fs/cgroup/"].map(PathBuf::from);
         assert_eq!(folders("0::/a/b"), of_v2);
         assert_eq!(folders("7:cpu,memory:/"), [PathBuf::from("/sys/fs/cgroup/memory/")]);
