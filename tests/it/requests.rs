@@ -2,7 +2,10 @@
 
 use bursar::{Chat, ChatError, Hint, LoadOptions, crates::model::error::TextError};
 
-use crate::stage::{Stage, about, answer, ask, eventually, listen, small, story, text};
+use crate::stage::{
+    Stage, about, answer, ask, blocking_threads_kept, eventually, listen, small, story, story_with_blocking_threads,
+    text,
+};
 
 /// Values that no parameter accepts.
 const NO_NUMBERS: [f64; 3] = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY];
@@ -171,16 +174,18 @@ fn a_full_queue_refuses_at_once_and_keeps_no_trace() {
 
 #[test]
 fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
-    story(async {
+    story_with_blocking_threads(4, async {
         let stage = Stage::set(LoadOptions { requests: 1, ..small() }).await;
+        let kept = blocking_threads_kept(4);
         {
-            let mut asking = std::pin::pin!(stage.model.chat(text(&"so ".repeat(300_000))));
+            let mut asking = std::pin::pin!(stage.model.chat(text("Who?")));
             let begun = std::future::poll_fn(|context| std::task::Poll::Ready(asking.as_mut().poll(context))).await;
-            assert!(begun.is_pending(), "so many words take their time");
+            assert!(begun.is_pending(), "no thread is free to prepare it");
         }
-        assert_eq!(stage.model.requests().0, 1, "a thread is at work for it still");
+        assert_eq!(stage.model.requests().0, 1, "it is to be prepared still");
         let error = ask(&stage.model, text("Who?")).await.expect_err("one too many");
         assert!(matches!(error, ChatError::Overloaded { limit: 1 }), "{error:?}");
+        drop(kept);
         eventually("it has ended", async || stage.model.requests().0 == 0).await;
         ask(&stage.model, text("Who?").max_tokens(2)).await.expect("it answers");
     });

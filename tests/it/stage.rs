@@ -6,8 +6,9 @@ use std::{
     io::Cursor,
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
+        mpsc::{self, Sender},
     },
     time::Duration,
 };
@@ -24,11 +25,30 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs a story on its own threads.
 pub fn story(story: impl Future<Output = ()>) {
-    let threads = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("threads");
+    story_with_blocking_threads(512, story);
+}
+
+/// Runs a story on its own threads, of which so many are for blocking work.
+pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>) {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
         tokio::time::timeout(PATIENCE, story).await.expect("the story hangs");
     });
     threads.shutdown_background();
+}
+
+/// Keeps `count` threads for blocking work busy until the sender is dropped.
+pub fn blocking_threads_kept(count: usize) -> Sender<()> {
+    let (sender, dropped) = mpsc::channel();
+    let dropped = Arc::new(Mutex::new(dropped));
+    for _ in 0..count {
+        let dropped = dropped.clone();
+        tokio::task::spawn_blocking(move || {
+            dropped.lock().expect("nobody panics with it").recv().expect_err("nothing is sent");
+        });
+    }
+    sender
 }
 
 /// A device of small pages.
