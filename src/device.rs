@@ -21,9 +21,9 @@ pub struct DeviceOptions {
     /// the model fits on.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<Ranks>,
-    /// Capacity of the host memory that stands in for a GPU, such as 512MiB or 2GiB.
-    #[arg(long, default_value = "512MiB", value_parser = capacity, global = true)]
-    capacity: Bytes,
+    /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
+    #[arg(long, value_parser = capacity, global = true)]
+    capacity: Option<Bytes>,
     /// The folder with libcublasLt, if it is not in a usual place.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
@@ -113,6 +113,16 @@ fn at_odds(named: usize, size: usize) -> Failure {
     }
 }
 
+/// Host memory that stands in for a GPU unless said otherwise.
+const CAPACITY: Bytes = Bytes::mib(512);
+
+fn capacity_of_a_gpu() -> Failure {
+    Failure {
+        error: "--capacity is of host memory, and --device names a GPU".to_owned(),
+        hint: "bound a model on a GPU with --memory-fraction, --kv-tokens or --kv-bytes, or leave --capacity out".to_owned(),
+    }
+}
+
 /// Parses a capacity that this machine has.
 fn capacity(typed: &str) -> Result<Bytes, String> {
     let capacity: Bytes = typed.parse().map_err(|error: ParseBytesError| error.to_string())?;
@@ -138,9 +148,12 @@ impl DeviceOptions {
     /// The device that these options name. If any number will do, all that may be taken.
     ///
     /// # Errors
-    /// More devices are named than are to share a model out, or fewer.
+    /// More devices are named than are to share a model out, or fewer; a capacity is said of a GPU.
     pub fn choice(&self) -> Result<DeviceChoice, Failure> {
-        let (capacity, named) = (self.capacity, self.named());
+        if matches!(self.device, Named::Cuda(_)) && self.capacity.is_some() {
+            return Err(capacity_of_a_gpu());
+        }
+        let (capacity, named) = (self.capacity(), self.named());
         let ranks = match self.ranks() {
             ranks if named == 1 || named == ranks => ranks,
             ranks => return Err(at_odds(named, ranks)),
@@ -184,7 +197,7 @@ impl DeviceOptions {
 
     /// Capacity of the host memory that stands in for a GPU.
     pub fn capacity(&self) -> Bytes {
-        self.capacity
+        self.capacity.unwrap_or(CAPACITY)
     }
 
     /// Where to look for cuBLASLt.
@@ -216,7 +229,7 @@ impl DeviceOptions {
         let device = runtime.device();
         match (device.is_host_memory(), runtime.stands_in()) {
             (true, why) => {
-                let of = self.capacity;
+                let of = self.capacity();
                 let told = match device.ranks().len().max(1) {
                     1 => format!("A host device of {of} stands in for a GPU"),
                     ranks => format!("{ranks} host devices of {of} each stand in for GPUs"),
@@ -294,29 +307,31 @@ mod tests {
             device: DeviceOptions,
         }
         let chosen = |line: &str| {
-            let words = ["bursar", "--capacity", "4MiB"].into_iter().chain(line.split_whitespace());
+            let words = ["bursar"].into_iter().chain(line.split_whitespace());
             let typed = <Typed as clap::Parser>::try_parse_from(words).map_err(|error| error.to_string())?;
             let models = vec![(ModelSource::demo(), LoadOptions::default())];
             let choice = typed.device.choice_for(models).map_err(|failure| failure.error)?;
             Ok::<_, String>((format!("{choice:?}"), typed.device.ranks()))
         };
         for (line, choice, ranks) in [
-            ("", "Auto(4.0 MiB)", 1),
-            ("--tp 2", "AutoRanks(2, 4.0 MiB)", 2),
-            ("--device host --tensor-parallel-size 1", "Host(4.0 MiB)", 1),
-            ("--device host --tp-size 4", "HostRanks(4, 4.0 MiB)", 4),
-            ("--device host:2", "HostRanks(2, 4.0 MiB)", 2),
+            ("", "Auto(512.0 MiB)", 1),
+            ("--capacity 4MiB --tp 2", "AutoRanks(2, 4.0 MiB)", 2),
+            ("--capacity 4MiB --device host --tensor-parallel-size 1", "Host(4.0 MiB)", 1),
+            ("--capacity 4MiB --device host --tp-size 4", "HostRanks(4, 4.0 MiB)", 4),
+            ("--capacity 4MiB --device host:2", "HostRanks(2, 4.0 MiB)", 2),
             ("--device cuda:1", "Cuda(1)", 1),
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
-            ("--tp auto", "Fewest(Auto(4.0 MiB) for [\"demo\"])", 1),
-            ("--device host:4 --tp auto", "Fewest(HostRanks(4, 4.0 MiB) for [\"demo\"])", 4),
+            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", 1),
+            ("--device host:4 --tp auto", "Fewest(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
             ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {
             assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
         }
         let error = chosen("--device cuda:0,1 --tp 4").expect_err("two are not four");
         assert_eq!(error, "--device names 2 devices, and --tensor-parallel-size is 4");
+        let error = chosen("--device cuda:1 --capacity 4MiB").expect_err("a GPU has what it has");
+        assert_eq!(error, "--capacity is of host memory, and --device names a GPU");
         for wrong in ["9", "0", "two"] {
             let error = chosen(&format!("--tp {wrong}")).expect_err(wrong);
             assert!(error.contains("a number of devices is from 1 to 8, or auto"), "{error}");
