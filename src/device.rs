@@ -119,7 +119,8 @@ const CAPACITY: Bytes = Bytes::mib(512);
 fn capacity_of_a_gpu() -> Failure {
     Failure {
         error: "--capacity is of host memory, and --device names a GPU".to_owned(),
-        hint: "bound a model on a GPU with --memory-fraction, --kv-tokens or --kv-bytes, or leave --capacity out".to_owned(),
+        hint: "bound a model on a GPU with --memory-fraction, --kv-tokens or --kv-bytes, or leave --capacity out"
+            .to_owned(),
     }
 }
 

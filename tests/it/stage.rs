@@ -8,7 +8,7 @@ use std::{
     sync::{
         Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
-        mpsc::{self, Sender},
+        mpsc::{SyncSender, sync_channel},
     },
     time::Duration,
 };
@@ -39,8 +39,8 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
 }
 
 /// Keeps `count` threads for blocking work busy until the sender is dropped.
-pub fn blocking_threads_kept(count: usize) -> Sender<()> {
-    let (sender, dropped) = mpsc::channel();
+pub fn blocking_threads_kept(count: usize) -> SyncSender<()> {
+    let (sender, dropped) = sync_channel(0);
     let dropped = Arc::new(Mutex::new(dropped));
     for _ in 0..count {
         let dropped = dropped.clone();

@@ -3,11 +3,12 @@
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bursar_budgets::{Bytes, DeviceError, HostCopy, Lease, Owner, Segment};
 use tokio::sync::watch;
+use tracing::debug;
 
 use super::{Lanes, ProfileError};
 use crate::compute::{Models, Processor};
@@ -175,7 +176,7 @@ impl WeightStore {
     /// The host or the device refuses the copy. The weights are then where they were.
     pub fn put_away(&self) -> Result<bool, DeviceError> {
         let (Some(segment), true) = (self.segment(), self.contents().host.is_some()) else { return Ok(false) };
-        let earlier = self.contents().copy.clone();
+        let (started, earlier) = (Instant::now(), self.contents().copy.clone());
         let copied = match earlier {
             // They were not changed since a wake that failed.
             Some(copied) => copied,
@@ -185,11 +186,13 @@ impl WeightStore {
             }
         };
         self.contents().copy = Some(Copied { is_away: true, ..copied });
+        let copied = started.elapsed();
         let last_use = segment.device().fence_here();
         while !last_use.is_passed() {
             std::thread::park_timeout(FENCE_POLL);
         }
         segment.shrink_to(Bytes::ZERO, &last_use)?;
+        debug!(?copied, unbacked = ?started.elapsed(), "weights are put away");
         Ok(true)
     }
 

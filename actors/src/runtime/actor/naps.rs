@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Class, Gate, Hint, Memory, Request};
 use ractor::{ActorProcessingErr, ActorRef};
-use tokio::{sync::watch, task::JoinSet};
-use tracing::warn;
+use tokio::{sync::watch, task::JoinSet, time::Instant};
+use tracing::{debug, warn};
 
 use super::{
     RuntimeState,
@@ -51,12 +51,16 @@ impl RuntimeState {
     ) {
         let (myself, (cell, arguments)) = (myself.clone(), self.engines[&name].place());
         tokio::spawn(async move {
+            let started = Instant::now();
             // Its children die with it.
             drop(cell.kill_and_wait(None).await);
+            let dead = started.elapsed();
             bring_home(&arguments).await;
+            let home = started.elapsed();
             let level = put_weights_away(&arguments, level).await;
             // A failed wake has opened it, and while it is open, memory that others take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
+            debug!(model = %arguments.label, ?dead, ?home, away = ?started.elapsed(), "it lay down");
             drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
         });
     }
