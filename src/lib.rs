@@ -58,7 +58,7 @@
 
 pub use bursar_actors::metric;
 pub use bursar_actors::{
-    budget::{Budget, Elastic, LeaseError, Order, WatchOptions},
+    budget::{Budget, Demand, Elastic, LeaseError, Lends, Need, Order, WatchOptions},
     chat::{
         BlockEvents, Chat, ChatError, ChatEvent, Content, Deadline, Deadlines, ErrorKind, FinishReason, Image, KvWatch,
         ModelFacts, ModelHandle, Prompt, Reply, ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent,

@@ -108,6 +108,8 @@ questions! {
     MEASURE_FOR_USER: User -> Budget, "measure", 5;
     /// The lease for a model's weights.
     LEASE_FOR_ENGINE: Engine -> Budget, "lease", 60;
+    /// Waits until other models have given way for a start. One whose memory was just called back does so after ten seconds.
+    ROOM_FOR_ENGINE: Engine -> Budget, "room", 30;
     /// Host memory for the weights of a model that falls asleep, and the size of the lease of its weights.
     LEASE_FOR_SLEEP: Runtime -> Budget, "lease memory for weights", 60;
     /// Waits until a dead actor's bytes are back, before its successor starts.

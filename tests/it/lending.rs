@@ -1,4 +1,5 @@
-//! Models that share a device lend one another keys and values while they are idle, and give way to a tenant that waits.
+//! Models that share a device lend one another keys and values while they are idle, and give way to a tenant that waits,
+//! to a load and to a wake.
 
 use std::{sync::Arc, time::Duration};
 
@@ -35,10 +36,16 @@ struct House {
 
 impl House {
     async fn of(capacity: Bytes) -> House {
+        House::where_models_sleep(capacity, None).await
+    }
+
+    /// `turn` as [`RuntimeConfig::sleep_for_room`].
+    async fn where_models_sleep(capacity: Bytes, turn: Option<Duration>) -> House {
         let device = device_of((capacity / ranks() as u64).round_up(Bytes::mib(1)));
         let config = RuntimeConfig {
             device: DeviceChoice::Custom(placed(&device)),
             watch: WatchOptions { every: Duration::from_millis(5), patience: Duration::from_millis(60) },
+            sleep_for_room: turn,
             ..RuntimeConfig::default()
         };
         let runtime = Runtime::start(config).await.expect("a host device starts");
@@ -201,6 +208,68 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
         drop(unread);
         waits.await.expect("no panic").expect("then the model is idle");
         house.regained().await;
+        house.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
+    story(async {
+        let mut house = House::of(Bytes::mib(84)).await;
+        let busy = house.with(shared("busy", 0.4)).await;
+        let idle = house.with(shared("idle", 1.0)).await;
+        let (own, lent) = (house.kv("busy").await, house.kv("idle").await);
+        let expected = answer(&idle, about(1)).await;
+        let replies = crowd(&busy);
+        let room = Bytes::mib(16) / ranks() as u64;
+        eventually("it borrows more than a load needs", async || house.kv("busy").await > own + room).await;
+        let full = house.ledger().await;
+        let small = LoadOptions { name: Some("third".to_owned()), ..small() };
+        let third = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("it is given room");
+        let ledger = house.ledger().await;
+        let taken: Bytes =
+            ledger.leases.iter().filter(|lease| lease.model.as_str() == "third").map(|lease| lease.bytes).sum();
+        assert!(full.free < taken, "{taken} of {}\n{ledger}", full.free);
+        assert_eq!([answer(&third, about(1)).await, answer(&idle, about(1)).await], [expected.clone(), expected]);
+        for reply in replies {
+            assert_eq!(reply.await.expect("no panic").usage.completion_tokens, 560);
+        }
+        house.runtime.unload("third").await.expect("it is loaded");
+        eventually("all have their shares again", async || {
+            answer(&idle, about(3)).await;
+            (house.kv("busy").await, house.kv("idle").await) == (own, lent)
+        })
+        .await;
+        house.runtime.shutdown().await;
+    });
+}
+
+#[test]
+fn an_idle_model_gives_way_to_a_load_and_a_wake_and_does_not_sleep() {
+    story(async {
+        // Either would put the other to sleep, if there were no other way.
+        let mut house = House::where_models_sleep(Bytes::mib(40), Some(Duration::from_millis(1))).await;
+        let first = house.with(shared("first", 1.0)).await;
+        let (kv, expected) = (house.kv("first").await, answer(&first, about(1)).await);
+        let small = LoadOptions { name: Some("second".to_owned()), ..small() };
+        let second = house.runtime.load_with(ModelSource::demo(), small, |_| {}).await.expect("it is given room");
+        for _ in 0..2 {
+            assert!(house.kv("first").await < kv && first.is_asleep().is_none());
+            for model in [&first, &second] {
+                assert_eq!(answer(model, about(1)).await, expected);
+            }
+            second.sleep(SleepLevel::Level1, Duration::from_secs(60)).await.expect("it sleeps");
+            eventually("what it gave is back", async || house.kv("first").await == kv).await;
+            second.wake().await.expect("it is given room");
+        }
+        let told = serde_json::json!(house.runtime.recent_events());
+        let slept = |event: &&serde_json::Value| event["event"] == "asleep" && event["model"] == "first";
+        assert_eq!(told.as_array().expect("a list").iter().filter(slept).count(), 0, "{told}");
+        house.runtime.unload("second").await.expect("it is loaded");
+        eventually("it has its own again, backed", async || {
+            house.kv("first").await == kv && house.device.counts().backed == house.ledger().await.granted
+        })
+        .await;
         house.runtime.shutdown().await;
     });
 }

@@ -366,7 +366,7 @@ impl BudgetState {
         if self.clearing.is_empty() {
             return;
         }
-        let is_called = !self.lending.called(&self.lendable()).is_zero();
+        let is_called = !self.lending.called(&self.mailbox.lendable()).is_zero();
         self.may_lend |= is_called;
         for (cleared, reply) in std::mem::take(&mut self.clearing) {
             match !is_called && self.ledger.is_cleared(&cleared) {

@@ -7,7 +7,7 @@ use bursar_budgets::{
 };
 use thiserror::Error;
 
-use super::{BudgetMailbox, BudgetMessage, Elastic, mailbox::Note};
+use super::{BudgetMailbox, BudgetMessage, Elastic, Lendable, mailbox::Note};
 use crate::{
     event::{Event, EventLog},
     metric::DeviceLabel,
@@ -159,6 +159,11 @@ impl Budget {
     /// Bytes of live leases, read without asking the actor. For metrics; it may lag a moment behind.
     pub fn leased_bytes(&self) -> Bytes {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
+    }
+
+    /// Bytes that models would give up for a lease that waits (ADR 46), read without asking the actor.
+    pub(crate) fn would_be_given(&self) -> Bytes {
+        self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
 
     /// A lease of any class for one of our own actors. With `wait` it waits until enough is given back; without, it is

@@ -1,8 +1,8 @@
 //! Which model lends keys and values to which (ADR 46): pure.
 //!
 //! A model has a share: the bytes of its keys and values at READY. While it has no request it lends all but its floor to
-//! models whose requests wait for blocks, and gives way to a tenant that waits. It gets its share back when it has requests
-//! again.
+//! models whose requests wait for blocks. It gets its share back when it has requests again. For a lease that waits, a
+//! tenant's or a start's, what is borrowed is called in, and idle models give way.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -36,6 +36,12 @@ impl Lendable {
 
     fn missing(&self) -> Bytes {
         self.share.saturating_sub(self.bytes)
+    }
+
+    /// What it gives up for a lease that waits: what it borrows, and without requests all above its floor.
+    pub fn would_give(&self) -> Bytes {
+        let keeps = if self.need == Need::Idle { self.floor } else { self.share };
+        self.bytes.saturating_sub(keeps)
     }
 }
 
@@ -90,23 +96,25 @@ impl Lending {
     /// The orders that follow from how things are. All are absolute, so a later call may repeat them.
     pub fn orders(&mut self, room: Room, leases: &[Lendable]) -> Vec<(LeaseId, Order)> {
         self.note(room.at, leases);
-        let mut orders = Vec::new();
-        let mut called = self.called(leases);
+        let mut kept: BTreeMap<LeaseId, Bytes> = BTreeMap::new();
+        let (mut called, mut awaited) = (self.called(leases), room.awaited);
         let mut borrowers: Vec<_> = leases.iter().filter(|lease| !lease.borrowed().is_zero()).collect();
         borrowers.sort_unstable_by_key(|lease| std::cmp::Reverse((lease.borrowed(), lease.lease)));
         for lease in borrowers {
-            let part = called.min(lease.borrowed());
-            if !part.is_zero() {
-                called -= part;
-                orders.push((lease.lease, Order::GiveUp { to: lease.bytes - part }));
-            }
+            let of_lenders = called.min(lease.borrowed());
+            let of_waiting = awaited.min(lease.borrowed() - of_lenders);
+            (called, awaited) = (called - of_lenders, awaited - of_waiting);
+            kept.insert(lease.lease, lease.bytes - of_lenders - of_waiting);
         }
+        // What is free goes to the lease that waits before any is borrowed.
+        let may_borrow = room.awaited.is_zero();
         let mut free = if room.is_pressed { Bytes::ZERO } else { room.available };
+        let mut grown = Vec::new();
         let mut grow = |lease: &Lendable, by: Bytes, free: &mut Bytes| {
             let by = by.min(*free).round_down(lease.step);
             if !by.is_zero() {
                 *free -= by;
-                orders.push((lease.lease, Order::MayGrow { to: lease.bytes + by }));
+                grown.push((lease.lease, Order::MayGrow { to: lease.bytes + by }));
             }
         };
         for lease in leases.iter().filter(|lease| self.lends(lease.lease) && lease.need != Need::Idle) {
@@ -117,23 +125,23 @@ impl Lending {
         hungry.sort_unstable_by_key(|lease| (lease.borrowed(), lease.lease));
         let borrowed = leases.iter().map(Lendable::borrowed).sum();
         let mut left = self.lent_by_idle(leases).saturating_sub(borrowed);
-        for (place, lease) in hungry.iter().enumerate() {
+        for (place, lease) in hungry.iter().enumerate().filter(|_| may_borrow) {
             let part = (left / (hungry.len() - place) as u64).min(lease.limit - lease.bytes);
             let before = free;
             grow(lease, part, &mut free);
             left -= before - free;
         }
-        let mut awaited = room.awaited;
-        for lease in leases.iter().filter(|lease| lease.bytes > lease.floor && self.may_lend(lease.lease, room.at)) {
-            let part = match hungry.is_empty() {
-                true => awaited.min(lease.bytes - lease.floor),
-                false => lease.bytes - lease.floor,
-            };
-            if !part.is_zero() {
-                awaited = awaited.saturating_sub(part);
-                orders.push((lease.lease, Order::GiveUp { to: lease.bytes - part }));
-            }
+        for lease in leases.iter().filter(|lease| self.may_lend(lease.lease, room.at)) {
+            let kept = kept.entry(lease.lease).or_insert(lease.bytes);
+            let spare = kept.saturating_sub(lease.floor);
+            let part = if hungry.is_empty() { awaited.min(spare) } else { spare };
+            awaited = awaited.saturating_sub(part);
+            *kept -= part;
         }
+        let is_less = |(lease, to): &(LeaseId, Bytes)| leases.iter().any(|of| of.lease == *lease && *to < of.bytes);
+        let mut orders: Vec<_> =
+            kept.into_iter().filter(is_less).map(|(lease, to)| (lease, Order::GiveUp { to })).collect();
+        orders.append(&mut grown);
         if !hungry.is_empty() {
             let idle = self.idle_since.keys().copied().filter(|lease| self.may_lend(*lease, room.at));
             let lenders: Vec<_> = idle.collect();
@@ -244,6 +252,30 @@ mod tests {
     }
 
     #[test]
+    fn what_is_borrowed_is_called_in_for_a_lease_that_waits_and_nothing_is_borrowed_meanwhile() {
+        let mut lending = Lending::new(SECOND, 10 * SECOND);
+        let leases = |lender, borrower| [lease(1, lender, Need::Idle), lease(2, borrower, Need::Hungry)];
+        lending.orders(room(0, 0), &leases(100, 100));
+        lending.orders(room(1, 0), &leases(100, 100));
+        let waits = |available, awaited| Room { awaited: Bytes(awaited), ..room(2, available) };
+        assert_eq!(lending.orders(waits(0, 30), &leases(10, 190)), [give_up(2, 160)], "by what is lacking");
+        assert_eq!(
+            lending.orders(waits(20, 10), &leases(10, 170)),
+            [give_up(2, 160)],
+            "what came free is not lent again"
+        );
+        assert_eq!(lending.orders(waits(0, 120), &leases(10, 190)), [give_up(2, 100)], "its share stays");
+        // A borrower that is idle by now gives up what it borrows, and of its own by what is still lacking.
+        let idle = [lease(1, 10, Need::Idle), lease(2, 190, Need::Idle)];
+        lending.orders(room(3, 0), &idle);
+        let waits = |awaited| Room { awaited: Bytes(awaited), ..room(4, 0) };
+        assert_eq!(lending.orders(waits(120), &idle), [give_up(2, 70)]);
+        assert_eq!(lending.orders(waits(500), &idle), [give_up(2, 10)]);
+        assert_eq!(idle.map(|lease| lease.would_give()), [Bytes(0), Bytes(180)]);
+        assert_eq!(leases(60, 190).map(|lease| lease.would_give()), [Bytes(50), Bytes(90)]);
+    }
+
+    #[test]
     fn two_hungry_models_share_what_is_lent_and_nothing_grows_under_pressure() {
         let mut lending = Lending::new(Duration::ZERO, SECOND);
         let leases = |lender, first, second| {
@@ -257,19 +289,22 @@ mod tests {
     }
 
     proptest! {
-        /// Models that obey at once never hold more than there is, whatever they need when; a lender has its share again as
-        /// soon as it needs it; no lease is taken below its floor, or by lending below its share while it needs it.
+        /// Models that obey at once never hold more than there is, whatever they need when and whatever waits; a lender has
+        /// its share again as soon as it needs it; no lease is taken below its floor, or below its share while it needs it.
         #[test]
         fn shares_are_lent_and_come_back_and_no_byte_is_held_twice(
-            steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>()), 1..60),
+            steps in proptest::collection::vec((0u64..3, 0usize..3, any::<bool>(), prop_oneof![Just(0), 0u64..200]), 1..60),
         ) {
             let mut lending = Lending::new(SECOND, 2 * SECOND);
             let mut leases: Vec<_> = (1..=3).map(|number| lease(number, 100, Need::Idle)).collect();
-            for (second, (which, need, is_pressed)) in steps.into_iter().enumerate() {
+            let mut has_waited = false;
+            for (second, (which, need, is_pressed, wanted)) in steps.into_iter().enumerate() {
                 leases[which as usize].need = Need::ALL[need];
+                has_waited |= wanted > 0;
                 for _ in 0..4 {
                     let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
-                    let room = Room { is_pressed, ..room(second as u32, 300 - held) };
+                    let awaited = Bytes(wanted).saturating_sub(Bytes(300 - held));
+                    let room = Room { is_pressed, awaited, ..room(second as u32, 300 - held) };
                     for (of, order) in lending.orders(room, &leases) {
                         let lease = leases.iter_mut().find(|lease| lease.lease == of).expect("it is there");
                         match order {
@@ -280,6 +315,7 @@ mod tests {
                             }
                             Order::MayGrow { to } => {
                                 prop_assert!(lease.need != Need::Idle && to > lease.bytes && to <= lease.limit);
+                                prop_assert!(awaited.is_zero() || to <= lease.share, "what is awaited is borrowed");
                                 lease.bytes = to;
                             }
                         }
@@ -287,7 +323,9 @@ mod tests {
                     let held: u64 = leases.iter().map(|lease| lease.bytes.0).sum();
                     prop_assert!(held <= 300, "{:?}", leases);
                 }
-                for lease in leases.iter().filter(|lease| lease.need != Need::Idle) {
+                // What was given up for a lease that waited comes back by other rules.
+                let is_due = |lease: &&Lendable| !has_waited || lending.lends(lease.lease);
+                for lease in leases.iter().filter(|lease| lease.need != Need::Idle).filter(is_due) {
                     prop_assert!(is_pressed || lease.missing().is_zero(), "{:?}", leases);
                 }
             }

@@ -17,7 +17,7 @@ use dashmap::DashMap;
 use ractor::{ActorId, ActorRef};
 use tokio::sync::watch;
 
-use super::{BudgetMessage, Elastic, lease_sums::LeaseSums};
+use super::{BudgetMessage, Elastic, Lendable, lease_sums::LeaseSums};
 use crate::{
     event::{Event, EventLog, Leased},
     metric::{self, DeviceLabel},
@@ -204,6 +204,17 @@ impl BudgetMailbox {
         let old = std::mem::replace(&mut *books, blank);
         // Users' memory may have waited there for its fence.
         tokio::task::spawn_blocking(move || drop(old));
+    }
+
+    /// The leases that lend and borrow.
+    pub(super) fn lendable(&self) -> Vec<Lendable> {
+        let books = self.books();
+        let lendable = books.elastic.iter().filter_map(|(lease, elastic)| {
+            let (lends, bytes) = (elastic.lends.as_ref()?, self.leases.get(lease)?.bytes);
+            let Elastic { floor, most: share, step, .. } = *elastic;
+            Some(Lendable { lease: *lease, bytes, floor, share, limit: lends.limit, step, need: lends.demand.need() })
+        });
+        lendable.collect()
     }
 
     /// The live leases.

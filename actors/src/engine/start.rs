@@ -17,8 +17,8 @@ use bursar_model::{
 };
 
 use super::{
-    EngineArguments, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Question, Records, StartError, Status,
-    fetch::fetch, kept::Opened, records::Sought,
+    EngineArguments, Lack, LoadOptions, Lowered, ModelContext, Progress, ProgressSink, Question, Records, StartError,
+    Status, fetch::fetch, kept::Opened, records::Sought,
 };
 use crate::{
     budget::LeaseError,
@@ -29,6 +29,9 @@ use crate::{
     sleep::Rest,
     tree::{self, Role},
 };
+
+/// How often others are asked for room: another start, or a tenant that waits, may take what they gave.
+const ROOM_TRIES: usize = 3;
 
 /// What the plan says, before any memory is taken, without its worst cases.
 #[derive(Clone)]
@@ -275,11 +278,42 @@ impl EngineArguments {
         Ok(processor)
     }
 
+    /// Plans, and has others make room if the plan lacks any.
     async fn plan(
         &self,
         checkpoint: impl FnOnce(&Target) -> Result<Arc<Checkpoint>, StartError> + Send + 'static,
         processor: &Processor,
     ) -> Result<(Arc<Checkpoint>, StartPlan, Arc<Needs>), StartError> {
+        let target = processor.target();
+        let checkpoint = off_actor(move || checkpoint(&target)).await?;
+        for _ in 0..ROOM_TRIES {
+            match self.plan_as_it_is(checkpoint.clone(), processor).await {
+                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.lack).await => {}
+                planned => return planned.map(|(plan, needs)| (checkpoint, plan, needs)),
+            }
+        }
+        let (plan, needs) = self.plan_as_it_is(checkpoint.clone(), processor).await?;
+        Ok((checkpoint, plan, needs))
+    }
+
+    /// Has other models give way by what is lacking (ADR 46): a lease of all that the start needs waits as a tenant's does,
+    /// ahead of those and after starts that are under way. It ends at once, as the start has its own. False if they cannot
+    /// give as much, or do not in time.
+    async fn is_given_room(&self, lack: &Lack) -> bool {
+        let Lack::Memory { needed, short_by, .. } = *lack else { return false };
+        if short_by > self.budget.would_be_given() {
+            return false;
+        }
+        let owner = Owner::new(format!("{} room", self.label), self.generation);
+        let request = Request::new(owner, Class::Weights, self.label.clone(), needed);
+        self.budget.ask(tree::ROOM_FOR_ENGINE, request, true).await.is_ok()
+    }
+
+    async fn plan_as_it_is(
+        &self,
+        checkpoint: Arc<Checkpoint>,
+        processor: &Processor,
+    ) -> Result<(StartPlan, Arc<Needs>), StartError> {
         let mut options = self.options.clone();
         if self.kept.record().is_some() {
             // It takes what it had, not a fraction of what others have left since.
@@ -294,7 +328,6 @@ impl EngineArguments {
         let (is_host, ranks) = (self.device.is_host_memory(), self.device.ranks().len().max(1));
         let (search, processor, progress) = (self.search(&ledger), processor.clone(), self.progress.clone());
         off_actor(move || {
-            let checkpoint = checkpoint(&target)?;
             let model = Model::plan_heaviest(&checkpoint, &target, ranks)?;
             let pictures = checkpoint.image_processor.clone();
             // Weights that are already loaded are leased already, for this model.
@@ -318,7 +351,7 @@ impl EngineArguments {
             let (unloaded, pictures) = (Arc::new(model), pictures.map(Arc::new));
             let inputs = Arc::new(inputs);
             let plan = StartPlan { inputs, unloaded, pictures, target, expected_blocks, records, woken };
-            Ok((checkpoint, plan, Arc::new(needs)))
+            Ok((plan, Arc::new(needs)))
         })
         .await
     }

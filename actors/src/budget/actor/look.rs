@@ -202,7 +202,7 @@ impl BudgetState {
             is_pressed: self.is_pressed() || self.ledger.waiting_for(Memory::Device) > 0,
         };
         // What an idle model lends is for those whose requests wait.
-        let is_hungry = self.lendable().iter().any(|lease| lease.need == Need::Hungry);
+        let is_hungry = self.mailbox.lendable().iter().any(|lease| lease.need == Need::Hungry);
         let wanting: Vec<Wanting> = {
             let books = self.mailbox.books();
             let wanting = books.elastic.iter().filter_map(|(lease, elastic)| {
@@ -223,20 +223,9 @@ impl BudgetState {
         !account.owed().is_zero() || account.canary < account.canary_wanted || self.ledger.is_profiling()
     }
 
-    /// The leases that lend and borrow.
-    pub(super) fn lendable(&self) -> Vec<Lendable> {
-        let books = self.mailbox.books();
-        let lendable = books.elastic.iter().filter_map(|(lease, elastic)| {
-            let (lends, bytes) = (elastic.lends.as_ref()?, self.ledger.holding(*lease)?.bytes);
-            let Elastic { floor, most: share, step, .. } = *elastic;
-            Some(Lendable { lease: *lease, bytes, floor, share, limit: lends.limit, step, need: lends.demand.need() })
-        });
-        lendable.collect()
-    }
-
     /// Lets idle models lend keys and values, and gives lenders theirs back.
     pub(super) fn lend(&mut self) {
-        let leases = self.lendable();
+        let leases = self.mailbox.lendable();
         if leases.is_empty() {
             return;
         }
