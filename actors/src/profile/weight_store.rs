@@ -15,7 +15,11 @@ use crate::compute::{Models, Processor};
 
 /// One per model, held by the runtime.
 #[derive(Clone, Default)]
-pub struct WeightStore(Arc<Mutex<Contents>>);
+pub struct WeightStore {
+    contents: Arc<Mutex<Contents>>,
+    /// Held while weights are copied to the host.
+    copying: Arc<Mutex<()>>,
+}
 
 #[derive(Default)]
 struct Contents {
@@ -26,8 +30,8 @@ struct Contents {
     /// What the weights of a sleeping model are copied to. The lease is there first, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
-    /// A copy that was taken and is perhaps not dropped yet.
-    spare: Option<watch::Receiver<()>>,
+    /// Copies that were taken and are perhaps not dropped yet, and threads that copy ahead.
+    spare: Vec<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
     processor: Option<Processor>,
@@ -160,12 +164,51 @@ impl WeightStore {
 
     /// The memory of the weights.
     pub fn segment(&self) -> Option<Arc<Segment>> {
-        self.contents().model.as_ref()?.segment().cloned()
+        self.contents().segment()
     }
 
     /// Whether the weights are in host memory alone.
     pub fn is_away(&self) -> bool {
         self.contents().is_away()
+    }
+
+    /// Begins to copy the weights to the host memory that was leased for them, on a thread of its own: nothing writes
+    /// weights, so requests may still run. Ending the attempt `generation` waits for it.
+    pub fn copy_ahead(&self, generation: u64) {
+        let Some(at_work) = self.begin(generation) else { return };
+        let (done, over) = watch::channel(());
+        self.contents().spare.push(over);
+        let store = self.clone();
+        tokio::task::spawn_blocking(move || {
+            // What fails here is tried again when the weights are put away.
+            drop(store.copy());
+            drop((at_work, done));
+        });
+    }
+
+    /// The copy of the weights in host memory, made unless it is there. None if no host memory was leased, or nothing is
+    /// loaded.
+    fn copy(&self) -> Result<Option<Copied>, DeviceError> {
+        let _turn = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        let (segment, host, earlier) = {
+            let contents = self.contents();
+            (contents.segment(), contents.host.clone(), contents.copy.clone())
+        };
+        let (Some(segment), Some(host)) = (segment, host) else { return Ok(None) };
+        // They were not changed since a wake that failed.
+        if earlier.is_some() {
+            return Ok(earlier);
+        }
+        let started = Instant::now();
+        let copied = Copied { copy: Arc::new(segment.copy_out()?), backed: segment.backed(), is_away: false };
+        debug!(took = ?started.elapsed(), "weights are copied to the host");
+        let mut contents = self.contents();
+        // Whose lease was taken out meanwhile stays awake.
+        if !contents.host.as_ref().is_some_and(|now| Arc::ptr_eq(now, &host)) {
+            return Ok(None);
+        }
+        contents.copy = Some(copied.clone());
+        Ok(Some(copied))
     }
 
     /// Moves the weights to the host memory that was leased for them, and unbacks them. Their addresses stay, so the
@@ -175,24 +218,15 @@ impl WeightStore {
     /// # Errors
     /// The host or the device refuses the copy. The weights are then where they were.
     pub fn put_away(&self) -> Result<bool, DeviceError> {
-        let (Some(segment), true) = (self.segment(), self.contents().host.is_some()) else { return Ok(false) };
-        let (started, earlier) = (Instant::now(), self.contents().copy.clone());
-        let copied = match earlier {
-            // They were not changed since a wake that failed.
-            Some(copied) => copied,
-            None => {
-                let backed = segment.backed();
-                Copied { copy: Arc::new(segment.copy_out()?), backed, is_away: false }
-            }
-        };
+        let (Some(segment), Some(copied)) = (self.segment(), self.copy()?) else { return Ok(false) };
+        let started = Instant::now();
         self.contents().copy = Some(Copied { is_away: true, ..copied });
-        let copied = started.elapsed();
         let last_use = segment.device().fence_here();
         while !last_use.is_passed() {
             std::thread::park_timeout(FENCE_POLL);
         }
         segment.shrink_to(Bytes::ZERO, &last_use)?;
-        debug!(?copied, unbacked = ?started.elapsed(), "weights are put away");
+        debug!(took = ?started.elapsed(), "weights are unbacked");
         Ok(true)
     }
 
@@ -228,14 +262,15 @@ impl WeightStore {
             return SpareCopy::default();
         }
         let (gone, spare) = watch::channel(());
-        contents.spare = Some(spare);
+        contents.spare.push(spare);
         SpareCopy { copy: contents.copy.take(), host: contents.host.take(), gone: Some(gone) }
     }
 
-    /// Waits until what was [taken](Self::take_copy) has been dropped: its lease has to be home before the model's next one.
+    /// Waits until what was [taken](Self::take_copy) has been dropped, and no thread copies ahead: their lease has to be home
+    /// before the model's next one.
     pub async fn spare_is_gone(&self) {
-        let spare = self.contents().spare.clone();
-        if let Some(mut spare) = spare {
+        let spare = std::mem::take(&mut self.contents().spare);
+        for mut spare in spare {
             while spare.changed().await.is_ok() {}
         }
     }
@@ -270,7 +305,7 @@ impl WeightStore {
 
     fn contents(&self) -> MutexGuard<'_, Contents> {
         // No code panics while it holds this lock.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -283,6 +318,10 @@ impl Contents {
         self.at_work.retain(|work| work.has_changed().is_ok());
         self.at_work.push(done);
         Some(AtWork(work))
+    }
+
+    fn segment(&self) -> Option<Arc<Segment>> {
+        self.model.as_ref()?.segment().cloned()
     }
 
     fn is_away(&self) -> bool {

@@ -204,7 +204,10 @@ async fn drain(
         let request = Request::new(arguments.sleep_owner(), Class::Host, label.clone(), bytes);
         weight_store.spare_is_gone().await;
         match (budget.ask(tree::LEASE_FOR_SLEEP, request, false).await, level) {
-            (Ok(lease), _) => weight_store.keep_host(lease),
+            (Ok(lease), _) => {
+                weight_store.keep_host(lease);
+                weight_store.copy_ahead(arguments.last_owner().generation);
+            }
             (Err(error), Some(_)) => return Err(SleepError::Host(Arc::new(error))),
             (Err(_), None) => {}
         }
@@ -213,8 +216,13 @@ async fn drain(
         wakefulness.empty().await;
         return Ok(());
     };
-    let emptied = tokio::time::timeout(within, wakefulness.empty()).await;
-    emptied.map_err(|_| SleepError::Busy { running: wakefulness.inside(), within })
+    if tokio::time::timeout(within, wakefulness.empty()).await.is_err() {
+        let running = wakefulness.inside();
+        drop(weight_store.take_copy());
+        weight_store.spare_is_gone().await;
+        return Err(SleepError::Busy { running, within });
+    }
+    Ok(())
 }
 
 /// Frees the device memory of weights that no thread uses any more.
