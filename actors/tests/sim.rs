@@ -24,7 +24,7 @@ use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureHash, PrefixKeys};
 
 use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
-use tiers::HostMemory;
+use tiers::{HostMemory, HostRows};
 
 struct World {
     seed: u64,
@@ -60,6 +60,7 @@ struct World {
     /// What each slot of the KV cache holds: a hash of everything that it was computed from.
     slots: Vec<Option<u64>>,
     host: HostMemory,
+    host_rows: HostRows,
     trace: String,
     steps: usize,
     planned_ahead: usize,
@@ -111,7 +112,7 @@ impl World {
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead, seed),
-            vision: VisionCore::new(cache_rows, launch_patches),
+            vision: VisionCore::new(cache_rows, launch_patches).with_host(tiers::rows(seed)),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
             previous: Vec::new(),
@@ -119,6 +120,7 @@ impl World {
             rows: vec![None; cache_rows],
             slots: vec![None; blocks * BLOCK_TOKENS],
             host: HostMemory::new(seed),
+            host_rows: HostRows::new(seed),
             pixels: BTreeSet::new(),
             pins: BTreeMap::new(),
             pins_of_steps: VecDeque::new(),
@@ -177,11 +179,9 @@ impl World {
         if wanted.is_empty() {
             return self.admit(number, &[], Vec::new());
         }
-        self.next_ticket += 1;
-        let ticket = Ticket(self.next_ticket);
-        request.ticket = Some(ticket);
-        self.pixels.extend(wanted.iter().map(|picture| picture.key));
-        self.vision_step(vision::Input::Want(ticket, wanted));
+        let keys: Vec<_> = wanted.iter().map(|picture| picture.key).collect();
+        let has_pixels = !self.vision.holds_all(&keys);
+        self.want(number, wanted, has_pixels);
     }
 
     /// How many of its first pictures blocks hold, as its driver would look it up.
@@ -235,7 +235,7 @@ impl World {
 
     fn vision_step(&mut self, input: vision::Input) {
         let effects = self.vision.step(input);
-        let mut answers = Vec::new();
+        let (mut answers, mut lost) = (Vec::new(), Vec::new());
         for effect in effects {
             match effect {
                 vision::Effect::Launch(pictures) => {
@@ -250,6 +250,8 @@ impl World {
                     }
                     self.launches.push_back(pictures);
                 }
+                vision::Effect::Copy { to_host, to_device } => self.copy_rows(&to_host, &to_device),
+                vision::Effect::Lost(ticket) => lost.push(ticket),
                 vision::Effect::Ready(ticket, rows) => answers.push((ticket, Some(rows))),
                 vision::Effect::Refused { ticket, rows, limit } => {
                     assert!(rows > limit || limit == self.cache_rows, "refused for a reason");
@@ -262,6 +264,7 @@ impl World {
         for (ticket, rows) in answers {
             self.answered(ticket, rows);
         }
+        lost.into_iter().for_each(|ticket| self.is_lost(ticket));
     }
 
     fn answered(&mut self, ticket: Ticket, rows: Option<Vec<Arc<[u32]>>>) {
@@ -425,7 +428,10 @@ impl World {
             14..15 => self.return_all(),
             15..16 if self.chance.one_in(2) => self.resize(),
             16..17 => self.moment_passes(),
-            17..18 => self.copies_end(),
+            17..18 => {
+                self.copies_end();
+                self.rows_end();
+            }
             _ => self.launch_ends(),
         }
     }
@@ -437,11 +443,13 @@ impl World {
         let bound = self.steps + 4 * tokens * (1 + self.requests.len());
         while !(self.under_way.is_empty()
             && self.host.under_way.is_empty()
+            && self.host_rows.under_way.is_empty()
             && self.launches.is_empty()
             && self.returning.is_empty())
         {
             self.return_all();
             self.copies_end();
+            self.rows_end();
             self.launch_ends();
             self.step_ends();
             assert!(self.steps < bound, "it does not come to an end");
@@ -493,6 +501,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
     let (mut made_way, mut late) = (0, 0);
     let (mut left, mut fetched) = (0, 0);
+    let (mut brought, mut lost) = (0, 0);
     let (mut found_computed, mut missed) = (0, 0);
     for seed in 0..1000 {
         let world = run_and_say(seed, true);
@@ -506,6 +515,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         found_tokens += world.found_tokens;
         (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
         (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
+        (brought, lost) = (brought + world.host_rows.brought, lost + world.host_rows.lost);
         steps += world.steps;
         planned_ahead += world.planned_ahead;
     }
@@ -517,6 +527,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(made_way > 100, "{made_way} made way for urgent ones");
     assert!(late > 100, "{late} waited too long");
     assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
+    assert!(brought > 1000 && lost > 10, "{brought} pictures came back from there, {lost} requests found them gone");
     assert!(
         found_computed > 1000 && missed > 100,
         "{found_computed} pictures needed no rows, {missed} counted on gone ones"

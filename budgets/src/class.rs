@@ -33,7 +33,7 @@ pub enum Class {
     Canary,
     /// Host memory, such as decoded pictures.
     Host,
-    /// Host memory for keys and values that had to leave the device.
+    /// Host memory for keys and values, and for pictures' embeddings, that had to leave the device.
     HostKv,
     /// A user's own code, by the name that it chose.
     Tenant(String),

@@ -108,15 +108,27 @@ impl HostBlocks {
         self.slots
     }
 
-    /// Where a slot's part of a layer is.
-    pub(crate) fn piece(&self, layer: usize, slot: u32) -> *mut u8 {
-        // Wrapping, because whether it is inside is the front's to check.
-        self.address.wrapping_add(self.bytes(1).as_usize() * (layer * self.slots + slot as usize))
+    /// Where the slots of a layer begin.
+    pub(crate) fn layer(&self, layer: usize) -> *mut u8 {
+        self.address.wrapping_add(self.shape.block_bytes().as_usize() * layer * self.slots)
     }
+}
 
-    /// Bytes of neighbouring slots in a layer.
-    pub(crate) fn bytes(&self, slots: u32) -> Bytes {
-        self.shape.block_bytes() * u64::from(slots)
+/// Rows of pictures in host memory, one after another.
+#[derive(Debug)]
+pub struct HostRows {
+    pub(crate) address: *mut u8,
+    pub(crate) slots: usize,
+    pub(crate) row_bytes: Bytes,
+}
+
+impl HostRows {
+    /// So many slots for rows of `row_bytes` at `address`.
+    ///
+    /// # Safety
+    /// As for [`HostBlocks::new`], of `slots` rows.
+    pub unsafe fn new(address: *mut u8, slots: usize, row_bytes: Bytes) -> Self {
+        HostRows { address, slots, row_bytes }
     }
 }
 

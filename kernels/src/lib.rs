@@ -42,7 +42,7 @@ pub use e4m3::{E4m3, e4m3_scale, largest_magnitude};
 pub use error::KernelError;
 pub use faulty::FaultyBackend;
 pub use input_token::{InputToken, UnseenToken};
-pub use kv_layer::{BLOCK_TOKENS, HostBlocks, KvLayer, KvShape, ScaledLayer};
+pub use kv_layer::{BLOCK_TOKENS, HostBlocks, HostRows, KvLayer, KvShape, ScaledLayer};
 pub use plan::Plan;
 pub use rank::{Rank, Share};
 pub use scope::Scope;

@@ -1,4 +1,4 @@
-//! Blocks that go to host memory and come back, on a GPU, and how fast. Without a GPU, each test prints that and ends.
+//! Blocks and rows that go to host memory and come back, on a GPU, and how fast. Without a GPU, each test prints that and ends.
 
 mod ground;
 
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bursar_budgets::{Bytes, CudaDevice, Device};
 use bursar_kernels::*;
 
-use ground::{Blocks, first_gpu, go_and_come_back, load};
+use ground::{Blocks, first_gpu, go_and_come_back, load, rows_go_and_come_back};
 
 fn backend() -> Option<(Arc<CudaDevice>, Cuda)> {
     let device = first_gpu()?;
@@ -20,6 +20,7 @@ fn blocks_that_went_to_the_host_come_back_after_what_overwrote_them() {
     let Some((device, cuda)) = backend() else { return };
     for _ in 0..20 {
         go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
+        rows_go_and_come_back(&cuda, &(device.clone() as Arc<dyn Device>));
     }
 }
 

@@ -1,5 +1,5 @@
-//! Keys and values that go to host memory when others need their place, and come back: replies do not change, and what
-//! was computed once is not computed again.
+//! Keys and values, and pictures' rows, that go to host memory when others need their place, and come back: replies do not
+//! change, and what was computed once is not computed again.
 
 use bursar::{
     Bytes, Chat, Class, DeviceChoice, Envelope, Hint, Intensity, LoadOptions, ModelSource, Runtime, RuntimeConfig,
@@ -121,6 +121,106 @@ fn a_picture_whose_blocks_went_to_the_host_is_encoded_once() {
             assert_eq!(answer(&fresh.model, chat.clone()).await, said, "turn {turn}");
             chat = chat.assistant(&said).user(format!("And {turn}?"));
         }
+    });
+}
+
+/// More than the vision cache of [`small`] holds.
+const PICTURES: u32 = 40;
+
+/// A short reply about a picture, whose blocks no other `visit` shares.
+fn visited(number: u32, visit: usize) -> Chat {
+    about(number).max_tokens(4).ignore_end().cache_salt(format!("visit {visit}")).log_probabilities(1)
+}
+
+async fn visit(stage: &Stage, visit: usize) -> Vec<Whole> {
+    let mut replies = Vec::new();
+    for number in 0..PICTURES {
+        replies.push(ask(&stage.model, visited(number, visit)).await.expect("it answers"));
+    }
+    replies
+}
+
+fn with_rows(name: &str, swap_space: Bytes) -> LoadOptions {
+    LoadOptions { name: Some(name.to_owned()), swap_space, ..small() }
+}
+
+#[test]
+fn a_picture_that_left_the_vision_cache_is_copied_back_and_not_encoded_again() {
+    let ears = Ears::open();
+    story(async {
+        let with = Stage::set(with_rows("rows", SOME)).await;
+        let before = with.snapshot().await;
+        let count = |what: &str| ears.now(&format!("bursar_encoder_cache_{what}{{model=rows}}"));
+        let encoded = || count("queries_total") - count("hits_total");
+        let first = visit(&with, 0).await;
+        let pictures = f64::from(PICTURES);
+        assert_eq!((encoded(), count("host_hits_total")), (pictures, 0.0));
+        for again in 1..3 {
+            for (number, (now, then)) in visit(&with, again).await.iter().zip(&first).enumerate() {
+                assert_same(now, then, &format!("picture {number}, visit {again}"));
+            }
+        }
+        assert_eq!((encoded(), count("host_hits_total")), (pictures, 2.0 * pictures), "each was encoded once");
+        assert!(count("host_bytes") > 0.0);
+        // All at once, and each twice.
+        let all = (0..2 * PICTURES as usize).map(|at| ask(&with.model, visited(at as u32 % PICTURES, 3 + at)));
+        for (at, reply) in join_all(all).await.into_iter().enumerate() {
+            assert_eq!(reply.expect("it answers").text, first[at % PICTURES as usize].text);
+        }
+        assert_eq!(encoded(), pictures);
+        with.settled(&before).await;
+
+        let without = Stage::set(with_rows("no rows", Bytes::ZERO)).await;
+        for (number, (now, then)) in visit(&without, 0).await.iter().zip(&first).enumerate() {
+            assert_same(now, then, &format!("picture {number} without a host tier"));
+        }
+    });
+}
+
+#[test]
+fn a_vision_lane_or_actor_that_dies_or_is_refused_amid_copies_loses_no_request() {
+    let ears = Ears::open();
+    story(async {
+        let patient = Intensity { restarts_max: 1000, back_off: std::time::Duration::ZERO, ..Intensity::default() };
+        let stage = Stage::set(LoadOptions { intensity: patient, requests: 64, ..with_rows("blows", SOME) }).await;
+        let first = visit(&stage, 0).await;
+        let engine = stage.runtime.supervised().await.expect("the runtime answers").engines["blows"].clone();
+        for round in 1..7 {
+            let asked: Vec<_> = (0..PICTURES)
+                .map(|number| {
+                    let model = stage.model.clone();
+                    tokio::spawn(async move { ask(&model, visited(number, round)).await })
+                })
+                .collect();
+            let host_hits = || ears.now("bursar_encoder_cache_host_hits_total{model=blows}");
+            let were = host_hits();
+            if round > 1 {
+                // The visit after a blow fills the place again.
+                crate::stage::eventually("rows come back", async || {
+                    host_hits() > were || asked.iter().all(tokio::task::JoinHandle::is_finished)
+                })
+                .await;
+            }
+            match round % 3 {
+                0 => {
+                    let (ended, end) = Responder::new();
+                    engine.send_message(EngineMessage::KillLane { which: WhichLane::Vision, ended }).expect("it lives");
+                    end.await.expect("the lane has ended");
+                }
+                1 => stage.model.serving().await.expect("it serves").vision.expect("it sees").kill(),
+                _ => engine.send_message(EngineMessage::RefuseMemory(WhichLane::Vision)).expect("it lives"),
+            }
+            for (number, reply) in asked.into_iter().enumerate() {
+                let reply = reply.await.expect("no panic").expect("it is answered");
+                assert_eq!(reply.text, first[number].text, "picture {number} in round {round}");
+            }
+            // What came after the blow is there once more.
+            assert_eq!(visit(&stage, 100 + round).await.len(), first.len());
+        }
+        assert!(ears.now("bursar_encoder_cache_host_hits_total{model=blows}") > f64::from(PICTURES));
+        stage.runtime.unload("blows").await.expect("it answers");
+        let ledger = stage.snapshot().await;
+        assert_eq!((ledger.granted, ledger.host_granted), (Bytes::ZERO, Bytes::ZERO), "{ledger}");
     });
 }
 

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bursar_budgets::{Address, Bytes, Device, DeviceError, Fence, HostMemory, Lease, Segment};
-use bursar_kernels::{DType, HostBlocks, KvLayer, KvShape, Rank, Tensor};
+use bursar_kernels::{DType, HostBlocks, HostRows, KvLayer, KvShape, Rank, Tensor};
 use bursar_model::{
     flow::StepLayout,
     sampling::{SamplingBuffers, SamplingShape},
@@ -37,6 +37,8 @@ pub struct EngineParts {
     pub kv: KvMemory,
     /// Where keys and values go that have to leave the device. None if the user set no `swap_space`.
     pub host_kv: Option<HostKv>,
+    /// Where pictures' embeddings go that have to leave the vision cache. None likewise, and for a model without pictures.
+    pub host_pictures: Option<HostPictures>,
     /// The inputs of captured steps, and the lease for the graphs. None on a device without graphs.
     pub graphs: Option<GraphInputs>,
     /// Where the ranks of several GPUs exchange what they computed.
@@ -343,13 +345,7 @@ impl HostKv {
     /// # Errors
     /// The host lacks it.
     pub fn take(device: &Arc<dyn Device>, shape: KvShape, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
-        let bytes = Self::bytes(shape, slots);
-        let ranks = match device.ranks() {
-            [] => vec![device.clone().host_memory(bytes)?],
-            ranks => ranks.iter().map(|rank| rank.clone().host_memory(bytes)).collect::<Result<_, _>>()?,
-        };
-        let taken = bytes * ranks.len() as u64;
-        assert!(taken <= lease.bytes(), "slots of {taken} in a lease of {}", lease.bytes());
+        let ranks = of_each_rank(device, Self::bytes(shape, slots), &lease)?;
         Ok(HostKv { ranks, slots, shape, _lease: lease })
     }
 
@@ -364,4 +360,47 @@ impl HostKv {
         // copies from and to it.
         unsafe { HostBlocks::new(self.ranks[rank.index()].address(), self.slots, self.shape) }
     }
+}
+
+/// Slots for rows of pictures in host memory. Each rank has all rows, as in its vision cache.
+pub struct HostPictures {
+    ranks: Vec<HostMemory>,
+    slots: usize,
+    row_bytes: Bytes,
+    /// Given back after the memory.
+    _lease: Lease,
+}
+
+impl HostPictures {
+    /// Takes host memory for `slots` rows for each rank of `device`, which `lease` must pay for.
+    ///
+    /// # Errors
+    /// The host lacks it.
+    pub fn take(device: &Arc<dyn Device>, row_bytes: Bytes, slots: usize, lease: Lease) -> Result<Self, DeviceError> {
+        let ranks = of_each_rank(device, row_bytes * slots as u64, &lease)?;
+        Ok(HostPictures { ranks, slots, row_bytes, _lease: lease })
+    }
+
+    /// How many rows there is room for.
+    pub fn slot_count(&self) -> usize {
+        self.slots
+    }
+
+    /// A rank's slots.
+    pub fn slots(&self, rank: Rank) -> HostRows {
+        // SAFETY: the memory is that long and outlives every lane, which keep all of this alive. Only the vision lane
+        // copies from and to it.
+        unsafe { HostRows::new(self.ranks[rank.index()].address(), self.slots, self.row_bytes) }
+    }
+}
+
+/// Host memory of `bytes` for each rank of `device`.
+fn of_each_rank(device: &Arc<dyn Device>, bytes: Bytes, lease: &Lease) -> Result<Vec<HostMemory>, DeviceError> {
+    let ranks = match device.ranks() {
+        [] => vec![device.clone().host_memory(bytes)?],
+        ranks => ranks.iter().map(|rank| rank.clone().host_memory(bytes)).collect::<Result<_, _>>()?,
+    };
+    let taken = bytes * ranks.len() as u64;
+    assert!(taken <= lease.bytes(), "slots of {taken} in a lease of {}", lease.bytes());
+    Ok(ranks)
 }

@@ -137,8 +137,10 @@ impl Processor {
         is_linked: bool,
     ) -> Result<Lane, OpenError> {
         let ranks = || self.0.iter().zip(models.iter()).zip(devices(device_of_all));
-        // Only lanes that run steps are linked, and copy blocks.
-        let copies = is_linked && memory.host_kv.is_some();
+        let copies = match Arc::ptr_eq(workspace, &memory.step_workspace) {
+            true => memory.host_kv.is_some(),
+            false => memory.host_pictures.is_some(),
+        };
         let is_linked = is_linked && self.0.len() > 1;
         let mut on_host = Vec::new();
         let mut links = if is_linked { HostLink::between(self.0.len(), PATIENCE) } else { Vec::new() }.into_iter();

@@ -292,7 +292,7 @@ knobs! {
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
     /// Tokens that keys and values hold, in whole blocks of 16, instead of a measured number.
     kv_tokens: usize, Kind::Count("tokens"), [Sglang max_total_tokens, LightLlm max_total_token_num];
-    /// Host memory of each device that keys and values go to before others take their place, and come back from instead of being computed again. By default 0, for none.
+    /// Host memory of each device that keys and values go to before others take their place, and come back from instead of being computed again. For a model with pictures an eighth of it is for their embeddings. By default 0, for none.
     swap_space: f64, Kind::Gibibytes, [];
     /// Bytes of the device kept free, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];

@@ -113,6 +113,8 @@ table! {
     PREFIX_CACHE_BYTES: Gauge<Label> = "bursar_prefix_cache_bytes", "Bytes of keys and values that no sequence holds and that other prompts can reuse.";
     ENCODER_CACHE_QUERIES_TOTAL: Counter<Label> = "bursar_encoder_cache_queries_total", "Pictures whose embeddings a request needed.";
     ENCODER_CACHE_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_hits_total", "Pictures of these whose embeddings existed, or were being computed for another request.";
+    ENCODER_CACHE_HOST_HITS_TOTAL: Counter<Label> = "bursar_encoder_cache_host_hits_total", "Pictures of the hits whose embeddings came back from host memory.";
+    ENCODER_CACHE_HOST_BYTES: Gauge<Label> = "bursar_encoder_cache_host_bytes", "Bytes of embeddings in host memory (`swap_space`), whether the device has them too or not.";
     ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Bytes of embeddings in the cache.";
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
     PICTURES_FOUND_COMPUTED_TOTAL: Counter<Label> = "bursar_pictures_found_computed_total", "Pictures of requests that were neither decoded nor encoded, because blocks held their tokens.";

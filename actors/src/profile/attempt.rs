@@ -23,7 +23,8 @@ use crate::{
     capture,
     compute::lane::{Answer, Job, Lane, StressJob},
     compute::memory::{
-        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostKv, KvMemory, SamplingMemory, VisionCache,
+        EngineMemory, EngineParts, ExchangeMemory, GraphInputs, HostKv, HostPictures, KvMemory, SamplingMemory,
+        VisionCache,
     },
     compute::{Models, Processor},
     metric,
@@ -247,7 +248,11 @@ impl Attempt {
         }
         let mut host = None;
         if needs.host_slots > 0 {
-            host = Some(self.lease(Class::HostKv, needs.host_bytes(), HOST_KV).await?);
+            host = Some(self.lease(Class::HostKv, needs.host_kv_bytes(), HOST_KV).await?);
+        }
+        let mut host_rows = None;
+        if needs.host_rows > 0 {
+            host_rows = Some(self.lease(Class::HostKv, needs.host_rows_bytes(), HOST_KV).await?);
         }
         let probe = Arc::new(self.lease(Class::Kv, needs.probe(), PROBE).await?);
         let (refusal, row_width) = (self.refusal(faulty, Phase::Probe), self.model.config().picture_row().width());
@@ -279,8 +284,13 @@ impl Attempt {
             }
             let kv = backed_probe(&device, &needs, probe)?;
             let host_kv = host.map(|lease| HostKv::take(&device, needs.kv_shape, needs.host_slots, lease)).transpose();
-            let class = Some(Box::new(Class::HostKv));
-            let host_kv = host_kv.map_err(|source| ProfileError::Device { doing: HOST_KV, class, source })?;
+            let refused = |source| {
+                let class = Some(Box::new(Class::HostKv));
+                ProfileError::Device { doing: HOST_KV, class, source }
+            };
+            let host_kv = host_kv.map_err(refused)?;
+            let take = |lease| HostPictures::take(&device, needs.row_bytes, needs.host_rows, lease);
+            let host_pictures = host_rows.map(take).transpose().map_err(refused)?;
             Ok(EngineMemory::new(EngineParts {
                 step_workspace,
                 sampling,
@@ -288,6 +298,7 @@ impl Attempt {
                 vision_cache,
                 kv,
                 host_kv,
+                host_pictures,
                 graphs,
                 exchange,
             }))
@@ -483,7 +494,7 @@ fn ended() -> ProfileError {
 
 const PROBE: &str = "backing the probe";
 
-const HOST_KV: &str = "taking host memory for keys and values";
+const HOST_KV: &str = "taking host memory for keys, values and pictures";
 
 const SETTLING: &str = "backing the keys and values";
 

@@ -42,6 +42,10 @@ pub struct Needs {
     pub kv_shape: KvShape,
     /// Blocks that host memory is to hold; see [`with_host`](Self::with_host).
     pub host_slots: usize,
+    /// Rows of pictures that it is to hold.
+    pub host_rows: usize,
+    /// Bytes of a row of the vision cache.
+    pub row_bytes: Bytes,
     /// How many ranks share the model out.
     ranks: usize,
     /// The worst cases with their planned footprints.
@@ -59,6 +63,10 @@ const GRAPH_LAYER: Bytes = Bytes(32 << 10);
 /// Bytes that the driver takes of a GPU for the streams of two lanes and their first launches. An estimate. Once taken,
 /// they count as overhead, or as foreign if the driver does not attribute them.
 const LANES: Bytes = Bytes(8 << 20);
+
+/// The part of host memory that pictures' rows get: 7B's row is an eighth of a token's keys and values.
+const HOST_ROWS_PART: u64 = 8;
+
 /// Rows of the vision cache that keep both lanes busy. Rows are held from before their launch until the last step that
 /// reads them, not while the reply is decoded. So there are
 ///
@@ -138,21 +146,36 @@ impl Needs {
             }),
             kv_shape: model.kv_shape(&target),
             host_slots: 0,
+            host_rows: 0,
+            row_bytes,
             ranks: model.rank().of(),
             worst_cases,
             page,
         })
     }
 
-    /// Plans for `bytes` of host memory for each rank, to which keys and values may go.
+    /// Plans for `bytes` of host memory for each rank, to which keys and values may go, and for a model with pictures their
+    /// rows: an eighth (ADR 50).
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
-        Needs { host_slots: HostKv::slots_in(self.kv_shape, bytes), ..self }
+        let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
+        let left = bytes - self.row_bytes * host_rows as u64;
+        Needs { host_rows, host_slots: HostKv::slots_in(self.kv_shape, left), ..self }
     }
 
     /// Bytes of host memory that keys and values may go to, of all ranks.
-    pub fn host_bytes(&self) -> Bytes {
+    pub fn host_kv_bytes(&self) -> Bytes {
         HostKv::bytes(self.kv_shape, self.host_slots) * self.ranks as u64
+    }
+
+    /// Bytes of host memory that pictures' rows may go to, of all ranks.
+    pub fn host_rows_bytes(&self) -> Bytes {
+        self.row_bytes * (self.host_rows * self.ranks) as u64
+    }
+
+    /// Bytes of host memory that both may go to.
+    pub fn host_bytes(&self) -> Bytes {
+        self.host_kv_bytes() + self.host_rows_bytes()
     }
 
     /// Bytes of the probe's lease.
@@ -222,7 +245,11 @@ impl Needs {
         }
         if self.host_slots > 0 {
             let how = format!("{} blocks of {BLOCK_TOKENS} tokens, not of the device", self.host_slots);
-            plan.push(Class::HostKv, "keys and values on the host", self.host_bytes(), how);
+            plan.push(Class::HostKv, "keys and values on the host", self.host_kv_bytes(), how);
+        }
+        if self.host_rows > 0 {
+            let how = format!("{} rows, not of the device", self.host_rows);
+            plan.push(Class::HostKv, "picture embeddings on the host", self.host_rows_bytes(), how);
         }
         plan
     }
@@ -320,6 +347,30 @@ mod tests {
         // 70 graphs of 4 layers and 8 MiB, in whole pages; then 10 graphs.
         assert_eq!(claimed(Target::Cuda(gpu), 256), Bytes::mib(18));
         assert_eq!(claimed(Target::Cuda(gpu), 10), Bytes::mib(10));
+    }
+
+    #[test]
+    fn an_eighth_of_host_memory_is_for_pictures_and_all_of_it_without_any() {
+        let checkpoint = Checkpoint::open(demo::checkpoint()).expect("it is embedded");
+        let (target, page) = (Target::Cpu { threads: 1 }, Bytes::kib(64));
+        let model = Model::plan(&checkpoint, &target).expect("it is whole");
+        let needs = Needs::plan(&model, target, &Envelope::small(), page).expect("its worst cases go together");
+        let given = Bytes::mib(8) + Bytes(77);
+        let of_rows = |needs: &Needs| (needs.host_rows_bytes(), needs.host_bytes());
+        let with = needs.clone().with_host(given);
+        let (rows, all) = of_rows(&with);
+        let (row, block) = (needs.row_bytes, HostKv::bytes(needs.kv_shape, 1));
+        assert!(rows <= given / 8 && rows + row > given / 8, "{rows}");
+        assert!(all <= given && all + block > given, "{all}");
+        let lines = |needs: &Needs| {
+            let plan = needs.memory_plan();
+            let of_host = plan.claims().iter().filter(|claim| claim.class == Class::HostKv).map(|claim| claim.bytes);
+            (of_host.collect::<Vec<_>>(), plan.total())
+        };
+        assert_eq!(lines(&with), (vec![with.host_kv_bytes(), rows], lines(&needs).1), "the device's total is the same");
+        assert_eq!(lines(&needs).0, []);
+        let without = Needs { cache_rows: 0, ..needs }.with_host(given);
+        assert_eq!(of_rows(&without), (Bytes::ZERO, HostKv::bytes(without.kv_shape, without.host_slots)));
     }
 
     #[test]

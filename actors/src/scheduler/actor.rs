@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     budget::{Demand, Need},
-    compute::lane::{Answer, Choice, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
+    compute::lane::{Answer, Choice, Copied, CopyJob, Job, Lane, PastTokens, RefusalSink, StepJob, Stepped},
     kv::{BlockLog, Copies, KvUse, SequenceId},
     metric::{self, Direction, Permit, Preempted},
     pace::Pacing,
@@ -495,7 +495,7 @@ impl SchedulerState {
             // An actor that is gone does not need the answer.
             drop(myself.send_message(SchedulerMessage::Copied(outcome)));
         });
-        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { to_host, to_device, answer })));
+        self.arguments.lane.submit(Job::Copy(Box::new(CopyJob { of: Copied::Blocks, to_host, to_device, answer })));
     }
 
     fn choice(&self, row: &ChosenRow) -> Choice {

@@ -13,12 +13,12 @@ use tokio::sync::Semaphore;
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    Effect, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError, VisionMessage,
-    known::KnownFiles,
+    Effect, Found, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
+    VisionMessage, known::KnownFiles,
 };
 use crate::{
     budget::Budget,
-    compute::lane::{Answer, EncodeJob, Job, Lane, RefusalSink},
+    compute::lane::{Answer, Copied, CopyJob, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
     pace::Pacing,
     responder::Responder,
@@ -51,6 +51,8 @@ pub struct VisionArguments {
     pub cache_rows: usize,
     /// Bytes of a row, for metrics.
     pub row_bytes: Bytes,
+    /// Rows in host memory.
+    pub host_rows: usize,
     /// The permit of the profile record: patches in one launch.
     pub launch_patches: usize,
     /// The promised token interval, which launches beside running replies keep to.
@@ -84,6 +86,8 @@ struct Pixels {
 struct Pending {
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
+    /// The files, if they were not decoded.
+    plans: Vec<VisualPlan>,
     reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
@@ -100,7 +104,8 @@ impl Actor for VisionActor {
         myself.send_message(VisionMessage::Show)?;
         Ok(VisionState {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches)
-                .beside_streams(arguments.pacing.launch_patches()),
+                .beside_streams(arguments.pacing.launch_patches())
+                .with_host(arguments.host_rows),
             decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
             pixels: BTreeMap::new(),
             known: KnownFiles::new(KNOWN_MAX),
@@ -119,13 +124,7 @@ impl Actor for VisionActor {
     ) -> Result<(), ActorProcessingErr> {
         state.core.step(Input::Streams(state.arguments.pacing.card.has_streams()));
         let effects = match message {
-            VisionMessage::Embed { pictures, reply } => {
-                match state.recall(&myself, &pictures) {
-                    Some(pins) => reply.answer(Ok(pins)),
-                    None => state.prepare(myself.clone(), pictures, reply),
-                }
-                Vec::new()
-            }
+            VisionMessage::Embed { pictures, reply } => state.embed(&myself, pictures, reply),
             VisionMessage::Name { files, reply } => {
                 let mut name = |file| Some(state.known.pictures(file)?.iter().map(|(picture, _)| *picture).collect());
                 reply.answer(files.iter().map_while(&mut name).collect());
@@ -134,7 +133,7 @@ impl Actor for VisionActor {
             VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
-            VisionMessage::Encoded(Err(error)) if error.is_out_of_memory() => {
+            VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
                 state.is_refused = true;
                 (state.arguments.refused)(error);
                 return Ok(());
@@ -142,6 +141,10 @@ impl Actor for VisionActor {
             VisionMessage::Encoded(outcome) => {
                 outcome?;
                 state.core.step(Input::Encoded)
+            }
+            VisionMessage::Copied(outcome) => {
+                outcome?;
+                state.core.step(Input::Copied)
             }
             VisionMessage::Unpin(keys) => state.core.step(Input::Unpin(keys)),
             VisionMessage::Show => {
@@ -154,6 +157,7 @@ impl Actor for VisionActor {
         state.forget_cancelled(&myself);
         let VisionState { core, pixels, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
+        state.count_found();
         state.show();
         Ok(())
     }
@@ -162,6 +166,7 @@ impl Actor for VisionActor {
 impl VisionState {
     fn show(&self) {
         let VisionArguments { model_label: model, cache_rows, row_bytes, .. } = &self.arguments;
+        metric::ENCODER_CACHE_HOST_BYTES.set(model, *row_bytes * self.core.host_rows() as u64);
         let (free, cached) = self.core.counts();
         metric::ENCODER_CACHE_BYTES.set(model, *row_bytes * (cache_rows - free) as u64);
         metric::ENCODER_CACHE_PICTURES.set(model, cached);
@@ -170,23 +175,69 @@ impl VisionState {
         self.arguments.pacing.card.set_patches(patches);
     }
 
+    /// Counts pictures that got rows, and where they were found.
+    fn count_found(&mut self) {
+        let Found { pictures, hits, host_hits } = self.core.take_found();
+        self.count_query(pictures, hits);
+        metric::ENCODER_CACHE_HOST_HITS_TOTAL.add(&self.arguments.model_label, host_hits);
+    }
+
     /// Counts pictures asked for, and those of them found in the cache.
     fn count_query(&self, pictures: usize, hits: usize) {
         metric::ENCODER_CACHE_QUERIES_TOTAL.add(&self.arguments.model_label, pictures);
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// A request's pictures, if all are still in the cache. Then nothing is decoded.
-    fn recall(&mut self, myself: &ActorRef<VisionMessage>, plans: &[VisualPlan]) -> Option<PinnedPictures> {
-        let mut known: Vec<(PictureHash, Grid)> = Vec::new();
+    /// Answers from the cache, has rows brought back from the host, or has files decoded.
+    fn embed(
+        &mut self,
+        myself: &ActorRef<VisionMessage>,
+        plans: Vec<VisualPlan>,
+        reply: Responder<Result<PinnedPictures, VisionError>>,
+    ) -> Vec<Effect> {
+        if let Some(known) = self.known_of(&plans) {
+            let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
+            if let Some(rows) = self.core.recall(&keys) {
+                self.count_query(keys.len(), keys.len());
+                let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
+                reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
+                return Vec::new();
+            }
+            if self.core.holds_all(&keys) {
+                let (ticket, wanted) = self.open(known, plans, reply);
+                return self.core.step(Input::Recall(ticket, wanted));
+            }
+        }
+        self.prepare(myself.clone(), plans, reply);
+        Vec::new()
+    }
+
+    /// What all of these files were decoded to.
+    fn known_of(&mut self, plans: &[VisualPlan]) -> Option<Vec<(PictureHash, Grid)>> {
+        let mut known = Vec::new();
         for plan in plans {
             known.extend_from_slice(self.known.pictures(&plan.key())?);
         }
-        let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
-        let rows = self.core.recall(&keys)?;
-        let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
-        self.count_query(keys.len(), keys.len());
-        Some(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() })
+        Some(known)
+    }
+
+    /// A request that waits, and what it needs.
+    fn open(
+        &mut self,
+        pictures: Vec<(PictureHash, Grid)>,
+        plans: Vec<VisualPlan>,
+        reply: Responder<Result<PinnedPictures, VisionError>>,
+    ) -> (Ticket, Vec<PictureRequest>) {
+        self.last_ticket = self.last_ticket.next();
+        let merge = self.arguments.processors.pictures.config().merge();
+        let wanted = |(key, grid): &(PictureHash, Grid)| {
+            let PictureCost { patches, rows } = PictureCost::of(grid.patches(), merge);
+            PictureRequest { key: *key, rows, patches }
+        };
+        let wanted = pictures.iter().map(wanted).collect();
+        let (keys, grids) = pictures.into_iter().unzip();
+        self.pending.insert(self.last_ticket, Pending { grids, keys, plans, reply });
+        (self.last_ticket, wanted)
     }
 
     /// Leases host memory and decodes, outside the actor. A failure ends this request alone.
@@ -243,26 +294,16 @@ impl VisionState {
         host: Arc<Lease>,
         reply: Responder<Result<PinnedPictures, VisionError>>,
     ) -> Vec<Effect> {
-        self.last_ticket = self.last_ticket.next();
-        let ticket = self.last_ticket;
-        let mut wanted = Vec::new();
-        let mut pending = Pending { grids: Vec::new(), keys: Vec::new(), reply };
-        let merge = self.arguments.processors.pictures.config().merge();
+        let mut decoded = Vec::new();
         for ProcessedPicture { image, hash } in pictures {
-            let grid = image.grid;
-            let PictureCost { patches: launched, rows } = PictureCost::of(grid.patches(), merge);
-            wanted.push(PictureRequest { key: hash, rows, patches: launched });
-            pending.grids.push(grid);
-            pending.keys.push(hash);
+            decoded.push((hash, image.grid));
             self.pixels.entry(hash).or_insert_with(|| Pixels { image, host: host.clone() });
         }
-        let mut became = pending.keys.iter().copied().zip(pending.grids.iter().copied());
+        let mut became = decoded.iter().copied();
         for (key, pictures) in keys {
             self.known.learn(*key, became.by_ref().take(*pictures).collect());
         }
-        let hits = wanted.iter().filter(|picture| self.core.holds(&picture.key)).count();
-        self.count_query(wanted.len(), hits);
-        self.pending.insert(ticket, pending);
+        let (ticket, wanted) = self.open(decoded, Vec::new(), reply);
         self.core.step(Input::Want(ticket, wanted))
     }
 
@@ -280,8 +321,21 @@ impl VisionState {
     fn act(&mut self, myself: &ActorRef<VisionMessage>, effect: Effect) {
         match effect {
             Effect::Launch(pictures) => self.launch(myself.clone(), &pictures),
+            Effect::Copy { to_host, to_device } => {
+                let myself = myself.clone();
+                let answer = Answer::to(move |outcome: Result<_, _>| {
+                    // An actor that is gone does not need the answer.
+                    drop(myself.send_message(VisionMessage::Copied(outcome.map(drop))));
+                });
+                let job = CopyJob { of: Copied::Rows, to_host, to_device, answer };
+                self.arguments.lane.submit(Job::Copy(Box::new(job)));
+            }
+            Effect::Lost(ticket) => {
+                let Pending { plans, reply, .. } = self.pending.remove(&ticket).expect("each ticket is answered once");
+                self.prepare(myself.clone(), plans, reply);
+            }
             Effect::Ready(ticket, rows) => {
-                let Pending { grids, keys, reply } =
+                let Pending { grids, keys, reply, .. } =
                     self.pending.remove(&ticket).expect("each ticket is answered once");
                 let pictures = grids.into_iter().zip(keys).zip(rows);
                 let pictures: Vec<_> = pictures.map(|((grid, key), rows)| PinnedPicture { key, grid, rows }).collect();

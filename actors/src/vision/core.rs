@@ -2,12 +2,18 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    mem,
     sync::Arc,
 };
 
+use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PictureHash;
 
+use super::host::HostPlace;
 use crate::compute::LAUNCHES;
+
+/// Copies under way at once. Their number is bounded because a lane's queue is.
+const COPIES: usize = 4;
 
 /// The number of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -36,8 +42,12 @@ pub struct PictureRequest {
 pub enum Input {
     /// A request's pictures are decoded. It needs all of them at once.
     Want(Ticket, Vec<PictureRequest>),
+    /// As `Want`, without pixels: all pictures are [held](VisionCore::holds_all).
+    Recall(Ticket, Vec<PictureRequest>),
     /// The oldest running launch has ended.
     Encoded,
+    /// The oldest copies have ended.
+    Copied,
     /// One holder has released these pictures.
     Unpin(Vec<PictureHash>),
     /// The request's caller has gone. A request already answered is unknown here.
@@ -51,6 +61,15 @@ pub enum Input {
 pub enum Effect {
     /// Encode these pictures into these rows. The end comes as [`Input::Encoded`].
     Launch(Vec<(PictureHash, Arc<[u32]>)>),
+    /// Copy rows. The end comes as [`Input::Copied`].
+    Copy {
+        /// Rows that leave, and their slots. They are copied first.
+        to_host: Vec<BlockCopy>,
+        /// Rows that come back, and their slots.
+        to_device: Vec<BlockCopy>,
+    },
+    /// A recalled picture has lost both its places before the request's turn came. It has to come again with pixels.
+    Lost(Ticket),
     /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
     /// order.
     Ready(Ticket, Vec<Arc<[u32]>>),
@@ -70,9 +89,50 @@ struct Entry {
     rows: Arc<[u32]>,
     patches: usize,
     pins: usize,
-    encoded: bool,
+    state: State,
     /// When it was last unpinned. The smallest is evicted first, and none before it was unpinned.
     used: u64,
+}
+
+/// How far a picture's rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// It is in no launch yet.
+    Queued,
+    /// Its launch is under way.
+    Launched,
+    /// Its rows are being copied from host memory.
+    Coming,
+    /// Its rows may be read.
+    There,
+}
+
+/// A request that waits for rows.
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    pictures: Vec<PictureRequest>,
+    has_pixels: bool,
+}
+
+/// Copies that are decided and not begun.
+#[derive(Debug, Default)]
+struct Batch {
+    to_host: Vec<BlockCopy>,
+    to_device: Vec<BlockCopy>,
+    /// The pictures that come.
+    coming: Vec<PictureHash>,
+}
+
+/// Pictures that got rows, by where they were found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// All of them.
+    pub pictures: usize,
+    /// Those that need no launch of their own.
+    pub hits: usize,
+    /// Those of these that came back from host memory.
+    pub host_hits: usize,
 }
 
 /// The state of the cache.
@@ -87,13 +147,19 @@ pub struct VisionCore {
     entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
     /// that each held some and waited for the rest would wait forever.
-    waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
+    waiting: VecDeque<Waiting>,
     /// Requests whose pictures have rows but are not all encoded.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
     /// Pictures with rows that are in no launch yet.
     queue: VecDeque<PictureHash>,
     /// The launches that the lane has, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
+    /// Where pictures go that are evicted.
+    host: HostPlace,
+    batch: Batch,
+    /// The pictures that come with each of the copies that the lane has, the oldest first.
+    copying: VecDeque<Vec<PictureHash>>,
+    found: Found,
     clock: u64,
 }
 
@@ -112,6 +178,10 @@ impl VisionCore {
             pending: VecDeque::new(),
             queue: VecDeque::new(),
             under_way: VecDeque::with_capacity(LAUNCHES),
+            host: HostPlace::new(0),
+            batch: Batch::default(),
+            copying: VecDeque::with_capacity(COPIES),
+            found: Found::default(),
             clock: 0,
         }
     }
@@ -123,15 +193,25 @@ impl VisionCore {
         self
     }
 
+    /// Lets evicted pictures go to so many rows in host memory (ADR 50).
+    #[must_use]
+    pub fn with_host(self, rows: usize) -> Self {
+        VisionCore { host: HostPlace::new(rows), ..self }
+    }
+
     /// Takes one input. Returns what must be done.
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Want(ticket, pictures) => self.want(ticket, pictures, &mut effects),
+            Input::Want(ticket, pictures) => self.want(ticket, pictures, true, &mut effects),
+            Input::Recall(ticket, pictures) => self.want(ticket, pictures, false, &mut effects),
             Input::Encoded => {
-                for key in self.under_way.pop_front().expect("a launch came back that was not under way") {
-                    self.entries.get_mut(&key).expect("a launched picture keeps its rows").encoded = true;
-                }
+                let launched = self.under_way.pop_front().expect("a launch came back that was not under way");
+                self.are_there(&launched);
+            }
+            Input::Copied => {
+                let came = self.copying.pop_front().expect("copies came back that were not under way");
+                self.are_there(&came);
             }
             Input::Withdraw(ticket) => self.withdraw(ticket),
             Input::Streams(has_streams) => {
@@ -140,7 +220,8 @@ impl VisionCore {
             }
             Input::Unpin(keys) => keys.iter().for_each(|key| self.unpin(key)),
         }
-        self.serve_waiting();
+        self.serve_waiting(&mut effects);
+        self.copy(&mut effects);
         self.answer_pending(&mut effects);
         self.launch(&mut effects);
         effects
@@ -151,9 +232,24 @@ impl VisionCore {
         (self.free.len(), self.entries.len())
     }
 
-    /// Whether a picture has rows, encoded or about to be.
+    /// Whether a picture has rows, readable or about to be.
     pub fn holds(&self, key: &PictureHash) -> bool {
         self.entries.contains_key(key)
+    }
+
+    /// Whether all of these have rows or are in host memory, where there is such a place, so that no pixels are needed.
+    pub fn holds_all(&self, keys: &[PictureHash]) -> bool {
+        self.host.is_there() && keys.iter().all(|key| self.holds(key) || self.host.holds(key))
+    }
+
+    /// Rows in host memory.
+    pub fn host_rows(&self) -> usize {
+        self.host.rows()
+    }
+
+    /// What got rows since this was last asked.
+    pub fn take_found(&mut self) -> Found {
+        mem::take(&mut self.found)
     }
 
     /// Patches of the running launch.
@@ -161,13 +257,13 @@ impl VisionCore {
         self.under_way.front().into_iter().flatten().map(|key| self.entries[key].patches).sum()
     }
 
-    /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not encoded
+    /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not readable
     /// yet. None also while a request waits for rows: pictures recalled again and again would never make room for it.
     pub fn recall(&mut self, keys: &[PictureHash]) -> Option<Vec<Arc<[u32]>>> {
         if !self.waiting.is_empty() {
             return None;
         }
-        let is_there = |key: &PictureHash| self.entries.get(key).is_some_and(|entry| entry.encoded);
+        let is_there = |key: &PictureHash| self.entries.get(key).is_some_and(|entry| entry.state == State::There);
         if !keys.iter().all(is_there) {
             return None;
         }
@@ -182,23 +278,29 @@ impl VisionCore {
     /// Whether a later launch may need this picture's pixels. A picture cached now may be evicted before a waiting
     /// request gets its turn.
     pub fn needs_pixels(&self, key: &PictureHash) -> bool {
-        let is_launched = self.under_way.iter().flatten().any(|launched| launched == key);
-        let is_queued = !is_launched && self.entries.get(key).is_some_and(|entry| !entry.encoded);
-        is_queued || self.waiting.iter().flat_map(|(_, pictures)| pictures).any(|picture| picture.key == *key)
+        let is_queued = self.entries.get(key).is_some_and(|entry| entry.state == State::Queued);
+        let with_pixels = self.waiting.iter().filter(|waiting| waiting.has_pixels);
+        is_queued || with_pixels.flat_map(|waiting| &waiting.pictures).any(|picture| picture.key == *key)
     }
 
-    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
+    fn are_there(&mut self, keys: &[PictureHash]) {
+        for key in keys {
+            self.entries.get_mut(key).expect("a picture on its way keeps its rows").state = State::There;
+        }
+    }
+
+    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, has_pixels: bool, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {
             effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         } else {
-            self.waiting.push_back((ticket, pictures));
+            self.waiting.push_back(Waiting { ticket, pictures, has_pixels });
         }
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
-        self.waiting.retain(|(waiting, _)| *waiting != ticket);
+        self.waiting.retain(|waiting| waiting.ticket != ticket);
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
             let (_, keys) = self.pending.remove(place).expect("just found");
             keys.iter().for_each(|key| self.unpin(key));
@@ -212,19 +314,41 @@ impl VisionCore {
         entry.used = self.clock;
     }
 
-    /// Gives rows to waiting requests in order, while there are enough.
-    fn serve_waiting(&mut self) {
-        while let Some((ticket, pictures)) = self.waiting.pop_front() {
-            if !self.make_room(&pictures) {
-                self.waiting.push_front((ticket, pictures));
-                return;
+    /// Gives rows to waiting requests in order, while there are enough, and copies may begin.
+    fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
+        while self.copying.len() < COPIES
+            && let Some(waiting) = self.waiting.pop_front()
+        {
+            let keys: Vec<_> = waiting.pictures.iter().map(|picture| picture.key).collect();
+            if !waiting.has_pixels && !self.holds_all(&keys) {
+                effects.push(Effect::Lost(waiting.ticket));
+                continue;
             }
-            pictures.iter().for_each(|picture| self.pin(picture));
-            self.pending.push_back((ticket, pictures.iter().map(|picture| picture.key).collect()));
+            if !self.make_room(&waiting.pictures) {
+                return self.waiting.push_front(waiting);
+            }
+            let is_cached = |key: &&PictureHash| self.holds(key);
+            let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
+            let host_hits = missing.iter().filter(|key| self.host.holds(key)).count();
+            self.found.pictures += keys.len();
+            self.found.hits += cached.len() + host_hits;
+            self.found.host_hits += host_hits;
+            waiting.pictures.iter().for_each(|picture| self.pin(picture));
+            self.pending.push_back((waiting.ticket, keys));
         }
     }
 
-    /// Evicts unpinned pictures, the longest unused first, until `pictures` fit. Evicts nothing if they cannot fit.
+    /// Begins the copies that were decided.
+    fn copy(&mut self, effects: &mut Vec<Effect>) {
+        let Batch { to_host, to_device, coming } = mem::take(&mut self.batch);
+        if !to_host.is_empty() || !to_device.is_empty() {
+            self.copying.push_back(coming);
+            effects.push(Effect::Copy { to_host, to_device });
+        }
+    }
+
+    /// Evicts unpinned pictures, the longest unused first, until `pictures` fit. They go to host memory, if there is room
+    /// beside what is fetched from there. Evicts nothing if they cannot fit.
     fn make_room(&mut self, pictures: &[PictureRequest]) -> bool {
         let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
         let needed: usize = missing.map(|picture| picture.rows).sum();
@@ -232,7 +356,7 @@ impl VisionCore {
         let mut idle: Vec<_> = self
             .entries
             .iter()
-            .filter(|(key, entry)| entry.pins == 0 && entry.encoded && !wanted(key))
+            .filter(|(key, entry)| entry.pins == 0 && entry.state == State::There && !wanted(key))
             .map(|(key, entry)| (entry.used, *key, entry.rows.len()))
             .collect();
         idle.sort_unstable();
@@ -249,8 +373,11 @@ impl VisionCore {
             return false;
         }
         for (_, key, _) in victims {
-            let entry = self.entries.remove(&key).expect("listed above");
-            self.free.extend(entry.rows.iter().rev());
+            let Entry { rows, used, .. } = self.entries.remove(&key).expect("listed above");
+            let is_kept = |key: &PictureHash| wanted(key) || self.batch.coming.contains(key);
+            let slots = self.host.store(key, rows.len(), used, is_kept);
+            self.batch.to_host.extend(slots.iter().flat_map(|slots| copies(&rows, slots)));
+            self.free.extend(rows.iter().rev());
         }
         true
     }
@@ -261,14 +388,26 @@ impl VisionCore {
             return;
         }
         let rows: Vec<u32> = self.free.drain(self.free.len() - picture.rows..).rev().collect();
-        let entry = Entry { rows: rows.into(), patches: picture.patches, pins: 1, encoded: false, used: 0 };
+        self.clock += 1;
+        let state = match self.host.fetch(&picture.key, self.clock) {
+            // Copying is quicker than encoding on any device.
+            Some(slots) => {
+                self.batch.to_device.extend(copies(&rows, &slots));
+                self.batch.coming.push(picture.key);
+                State::Coming
+            }
+            None => {
+                self.queue.push_back(picture.key);
+                State::Queued
+            }
+        };
+        let entry = Entry { rows: rows.into(), patches: picture.patches, pins: 1, state, used: 0 };
         self.entries.insert(picture.key, entry);
-        self.queue.push_back(picture.key);
     }
 
     fn answer_pending(&mut self, effects: &mut Vec<Effect>) {
         self.pending.retain(|(ticket, keys)| {
-            if !keys.iter().all(|key| self.entries[key].encoded) {
+            if !keys.iter().all(|key| self.entries[key].state == State::There) {
                 return true;
             }
             effects.push(Effect::Ready(*ticket, keys.iter().map(|key| self.entries[key].rows.clone()).collect()));
@@ -285,7 +424,12 @@ impl VisionCore {
                 return;
             }
             let launched: Vec<_> = self.queue.drain(..pictures).collect();
-            let pictures = launched.iter().map(|key| (*key, self.entries[key].rows.clone())).collect();
+            let launch = |key| {
+                let entry: &mut Entry = self.entries.get_mut(key).expect("a queued picture has rows");
+                entry.state = State::Launched;
+                (*key, entry.rows.clone())
+            };
+            let pictures = launched.iter().map(launch).collect();
             self.under_way.push_back(launched);
             effects.push(Effect::Launch(pictures));
         }
@@ -303,6 +447,12 @@ impl VisionCore {
         }
         (self.queue.len(), permits == 0)
     }
+}
+
+/// A picture's copies, from or to its slots.
+fn copies(rows: &[u32], slots: &[u32]) -> impl Iterator<Item = BlockCopy> {
+    assert_eq!(rows.len(), slots.len(), "a picture has as many rows wherever it is");
+    rows.iter().zip(slots).map(|(&block, &slot)| BlockCopy { block, slot })
 }
 
 /// Each picture once, even if a request repeats it.

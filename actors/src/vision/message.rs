@@ -42,6 +42,8 @@ pub enum VisionMessage {
     },
     /// The lane's answer to the oldest launch. At most two run.
     Encoded(Result<(), LaneError>),
+    /// The lane's answer to the oldest copies of rows.
+    Copied(Result<(), LaneError>),
     /// A request no longer needs these pictures. One entry per pin.
     Unpin(Vec<PictureHash>),
     /// Sets the gauges again. The actor sends this to itself, for a recorder installed since.

@@ -2,11 +2,12 @@
 
 mod actor;
 mod core;
+mod host;
 mod known;
 mod message;
 mod pins;
 
 pub use actor::{VisionActor, VisionArguments};
-pub use core::{Effect, Input, PictureRequest, Ticket, VisionCore};
+pub use core::{Effect, Found, Input, PictureRequest, Ticket, VisionCore};
 pub use message::{VisionError, VisionMessage};
 pub use pins::{PinnedPicture, PinnedPictures};

@@ -92,7 +92,8 @@ impl World {
         // new actors.
         if all {
             self.launches.clear();
-            self.vision = VisionCore::new(self.cache_rows, self.launch_patches);
+            self.vision = VisionCore::new(self.cache_rows, self.launch_patches).with_host(tiers::rows(self.seed));
+            self.host_rows.forget();
             self.rows = vec![None; self.cache_rows];
             self.pixels.clear();
         } else {

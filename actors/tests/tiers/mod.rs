@@ -1,6 +1,6 @@
 //! Host memory of the simulated world, and copies that run as late as the seed says.
 
-use bursar_actors::{kv::Copies, pace::CopyCosts};
+use bursar_actors::{kv::Copies, pace::CopyCosts, vision::PictureRequest};
 use bursar_kernels::ops::copy_blocks::BlockCopy;
 
 use super::*;
@@ -10,6 +10,14 @@ pub fn slots(seed: u64) -> usize {
     match seed % 4 {
         0 => 0,
         some => (some * 5 + seed % 23) as usize,
+    }
+}
+
+/// Rows of pictures in host memory: none in every third seed.
+pub fn rows(seed: u64) -> usize {
+    match seed % 3 {
+        0 => 0,
+        some => (some * 9 + seed % 17) as usize,
     }
 }
 
@@ -57,7 +65,77 @@ impl HostMemory {
     }
 }
 
+/// What host memory holds of pictures, and the copies that the vision lane has.
+pub struct HostRows {
+    slots: Vec<Option<PictureHash>>,
+    /// What rows get when the copies end.
+    pub under_way: VecDeque<Vec<(u32, PictureHash)>>,
+    /// Pictures that came back.
+    pub brought: usize,
+    /// Requests that found a picture gone.
+    pub lost: usize,
+}
+
+impl HostRows {
+    pub fn new(seed: u64) -> Self {
+        HostRows { slots: vec![None; rows(seed)], under_way: VecDeque::new(), brought: 0, lost: 0 }
+    }
+
+    /// The vision actor has died. What it wrote there is worth nothing to its successor.
+    pub fn forget(&mut self) {
+        self.slots.fill(None);
+        self.under_way.clear();
+    }
+}
+
 impl World {
+    /// The driver asks for pictures, whose pixels are there or not needed.
+    pub(super) fn want(&mut self, number: u64, wanted: Vec<PictureRequest>, has_pixels: bool) {
+        self.next_ticket += 1;
+        let ticket = Ticket(self.next_ticket);
+        self.requests.get_mut(&number).expect("it lives").ticket = Some(ticket);
+        if has_pixels {
+            self.pixels.extend(wanted.iter().map(|picture| picture.key));
+            return self.vision_step(vision::Input::Want(ticket, wanted));
+        }
+        self.vision_step(vision::Input::Recall(ticket, wanted));
+    }
+
+    /// A request's pictures have to be decoded after all.
+    pub(super) fn is_lost(&mut self, ticket: Ticket) {
+        self.host_rows.lost += 1;
+        let request = self.requests.values().find(|request| request.ticket == Some(ticket));
+        let request = request.expect("only those that wait are told so");
+        let (number, wanted) = (request.number, request.pictures[request.computed..].to_vec());
+        self.want(number, wanted, true);
+    }
+
+    /// The vision lane gets copies. Those to the host come before whatever is written later.
+    pub(super) fn copy_rows(&mut self, to_host: &[BlockCopy], to_device: &[BlockCopy]) {
+        self.note(format_args!("copies of {} and {} rows", to_host.len(), to_device.len()));
+        for BlockCopy { block, slot } in to_host.iter().copied() {
+            let content = self.rows[block as usize];
+            assert!(content.is_some(), "a row leaves that is not written");
+            self.host_rows.slots[slot as usize] = content;
+        }
+        let of_slot =
+            |copy: &BlockCopy| self.host_rows.slots[copy.slot as usize].expect("a slot is read that was written");
+        let coming: Vec<_> = to_device.iter().map(|copy| (copy.block, of_slot(copy))).collect();
+        for (row, _) in &coming {
+            assert!(!self.all_pins().any(|(_, rows)| rows.contains(row)), "a row that somebody reads is written");
+            self.rows[*row as usize] = None;
+        }
+        let names: BTreeSet<_> = coming.iter().map(|(_, key)| *key).collect();
+        self.host_rows.brought += names.len();
+        self.host_rows.under_way.push_back(coming);
+    }
+
+    pub(super) fn rows_end(&mut self) {
+        let Some(came) = self.host_rows.under_way.pop_front() else { return };
+        came.into_iter().for_each(|(row, key)| self.rows[row as usize] = Some(key));
+        self.vision_step(vision::Input::Copied);
+    }
+
     /// The lane gets copies.
     pub(super) fn copy(&mut self, copies: Copies) {
         assert!(self.host.under_way.len() < 6, "the lane's queue has room for six");

@@ -1,4 +1,4 @@
-//! Copies of blocks, between host memory and host memory here.
+//! Copies of blocks and rows, between host memory and host memory here.
 
 use std::time::Instant;
 
@@ -10,10 +10,10 @@ use crate::{
 pub(super) fn copy_blocks(call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
     let begun = Instant::now();
     let each = |stretches: &[Stretch], is_to_host: bool| {
-        for (number, layer) in call.layers.iter().enumerate() {
+        for pieces in call.pieces {
             for stretch in stretches {
-                let device = layer.piece(stretch.block).0 as *mut u8;
-                let (host, bytes) = (call.host.piece(number, stretch.slot), call.host.bytes(stretch.count));
+                let device = pieces.block(stretch.block).0 as *mut u8;
+                let (host, bytes) = (pieces.slot(stretch.slot), pieces.bytes(stretch.count));
                 let (from, to) = if is_to_host { (device, host) } else { (host, device) };
                 // SAFETY: the makers of both vouch for their bytes, the front has checked that these are theirs, and
                 // slots lie in no segment.

@@ -1,4 +1,4 @@
-//! Copies of blocks in a stream of their own, beside the passes of a lane.
+//! Copies of blocks and rows in a stream of their own, beside the passes of a lane.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -17,7 +17,7 @@ use crate::{
     ops::copy_blocks::{Call, Copying, Stretch},
 };
 
-/// Copies that the scheduler has under way at once, at most; each has a clock.
+/// Copies that an actor has under way at once, at most; each has a clock.
 const UNDER_WAY: usize = 6;
 
 /// What copies of blocks need on a device.
@@ -48,19 +48,19 @@ impl CopyStream {
 /// blocks of 32 KiB are expected to move at 15 to 20 GB/s, and stretches of 16 and more at the bus's rate.
 pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying>, KernelError> {
     cuda.enter_to_copy()?;
-    let copies = cuda.copies.as_ref().expect("a lane with host memory for blocks has a stream for their copies");
+    let copies = cuda.copies.as_ref().expect("a lane with host memory to copy to has a stream for that");
     let clock = copies.clocks.take(&cuda.kernels.device)?;
     // Returns its clock also if a copy is refused: what was begun is waited for by the lane.
     let copying = Box::new(Running { clock: Some(clock), clocks: copies.clocks.clone() });
     let clock = copying.clock.as_ref().expect("it is there until it drops");
     clock.begin(&copies.stream)?;
-    for (number, layer) in call.layers.iter().enumerate() {
+    for pieces in call.pieces {
         for Stretch { block, slot, count } in call.to_host.iter().copied() {
-            let (to, bytes) = (call.host.piece(number, slot), call.host.bytes(count).as_usize());
+            let (to, bytes) = (pieces.slot(slot), pieces.bytes(count).as_usize());
             // SAFETY: the makers of both vouch for their bytes, and the front has checked that these are theirs. The
             // slots are page-locked memory that outlives the lane.
             let copied =
-                unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), layer.piece(block).0, bytes, copies.stream.raw()) };
+                unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), pieces.block(block).0, bytes, copies.stream.raw()) };
             CudaDevice::said("cuMemcpyDtoHAsync", copied)?;
         }
     }
@@ -68,12 +68,12 @@ pub(super) fn copy_blocks(cuda: &Cuda, call: Call<'_>) -> Result<Box<dyn Copying
         copies.left.record(&copies.stream)?;
         copies.left.hold(&cuda.stream)?;
     }
-    for (number, layer) in call.layers.iter().enumerate() {
+    for pieces in call.pieces {
         for Stretch { block, slot, count } in call.to_device.iter().copied() {
-            let (from, bytes) = (call.host.piece(number, slot), call.host.bytes(count).as_usize());
+            let (from, bytes) = (pieces.slot(slot), pieces.bytes(count).as_usize());
             // SAFETY: as above.
             let copied = unsafe {
-                sys::cuMemcpyHtoDAsync_v2(layer.piece(block).0, from.cast_const().cast(), bytes, copies.stream.raw())
+                sys::cuMemcpyHtoDAsync_v2(pieces.block(block).0, from.cast_const().cast(), bytes, copies.stream.raw())
             };
             CudaDevice::said("cuMemcpyHtoDAsync", copied)?;
         }

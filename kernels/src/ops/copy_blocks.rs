@@ -1,13 +1,16 @@
-//! Copies of whole blocks of keys and values between the device and host memory. They run beside passes.
+//! Copies between the device and host memory that run beside passes: of whole blocks of keys and values, and of rows of
+//! pictures.
 
 use std::time::Duration;
 
-use crate::{Backend, HostBlocks, KernelError, KvLayer};
+use bursar_budgets::{Address, Bytes};
 
-/// One block's copy, over all layers.
+use crate::{Backend, HostBlocks, HostRows, KernelError, KvLayer, Tensor};
+
+/// One block's copy, over all layers, or one row's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockCopy {
-    /// The block on the device.
+    /// The block or row on the device.
     pub block: u32,
     /// The slot in host memory.
     pub slot: u32,
@@ -20,14 +23,41 @@ pub struct BlockCopy {
 /// has seen the end of. Copies that were begun earlier come before.
 #[non_exhaustive]
 pub struct Call<'a> {
-    /// All layers of the cache.
-    pub layers: &'a [KvLayer],
-    /// The slots.
-    pub host: &'a HostBlocks,
+    /// Where blocks and slots are: for each layer of the cache, or for its rows.
+    pub pieces: &'a [Pieces],
     /// Stretches of blocks to copy to slots.
     pub to_host: Vec<Stretch>,
     /// Stretches of blocks to copy from slots.
     pub to_device: Vec<Stretch>,
+}
+
+/// The blocks of a layer and its slots, each one after another.
+#[derive(Clone, Copy, Debug)]
+pub struct Pieces {
+    /// The first block.
+    device: Address,
+    /// The first slot.
+    host: *mut u8,
+    /// The length of each.
+    bytes: Bytes,
+}
+
+impl Pieces {
+    /// Where a block is.
+    pub(crate) fn block(&self, block: u32) -> Address {
+        self.device.offset(self.bytes * u64::from(block))
+    }
+
+    /// Where a slot is.
+    pub(crate) fn slot(&self, slot: u32) -> *mut u8 {
+        // Wrapping, because whether it is inside is the front's to check.
+        self.host.wrapping_add(self.bytes(slot).as_usize())
+    }
+
+    /// Bytes of neighbours.
+    pub(crate) fn bytes(&self, count: u32) -> Bytes {
+        self.bytes * u64::from(count)
+    }
 }
 
 /// Neighbouring blocks whose slots are neighbours: one piece a layer.
@@ -87,11 +117,47 @@ pub fn copy_blocks<B: Backend>(
         host.shape
     );
     let blocks = layers.iter().map(|layer| layer.blocks).min().unwrap_or(0);
+    let pieces = |(number, layer): (usize, &KvLayer)| Pieces {
+        device: layer.piece(0),
+        host: host.layer(number),
+        bytes: host.shape.block_bytes(),
+    };
+    let pieces: Vec<_> = layers.iter().enumerate().map(pieces).collect();
+    copy(backend, &pieces, (blocks, host.slots), to_host, to_device)
+}
+
+/// Begins copies of rows of `cache`, `[rows, width]`, to and from slots of `host`; see [`Call`].
+///
+/// # Errors
+/// As [`copy_blocks`].
+///
+/// # Panics
+/// If a row is as long as no slot, or a row or slot is not there.
+pub fn copy_rows<B: Backend>(
+    backend: &B,
+    cache: &Tensor<'_>,
+    host: &HostRows,
+    to_host: &[BlockCopy],
+    to_device: &[BlockCopy],
+) -> Result<Box<dyn Copying>, KernelError> {
+    let bytes = cache.dtype().bytes(cache.columns());
+    assert!(cache.is_contiguous() && bytes == host.row_bytes, "rows of {bytes} in slots of {}", host.row_bytes);
+    let pieces = [Pieces { device: cache.address(), host: host.address, bytes }];
+    copy(backend, &pieces, (cache.rows(), host.slots), to_host, to_device)
+}
+
+fn copy<B: Backend>(
+    backend: &B,
+    pieces: &[Pieces],
+    (blocks, slots): (usize, usize),
+    to_host: &[BlockCopy],
+    to_device: &[BlockCopy],
+) -> Result<Box<dyn Copying>, KernelError> {
     for copy in to_host.iter().chain(to_device) {
-        let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < host.slots;
-        assert!(is_there, "{copy:?} in {blocks} blocks and {} slots", host.slots);
+        let is_there = (copy.block as usize) < blocks && (copy.slot as usize) < slots;
+        assert!(is_there, "{copy:?} in {blocks} blocks and {slots} slots");
     }
-    backend.copy_blocks(Call { layers, host, to_host: stretches(to_host), to_device: stretches(to_device) })
+    backend.copy_blocks(Call { pieces, to_host: stretches(to_host), to_device: stretches(to_device) })
 }
 
 /// Joins copies that follow each other on both sides.

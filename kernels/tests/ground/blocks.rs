@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use bursar_budgets::*;
 use bursar_kernels::{
     ops::{
-        copy_blocks::{BlockCopy, copy_blocks},
+        copy_blocks::{BlockCopy, copy_blocks, copy_rows},
         transfer::fill_elements,
     },
     *,
@@ -96,4 +96,39 @@ pub fn go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
     }
     blocks.copy(backend, &[], &[(1, 0)]).wait().expect("they were made");
     assert_eq!(blocks.read(backend, 1), [0; 3], "the slot has what came last");
+}
+
+/// Rows of a picture go to the host, are overwritten at once by later work, and come back to other rows, also in the same call
+/// as others leave those.
+pub fn rows_go_and_come_back<B: Backend>(backend: &B, device: &Arc<dyn Device>) {
+    let (rows, width, slots) = (11, 5, 7);
+    let row_bytes = DType::F32.bytes(width);
+    let segment = leased(device.clone(), row_bytes * rows as u64);
+    // SAFETY: the segment is backed for these rows, and only this thread uses them.
+    let cache = || unsafe { Tensor::persistent(segment.address(), [rows, width], DType::F32) };
+    let memory = device.clone().host_memory(row_bytes * slots as u64).expect("host memory");
+    // SAFETY: the memory is that long.
+    let host = unsafe { HostRows::new(memory.address(), slots, row_bytes) };
+    let fill = |of: fn(usize) -> f32| {
+        let content: Vec<f32> = (0..rows).flat_map(|row| vec![of(row); width]).collect();
+        fill_elements(backend, &content, &mut cache()).expect("it is put there");
+    };
+    let copies =
+        |pairs: &[(u32, u32)]| pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect::<Vec<_>>();
+    let copy = |to_host: &[(u32, u32)], to_device: &[(u32, u32)]| {
+        copy_rows(backend, &cache(), &host, &copies(to_host), &copies(to_device)).expect("they begin")
+    };
+    fill(|row| row as f32 + 1.0);
+    backend.wait_for_all().expect("the device is well");
+    let leaving = copy(&[(3, 0), (4, 1), (9, 6)], &[]);
+    fill(|row| -(row as f32));
+    leaving.wait().expect("they were made");
+    backend.wait_for_all().expect("as before");
+    copy(&[(1, 4), (2, 5)], &[(1, 0), (2, 1), (10, 6), (0, 5)]).wait().expect("they were made");
+    let (counter, workspace) = (WorkCounter::default(), poisoned(Bytes::kib(64)));
+    let all = Scope::new(backend, &workspace, &counter).download::<f32>(&cache()).expect("it comes");
+    let expected = [-2.0, 4.0, 5.0, -3.0, -4.0, -5.0, -6.0, -7.0, -8.0, -9.0, 10.0];
+    for (row, expected) in expected.into_iter().enumerate() {
+        assert_eq!(all[row * width..][..width], [expected; 5], "row {row}");
+    }
 }

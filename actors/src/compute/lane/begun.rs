@@ -50,7 +50,7 @@ impl<'b, B: Backend> Begun<'b, B> {
             let may_follow = oldest.is_none_or(|oldest| waits && oldest.may_be_followed());
             let has_room = may_follow && self.jobs.len() < BEGUN;
             // Without room, only copies are looked for.
-            let looks = has_room || (waits && self.next.is_none() && self.runner.copies_blocks());
+            let looks = has_room || (waits && self.next.is_none() && self.runner.copies());
             let next = match self.next.take_if(|_| has_room) {
                 Some(job) => Ok(job),
                 None if self.jobs.is_empty() && self.copies.is_empty() => {

@@ -1,4 +1,4 @@
-//! Copies of blocks that a lane has under way beside its other jobs.
+//! Copies of blocks and rows that a lane has under way beside its other jobs.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use bursar_kernels::{
 
 use super::{
     ModelRunner,
-    job::{CopyJob, LaneError},
+    job::{Copied, CopyJob, LaneError},
 };
 
 /// A copy job and what it has begun.
@@ -34,17 +34,27 @@ impl CopyBegun {
 }
 
 impl<B: Backend> ModelRunner<B> {
-    /// Whether this lane may be asked for copies of blocks.
-    pub(super) fn copies_blocks(&self) -> bool {
-        self.memory.host_kv.is_some()
+    /// Whether this lane may be asked for copies.
+    pub(super) fn copies(&self) -> bool {
+        self.memory.host_kv.is_some() || self.memory.host_pictures.is_some()
     }
 
     /// Begins copies, and returns without waiting for them.
     pub(super) fn begin_copies(&self, job: Box<CopyJob>) -> CopyBegun {
         let copying = self.unless_refused(|| {
-            let host = self.memory.host_kv.as_ref().expect("who asks for copies has host memory for blocks");
-            let (layers, slots) = (self.memory.kv.layers(self.rank()), host.slots(self.rank()));
-            Ok(copy_blocks::copy_blocks(&self.backend, &layers, &slots, &job.to_host, &job.to_device)?)
+            let (backend, rank, CopyJob { to_host, to_device, .. }) = (&self.backend, self.rank(), &*job);
+            let expected = "who asks for copies has host memory for them";
+            Ok(match job.of {
+                Copied::Blocks => {
+                    let slots = self.memory.host_kv.as_ref().expect(expected).slots(rank);
+                    copy_blocks::copy_blocks(backend, &self.memory.kv.layers(rank), &slots, to_host, to_device)?
+                }
+                Copied::Rows => {
+                    let slots = self.memory.host_pictures.as_ref().expect(expected).slots(rank);
+                    let cache = self.memory.vision_cache.as_ref().expect("it has what its host memory is for");
+                    copy_blocks::copy_rows(backend, &cache.tensor(rank), &slots, to_host, to_device)?
+                }
+            })
         });
         CopyBegun { job, copying }
     }

@@ -144,11 +144,22 @@ pub struct EncodeJob {
     pub answer: Answer<()>,
 }
 
-/// Copies of blocks between the device and host memory. Only steps begun later wait for those to the host.
+/// What is copied to host memory and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copied {
+    /// Blocks of keys and values, by the step lane.
+    Blocks,
+    /// Rows of the vision cache, by the vision lane.
+    Rows,
+}
+
+/// Copies between the device and host memory. Only passes begun later wait for those to the host.
 pub struct CopyJob {
-    /// Blocks that leave the device. They are copied first.
+    /// What is copied.
+    pub of: Copied,
+    /// What leaves the device. It is copied first.
     pub to_host: Vec<BlockCopy>,
-    /// Blocks that come back. No step may use them before the answer.
+    /// What comes back. No pass may use it before the answer.
     pub to_device: Vec<BlockCopy>,
     /// Where it goes how long the device took.
     pub answer: Answer<Duration>,
@@ -179,7 +190,7 @@ pub enum Job {
     Step(Box<StepJob>),
     /// Runs a launch.
     Encode(Box<EncodeJob>),
-    /// Copies blocks, beside steps.
+    /// Copies blocks or rows, beside passes.
     Copy(Box<CopyJob>),
     /// Runs a worst case.
     Stress(Box<StressJob>),

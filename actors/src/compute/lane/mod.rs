@@ -27,13 +27,13 @@ use tokio::sync::watch;
 
 use begun::Begun;
 pub use job::{
-    Answer, CaptureJob, Choice, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
+    Answer, CaptureJob, Choice, Copied, CopyJob, EncodeJob, Job, LaneError, PastTokens, RefusalSink, StepJob, Stepped,
     StressJob,
 };
 pub use model_runner::ModelRunner;
 
-/// Jobs that may wait for a lane. The vision actor has at most two running, the scheduler two steps and six copies; the
-/// rest is for the profile.
+/// Jobs that may wait for a lane. The vision actor has at most two launches running and four copies, the scheduler two steps
+/// and six copies; the rest is for the profile.
 const QUEUE: usize = 10;
 
 /// Jobs that may wait for another rank's thread than the first: more than the first has taken. So a job that the first

@@ -36,12 +36,12 @@ impl Job {
                 answer.of_each(ranks, |(), ()| ()).into_iter().enumerate().map(encode).collect()
             }
             Job::Copy(job) => {
-                let CopyJob { to_host, to_device, answer } = *job;
+                let CopyJob { of, to_host, to_device, answer } = *job;
                 let copy = |answer| {
                     let (to_host, to_device) = (to_host.clone(), to_device.clone());
-                    Job::Copy(Box::new(CopyJob { to_host, to_device, answer }))
+                    Job::Copy(Box::new(CopyJob { of, to_host, to_device, answer }))
                 };
-                // Each rank has a part of every block, and they copy at the same time.
+                // Each rank has a part of every block and all of every row, and they copy at the same time.
                 answer.of_each(ranks, Duration::max).into_iter().map(copy).collect()
             }
             Job::Stress(job) => {

@@ -179,13 +179,101 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(1)), "{effects:?}");
 }
 
+fn copies(pairs: &[(u32, u32)]) -> Vec<BlockCopy> {
+    pairs.iter().map(|&(block, slot)| BlockCopy { block, slot }).collect()
+}
+
+/// A cache of 10 rows whose first picture, of 4, has made room for the second, of 8.
+fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
+    let mut vision = VisionCore::new(10, 100).with_host(host_rows);
+    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(Input::Encoded);
+    vision.step(Input::Unpin(vec![hash(1)]));
+    let effects = vision.step(Input::Want(Ticket(2), vec![picture(2, 8)]));
+    (vision, effects)
+}
+
+#[test]
+fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
+    let (mut vision, effects) = evicted(20);
+    let leaves = Effect::Copy { to_host: copies(&[(0, 0), (1, 1), (2, 2), (3, 3)]), to_device: Vec::new() };
+    assert_eq!(effects[0], leaves, "it leaves before its rows are written");
+    assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
+    assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
+    assert_eq!(vision.recall(&[hash(1)]), None);
+    assert_eq!(vision.step(Input::Recall(Ticket(3), vec![picture(1, 4)])), [], "there is no room");
+    assert!(!vision.needs_pixels(&hash(1)));
+    vision.step(Input::Copied);
+    vision.step(Input::Encoded);
+    let effects = vision.step(Input::Unpin(vec![hash(2)]));
+    let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
+    let slots = |copies: &[BlockCopy]| copies.iter().map(|copy| copy.slot).collect::<Vec<_>>();
+    assert_eq!((slots(to_host), slots(to_device)), ((4..12).collect(), (0..4).collect()), "the second makes room");
+    assert_eq!(vision.host_rows(), 12, "and the first keeps its place there");
+    let effects = vision.step(Input::Copied);
+    assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
+    assert_eq!(vision.take_found(), Found { pictures: 3, hits: 1, host_hits: 1 });
+    vision.step(Input::Unpin(vec![hash(1)]));
+    let effects = vision.step(Input::Recall(Ticket(4), vec![picture(2, 8)]));
+    let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
+    assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first leaves again for nothing");
+}
+
+#[test]
+fn a_picture_that_came_with_pixels_is_copied_back_all_the_same() {
+    let (mut vision, _) = evicted(20);
+    vision.step(Input::Encoded);
+    vision.step(Input::Unpin(vec![hash(2)]));
+    let effects = vision.step(Input::Want(Ticket(3), vec![picture(1, 4), picture(3, 2)]));
+    assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
+    assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
+    assert_eq!(vision.step(Input::Encoded), [], "one of them is on its way");
+    vision.step(Input::Copied);
+    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(3), _)]));
+}
+
+#[test]
+fn a_recalled_picture_without_a_place_has_to_come_again_with_pixels() {
+    let (mut vision, _) = evicted(4);
+    vision.step(Input::Want(Ticket(3), vec![picture(3, 7)]));
+    vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
+    vision.step(Input::Want(Ticket(5), vec![picture(5, 10)]));
+    vision.step(Input::Recall(Ticket(6), vec![picture(1, 4)]));
+    for (name, is_its_turn) in [(2, false), (3, false), (4, true)] {
+        vision.step(Input::Encoded);
+        assert!(!vision.needs_pixels(&hash(1)));
+        let effects = vision.step(Input::Unpin(vec![hash(name)]));
+        assert_eq!(effects.contains(&Effect::Lost(Ticket(6))), is_its_turn, "after {name}: {effects:?}");
+    }
+    assert!(vision.holds_all(&[hash(4), hash(5)]), "the fourth has taken its place on the host");
+}
+
+#[test]
+fn no_more_than_four_copies_are_under_way() {
+    let mut vision = VisionCore::new(2, 100).with_host(20);
+    for name in 1..6 {
+        vision.step(Input::Want(Ticket(u64::from(name)), vec![picture(name, 2)]));
+        vision.step(Input::Encoded);
+        vision.step(Input::Unpin(vec![hash(name)]));
+    }
+    assert_eq!(vision.step(Input::Recall(Ticket(6), vec![picture(1, 2)])), [], "it waits for a copy to end");
+    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Copy { .. }]));
+    for _ in 0..3 {
+        assert_eq!(vision.step(Input::Copied), []);
+    }
+    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(6), _)]), "copies end in their order");
+}
+
 /// Pictures of a request, and their rows.
 type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
     Want(Vec<u8>),
+    /// A request for known pictures, which wants pixels only if they have no place.
+    Ask(Vec<u8>),
     Encoded,
+    Copied,
     /// The holder with this number releases its pictures.
     Unpin(usize),
     /// The waiting request with this number gives up.
@@ -196,7 +284,9 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
     use proptest::prelude::*;
     prop_oneof![
         proptest::collection::vec(1u8..8, 1..4).prop_map(Event::Want),
+        proptest::collection::vec(1u8..8, 1..4).prop_map(Event::Ask),
         Just(Event::Encoded),
+        Just(Event::Copied),
         (0usize..50).prop_map(Event::Unpin),
         (0usize..50).prop_map(Event::Withdraw),
     ]
@@ -204,14 +294,19 @@ fn event() -> impl proptest::strategy::Strategy<Value = Event> {
 
 proptest::proptest! {
     /// Compared with a careful reader of the effects. Rows of live pictures never overlap. A launch keeps to its
-    /// permits and finds its pixels. Each ticket is answered once, and when all holders release, all are answered.
+    /// permits and finds its pixels. What is copied is whole, and what is read has arrived. Each ticket is answered once,
+    /// and when all holders release, all are answered.
     #[test]
     fn pictures_never_share_rows_and_no_request_starves(
         events in proptest::collection::vec(event(), 1..120),
         cache_rows in 7usize..20,
         permits in 7usize..20,
+        host_rows in proptest::prop_oneof![proptest::strategy::Just(0), 1usize..40],
     ) {
-        let mut vision = VisionCore::new(cache_rows, permits * 4);
+        let mut vision = VisionCore::new(cache_rows, permits * 4).with_host(host_rows);
+        let mut on_host: Vec<Option<PictureHash>> = vec![None; host_rows];
+        // What rows get when copies end.
+        let mut copying: VecDeque<Vec<(u32, PictureHash)>> = VecDeque::new();
         let mut open: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
         let mut launched: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
@@ -219,10 +314,24 @@ proptest::proptest! {
         let mut pixels: Vec<PictureHash> = Vec::new();
         let mut next = 0;
         // At the end all holders release and every launch ends.
-        let ending = (0..400).map(|index| if index % 2 == 0 { Event::Encoded } else { Event::Unpin(0) });
-        for event in events.into_iter().chain(ending) {
+        let ending = (0..900).map(|index| [Event::Encoded, Event::Copied, Event::Unpin(0)][index % 3].clone());
+        let mut events: VecDeque<Event> = events.into_iter().chain(ending).collect();
+        while let Some(event) = events.pop_front() {
             let effects = match event {
-                Event::Want(names) => {
+                Event::Ask(names) if vision.holds_all(&names.iter().map(|name| hash(*name)).collect::<Vec<_>>()) => {
+                    next += 1;
+                    let wanted = names.iter().map(|name| picture(*name, usize::from(*name))).collect();
+                    open.insert(next, names);
+                    vision.step(Input::Recall(Ticket(next), wanted))
+                }
+                Event::Copied => match copying.pop_front() {
+                    None => continue,
+                    Some(came) => {
+                        came.iter().for_each(|(row, key)| contents[*row as usize] = Some(*key));
+                        vision.step(Input::Copied)
+                    }
+                },
+                Event::Want(names) | Event::Ask(names) => {
                     next += 1;
                     let wanted: Vec<_> = names.iter().map(|name| picture(*name, usize::from(*name))).collect();
                     pixels.extend(wanted.iter().map(|picture| picture.key));
@@ -261,7 +370,29 @@ proptest::proptest! {
                             let read = |row: &u32| held.iter().any(|(_, rows)| rows.iter().any(|r| r.contains(row)));
                             proptest::prop_assert!(!rows.iter().any(read), "a row that is read is written");
                         }
+                        let written = pictures.iter().flat_map(|(_, rows)| rows.iter());
+                        written.for_each(|row| contents[*row as usize] = None);
                         launched.push_back(pictures);
+                    }
+                    Effect::Copy { to_host, to_device } => {
+                        proptest::prop_assert!(copying.len() < COPIES, "{} copies under way", copying.len());
+                        for BlockCopy { block, slot } in to_host {
+                            let key = contents[block as usize];
+                            proptest::prop_assert!(key.is_some(), "a row leaves that is not written");
+                            on_host[slot as usize] = key;
+                        }
+                        let mut coming = Vec::new();
+                        for BlockCopy { block, slot } in to_device {
+                            let is_read = held.iter().any(|(_, rows)| rows.iter().any(|rows| rows.contains(&block)));
+                            proptest::prop_assert!(!is_read, "a row that is read is written");
+                            contents[block as usize] = None;
+                            coming.push((block, on_host[slot as usize].expect("a slot is read that was written")));
+                        }
+                        copying.push_back(coming);
+                    }
+                    Effect::Lost(ticket) => {
+                        let names = open.remove(&ticket.0).expect("answered once");
+                        events.push_front(Event::Want(names));
                     }
                     Effect::Ready(ticket, rows) => {
                         let names = open.remove(&ticket.0).expect("answered once");

@@ -270,6 +270,7 @@ impl Arrivals {
                     self.admit(number, prompt, reply);
                 }
                 vision::Effect::Refused { .. } => unreachable!("all fit"),
+                vision::Effect::Copy { .. } | vision::Effect::Lost(_) => unreachable!("there is no host memory"),
             }
         }
     }
