@@ -179,9 +179,7 @@ impl World {
         if wanted.is_empty() {
             return self.admit(number, &[], Vec::new());
         }
-        let keys: Vec<_> = wanted.iter().map(|picture| picture.key).collect();
-        let has_pixels = !self.vision.holds_all(&keys);
-        self.want(number, wanted, has_pixels);
+        self.want(number, wanted, false);
     }
 
     /// How many of its first pictures blocks hold, as its driver would look it up.

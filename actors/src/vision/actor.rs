@@ -83,11 +83,14 @@ struct Pixels {
     host: Arc<Lease>,
 }
 
+/// What a file was decoded to.
+type Known = Vec<(PictureHash, Grid)>;
+
 struct Pending {
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
-    /// The files, if they were not decoded.
-    plans: Vec<VisualPlan>,
+    /// The files, should pictures be lost that were not decoded.
+    plans: Arc<[VisualPlan]>,
     reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
@@ -130,7 +133,10 @@ impl Actor for VisionActor {
                 reply.answer(files.iter().map_while(&mut name).collect());
                 return Ok(());
             }
-            VisionMessage::Prepared { keys, pictures, host, reply } => state.prepared(&keys, pictures, host, reply),
+            VisionMessage::Prepared { plans, held, pictures, host, reply } => {
+                let pixels = |ProcessedPicture { image, hash }| (hash, Pixels { image, host: host.clone() });
+                state.want(plans, held, pictures.into_iter().map(pixels).collect(), reply)
+            }
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
@@ -188,80 +194,95 @@ impl VisionState {
         metric::ENCODER_CACHE_HITS_TOTAL.add(&self.arguments.model_label, hits);
     }
 
-    /// Answers from the cache, has rows brought back from the host, or has files decoded.
+    /// Answers from the cache, or has decoded what has no rows anywhere.
     fn embed(
         &mut self,
         myself: &ActorRef<VisionMessage>,
         plans: Vec<VisualPlan>,
         reply: Responder<Result<PinnedPictures, VisionError>>,
     ) -> Vec<Effect> {
-        if let Some(known) = self.known_of(&plans) {
-            let keys: Vec<_> = known.iter().map(|(key, _)| *key).collect();
-            if let Some(rows) = self.core.recall(&keys) {
-                self.count_query(keys.len(), keys.len());
-                let pictures = known.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
-                reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
-                return Vec::new();
-            }
-            if self.core.holds_all(&keys) {
-                let (ticket, wanted) = self.open(known, plans, reply);
-                return self.core.step(Input::Recall(ticket, wanted));
-            }
+        let known: Vec<Option<Known>> =
+            plans.iter().map(|plan| self.known.pictures(&plan.key()).map(<[_]>::to_vec)).collect();
+        let keys = |known: &Known| known.iter().map(|(key, _)| *key).collect::<Vec<_>>();
+        if let Some(all) = known.iter().cloned().collect::<Option<Vec<_>>>().map(|all| all.concat())
+            && let Some(rows) = self.core.recall(&keys(&all))
+        {
+            self.count_query(all.len(), all.len());
+            let pictures = all.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
+            reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
+            return Vec::new();
         }
-        self.prepare(myself.clone(), plans, reply);
+        let is_held = |known: &Known| self.core.holds_all(&keys(known));
+        let held: Vec<_> = known.into_iter().map(|known| known.filter(is_held)).collect();
+        if held.iter().all(Option::is_some) {
+            return self.want(plans.into(), held, Vec::new(), reply);
+        }
+        self.prepare(myself.clone(), plans.into(), held, reply);
         Vec::new()
     }
 
-    /// What all of these files were decoded to.
-    fn known_of(&mut self, plans: &[VisualPlan]) -> Option<Vec<(PictureHash, Grid)>> {
-        let mut known = Vec::new();
-        for plan in plans {
-            known.extend_from_slice(self.known.pictures(&plan.key())?);
-        }
-        Some(known)
-    }
-
-    /// A request that waits, and what it needs.
-    fn open(
+    /// A request waits for rows.
+    fn want(
         &mut self,
-        pictures: Vec<(PictureHash, Grid)>,
-        plans: Vec<VisualPlan>,
+        plans: Arc<[VisualPlan]>,
+        held: Vec<Option<Known>>,
+        decoded: Vec<(PictureHash, Pixels)>,
         reply: Responder<Result<PinnedPictures, VisionError>>,
-    ) -> (Ticket, Vec<PictureRequest>) {
+    ) -> Vec<Effect> {
         self.last_ticket = self.last_ticket.next();
+        let ticket = self.last_ticket;
         let merge = self.arguments.processors.pictures.config().merge();
-        let wanted = |(key, grid): &(PictureHash, Grid)| {
-            let PictureCost { patches, rows } = PictureCost::of(grid.patches(), merge);
-            PictureRequest { key: *key, rows, patches }
-        };
-        let wanted = pictures.iter().map(wanted).collect();
-        let (keys, grids) = pictures.into_iter().unzip();
-        self.pending.insert(self.last_ticket, Pending { grids, keys, plans, reply });
-        (self.last_ticket, wanted)
+        let (mut wanted, mut grids) = (Vec::new(), Vec::new());
+        let mut decoded = decoded.into_iter();
+        for (plan, held) in plans.iter().zip(held) {
+            let has_pixels = held.is_none();
+            let pictures = held.unwrap_or_else(|| {
+                let mut keep = |(key, pixels): (PictureHash, Pixels)| {
+                    let grid = pixels.image.grid;
+                    self.pixels.entry(key).or_insert(pixels);
+                    (key, grid)
+                };
+                let pictures: Known = decoded.by_ref().take(plan.grid().pictures()).map(&mut keep).collect();
+                self.known.learn(plan.key(), pictures.clone());
+                pictures
+            });
+            for (key, grid) in pictures {
+                let PictureCost { patches, rows } = PictureCost::of(grid.patches(), merge);
+                wanted.push(PictureRequest { key, rows, patches, has_pixels });
+                grids.push(grid);
+            }
+        }
+        let keys = wanted.iter().map(|picture| picture.key).collect();
+        self.pending.insert(ticket, Pending { grids, keys, plans, reply });
+        self.core.step(Input::Want(ticket, wanted))
     }
 
-    /// Leases host memory and decodes, outside the actor. A failure ends this request alone.
+    /// Leases host memory and decodes the files that are not held, outside the actor. A failure ends this request alone.
     fn prepare(
         &self,
         myself: ActorRef<VisionMessage>,
-        pictures: Vec<VisualPlan>,
+        plans: Arc<[VisualPlan]>,
+        held: Vec<Option<Known>>,
         mut reply: Responder<Result<PinnedPictures, VisionError>>,
     ) {
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
         let (processors, decoding) = (self.arguments.processors.clone(), self.decoding.clone());
-        let keys: Vec<_> = pictures.iter().map(|plan| (plan.key(), plan.grid().pictures())).collect();
-        let span = debug_span!(parent: reply.span(), "decode", files = pictures.len());
+        let is_wanted: Vec<bool> = held.iter().map(Option::is_none).collect();
+        let files = is_wanted.iter().filter(|is_wanted| **is_wanted).count();
+        let span = debug_span!(parent: reply.span(), "decode", files);
+        let decoding_plans = plans.clone();
         let prepare = async move {
             let prepare = async {
-                let host_bytes = HostBytes::of(&pictures);
+                let host_bytes = HostBytes::of(&decoding_plans, &is_wanted);
                 let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
                 let slot = decoding.acquire_owned().await.expect("the semaphore is never closed");
                 let decoded = tokio::task::spawn_blocking(move || {
                     // The thread owns the lease and the slot, because it keeps decoding even if the request is dropped.
                     let _slot = slot;
-                    processors.process(&pictures, &limits).map(|pictures| (pictures, host))
+                    let processed = processors.process(&decoding_plans, &limits, |file| is_wanted[file]);
+                    processed.map(|pictures| (pictures, host))
                 });
                 // A panic ends this request with an error. Otherwise its driver would wait for a successor of a living
                 // actor.
@@ -277,7 +298,7 @@ impl VisionState {
             match prepared {
                 Ok((pictures, host)) => {
                     // An actor that is gone drops the reply, which makes the driver submit its request again.
-                    drop(myself.send_message(VisionMessage::Prepared { keys, pictures, host, reply }));
+                    drop(myself.send_message(VisionMessage::Prepared { plans, held, pictures, host, reply }));
                 }
                 // This actor is ending. Dropping the reply says so, and the model's status tells the driver why.
                 Err(VisionError::Host(error)) if error.is_the_end() => drop(reply),
@@ -285,26 +306,6 @@ impl VisionState {
             }
         };
         tokio::spawn(prepare.instrument(span));
-    }
-
-    fn prepared(
-        &mut self,
-        keys: &[(VisualKey, usize)],
-        pictures: Vec<ProcessedPicture>,
-        host: Arc<Lease>,
-        reply: Responder<Result<PinnedPictures, VisionError>>,
-    ) -> Vec<Effect> {
-        let mut decoded = Vec::new();
-        for ProcessedPicture { image, hash } in pictures {
-            decoded.push((hash, image.grid));
-            self.pixels.entry(hash).or_insert_with(|| Pixels { image, host: host.clone() });
-        }
-        let mut became = decoded.iter().copied();
-        for (key, pictures) in keys {
-            self.known.learn(*key, became.by_ref().take(*pictures).collect());
-        }
-        let (ticket, wanted) = self.open(decoded, Vec::new(), reply);
-        self.core.step(Input::Want(ticket, wanted))
     }
 
     /// Drops requests whose callers have gone, to make room for later ones.
@@ -332,7 +333,8 @@ impl VisionState {
             }
             Effect::Lost(ticket) => {
                 let Pending { plans, reply, .. } = self.pending.remove(&ticket).expect("each ticket is answered once");
-                self.prepare(myself.clone(), plans, reply);
+                let held = vec![None; plans.len()];
+                self.prepare(myself.clone(), plans, held, reply);
             }
             Effect::Ready(ticket, rows) => {
                 let Pending { grids, keys, reply, .. } =
@@ -381,9 +383,11 @@ struct HostBytes {
 }
 
 impl HostBytes {
-    fn of(plans: &[VisualPlan]) -> Self {
-        let pixels = plans.iter().map(VisualPlan::patches_bytes).sum();
-        let decoding = plans.iter().map(VisualPlan::decoding_bytes).max().unwrap_or_default();
+    /// Of the files that are wanted.
+    fn of(plans: &[VisualPlan], is_wanted: &[bool]) -> Self {
+        let wanted = || plans.iter().zip(is_wanted).filter(|(_, is_wanted)| **is_wanted).map(|(plan, _)| plan);
+        let pixels = wanted().map(VisualPlan::patches_bytes).sum();
+        let decoding = wanted().map(VisualPlan::decoding_bytes).max().unwrap_or_default();
         HostBytes { pixels, decoding }
     }
 }

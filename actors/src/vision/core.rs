@@ -35,15 +35,15 @@ pub struct PictureRequest {
     pub rows: usize,
     /// Patches of a launch that it takes.
     pub patches: usize,
+    /// Whether its file was decoded. If not, it was [held](VisionCore::holds_all) when it was asked for.
+    pub has_pixels: bool,
 }
 
 /// An event for the vision actor.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A request's pictures are decoded. It needs all of them at once.
+    /// A request's pictures are decoded or held. It needs all of them at once.
     Want(Ticket, Vec<PictureRequest>),
-    /// As `Want`, without pixels: all pictures are [held](VisionCore::holds_all).
-    Recall(Ticket, Vec<PictureRequest>),
     /// The oldest running launch has ended.
     Encoded,
     /// The oldest copies have ended.
@@ -68,7 +68,8 @@ pub enum Effect {
         /// Rows that come back, and their slots.
         to_device: Vec<BlockCopy>,
     },
-    /// A recalled picture has lost both its places before the request's turn came. It has to come again with pixels.
+    /// Before the request's turn a picture without pixels has lost both its places. The request has to come again, with
+    /// pixels.
     Lost(Ticket),
     /// All of a request's pictures are in the cache, pinned until [`Input::Unpin`]. Holds their rows, in the request's
     /// order.
@@ -107,14 +108,6 @@ enum State {
     There,
 }
 
-/// A request that waits for rows.
-#[derive(Debug)]
-struct Waiting {
-    ticket: Ticket,
-    pictures: Vec<PictureRequest>,
-    has_pixels: bool,
-}
-
 /// Copies that are decided and not begun.
 #[derive(Debug, Default)]
 struct Batch {
@@ -147,7 +140,7 @@ pub struct VisionCore {
     entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
     /// that each held some and waited for the rest would wait forever.
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
     /// Requests whose pictures have rows but are not all encoded.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
     /// Pictures with rows that are in no launch yet.
@@ -203,8 +196,7 @@ impl VisionCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Want(ticket, pictures) => self.want(ticket, pictures, true, &mut effects),
-            Input::Recall(ticket, pictures) => self.want(ticket, pictures, false, &mut effects),
+            Input::Want(ticket, pictures) => self.want(ticket, pictures, &mut effects),
             Input::Encoded => {
                 let launched = self.under_way.pop_front().expect("a launch came back that was not under way");
                 self.are_there(&launched);
@@ -279,8 +271,8 @@ impl VisionCore {
     /// request gets its turn.
     pub fn needs_pixels(&self, key: &PictureHash) -> bool {
         let is_queued = self.entries.get(key).is_some_and(|entry| entry.state == State::Queued);
-        let with_pixels = self.waiting.iter().filter(|waiting| waiting.has_pixels);
-        is_queued || with_pixels.flat_map(|waiting| &waiting.pictures).any(|picture| picture.key == *key)
+        let mut waiting = self.waiting.iter().flat_map(|(_, pictures)| pictures);
+        is_queued || waiting.any(|picture| picture.key == *key && picture.has_pixels)
     }
 
     fn are_there(&mut self, keys: &[PictureHash]) {
@@ -289,18 +281,18 @@ impl VisionCore {
         }
     }
 
-    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, has_pixels: bool, effects: &mut Vec<Effect>) {
+    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {
             effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         } else {
-            self.waiting.push_back(Waiting { ticket, pictures, has_pixels });
+            self.waiting.push_back((ticket, pictures));
         }
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
-        self.waiting.retain(|waiting| waiting.ticket != ticket);
+        self.waiting.retain(|(waiting, _)| *waiting != ticket);
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
             let (_, keys) = self.pending.remove(place).expect("just found");
             keys.iter().for_each(|key| self.unpin(key));
@@ -317,24 +309,25 @@ impl VisionCore {
     /// Gives rows to waiting requests in order, while there are enough, and copies may begin.
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
         while self.copying.len() < COPIES
-            && let Some(waiting) = self.waiting.pop_front()
+            && let Some((ticket, pictures)) = self.waiting.pop_front()
         {
-            let keys: Vec<_> = waiting.pictures.iter().map(|picture| picture.key).collect();
-            if !waiting.has_pixels && !self.holds_all(&keys) {
-                effects.push(Effect::Lost(waiting.ticket));
+            let is_there = |picture: &PictureRequest| picture.has_pixels || self.holds_all(&[picture.key]);
+            if !pictures.iter().all(is_there) {
+                effects.push(Effect::Lost(ticket));
                 continue;
             }
-            if !self.make_room(&waiting.pictures) {
-                return self.waiting.push_front(waiting);
+            if !self.make_room(&pictures) {
+                return self.waiting.push_front((ticket, pictures));
             }
+            let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
             let is_cached = |key: &&PictureHash| self.holds(key);
             let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
             let host_hits = missing.iter().filter(|key| self.host.holds(key)).count();
             self.found.pictures += keys.len();
             self.found.hits += cached.len() + host_hits;
             self.found.host_hits += host_hits;
-            waiting.pictures.iter().for_each(|picture| self.pin(picture));
-            self.pending.push_back((waiting.ticket, keys));
+            pictures.iter().for_each(|picture| self.pin(picture));
+            self.pending.push_back((ticket, keys));
         }
     }
 

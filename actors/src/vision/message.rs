@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bursar_budgets::{Hint, Lease};
 use bursar_model::{
     error::VisualError,
-    flow::PictureHash,
+    flow::{Grid, PictureHash},
     processor::{ProcessedPicture, VisualKey, VisualPlan},
 };
 use thiserror::Error;
@@ -31,9 +31,11 @@ pub enum VisionMessage {
     },
     /// A request's pictures are decoded and resized.
     Prepared {
-        /// For each file, its key and how many pictures it became.
-        keys: Vec<(VisualKey, usize)>,
-        /// In the order of the request. A video is one picture per step.
+        /// The files, in the order of the request.
+        plans: Arc<[VisualPlan]>,
+        /// For each file its pictures, if they need no pixels.
+        held: Vec<Option<Vec<(PictureHash, Grid)>>>,
+        /// Those of the others, in their order. A video is one picture per step.
         pictures: Vec<ProcessedPicture>,
         /// The lease that pays for their pixels.
         host: Arc<Lease>,

@@ -113,7 +113,7 @@ impl Request {
                 // Few names, so that pictures repeat. The name decides the size.
                 let name = chance.below(7) as u8;
                 let rows = 1 + usize::from(name) % 7;
-                PictureRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW }
+                PictureRequest { key: PictureHash([name; 32]), rows, patches: rows * PATCHES_A_ROW, has_pixels: true }
             })
             .collect();
         let mut request = Request {

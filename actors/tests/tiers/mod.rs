@@ -89,16 +89,16 @@ impl HostRows {
 }
 
 impl World {
-    /// The driver asks for pictures, whose pixels are there or not needed.
-    pub(super) fn want(&mut self, number: u64, wanted: Vec<PictureRequest>, has_pixels: bool) {
+    /// The driver asks for pictures. All are decoded, or those that have no place.
+    pub(super) fn want(&mut self, number: u64, mut wanted: Vec<PictureRequest>, decodes_all: bool) {
         self.next_ticket += 1;
         let ticket = Ticket(self.next_ticket);
         self.requests.get_mut(&number).expect("it lives").ticket = Some(ticket);
-        if has_pixels {
-            self.pixels.extend(wanted.iter().map(|picture| picture.key));
-            return self.vision_step(vision::Input::Want(ticket, wanted));
+        for picture in &mut wanted {
+            picture.has_pixels = decodes_all || !self.vision.holds_all(&[picture.key]);
         }
-        self.vision_step(vision::Input::Recall(ticket, wanted));
+        self.pixels.extend(wanted.iter().filter(|picture| picture.has_pixels).map(|picture| picture.key));
+        self.vision_step(vision::Input::Want(ticket, wanted));
     }
 
     /// A request's pictures have to be decoded after all.

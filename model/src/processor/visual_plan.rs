@@ -208,25 +208,34 @@ impl VisualProcessors {
         Ok(VisualPlan::Image { picture: picture.clone(), plan, cost: header.cost, key })
     }
 
-    /// Decodes, resizes and hashes the planned visuals. Returns one result per picture, tile and step of a video, in
-    /// the order of the request.
+    /// Decodes, resizes and hashes the planned visuals that are wanted, by their index. Returns one result per picture,
+    /// tile and step of a video, in the order of the request.
     ///
     /// # Errors
     /// A file is damaged after its header, or a frame's size differs from the plan's.
-    pub fn process(&self, plans: &[VisualPlan], limits: &ImageLimits) -> Result<Vec<ProcessedPicture>, VisualError> {
+    pub fn process(
+        &self,
+        plans: &[VisualPlan],
+        limits: &ImageLimits,
+        is_wanted: impl Fn(usize) -> bool,
+    ) -> Result<Vec<ProcessedPicture>, VisualError> {
         let (mut pictures, mut videos) = (0, 0);
         let mut processed = Vec::new();
-        for plan in plans {
+        for (number, plan) in plans.iter().enumerate() {
             match plan {
                 VisualPlan::Image { picture, plan, .. } => {
-                    let whole = picture.decode(limits).map(|decoded| self.pictures.process_planned(&decoded, plan));
-                    let (index, file) = (pictures, picture.file_name());
-                    processed.extend(whole.map_err(|source| VisualError::Picture { index, file, source })?);
+                    if is_wanted(number) {
+                        let whole = picture.decode(limits).map(|decoded| self.pictures.process_planned(&decoded, plan));
+                        let (index, file) = (pictures, picture.file_name());
+                        processed.extend(whole.map_err(|source| VisualError::Picture { index, file, source })?);
+                    }
                     pictures += 1;
                 }
                 VisualPlan::Video { video, plan, .. } => {
-                    let steps = self.of_videos().and_then(|videos| videos.process(video, plan, limits));
-                    processed.extend(steps.map_err(|source| VisualError::Video { index: videos, source })?);
+                    if is_wanted(number) {
+                        let steps = self.of_videos().and_then(|videos| videos.process(video, plan, limits));
+                        processed.extend(steps.map_err(|source| VisualError::Video { index: videos, source })?);
+                    }
                     videos += 1;
                 }
             }

@@ -7,7 +7,11 @@ fn hash(name: u8) -> PictureHash {
 }
 
 fn picture(name: u8, rows: usize) -> PictureRequest {
-    PictureRequest { key: hash(name), rows, patches: rows * 4 }
+    PictureRequest { key: hash(name), rows, patches: rows * 4, has_pixels: true }
+}
+
+fn held(name: u8, rows: usize) -> PictureRequest {
+    PictureRequest { has_pixels: false, ..picture(name, rows) }
 }
 
 fn rows(rows: &[u32]) -> Arc<[u32]> {
@@ -201,7 +205,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
     assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
     assert_eq!(vision.recall(&[hash(1)]), None);
-    assert_eq!(vision.step(Input::Recall(Ticket(3), vec![picture(1, 4)])), [], "there is no room");
+    assert_eq!(vision.step(Input::Want(Ticket(3), vec![held(1, 4)])), [], "there is no room");
     assert!(!vision.needs_pixels(&hash(1)));
     vision.step(Input::Copied);
     vision.step(Input::Encoded);
@@ -214,31 +218,33 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
     assert_eq!(vision.take_found(), Found { pictures: 3, hits: 1, host_hits: 1 });
     vision.step(Input::Unpin(vec![hash(1)]));
-    let effects = vision.step(Input::Recall(Ticket(4), vec![picture(2, 8)]));
+    let effects = vision.step(Input::Want(Ticket(4), vec![held(2, 8)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first leaves again for nothing");
 }
 
 #[test]
-fn a_picture_that_came_with_pixels_is_copied_back_all_the_same() {
-    let (mut vision, _) = evicted(20);
-    vision.step(Input::Encoded);
-    vision.step(Input::Unpin(vec![hash(2)]));
-    let effects = vision.step(Input::Want(Ticket(3), vec![picture(1, 4), picture(3, 2)]));
-    assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
-    assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
-    assert_eq!(vision.step(Input::Encoded), [], "one of them is on its way");
-    vision.step(Input::Copied);
-    assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(3), _)]));
+fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
+    for of in [picture, held] {
+        let (mut vision, _) = evicted(20);
+        vision.step(Input::Encoded);
+        vision.step(Input::Unpin(vec![hash(2)]));
+        let effects = vision.step(Input::Want(Ticket(3), vec![of(1, 4), picture(3, 2)]));
+        assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
+        assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
+        assert_eq!(vision.step(Input::Encoded), [], "one of them is on its way");
+        vision.step(Input::Copied);
+        assert!(matches!(vision.step(Input::Copied)[..], [Effect::Ready(Ticket(3), _)]));
+    }
 }
 
 #[test]
-fn a_recalled_picture_without_a_place_has_to_come_again_with_pixels() {
+fn a_picture_without_a_place_or_pixels_has_to_come_again() {
     let (mut vision, _) = evicted(4);
     vision.step(Input::Want(Ticket(3), vec![picture(3, 7)]));
     vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
     vision.step(Input::Want(Ticket(5), vec![picture(5, 10)]));
-    vision.step(Input::Recall(Ticket(6), vec![picture(1, 4)]));
+    vision.step(Input::Want(Ticket(6), vec![held(1, 4)]));
     for (name, is_its_turn) in [(2, false), (3, false), (4, true)] {
         vision.step(Input::Encoded);
         assert!(!vision.needs_pixels(&hash(1)));
@@ -256,7 +262,7 @@ fn no_more_than_four_copies_are_under_way() {
         vision.step(Input::Encoded);
         vision.step(Input::Unpin(vec![hash(name)]));
     }
-    assert_eq!(vision.step(Input::Recall(Ticket(6), vec![picture(1, 2)])), [], "it waits for a copy to end");
+    assert_eq!(vision.step(Input::Want(Ticket(6), vec![held(1, 2)])), [], "it waits for a copy to end");
     assert!(matches!(vision.step(Input::Copied)[..], [Effect::Copy { .. }]));
     for _ in 0..3 {
         assert_eq!(vision.step(Input::Copied), []);
@@ -269,9 +275,8 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 
 #[derive(Clone, Debug)]
 enum Event {
-    Want(Vec<u8>),
-    /// A request for known pictures, which wants pixels only if they have no place.
-    Ask(Vec<u8>),
+    /// A request for pictures, which decodes all of them, or those that have no place.
+    Want(Vec<u8>, bool),
     Encoded,
     Copied,
     /// The holder with this number releases its pictures.
@@ -283,8 +288,7 @@ enum Event {
 fn event() -> impl proptest::strategy::Strategy<Value = Event> {
     use proptest::prelude::*;
     prop_oneof![
-        proptest::collection::vec(1u8..8, 1..4).prop_map(Event::Want),
-        proptest::collection::vec(1u8..8, 1..4).prop_map(Event::Ask),
+        (proptest::collection::vec(1u8..8, 1..4), any::<bool>()).prop_map(|(names, all)| Event::Want(names, all)),
         Just(Event::Encoded),
         Just(Event::Copied),
         (0usize..50).prop_map(Event::Unpin),
@@ -318,12 +322,6 @@ proptest::proptest! {
         let mut events: VecDeque<Event> = events.into_iter().chain(ending).collect();
         while let Some(event) = events.pop_front() {
             let effects = match event {
-                Event::Ask(names) if vision.holds_all(&names.iter().map(|name| hash(*name)).collect::<Vec<_>>()) => {
-                    next += 1;
-                    let wanted = names.iter().map(|name| picture(*name, usize::from(*name))).collect();
-                    open.insert(next, names);
-                    vision.step(Input::Recall(Ticket(next), wanted))
-                }
                 Event::Copied => match copying.pop_front() {
                     None => continue,
                     Some(came) => {
@@ -331,10 +329,14 @@ proptest::proptest! {
                         vision.step(Input::Copied)
                     }
                 },
-                Event::Want(names) | Event::Ask(names) => {
+                Event::Want(names, decodes_all) => {
                     next += 1;
-                    let wanted: Vec<_> = names.iter().map(|name| picture(*name, usize::from(*name))).collect();
-                    pixels.extend(wanted.iter().map(|picture| picture.key));
+                    let wanted = |name: &u8| PictureRequest {
+                        has_pixels: decodes_all || !vision.holds_all(&[hash(*name)]),
+                        ..picture(*name, usize::from(*name))
+                    };
+                    let wanted: Vec<_> = names.iter().map(wanted).collect();
+                    pixels.extend(wanted.iter().filter(|picture| picture.has_pixels).map(|picture| picture.key));
                     open.insert(next, names);
                     vision.step(Input::Want(Ticket(next), wanted))
                 }
@@ -392,7 +394,7 @@ proptest::proptest! {
                     }
                     Effect::Lost(ticket) => {
                         let names = open.remove(&ticket.0).expect("answered once");
-                        events.push_front(Event::Want(names));
+                        events.push_front(Event::Want(names, true));
                     }
                     Effect::Ready(ticket, rows) => {
                         let names = open.remove(&ticket.0).expect("answered once");

@@ -241,7 +241,7 @@ impl Arrivals {
             return self.admit(number, prompt, reply);
         }
         self.seen.insert(number, (prompt, patches, reply));
-        let request = PictureRequest { key: key(number), rows: patches / 4, patches };
+        let request = PictureRequest { key: key(number), rows: patches / 4, patches, has_pixels: true };
         self.encode(vision::Input::Want(Ticket(number), vec![request]));
     }
 
