@@ -168,6 +168,25 @@ async fn ask_of(model: ModelHandle, number: u32) -> Result<Whole, ChatError> {
 }
 
 #[test]
+fn weights_are_copied_while_requests_end() {
+    story(async {
+        let stage = Stage::set(small()).await;
+        let expected = answer(&stage.model, endless(1)).await;
+        let unread = stage.model.chat(endless(1)).await.expect("accepted");
+        stage.device.hold_calls();
+        let model = stage.model.clone();
+        let sleeping = tokio::spawn(async move { model.sleep(SleepLevel::Level1, LONG).await });
+        eventually("a copy has begun", async || stage.device.counts().held_calls > 0).await;
+        assert_eq!((stage.model.requests().0, stage.model.is_asleep()), (1, None));
+        stage.device.let_calls_pass();
+        assert_eq!(listen(unread).await.expect("it ends as it would have").text, expected);
+        sleeping.await.expect("no panic").expect("it sleeps");
+        assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
+        assert_eq!(answer(&stage.model, endless(1)).await, expected);
+    });
+}
+
+#[test]
 fn running_requests_end_first_or_keep_the_model_awake() {
     story(async {
         let stage = Stage::set(LoadOptions { requests: 3, ..small() }).await;
@@ -177,7 +196,7 @@ fn running_requests_end_first_or_keep_the_model_awake() {
         let within = Duration::from_millis(50);
         let error = model.sleep(SleepLevel::Level1, within).await.expect_err("it runs on");
         assert!(matches!(error, SleepError::Busy { running: 1, .. }) && !error.hint().is_empty(), "{error:?}");
-        assert_eq!(ledger_of(&stage.runtime).await, before, "nothing has happened");
+        eventually("nothing has happened", async || ledger_of(&stage.runtime).await == before).await;
         assert_eq!(answer(model, about(2)).await, answer(model, about(2)).await, "it is awake");
         // Those that come meanwhile wait, and as many as may.
         let sleeping = tokio::spawn({

@@ -288,7 +288,7 @@ impl EngineArguments {
         let checkpoint = off_actor(move || checkpoint(&target)).await?;
         for _ in 0..ROOM_TRIES {
             match self.plan_as_it_is(checkpoint.clone(), processor).await {
-                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.lack).await => {}
+                Err(StartError::DoesNotFit(unfit)) if self.is_given_room(&unfit.lack).await? => {}
                 planned => return planned.map(|(plan, needs)| (checkpoint, plan, needs)),
             }
         }
@@ -297,16 +297,20 @@ impl EngineArguments {
     }
 
     /// Has other models give way by what is lacking (ADR 46): a lease of all that the start needs waits as a tenant's does,
-    /// ahead of those and after starts that are under way. It ends at once, as the start has its own. False if they cannot
-    /// give as much, or do not in time.
-    async fn is_given_room(&self, lack: &Lack) -> bool {
-        let Lack::Memory { needed, short_by, .. } = *lack else { return false };
+    /// ahead of those. It ends when the gate is open again, as the start has its own. False if they cannot give as much, or
+    /// do not in time.
+    async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {
+        let Lack::Memory { needed, short_by, .. } = *lack else { return Ok(false) };
         if short_by > self.budget.would_be_given() {
-            return false;
+            return Ok(false);
         }
+        // While a gate is open, memory that other processes take is not counted, and nothing grows.
+        drop(self.budget.move_gate(self.label.clone(), Gate::Frozen).await?);
         let owner = Owner::new(format!("{} room", self.label), self.generation);
-        let request = Request::new(owner, Class::Weights, self.label.clone(), needed);
-        self.budget.ask(tree::ROOM_FOR_ENGINE, request, true).await.is_ok()
+        let request = Request::new(owner, Class::tenant("start"), self.label.clone(), needed);
+        let given = self.budget.ask(tree::ROOM_FOR_ENGINE, request.priority(Priority::Serving), true).await;
+        drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
+        Ok(given.is_ok())
     }
 
     async fn plan_as_it_is(

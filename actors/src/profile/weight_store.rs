@@ -269,7 +269,11 @@ impl WeightStore {
     /// Waits until what was [taken](Self::take_copy) has been dropped, and no thread copies ahead: their lease has to be home
     /// before the model's next one.
     pub async fn spare_is_gone(&self) {
-        let spare = std::mem::take(&mut self.contents().spare);
+        let spare = {
+            let mut contents = self.contents();
+            contents.spare.retain(|spare| spare.has_changed().is_ok());
+            contents.spare.clone()
+        };
         for mut spare in spare {
             while spare.changed().await.is_ok() {}
         }
@@ -292,7 +296,8 @@ impl WeightStore {
             contents.copy.iter_mut().for_each(|copied| copied.is_away = false);
             (contents.weights_owner.take(), contents.model.take())
         };
-        drop(self.take_copy());
+        let spare = self.take_copy();
+        tokio::task::spawn_blocking(move || drop(spare));
         (owner, model)
     }
 

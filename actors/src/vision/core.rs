@@ -1,7 +1,7 @@
 //! Which pictures are cached, which wait, and what the next launch encodes: pure.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     sync::Arc,
 };
@@ -136,7 +136,7 @@ pub struct VisionCore {
     /// Patches of a launch while replies are under way. A larger picture is launched alone.
     patches_beside_streams: usize,
     has_streams: bool,
-    free: Vec<u32>,
+    free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
     /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
     /// that each held some and waited for the rest would wait forever.
@@ -165,7 +165,7 @@ impl VisionCore {
             launch_patches,
             patches_beside_streams: launch_patches,
             has_streams: false,
-            free: (0..rows as u32).rev().collect(),
+            free: (0..rows as u32).collect(),
             entries: BTreeMap::new(),
             waiting: VecDeque::new(),
             pending: VecDeque::new(),
@@ -370,7 +370,7 @@ impl VisionCore {
             let is_kept = |key: &PictureHash| wanted(key) || self.batch.coming.contains(key);
             let slots = self.host.store(key, rows.len(), used, is_kept);
             self.batch.to_host.extend(slots.iter().flat_map(|slots| copies(&rows, slots)));
-            self.free.extend(rows.iter().rev());
+            self.free.extend(rows.iter());
         }
         true
     }
@@ -380,7 +380,8 @@ impl VisionCore {
             entry.pins += 1;
             return;
         }
-        let rows: Vec<u32> = self.free.drain(self.free.len() - picture.rows..).rev().collect();
+        // The first, so that neighbours stay neighbours and are copied together.
+        let rows: Vec<u32> = (0..picture.rows).map_while(|_| self.free.pop_first()).collect();
         self.clock += 1;
         let state = match self.host.fetch(&picture.key, self.clock) {
             // Copying is quicker than encoding on any device.

@@ -1,4 +1,4 @@
-//! Host memory of the simulated world, and copies that run as late as the seed says.
+//! Host memory of the simulated world, and copies that end as late as the seed says.
 
 use bursar_actors::{kv::Copies, pace::CopyCosts, vision::PictureRequest};
 use bursar_kernels::ops::copy_blocks::BlockCopy;

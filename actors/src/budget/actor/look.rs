@@ -231,6 +231,9 @@ impl BudgetState {
         }
         let available = self.ledger.account(Memory::Device).available();
         let awaited = self.ledger.awaited(Memory::Device).saturating_sub(available);
+        // Nobody gives way in vain.
+        let given = leases.iter().map(Lendable::would_give).sum();
+        let awaited = if awaited <= given { awaited } else { Bytes::ZERO };
         let room = Room { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };
         for (lease, order) in self.lending.orders(room, &leases) {
             self.order(lease, order);

@@ -217,9 +217,8 @@ async fn drain(
         return Ok(());
     };
     if tokio::time::timeout(within, wakefulness.empty()).await.is_err() {
-        let running = wakefulness.inside();
-        drop(weight_store.take_copy());
-        weight_store.spare_is_gone().await;
+        let (running, spare) = (wakefulness.inside(), weight_store.take_copy());
+        tokio::task::spawn_blocking(move || drop(spare));
         return Err(SleepError::Busy { running, within });
     }
     Ok(())
