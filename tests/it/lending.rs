@@ -58,6 +58,14 @@ impl House {
         model
     }
 
+    /// One in which the models "busy" and "idle" share the device, with their keys and values.
+    async fn of_two() -> (Self, [(ModelHandle, Bytes); 2]) {
+        let mut house = House::of(Bytes::mib(84)).await;
+        let [busy, idle] = [house.with(shared("busy", 0.4)).await, house.with(shared("idle", 1.0)).await];
+        let both = [(busy, house.kv("busy").await), (idle, house.kv("idle").await)];
+        (house, both)
+    }
+
     async fn ledger(&self) -> Snapshot {
         self.runtime.budget().snapshot().await.expect("the budget answers")
     }
@@ -102,10 +110,7 @@ fn crowd(model: &ModelHandle) -> Vec<JoinHandle<Whole>> {
 fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() {
     let ears = Ears::open();
     story(async {
-        let mut house = House::of(Bytes::mib(84)).await;
-        let busy = house.with(shared("busy", 0.4)).await;
-        let idle = house.with(shared("idle", 1.0)).await;
-        let (own, lent) = (house.kv("busy").await, house.kv("idle").await);
+        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
         let expected = answer(&idle, about(1)).await;
         let alone = answer(&busy, text(&"Say 3. ".repeat(25)).max_tokens(560).ignore_end()).await;
         let replies = crowd(&busy);
@@ -139,11 +144,7 @@ fn an_idle_model_lends_its_keys_and_values_and_has_them_back_when_it_is_asked() 
 #[test]
 fn what_a_model_lent_comes_back_when_it_is_unloaded_or_dies_meanwhile() {
     story(async {
-        let mut house = House::of(Bytes::mib(84)).await;
-        let busy = house.with(shared("busy", 0.4)).await;
-        let own = house.kv("busy").await;
-        let idle = house.with(shared("idle", 1.0)).await;
-        let lent = house.kv("idle").await;
+        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
         let replies = crowd(&busy);
         eventually("it borrows", async || house.kv("busy").await > own).await;
         // The lender's engine dies. Its successor finds its share.
@@ -215,10 +216,7 @@ fn an_idle_model_gives_way_to_a_tenant_that_waits_and_a_busy_one_does_not() {
 #[test]
 fn a_load_calls_in_what_is_borrowed_and_replies_go_on() {
     story(async {
-        let mut house = House::of(Bytes::mib(84)).await;
-        let busy = house.with(shared("busy", 0.4)).await;
-        let idle = house.with(shared("idle", 1.0)).await;
-        let (own, lent) = (house.kv("busy").await, house.kv("idle").await);
+        let (house, [(busy, own), (idle, lent)]) = House::of_two().await;
         let expected = answer(&idle, about(1)).await;
         let replies = crowd(&busy);
         let room = Bytes::mib(16) / ranks() as u64;

@@ -30,7 +30,7 @@ struct Contents {
     /// What the weights of a sleeping model are copied to. The lease is there first, so that no copy is made in vain.
     host: Option<Arc<Lease>>,
     copy: Option<Copied>,
-    /// Copies that were taken and are perhaps not dropped yet, and threads that copy ahead.
+    /// Copies that were given back and are perhaps not gone yet, and threads that copy ahead.
     spare: Vec<watch::Receiver<()>>,
     /// The CPU threads or GPU kernels that compute. They outlive the model, so that a restarted engine need not load
     /// kernels.
@@ -48,15 +48,6 @@ struct Copied {
     backed: Bytes,
     /// They are not on the device meanwhile.
     is_away: bool,
-}
-
-/// A copy of weights that are on the device again, and its lease.
-#[derive(Default)]
-#[expect(dead_code, reason = "held for its drop: the memory, its lease, and then who waits for them")]
-pub struct SpareCopy {
-    copy: Option<Copied>,
-    host: Option<Arc<Lease>>,
-    gone: Option<watch::Sender<()>>,
 }
 
 /// How often a fence is looked at.
@@ -241,7 +232,7 @@ impl WeightStore {
     }
 
     /// Moves the weights back to the device. Their lease must have its size again. Blocks. The copy stays until it is
-    /// [taken](Self::take_copy), for a wake that fails later.
+    /// [given back](Self::give_copy_back), for a wake that fails later.
     ///
     /// # Errors
     /// The device refuses memory, or the copy.
@@ -254,20 +245,22 @@ impl WeightStore {
         Ok(())
     }
 
-    /// Takes out the host memory of weights that are on the device. It may be dropped on another thread: giving back that
-    /// much locked memory takes a while.
-    pub fn take_copy(&self) -> SpareCopy {
+    /// Gives back the host memory of weights that are on the device, on a thread of its own: unlocking that much takes a
+    /// while.
+    pub fn give_copy_back(&self) {
         let mut contents = self.contents();
         if contents.is_away() || contents.host.is_none() {
-            return SpareCopy::default();
+            return;
         }
         let (gone, spare) = watch::channel(());
         contents.spare.push(spare);
-        SpareCopy { copy: contents.copy.take(), host: contents.host.take(), gone: Some(gone) }
+        // They go in this order: the memory, its lease, and then what tells that both have gone.
+        let given = (contents.copy.take(), contents.host.take(), gone);
+        tokio::task::spawn_blocking(move || drop(given));
     }
 
-    /// Waits until what was [taken](Self::take_copy) has been dropped, and no thread copies ahead: their lease has to be home
-    /// before the model's next one.
+    /// Waits until what was [given back](Self::give_copy_back) has gone, and no thread copies ahead: their lease has to be
+    /// home before the model's next one.
     pub async fn spare_is_gone(&self) {
         let spare = {
             let mut contents = self.contents();
@@ -296,8 +289,7 @@ impl WeightStore {
             contents.copy.iter_mut().for_each(|copied| copied.is_away = false);
             (contents.weights_owner.take(), contents.model.take())
         };
-        let spare = self.take_copy();
-        tokio::task::spawn_blocking(move || drop(spare));
+        self.give_copy_back();
         (owner, model)
     }
 

@@ -70,9 +70,7 @@ impl HostPlace {
         if self.fetch(&picture, used).is_some() || !self.make_room(rows, is_kept) {
             return None;
         }
-        let mut free = std::mem::take(&mut self.free);
-        let slots: Arc<[u32]> = (0..rows).map_while(|_| free.pop_first()).collect();
-        self.free = free;
+        let slots: Arc<[u32]> = (0..rows).map_while(|_| self.free.pop_first()).collect();
         self.by_use.insert(used, picture);
         self.stored.insert(picture, Stored { slots: slots.clone(), used });
         Some(slots)

@@ -231,7 +231,7 @@ impl BudgetState {
         }
         let available = self.ledger.account(Memory::Device).available();
         let awaited = self.ledger.awaited(Memory::Device).saturating_sub(available);
-        // Nobody gives way in vain.
+        // Models give way only for a lease that they can serve together.
         let given = leases.iter().map(Lendable::would_give).sum();
         let awaited = if awaited <= given { awaited } else { Bytes::ZERO };
         let room = Room { at: self.born.elapsed(), available, awaited, is_pressed: self.is_pressed() };

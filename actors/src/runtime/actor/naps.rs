@@ -67,7 +67,7 @@ impl RuntimeState {
 
     pub(super) fn stay_awake(&self, name: &str) {
         let EngineArguments { weight_store, wakefulness, .. } = &self.engines[name].arguments;
-        drop(weight_store.take_copy());
+        weight_store.give_copy_back();
         wakefulness.set(Rest::Awake);
     }
 
@@ -102,8 +102,7 @@ impl RuntimeState {
 
     pub(super) fn show_awake(&self, name: &str, reason: Option<WakeReason>, took: Duration) {
         let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
-        let spare = weight_store.take_copy();
-        tokio::task::spawn_blocking(move || drop(spare));
+        weight_store.give_copy_back();
         if let Some(reason) = reason {
             metric::WAKES_TOTAL.add(&(label.clone(), reason), 1);
             metric::WAKE_SECONDS.record(label, took);
@@ -217,8 +216,8 @@ async fn drain(
         return Ok(());
     };
     if tokio::time::timeout(within, wakefulness.empty()).await.is_err() {
-        let (running, spare) = (wakefulness.inside(), weight_store.take_copy());
-        tokio::task::spawn_blocking(move || drop(spare));
+        let running = wakefulness.inside();
+        weight_store.give_copy_back();
         return Err(SleepError::Busy { running, within });
     }
     Ok(())
