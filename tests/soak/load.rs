@@ -23,6 +23,17 @@ pub struct Ends {
     pub refused: usize,
     /// Those whose replies were known.
     pub compared: usize,
+    /// Of these, those that said something else.
+    pub differing: usize,
+}
+
+/// How a chat that failed in nothing ended.
+enum End {
+    Finished,
+    /// Its caller left.
+    Cancelled,
+    /// It said something else than it is known to say.
+    Differing,
 }
 
 /// When a caller gives up.
@@ -95,8 +106,7 @@ impl Load {
                 self.ends.compared += 1;
                 under_way.spawn(async move {
                     let text = model.chat(chat).await?.text().await?;
-                    assert_eq!(text, said, "whatever befalls a chat, its reply is the same");
-                    Ok(true)
+                    Ok(if text == said { End::Finished } else { End::Differing })
                 });
                 continue;
             }
@@ -108,10 +118,11 @@ impl Load {
         }
     }
 
-    fn note(&mut self, ended: Option<Result<Result<bool, ChatError>, tokio::task::JoinError>>) {
+    fn note(&mut self, ended: Option<Result<Result<End, ChatError>, tokio::task::JoinError>>) {
         match ended.expect("some are under way").expect("no request panics") {
-            Ok(true) => self.ends.finished += 1,
-            Ok(false) => self.ends.cancelled += 1,
+            Ok(End::Finished) => self.ends.finished += 1,
+            Ok(End::Cancelled) => self.ends.cancelled += 1,
+            Ok(End::Differing) => self.ends.differing += 1,
             Err(ChatError::TooLate { .. }) => self.ends.late += 1,
             Err(ChatError::Overloaded { .. }) => self.ends.overloaded += 1,
             Err(ChatError::TooLong { .. } | ChatError::Picture { .. } | ChatError::Vision(_)) => {
@@ -198,21 +209,21 @@ fn drawn(number: u32, format: ImageFormat) -> Vec<u8> {
     encoded.into_inner()
 }
 
-/// Whether the chat reached its end.
-async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience) -> Result<bool, ChatError> {
+async fn ask(model: ModelHandle, chat: Chat, samples: usize, patience: Patience) -> Result<End, ChatError> {
     let listen = async {
         let mut ended = true;
         for reply in model.samples(chat, samples).await? {
             ended &= hear(reply, patience).await?;
         }
-        Ok(ended)
+        Ok(if ended { End::Finished } else { End::Cancelled })
     };
     match patience {
-        Patience::Time(time) => tokio::time::timeout(time, listen).await.unwrap_or(Ok(false)),
+        Patience::Time(time) => tokio::time::timeout(time, listen).await.unwrap_or(Ok(End::Cancelled)),
         Patience::ToTheEnd | Patience::Events(_) => listen.await,
     }
 }
 
+/// Whether the reply reached its end.
 async fn hear(mut reply: Reply, patience: Patience) -> Result<bool, ChatError> {
     let mut heard = 0;
     loop {

@@ -5,17 +5,24 @@ use std::{sync::Arc, time::Duration};
 
 use bursar::{
     Bytes, Class, DeviceChoice, Envelope, FaultInjection, HostDevice, Intensity, LoadOptions, ModelHandle, ModelSource,
-    Runtime, RuntimeConfig, SleepError, SleepLevel, Snapshot, WatchOptions,
+    Runtime, RuntimeConfig, RuntimeError, SleepError, SleepLevel, Snapshot, WatchOptions,
     messages::{BudgetMessage, EngineMessage, Responder, SchedulerMessage, VisionMessage},
 };
+use bursar_budgets::{CudaDevice, DeviceError};
 
 use crate::{
+    NEIGHBOUR,
     load::Random,
+    neighbour::Neighbour,
     stage::{device_of, eventually, small, small_envelope},
 };
 
 /// A request is given up after three deaths under it, so there are at most two while the same requests run.
 const DEATHS: usize = 2;
+
+/// Deaths do not end what dies here.
+const PATIENT: Intensity =
+    Intensity { restarts_max: 1_000_000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
 /// How often each befell.
 #[derive(Clone, Copy, Debug, Default)]
@@ -34,9 +41,15 @@ async fn pass(milliseconds: u64) {
     tokio::time::sleep(Duration::from_millis(milliseconds)).await;
 }
 
+/// The device, and who else takes its memory.
+enum Place {
+    Host(Arc<HostDevice>),
+    Gpu(Arc<CudaDevice>, Neighbour),
+}
+
 /// Two models on a device, with keys and values that go to the host and back.
 pub struct Troubled {
-    device: Arc<HostDevice>,
+    place: Place,
     pub runtime: Runtime,
     pub models: Vec<ModelHandle>,
     random: Random,
@@ -46,15 +59,36 @@ pub struct Troubled {
 impl Troubled {
     pub async fn begin(seed: u64) -> Troubled {
         let device = device_of(Bytes::mib(48));
-        let patient = Intensity { restarts_max: 1_000_000, back_off: Duration::ZERO, ..Intensity::default() };
+        let runtime = Self::runtime(DeviceChoice::Custom(device.clone())).await.expect("a host device starts");
+        Self::on(Place::Host(device), runtime, seed).await
+    }
+
+    /// The same on the first GPU, or nothing if there is none.
+    pub async fn begin_on_a_gpu(seed: u64) -> Option<Troubled> {
+        let runtime = match Self::runtime(DeviceChoice::Cuda(0)).await {
+            Err(RuntimeError::Device(DeviceError::NoDevice { .. })) => return None,
+            started => started.expect("a GPU starts"),
+        };
+        let device = runtime.device().as_cuda().expect("a GPU was asked for");
+        Some(Self::on(Place::Gpu(device, Neighbour::moves_in(NEIGHBOUR)), runtime, seed).await)
+    }
+
+    async fn runtime(device: DeviceChoice) -> Result<Runtime, RuntimeError> {
+        let every = match device {
+            DeviceChoice::Cuda(_) => Duration::from_millis(50),
+            _ => Duration::from_millis(2),
+        };
         let config = RuntimeConfig {
-            device: DeviceChoice::Custom(device.clone()),
-            watch: WatchOptions { every: Duration::from_millis(2), patience: Duration::from_millis(20) },
+            device,
+            watch: WatchOptions { every, patience: every * 10 },
             host_bytes: Bytes::mib(128),
-            budget_intensity: patient,
+            budget_intensity: PATIENT,
             ..RuntimeConfig::default()
         };
-        let runtime = Runtime::start(config).await.expect("a host device starts");
+        Runtime::start(config).await
+    }
+
+    async fn on(place: Place, runtime: Runtime, seed: u64) -> Troubled {
         let mut models = Vec::new();
         for name in ["first", "second"] {
             // The pool is too small for all: some wait, some are preempted, and blocks go to the host and back.
@@ -64,13 +98,13 @@ impl Troubled {
                 kv_tokens: Some(640),
                 swap_space: Bytes::mib(4),
                 requests: 24,
-                intensity: patient,
-                engine_intensity: patient,
+                intensity: PATIENT,
+                engine_intensity: PATIENT,
                 ..small()
             };
             models.push(runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts"));
         }
-        Troubled { device, runtime, models, random: Random(seed), befallen: Befallen::default() }
+        Troubled { place, runtime, models, random: Random(seed), befallen: Befallen::default() }
     }
 
     pub fn befallen(&self) -> Befallen {
@@ -138,10 +172,16 @@ impl Troubled {
     /// Takes what is free, again and again, and leaves. Requests of a model that sleeps wait for that.
     async fn neighbour(&mut self) {
         for _ in 0..5 {
-            self.device.foreign_takes(Bytes::gib(1));
+            let _taken = match &mut self.place {
+                Place::Host(device) => device.foreign_takes(Bytes::gib(1)),
+                Place::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::MAX)),
+            };
             pass(3).await;
         }
-        self.device.foreign_gives_back(Bytes::gib(1));
+        let _left = match &mut self.place {
+            Place::Host(device) => device.foreign_gives_back(Bytes::gib(1)),
+            Place::Gpu(_, other) => tokio::task::block_in_place(|| other.hold(Bytes::ZERO)),
+        };
         self.befallen.neighbours += 1;
     }
 
@@ -150,13 +190,23 @@ impl Troubled {
         for model in &self.models {
             model.wake().await.expect("it wakes up");
         }
+        let sums = |ledger: &Snapshot| {
+            let classes: Vec<_> = ledger.classes.iter().map(|line| (line.class.clone(), line.bytes)).collect();
+            (ledger.granted, ledger.host_granted, ledger.canary, ledger.deficit, classes)
+        };
+        let mut waited = 0;
         eventually("every class has its bytes again", async || {
             let ledger = self.ledger().await;
-            let sums = |ledger: &Snapshot| {
-                let classes: Vec<_> = ledger.classes.iter().map(|line| (line.class.clone(), line.bytes)).collect();
-                (ledger.granted, ledger.host_granted, ledger.canary, ledger.foreign, classes)
+            // Of a GPU the driver takes a few MiB now and then.
+            let (foreign, backed) = match &self.place {
+                Place::Host(device) => (ledger.foreign == before.foreign, device.counts().backed),
+                Place::Gpu(device, _) => (ledger.foreign <= before.foreign + Bytes::mib(64), device.counts().backed),
             };
-            sums(&ledger) == sums(before) && self.device.counts().backed == ledger.granted
+            waited += 1;
+            if waited == 2000 {
+                println!("not settled, {backed} backed: {ledger}\nbefore: {before}");
+            }
+            foreign && sums(&ledger) == sums(before) && backed == ledger.granted
         })
         .await;
         for model in &self.models {

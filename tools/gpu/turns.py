@@ -3,15 +3,18 @@
 
     python3 tools/gpu/turns.py turns MODEL --knob host-bytes=60GiB --knob memory-fraction=0.2 [--requests 1000]
     python3 tools/gpu/turns.py lending MODEL
+    python3 tools/gpu/turns.py chats MODEL --knob kv-tokens=293000 --knob swap-space=32 --knob host-bytes=36GiB
 
 MODEL is a checkpoint folder, such as `seven_billion.py` writes, or `demo`; it is served under several names. The program is
 `target/release/bursar`, or $BURSAR. `turns` serves three models that take turns, sleeps and wakes each at both levels, then asks all of them in random
 order and counts what ended. `lending` serves two, keeps one full, and tells when it has what the other lent and when that has
-it back.
+it back. `chats` serves one, which many users ask in turn about a picture each, and tells what later turns took and computed.
 """
 
 import argparse
+import base64
 import collections
+import io
 import json
 import os
 import random
@@ -26,7 +29,7 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 PARSER = argparse.ArgumentParser()
-PARSER.add_argument("part", choices=["turns", "lending"])
+PARSER.add_argument("part", choices=["turns", "lending", "chats"])
 PARSER.add_argument("model")
 PARSER.add_argument("--device", default="cuda:0")
 PARSER.add_argument("--capacity")
@@ -35,6 +38,10 @@ PARSER.add_argument("--cycles", type=int, default=3)
 PARSER.add_argument("--port", type=int, default=8123)
 PARSER.add_argument("--words", type=int, default=6500, help="of a prompt that keeps a model full")
 PARSER.add_argument("--callers", type=int, default=400, help="that keep a model full")
+PARSER.add_argument("--users", type=int, default=200, help="of chats")
+PARSER.add_argument("--rounds", type=int, default=8, help="turns of a chat")
+PARSER.add_argument("--side", type=int, default=1036, help="of a chat's picture, in pixels")
+PARSER.add_argument("--at-once", type=int, default=8, help="chats asked at a time")
 PARSER.add_argument("--knob", action="append", default=[], help="of the server, as --NAME=VALUE without the dashes")
 ASKED = PARSER.parse_args()
 URL = f"http://127.0.0.1:{ASKED.port}"
@@ -130,7 +137,7 @@ def turns():
             return (None if tokens == 8 else f"{tokens} tokens"), time.time() - started
 
         started = time.time()
-        with ThreadPoolExecutor(48) as pool:
+        with ThreadPoolExecutor(96) as pool:
             for wrong, seconds in pool.map(one, order):
                 if wrong:
                     failed[wrong] += 1
@@ -199,4 +206,70 @@ def lending():
         print("the server ended with", server.wait(120))
 
 
-sys.exit(0 if {"turns": turns, "lending": lending}[ASKED.part]() else 1)
+class User:
+    """A chat about a picture of its own."""
+
+    def __init__(self, number):
+        import numpy as np
+        from PIL import Image
+
+        coarse = np.random.default_rng(number).integers(0, 256, (ASKED.side // 28, ASKED.side // 28, 3), dtype=np.uint8)
+        jpeg = io.BytesIO()
+        Image.fromarray(coarse).resize((ASKED.side, ASKED.side), Image.BICUBIC).save(jpeg, "JPEG", quality=88)
+        self.picture = {"type": "image_url", "image_url": {"url": "data:image/jpeg;base64," + base64.b64encode(jpeg.getvalue()).decode()}}
+        self.rng = random.Random(number)
+        self.messages = []
+        self.computed = 0  # tokens of the last prompt
+
+    def turn(self):
+        """Seconds to the first token, tokens of the prompt, and those of the last prompt that were computed again."""
+        text = " ".join(self.rng.choice(["red", "green", "boat", "one", "two", "under"]) for _ in range(32))
+        content = text if self.messages else [self.picture, {"type": "text", "text": text}]
+        self.messages.append({"role": "user", "content": content})
+        body = {"model": "chats", "messages": self.messages, "max_tokens": 32, "ignore_eos": True, "temperature": 0, "stream": True, "stream_options": {"include_usage": True}}
+        request = urllib.request.Request(URL + "/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        started, first, said, usage = time.time(), None, "", None
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            for line in answer:
+                if not line.startswith(b"data: {"):
+                    continue
+                event = json.loads(line[6:])
+                if "error" in event:
+                    raise RuntimeError(str(event)[:300])
+                usage = event.get("usage") or usage
+                for choice in event["choices"]:
+                    # An event with the role alone comes before the first token.
+                    if choice["delta"].get("content"):
+                        first = first or time.time() - started
+                        said += choice["delta"]["content"]
+        self.messages.append({"role": "assistant", "content": said})
+        cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        again = max(0, self.computed // 16 * 16 - cached)
+        self.computed = usage["prompt_tokens"]
+        return first or time.time() - started, usage["prompt_tokens"], again
+
+
+def chats():
+    server = served(["chats"])
+    try:
+        with ThreadPoolExecutor(16) as pool:
+            users = list(pool.map(User, range(ASKED.users)))
+        await_ready(server, ["chats"])
+        print("blocks:", dict(metrics("bursar_kv_blocks")), flush=True)
+        for number in range(ASKED.rounds):
+            with ThreadPoolExecutor(ASKED.at_once) as pool:
+                began = time.time()
+                turns = list(pool.map(User.turn, users))
+            firsts = sorted(first for first, _, _ in turns)
+            prompts, again = sum(prompt for _, prompt, _ in turns), sum(again for _, _, again in turns)
+            p99 = firsts[round(0.99 * (len(firsts) - 1))]
+            print(f"turn {number + 1}: first token p50 {1e3 * statistics.median(firsts):.0f} p99 {1e3 * p99:.0f} ms, {prompts} tokens of prompts, {again / prompts:.2%} computed again, {time.time() - began:.1f} s", flush=True)
+        for name in ["encoder_cache_queries", "encoder_cache_hits", "encoder_cache_host_hits", "pictures_found_computed", "pictures_wanted_again", "prefix_cache_host_hits", "cached_prompt_tokens", "prompt_tokens", "requests_failed"]:
+            print(f"  {name}:", sum(metrics(f"bursar_{name}_total").values()))
+        return True
+    finally:
+        server.terminate()
+        print("the server ended with", server.wait(120))
+
+
+sys.exit(0 if {"turns": turns, "lending": lending, "chats": chats}[ASKED.part]() else 1)
