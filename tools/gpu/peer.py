@@ -11,7 +11,7 @@ sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nin
 default. Needs vLLM (0.26.0 was measured).
 
 --weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not quantise a mixture with them: see
-`draw_weights`. "drawn" are as those of `bursar bench --random`, and take no longer. "files" are the folder's, as
+`draw_weights`. "drawn" are as those of `bursar bench --random`. "files" are the folder's, as
 `seven_billion.py FOLDER --weights-only` writes them. At the end of a mixture's figures stands how evenly it routes.
 """
 
@@ -59,7 +59,7 @@ def draw_weights():
 
     vLLM 0.26.0 draws every tensor below a module when it comes to the module. A mixture's router is below two, and by the
     second time it is quantised. Numbers below 1/1000 are zeros in E4M3 but for one in fifty, and the scale is drawn too: all
-    logits are so close to 0 that no expert is more probable than another, and all rows get the first eight.
+    logits are within 1e-7 of 0, so hardly any expert is more probable than another in f32, and rows get the first eight.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
