@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 """The figures of `bursar bench`, of vLLM, to stand beside ours when both run on one card in one go.
 
-    python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8] [--only decode,prefill,pictures]
+    python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
+                              [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
 
-MODEL is a folder with the configuration and tokenizer of a checkpoint; weights are drawn at random there too (load_format
-"dummy"). Pictures have the nearest sides that a Qwen tower takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of replies of 129
-tokens and of one, pictures the median of three runs behind one that warms up; greedy, no prefix cache, 256 sequences,
-8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of the card, as it does by default. Needs
-vLLM (0.26.0 was measured).
+MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sides that a Qwen tower
+takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of
+replies of 129 tokens and of one, pictures the median of three runs after one that warms up; greedy, no prefix cache, 256
+sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of the card, as it does by
+default. Needs vLLM (0.26.0 was measured).
+
+--weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not quantise a mixture with them: see
+`draw_weights`. "drawn" are as those of `bursar bench --random`. "files" are the folder's, as
+`seven_billion.py FOLDER --weights-only` writes them. At the end of a mixture's figures stands how evenly it routes.
 """
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -36,13 +42,45 @@ PARSER.add_argument("model")
 PARSER.add_argument("--tensor-parallel-size", type=int, default=1)
 PARSER.add_argument("--quantization")
 PARSER.add_argument("--kv-cache-dtype", default="auto")
-PARSER.add_argument("--only", default="decode,prefill,pictures")
+PARSER.add_argument("--weights", choices=("dummy", "drawn", "files"), default="dummy")
+PARSER.add_argument("--only", default="decode,prefill,pictures,routing")
 ASKED = PARSER.parse_args()
 PARTS = ASKED.only.split(",")
 CONFIG = json.load(open(f"{ASKED.model}/config.json"))
 PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
+EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
+
+
+def draw_weights():
+    """Makes what vLLM draws as dummy weights what `bursar bench --random` draws: ones for norms, else mean 0 and deviation
+    0.02.
+
+    vLLM 0.26.0 draws every tensor below a module when it comes to the module. A mixture's router is below two, and by the
+    second time it is quantised. Numbers below 1/1000 are zeros in E4M3 but for one in fifty, and the scale is drawn too: all
+    logits are within 1e-7 of 0, so hardly any expert is more probable than another in f32, and rows get the first eight.
+    """
+    from vllm.model_executor.model_loader import dummy_loader
+
+    seeds = itertools.count(7)  # in the order of modules, so that all ranks have the same router
+
+    @torch.no_grad()
+    def draw(weight):
+        generator = torch.Generator(weight.device).manual_seed(next(seeds))
+        weight.data.normal_(0, 0.02, generator=generator)
+
+    def draw_layer(layer, _config):
+        """Only the layer's own parameters. Buffers and scales of keys and values (of no axis) stay as they are made."""
+        for name, weight in layer.named_parameters(recurse=False):
+            if weight.dim() == 1 and name.endswith("weight"):
+                weight.data.fill_(1)
+            elif weight.dim() > 0:
+                draw(weight)
+
+    # The first takes one tensor of a layer that is quantised afterwards: a matrix, or a bias.
+    dummy_loader.initialize_single_dummy_weight = draw
+    dummy_loader.initialize_dummy_weights = draw_layer
 
 
 def timed(model, prompts, tokens):
@@ -73,6 +111,25 @@ def free():
     return f"{torch.cuda.mem_get_info()[0] / 2**30:.1f} GiB"
 
 
+def routing(model):
+    """Experts that rows choose in a step of 16 prompts of 512 tokens, which is too long for a graph."""
+    chosen = {}
+
+    def watch(network):
+        for name, module in network.named_modules():
+            if hasattr(getattr(module, "router", None), "set_capture_fn"):
+                module.router.set_capture_fn(lambda ids, name=name: chosen.setdefault(name, []).append(ids.cpu()))
+
+    model.apply_model(watch)
+    text(model, 16, 512, 1)
+    layers = [torch.cat(parts) for parts in chosen.values()]  # of each layer [rows, experts of a row]
+    some = statistics.mean(len(ids[:: len(ids) // 64][:64].unique()) for ids in layers)
+    most = statistics.mean(float(torch.bincount(ids.flatten()).max()) * EXPERTS / ids.numel() for ids in layers)
+    even = EXPERTS * (1 - (1 - layers[0].shape[1] / EXPERTS) ** 64)
+    tell(f"experts of {EXPERTS} that 64 rows choose ({even:.0f} if evenly)", f"{some:.1f}")
+    tell("rows of the busiest expert", f"{most:.2f} times the mean")
+
+
 def sizes():
     """Counts and sides of pictures, whole numbers of merged patches."""
     patch = CONFIG["vision_config"]["patch_size"]
@@ -84,7 +141,7 @@ def main():
     sees = "vision_config" in CONFIG
     model = LLM(
         model=ASKED.model,
-        load_format="dummy",
+        load_format="auto" if ASKED.weights == "files" else "dummy",
         dtype="bfloat16",
         tensor_parallel_size=ASKED.tensor_parallel_size,
         quantization=ASKED.quantization,
@@ -115,8 +172,13 @@ def main():
             figure = f"{count / seconds:.2f} requests/s"
             tell(f"{count} requests with a picture of {width} x {height}, {tokens} out", figure)
     tell("free at the end", free())
+    # Last, since the routers stay watched.
+    if EXPERTS and "routing" in PARTS and ASKED.tensor_parallel_size == 1:
+        routing(model)
 
 
 # Workers of several ranks import this file again.
+if ASKED.weights == "drawn":
+    draw_weights()
 if __name__ == "__main__":
     main()
