@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import random
 
 import torch
 from torch.nn import functional
@@ -24,6 +25,14 @@ def drawn_logits(rows, experts, skew):
     liking = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).log() * -min(skew, 1e4)
     gumbel = -torch.empty(rows, experts, device="cuda").exponential_().log()
     return liking[torch.randperm(experts, device="cuda")] + gumbel
+
+
+def counted_logits(counts):
+    """Of rows that choose one expert each: so many of them choose each."""
+    chosen = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    logits = torch.rand(len(chosen), len(counts), device="cuda")
+    logits[torch.randperm(len(chosen), device="cuda"), chosen.cuda()] += 2
+    return logits
 
 
 class Routing:
@@ -175,8 +184,12 @@ class Product:
 
 
 def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, share=None):
-    routing = Routing(drawn_logits(rows, experts, skew), top)
+    return routed_product(Routing(drawn_logits(rows, experts, skew), top), hidden, features, kind, gated, gap, share)
+
+
+def routed_product(routing, hidden, features, kind, gated, gap=0, share=None):
     routing.run()
+    rows, experts, top = routing.rows, routing.experts, routing.top
     columns, out = (hidden, features) if gated else (features, hidden)
     count = rows if gated else rows * top
     x = torch.randn(count, columns + (gap if gated else 0), device="cuda", dtype=kind)[:, :columns]
@@ -381,6 +394,51 @@ def check(table):
                 case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
     few_grids(table)
+    tile_edges(table)
+
+
+# Places of an expert at the edges of tiles of 8, 16, 24 and 32.
+EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
+
+
+def tile_edges(table):
+    """Experts with one tile and with several beside each other, in blocks that have few items, many, or none. A product has
+    the same bits whichever block has it."""
+    edges = functools.partial(random.Random(table.checked).choices, EDGES)
+    counts = {
+        "edges": EDGES[:8],
+        "edges of 60": edges(k=60),
+        "edges of 128, most of them empty": edges([*EDGES, *[0] * 60], k=128),
+        "one of 60 has all": [300 if expert == 37 else 0 for expert in range(60)],
+        "the last of 256 has all": [0] * 255 + [97],
+        "one each of 256": [1] * 256,
+        "all of 8 have several": [70, 40, 33, 100, 65, 34, 50, 41],
+        "Zipf's law": [round(256 / (1 + expert)) for expert in range(128)],
+    }
+    for (name, of), (hidden, features), gated in itertools.product(counts.items(), [(264, 136), (328, 104), (64, 1000)], [True, False]):
+        for kind in LIMITS:
+            one = routed_product(Routing(counted_logits(of), 1, renormalised=False), hidden, features, kind, gated, gap=8)
+            compare_ways(table, one, name, [None, 1, 5, 131, 1000])
+    for gated in [True, False]:
+        one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)
+        compare_ways(table, one, "Zipf's law, a layer of 30B-A3B", [None, 131])
+
+
+def compare_ways(table, one, name, grids):
+    wanted, kind = one.expected(), one.x.dtype
+    for way, run in one.ways().items():
+        bits = None
+        for grid in grids if way.startswith("few") else grids[:1]:
+            one.out = Output((one.choices, one.features), kind)
+            run(grid=grid) if grid else run()
+            torch.cuda.synchronize()
+            found = one.error(wanted)
+            if bits is not None and not torch.equal(bits, one.out.tensor.view(torch.int16)):
+                found = float("inf")
+            bits = one.out.tensor.view(torch.int16)
+            case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
+            work = f"{name}: {one.choices} places, {one.columns} columns, {one.features} features, grid {grid}, {kind}"
+            table.check(f"{'gated ' if one.gated else ''}experts, {way}, edges of tiles", work, case)
 
 
 def few_grids(table):
@@ -404,7 +462,7 @@ def measure(table):
     shape = hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
     measure_sums(shape)
     measure_normed_routing(shape)
-    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), (64, 1.0), (8192, 1.0)]:
+    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), *((rows, 1.0) for rows in (16, 64, 256, 8192))]:
         one = route(rows, experts, top, skew)
         time = microseconds([one.run] * 8)
         print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)
