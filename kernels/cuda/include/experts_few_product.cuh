@@ -96,25 +96,43 @@ __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, c
 // E4M3 where their rows' scales begin or, without blocks, the scales.
 template <typename Format, uint32_t PLACES, bool GATED>
 struct Places {
+    uint32_t choice[PLACES / 8][2];
     float by[PLACES / 8][2];
     uint32_t scales_at[PLACES / 8][2];
     float scale[PLACES / 8][2];
+
+    // One behind the last of the tile is as the last.
+    static __device__ __forceinline__ uint32_t place(const Tile& tile, uint32_t eight, uint32_t i) {
+        return min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
+    }
+
+    // What the rest hangs on: it comes while rows of x are asked for.
+    __device__ __forceinline__ void begin(const Arguments<Format>& arguments, const Tile& tile) {
+        if constexpr (!GATED || !Format::IS_PLAIN) {
+#pragma unroll
+            for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; ++i) {
+                    choice[eight][i] = arguments.choices[place(tile, eight, i)];
+                }
+            }
+        }
+    }
 
     __device__ __forceinline__ void load(const Arguments<Format>& arguments, const Tile& tile) {
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
 #pragma unroll
             for (uint32_t i = 0; i < 2; ++i) {
-                const uint32_t place = min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
                 if constexpr (!GATED) {
-                    by[eight][i] = arguments.weights[arguments.choices[place]];
+                    by[eight][i] = arguments.weights[choice[eight][i]];
                 }
                 if constexpr (!Format::IS_PLAIN) {
-                    const uint32_t row = GATED ? arguments.choices[place] / arguments.top : place;
+                    const uint32_t row = GATED ? choice[eight][i] / arguments.top : place(tile, eight, i);
+                    const auto& scales = arguments.scales;
                     if constexpr (Format::BY_BLOCKS) {
-                        scales_at[eight][i] = row * arguments.scales.groups;
+                        scales_at[eight][i] = row * scales.groups;
                     } else {
-                        const auto& scales = arguments.scales;
                         scale[eight][i] = scales.x == nullptr ? scales.fixed : scales.x[row];
                     }
                 }
@@ -262,8 +280,9 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
         const Tile tile = run.template places<PLACES>(arguments.starts);
         // The last products of the rows that were there have ended in all warps.
         part_sync(WARPGROUP_MEETS, WARPGROUP);
-        bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);
         Places<Format, PLACES, GATED> places;
+        places.begin(arguments, tile);
+        bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);
         places.load(arguments, tile);
         wait_for_copies();
         publish_writes();
