@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map, unsigned
-from operations.e4m3 import KINDS, Rounded, row_shape
+from operations.e4m3 import E4M3, GROUP, KINDS, Rounded, row_shape
 from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
@@ -98,10 +98,16 @@ class Product:
     def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
         self.share = share or range(routing.experts)
-        self.columns = weight.shape[1]
+        self.columns, self.size = weight.shape[1], x.element_size()
         self.choices = routing.rows * routing.top
-        self.out = Output((self.choices, features), x.dtype)
+        self.kind, self.limit = x.dtype, LIMITS.get(x.dtype)
+        self.wide_x, self.wide_weight = x, weight
+        self.renew()
         self.tiles = min(len(self.share), self.choices)
+
+    def renew(self):
+        """A poisoned output."""
+        self.out = Output((self.choices, self.features), self.kind)
 
     def operands(self):
         routing, x = self.routing, self.x
@@ -118,23 +124,29 @@ class Product:
         Kernel("experts", self.name(""))(grid, (EXPERTS.THREADS,), self.weight, *self.operands(), early=early)
 
     def few_map(self):
-        pitch, rows = 2 * self.columns, FEW.TILE_ROWS
-        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // 2
+        pitch, rows = self.size * self.columns, FEW.TILE_ROWS
+        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // self.size
         if self.gated:
             return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
         return tensor_map(self.weight, [self.columns, features, experts], [pitch, pitch * features], [chunk, rows, 1], SWIZZLE)
 
+    def few_kernel(self, places):
+        return "experts_few", f"{self.name('_few')}_r{places}"
+
+    def scales(self):
+        return []
+
     def few(self, places, early=False, grid=None, of_one=None):
-        x_bytes = places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
+        x_bytes = places * divide_up(self.size * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
         half, whole = (HALF_BYTES - x_bytes) // FEW.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // FEW.STAGE_BYTES
         blocks, stages = (2, half) if half >= 4 and of_one != 1 else (1, whole)
         stages = min(stages, FEW.STAGES_MAX)
         tile = FEW.TILE_ROWS // (2 if self.gated else 1)
         items = (divide_up(self.choices, places) + self.tiles) * divide_up(self.features, tile)
         grid = grid or min(items, blocks * processors())
-        Kernel("experts_few", f"{self.name('_few')}_r{places}", ALL_BYTES - STATIC_BYTES)(
-            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages,
+        Kernel(*self.few_kernel(places), ALL_BYTES - STATIC_BYTES)(
+            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages, *self.scales(),
             shared_bytes=x_bytes + stages * FEW.STAGE_BYTES, early=early)  # fmt: skip
 
     def many(self, early=False, grid=None):
@@ -167,13 +179,13 @@ class Product:
             places = slice(starts[expert], starts[expert + 1])
             if places.start == places.stop:
                 continue
-            w = self.weight[place * per : (place + 1) * per].double()
+            w = self.wide_weight[place * per : (place + 1) * per].double()
             chosen = choices[places]
             if self.gated:
-                both = self.x[chosen // routing.top].double() @ w.T
+                both = self.wide_x[chosen // routing.top].double() @ w.T
                 out[places] = functional.silu(both[:, : self.features]) * both[:, self.features :]
             else:
-                out[places] = weights.flatten()[chosen, None] * (self.x[places].double() @ w.T)
+                out[places] = weights.flatten()[chosen, None] * (self.wide_x[places].double() @ w.T)
         self.places = torch.arange(starts[self.share.start], starts[self.share.stop], device="cuda")
         return out[self.places]
 
@@ -181,6 +193,37 @@ class Product:
         elsewhere = torch.ones(self.choices, dtype=torch.bool, device="cuda")
         elsewhere[self.places] = False
         return self.out.error(wanted, self.places, elsewhere)
+
+
+class RoundedProduct(Product):
+    """With x and weights in E4M3, `height` rows of the weights with a scale for each 128 columns, as x's rows have; or, if it
+    is None, one for each row of either."""
+
+    def __init__(self, routing, columns, features, kind, gated, height):
+        routing.run()
+        rows = routing.rows * (1 if gated else routing.top)
+        weights = routing.experts * features * (2 if gated else 1)
+        codes = lambda rows, width: (torch.randn(rows, width, device="cuda") * 8).to(E4M3)  # noqa: E731
+        scale = lambda rows: torch.rand(rows, divide_up(columns, GROUP) if height else 1, device="cuda") + 0.5  # noqa: E731
+        # Rows of x may lie apart where they are gathered.
+        x, weight = codes(rows, columns + (16 if gated else 0))[:, :columns], codes(weights, columns)
+        super().__init__(x, weight, routing, features, gated)
+        self.kind, self.limit, self.height = kind, 1.2e-2 if gated else 6e-3, height
+        self.x_scales, self.weight_scales = scale(rows) / 8, scale(divide_up(weights, height or 1)) / 8 * columns**-0.5
+        spread = lambda scales: scales.repeat_interleave(GROUP, 1)[:, :columns] if height else scales  # noqa: E731
+        self.wide_x = x.double() * spread(self.x_scales)
+        self.wide_weight = weight.double() * spread(self.weight_scales.repeat_interleave(height or 1, 0)[:weights])
+        self.renew()
+
+    def few_kernel(self, places):
+        gated, scales = "gated_" if self.gated else "", "blocks" if self.height else "rows"
+        return "experts_few_e4m3", f"{gated}experts_few_e4m3_{scales}_{ENDINGS[self.kind]}_r{places}"
+
+    def scales(self):
+        return [self.weight_scales, self.x_scales, 0.0, self.x_scales.shape[1], self.height or 1]
+
+    def ways(self):
+        return {f"few {places}": functools.partial(self.few, places) for places in PLACES}
 
 
 def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, share=None):
@@ -404,7 +447,7 @@ EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
 def tile_edges(table):
     """Experts with one tile and with several beside each other, in blocks that have few items, many, or none. A product has
     the same bits whichever block has it."""
-    edges = functools.partial(random.Random(table.checked).choices, EDGES)
+    edges = functools.partial(random.Random(torch.initial_seed()).choices, EDGES)
     counts = {
         "edges": EDGES[:8],
         "edges of 60": edges(k=60),
@@ -419,25 +462,29 @@ def tile_edges(table):
         for kind in LIMITS:
             one = routed_product(Routing(counted_logits(of), 1, renormalised=False), hidden, features, kind, gated, gap=8)
             compare_ways(table, one, name, [None, 1, 5, 131, 1000])
+    for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
+        for columns, features in [(272, 144), (64, 520)]:
+            one = RoundedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
+            compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
     for gated in [True, False]:
         one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)
         compare_ways(table, one, "Zipf's law, a layer of 30B-A3B", [None, 131])
 
 
 def compare_ways(table, one, name, grids):
-    wanted, kind = one.expected(), one.x.dtype
+    wanted = one.expected()
     for way, run in one.ways().items():
         bits = None
         for grid in grids if way.startswith("few") else grids[:1]:
-            one.out = Output((one.choices, one.features), kind)
+            one.renew()
             run(grid=grid) if grid else run()
             torch.cuda.synchronize()
             found = one.error(wanted)
             if bits is not None and not torch.equal(bits, one.out.tensor.view(torch.int16)):
                 found = float("inf")
             bits = one.out.tensor.view(torch.int16)
-            case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
-            work = f"{name}: {one.choices} places, {one.columns} columns, {one.features} features, grid {grid}, {kind}"
+            case = Case(run=lambda: None, error=lambda: found, limit=one.limit, bytes=0)  # noqa: B023
+            work = f"{name}: {one.choices} places, {one.columns} columns, {one.features} features, grid {grid}, {one.kind}"
             table.check(f"{'gated ' if one.gated else ''}experts, {way}, edges of tiles", work, case)
 
 
