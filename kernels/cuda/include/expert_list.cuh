@@ -16,8 +16,8 @@ struct ExpertSums {
     uint32_t before[EXPERTS_MAX + 1];  // each expert
     uint32_t of_warp[COUNTERS / 32];
 
-    // Counts `count(places)` of an expert that has so many places. For the first threads of the block, each with neighbouring
-    // experts; seen by others after a barrier of all.
+    // Counts `count(places)` of an expert that has so many places. For the first threads of the block, each with
+    // neighbouring experts; seen by others after a barrier of all.
     template <typename Count>
     __device__ __forceinline__ void sum_up(const uint32_t* starts, uint32_t experts, Count count) {
         constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;

@@ -2,11 +2,13 @@
 //
 // An item is a tile of the weight's rows times a tile of an expert's places. Experts with one tile of places, which are most,
 // stand on a line, item by item, of which blocks take stretches. The weights of an expert with several tiles are wanted by
-// each of those, so all of them read the same rows at the same time, in blocks of their own, and memory is read once: the
-// others find the rows in the L2 cache. To that end these come first in every block, in rounds. A round is a part of the
-// rows of the weight, with one tile of places, that fits into a block's share; neighbouring blocks have the same rows. What
-// is left of a block's share it takes of the line, whose end is what the rounds had no room for. So all blocks have equal
-// numbers of items, to one.
+// each of those, so these tiles have blocks of their own, which read the same rows at the same time: one reads memory, the
+// others find the rows in the L2 cache.
+//
+// To that end experts with several tiles come first in every block, in rounds. A round of a block is a part of the weight's
+// rows that fits into the block's share, with one tile of places; neighbouring blocks have the same rows. What is left of its
+// share a block takes of the line, at whose end stands what the rounds had no room for. So all blocks have equal numbers of
+// items, to one. With even routing nearly all is line.
 #pragma once
 
 #include "contract.cuh"
@@ -49,10 +51,10 @@ struct Walk : ExpertSums {
 // Items that follow each other in a block and have the same places.
 struct Run {
     uint32_t expert;
-    uint32_t tile;       // of the expert's places
-    uint32_t first;      // tile of the weight's rows
+    uint32_t tile;   // of the expert's places
+    uint32_t first;  // tile of the weight's rows
     uint32_t end;
-    bool is_shared;      // other tiles want the same rows
+    bool is_shared;  // other tiles want the same rows
 
     template <uint32_t PLACES>
     __device__ __forceinline__ Tile places(const uint32_t* starts) const {

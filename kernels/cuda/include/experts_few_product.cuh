@@ -355,8 +355,8 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
 }
 
 // Launch: grid (as many blocks as fit at once, no more than there can be items), block (THREADS); dynamic shared memory
-// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. May be launched
-// with programmatic stream serialization.
+// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. Experts have less
+// than 65,536 tiles of places together. May be launched with programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, swizzle 128B, out of bounds
 // NONE (zeros), and
