@@ -1,4 +1,4 @@
-// The line of tiles of places, where an expert's places are cut into tiles of its own, as each block of Hopper counts it.
+// Experts' places, cut into tiles of each expert's own, as each block of Hopper counts them.
 #pragma once
 
 #include "contract.cuh"
@@ -8,17 +8,18 @@
 // The barrier of the block's first 128 threads, which count.
 constexpr uint32_t WARPGROUP_MEETS = 1;
 
-struct Tiles {
+// What is counted of each expert, summed up over those in front of it.
+struct ExpertSums {
     static constexpr uint32_t EXPERTS_MAX = contract::experts::EXPERTS_MAX;
     static constexpr uint32_t COUNTERS = 128;
 
     uint32_t before[EXPERTS_MAX + 1];  // each expert
     uint32_t of_warp[COUNTERS / 32];
 
-    // Counts tiles of PLACES places. For the first threads of the block, each with neighbouring experts; seen by others after
-    // a barrier of all.
-    template <uint32_t PLACES>
-    __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
+    // Counts `count(places)` of an expert that has so many places. For the first threads of the block, each with
+    // neighbouring experts; seen by others after a barrier of all.
+    template <typename Count>
+    __device__ __forceinline__ void sum_up(const uint32_t* starts, uint32_t experts, Count count) {
         constexpr uint32_t OF_THREAD = EXPERTS_MAX / COUNTERS;
         const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         uint32_t own[OF_THREAD], sum = 0;
@@ -27,7 +28,7 @@ struct Tiles {
             const uint32_t expert = threadIdx.x * OF_THREAD + i;
             own[i] = 0;
             if (expert < experts) {
-                own[i] = (starts[expert + 1] - starts[expert] + PLACES - 1) / PLACES;
+                own[i] = count(starts[expert + 1] - starts[expert]);
             }
             sum += own[i];
         }
@@ -53,6 +54,15 @@ struct Tiles {
         if (threadIdx.x == COUNTERS - 1) {
             before[EXPERTS_MAX] = now;
         }
+    }
+};
+
+// The tiles of all experts, one expert after the other.
+struct Tiles : ExpertSums {
+    // Counts tiles of PLACES places, as `sum_up`.
+    template <uint32_t PLACES>
+    __device__ __forceinline__ void count(const uint32_t* starts, uint32_t experts) {
+        sum_up(starts, experts, [](uint32_t places) { return (places + PLACES - 1) / PLACES; });
     }
 
     // The expert of a tile: the last before which there are no more than so many.

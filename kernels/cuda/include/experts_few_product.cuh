@@ -7,21 +7,21 @@
 // experts_few_e4m3.cu has both with weights and x in E4M3, as linear_few_e4m3.cu: `_e4m3_blocks` and `_e4m3_rows`.
 //
 // <type> is bf16 or f16; PLACES is 8, 16, 24 or 32: the places of one expert that a tile takes. Operands are those of
-// experts.cu, but the weight comes as a tensor map; x and its rows start at multiples of 16 bytes, `in` is a multiple of 8,
-// and gated `features` is one too. Sums are f32 with one rounding at the end, in the order of columns, so a row has the
+// experts.cu, but the weight comes as a tensor map; x and its rows start at multiples of 16 bytes, `in` and
+// `features` are multiples of 8. Sums are f32 with one rounding at the end, in the order of columns, so a row has the
 // same bits whatever stands beside it. A NaN stays in its row, or in the features whose weights have it.
 //
-// The work is a line of items: of each tile of places all tiles of 64 rows of the weight (gated: 32 of gate and 32 of up,
-// eight and eight). Blocks take equal stretches of the line, so that most of a block's items are of one tile of places,
+// An item is a tile of places and a tile of 64 rows of the weight (gated: 32 of gate and 32 of up, eight and eight). Blocks
+// take equal numbers of items in the order of expert_walk.cuh, so that most of a block's items are of one tile of places,
 // whose rows of x it keeps in shared memory, all columns of them. One warp copies weights, and is ahead of the others by as
 // many stages as there are, also over the end of an item; a warpgroup multiplies. The weight is the tall operand of wgmma, x
-// the narrow one.
+// the narrow one. Weights that one tile reads leave the L2 cache first, so that those that several read stay there.
 
 #pragma once
 
 #include "contract.cuh"
-#include "expert_list.cuh"
-#include "expert_tiles.cuh"
+#include "expert_places.cuh"
+#include "expert_walk.cuh"
 #include "few_formats.cuh"
 #include "hopper_copy.cuh"
 #include "kernel_order.cuh"
@@ -60,59 +60,104 @@ struct Arguments {
 template <typename Format>
 constexpr uint32_t CHUNK_COLUMNS = ROW_BYTES / sizeof(typename Format::Operand);
 
-// A tile's rows of x, all columns: chunks of them, one after the other, as the copy engine would leave them.
+// Starts the copies of a tile's rows of x, all columns: chunks of them, one after the other, as the copy engine would leave
+// them. A thread has the same piece of each step in every eighth row.
 template <typename Format, uint32_t PLACES, bool GATED>
 __device__ __forceinline__ void bring_rows(const Arguments<Format>& arguments, const Tile& tile, uint32_t shared,
                                            uint32_t steps) {
     constexpr uint32_t PIECES = ROW_BYTES / 16, PIECE_COLUMNS = CHUNK_COLUMNS<Format> / PIECES;
-    constexpr uint32_t HELD = 8;
-    const uint32_t of_row = steps * CHUNKS * PIECES, all = PLACES * of_row;
-    for (uint32_t first = threadIdx.x; first < all; first += HELD * WARPGROUP) {
-        uint4 held[HELD];
+    constexpr uint32_t OF_STEP = CHUNKS * PIECES, ROWS = WARPGROUP / OF_STEP;
+    static_assert(ROWS == 8 && PLACES % ROWS == 0, "a thread's rows have the same swizzle");
+    const uint32_t piece = threadIdx.x % OF_STEP, row = threadIdx.x / OF_STEP;
+    const uint32_t to = shared + piece / PIECES * PLACES * ROW_BYTES + Swizzle<64>::place(row, piece % PIECES);
+    const uint32_t column = piece * PIECE_COLUMNS;
+    const typename Format::Operand* from[PLACES / ROWS];
 #pragma unroll
-        for (uint32_t i = 0; i < HELD; ++i) {
-            const uint32_t piece = first + i * WARPGROUP;
-            held[i] = make_uint4(0, 0, 0, 0);
-            const uint32_t place = tile.first + piece / of_row, column = piece % of_row * PIECE_COLUMNS;
-            if (piece < all && place < tile.end && column < arguments.in) {
-                const uint64_t row = GATED ? arguments.choices[place] / arguments.top : place;
-                held[i] = *reinterpret_cast<const uint4*>(arguments.x + row * arguments.x_pitch + column);
-            }
+    for (uint32_t i = 0; i < PLACES / ROWS; ++i) {
+        const uint32_t place = tile.first + i * ROWS + row;
+        from[i] = nullptr;
+        if (place < tile.end) {
+            const uint64_t of_x = GATED ? arguments.choices[place] / arguments.top : place;
+            from[i] = arguments.x + of_x * arguments.x_pitch + column;
         }
+    }
+    for (uint32_t step = 0; step < steps; ++step) {
+        const uint32_t ahead = step * CHUNKS * CHUNK_COLUMNS<Format>;
 #pragma unroll
-        for (uint32_t i = 0; i < HELD; ++i) {
-            const uint32_t piece = first + i * WARPGROUP;
-            if (piece < all) {
-                const uint32_t row = piece / of_row, chunk = piece % of_row / PIECES;
-                const uint32_t to =
-                    shared + chunk * PLACES * ROW_BYTES + Swizzle<64>::place(row, piece % PIECES);
-                store_16_bytes(to, held[i]);
-            }
+        for (uint32_t i = 0; i < PLACES / ROWS; ++i) {
+            const bool is_there = from[i] != nullptr && column + ahead < arguments.in;
+            copy_16_bytes(to + (step * CHUNKS * PLACES + i * ROWS) * ROW_BYTES, is_there ? from[i] + ahead : arguments.x,
+                          is_there);
         }
     }
 }
 
-// The scales of E4M3 that one thread's sums want: of two rows of the weight, and of two rows of x in each eight places.
+// What a thread wants to know of the places that its sums are of, two in each eight: by what they are multiplied, and for
+// E4M3 where their rows' scales begin or, without blocks, the scales.
 template <typename Format, uint32_t PLACES, bool GATED>
-struct ExpertScales {
-    uint32_t of_weight[2], of_x[PLACES / 8][2];  // rows
+struct Places {
+    uint32_t choice[PLACES / 8][2];
+    float by[PLACES / 8][2];
+    uint32_t scales_at[PLACES / 8][2];
+    float scale[PLACES / 8][2];
 
-    __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Tile& tile, uint32_t first_feature,
-                                            uint32_t warp) {
-        const uint32_t lane = threadIdx.x % 32, most = arguments.features - 1;
+    // One behind the last of the tile is as the last.
+    static __device__ __forceinline__ uint32_t place(const Tile& tile, uint32_t eight, uint32_t i) {
+        return min(tile.first + eight * 8 + threadIdx.x % 4 * 2 + i, tile.end - 1);
+    }
+
+    // What the rest hangs on: it comes while rows of x are asked for.
+    __device__ __forceinline__ void begin(const Arguments<Format>& arguments, const Tile& tile) {
+        if constexpr (!GATED || !Format::IS_PLAIN) {
 #pragma unroll
-        for (uint32_t half = 0; half < 2; ++half) {
-            const uint32_t feature = first_feature + warp * (GATED ? 8 : 16) + (GATED ? 0 : half * 8) + lane / 4;
-            const uint32_t part = GATED ? tile.expert * 2 + half : tile.expert;
-            of_weight[half] = part * arguments.features + min(feature, most);
+            for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
+#pragma unroll
+                for (uint32_t i = 0; i < 2; ++i) {
+                    choice[eight][i] = arguments.choices[place(tile, eight, i)];
+                }
+            }
         }
+    }
+
+    __device__ __forceinline__ void load(const Arguments<Format>& arguments, const Tile& tile) {
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
 #pragma unroll
             for (uint32_t i = 0; i < 2; ++i) {
-                const uint32_t place = min(tile.first + eight * 8 + lane % 4 * 2 + i, tile.end - 1);
-                of_x[eight][i] = GATED ? arguments.choices[place] / arguments.top : place;
+                if constexpr (!GATED) {
+                    by[eight][i] = arguments.weights[choice[eight][i]];
+                }
+                if constexpr (!Format::IS_PLAIN) {
+                    const uint32_t row = GATED ? choice[eight][i] / arguments.top : place(tile, eight, i);
+                    const auto& scales = arguments.scales;
+                    if constexpr (Format::BY_BLOCKS) {
+                        scales_at[eight][i] = row * scales.groups;
+                    } else {
+                        scale[eight][i] = scales.x == nullptr ? scales.fixed : scales.x[row];
+                    }
+                }
             }
+        }
+    }
+};
+
+// The scales of E4M3 that one thread's sums of an item want: of two rows of the weight, and of its places.
+template <typename Format, uint32_t PLACES, bool GATED>
+struct ExpertScales {
+    const Places<Format, PLACES, GATED>& places;
+    const float* of_weight[2];  // the first of a row's, or its only one
+
+    __device__ __forceinline__ ExpertScales(const Arguments<Format>& arguments, const Places<Format, PLACES, GATED>& places,
+                                            uint32_t expert, uint32_t first_feature, uint32_t warp)
+        : places(places) {
+        const uint32_t lane = threadIdx.x % 32, most = arguments.features - 1;
+        const auto& scales = arguments.scales;
+#pragma unroll
+        for (uint32_t half = 0; half < 2; ++half) {
+            const uint32_t feature = first_feature + warp * (GATED ? 8 : 16) + (GATED ? 0 : half * 8) + lane / 4;
+            const uint32_t row = (GATED ? expert * 2 + half : expert) * arguments.features + min(feature, most);
+            of_weight[half] =
+                scales.weight + (Format::BY_BLOCKS ? static_cast<uint64_t>(row / scales.height) * scales.groups : row);
         }
     }
 
@@ -134,34 +179,48 @@ struct ExpertScales {
         group = min(group, scales.groups - 1);
 #pragma unroll
         for (uint32_t half = 0; half < 2; ++half) {
-            weight[half] = __ldg(scales.weight + static_cast<uint64_t>(of_weight[half] / scales.height) * scales.groups + group);
+            weight[half] = __ldg(of_weight[half] + group);
         }
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
 #pragma unroll
             for (uint32_t i = 0; i < 2; ++i) {
-                x[eight][i] = scales.x[static_cast<uint64_t>(of_x[eight][i]) * scales.groups + group];
+                x[eight][i] = scales.x[places.scales_at[eight][i] + group];
             }
         }
     }
 
     // A scale for each row of the weight and of x, when all is summed up.
-    __device__ __forceinline__ void scale_rows(float (&c)[PLACES / 8][4], const typename Format::Scales& scales) const {
+    __device__ __forceinline__ void scale_rows(float (&c)[PLACES / 8][4]) const {
 #pragma unroll
         for (uint32_t eight = 0; eight < PLACES / 8; ++eight) {
 #pragma unroll
             for (uint32_t i = 0; i < 4; ++i) {
-                const float x = scales.x == nullptr ? scales.fixed : scales.x[of_x[eight][i % 2]];
-                c[eight][i] *= x * __ldg(scales.weight + of_weight[i / 2]);
+                c[eight][i] *= places.scale[eight][i % 2] * __ldg(of_weight[i / 2]);
             }
         }
     }
 };
 
+// Starts the copy of a tile of a run's weight, from this feature on.
+template <bool GATED>
+__device__ __forceinline__ void copy_weight(uint32_t to, const TensorMap& weight, uint32_t barrier, uint32_t column,
+                                            uint32_t feature, const Run& run) {
+    if (GATED && run.is_shared) {
+        copy_box(to, weight, barrier, column, 0, 0, feature / 8, run.expert);
+    } else if (GATED) {
+        copy_box_once(to, weight, barrier, column, 0, 0, feature / 8, run.expert);
+    } else if (run.is_shared) {
+        copy_box(to, weight, barrier, column, feature, run.expert);
+    } else {
+        copy_box_once(to, weight, barrier, column, feature, run.expert);
+    }
+}
+
 template <typename Format, uint32_t PLACES, bool GATED>
 __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<Format>& arguments) {
     extern __shared__ __align__(1024) uint8_t dynamic[];
-    __shared__ Tiles tiles;
+    __shared__ Walk walk;
     __shared__ uint64_t full[STAGES_MAX], empty[STAGES_MAX];
     let_next_kernel_start();
     const uint32_t full_at = static_cast<uint32_t>(__cvta_generic_to_shared(full));
@@ -178,16 +237,15 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
     wait_for_previous_kernel();
     const uint32_t warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
     if (warp < WARPGROUP / 32) {
-        tiles.count<PLACES>(arguments.starts, arguments.experts);
+        walk.count<PLACES>(arguments.starts, arguments.experts);
     }
     __syncthreads();
     constexpr uint32_t FEATURES = GATED ? TILE_ROWS / 2 : TILE_ROWS;
     constexpr uint32_t STEP_COLUMNS = CHUNKS * CHUNK_COLUMNS<Format>;
     const uint32_t steps = (arguments.in + STEP_COLUMNS - 1) / STEP_COLUMNS;
     const uint32_t across = (arguments.features + FEATURES - 1) / FEATURES;
-    const uint64_t items = static_cast<uint64_t>(tiles.before[arguments.experts]) * across;
-    const uint32_t first = static_cast<uint32_t>(items * blockIdx.x / gridDim.x);
-    const uint32_t last = static_cast<uint32_t>(items * (blockIdx.x + 1) / gridDim.x);
+    Stretch stretch(walk, arguments.experts, across);
+    Run run;
     const uint32_t stages_at = shared + PLACES * steps * CHUNKS * ROW_BYTES;
     uint32_t stage = 0, parity = 0;
     const auto advance = [&] {
@@ -198,111 +256,107 @@ __device__ __forceinline__ void few(const TensorMap& weight, const Arguments<For
     };
     if (warp == WARPGROUP / 32) {
         if (is_elected()) {
-            for (uint32_t item = first; item < last; ++item) {
-                const uint32_t expert = tiles.expert_of(item / across, arguments.experts);
-                const uint32_t feature = item % across * FEATURES;
-                for (uint32_t step = 0; step < steps; ++step) {
-                    const uint32_t barrier = full_at + 8 * stage;
-                    barrier_wait(empty_at + 8 * stage, parity ^ 1);
-                    barrier_arrive_expecting(barrier, STAGE_BYTES);
+            while (stretch.next(run)) {
+                for (uint32_t feature = run.first * FEATURES; feature < run.end * FEATURES; feature += FEATURES) {
+                    for (uint32_t step = 0; step < steps; ++step) {
+                        const uint32_t barrier = full_at + 8 * stage;
+                        barrier_wait(empty_at + 8 * stage, parity ^ 1);
+                        barrier_arrive_expecting(barrier, STAGE_BYTES);
 #pragma unroll
-                    for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-                        const uint32_t to = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
-                        const uint32_t column = step * STEP_COLUMNS + chunk * CHUNK_COLUMNS<Format>;
-                        if (GATED) {
-                            copy_box_once(to, weight, barrier, column, 0, 0, feature / 8, expert);
-                        } else {
-                            copy_box_once(to, weight, barrier, column, feature, expert);
+                        for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                            const uint32_t to = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
+                            const uint32_t column = step * STEP_COLUMNS + chunk * CHUNK_COLUMNS<Format>;
+                            copy_weight<GATED>(to, weight, barrier, column, feature, run);
                         }
+                        advance();
                     }
-                    advance();
                 }
             }
         }
         return;
     }
     constexpr uint64_t LAYOUT = matrix_layout<64>(0, 8 * ROW_BYTES);
-    uint32_t held = 0xffffffffu;  // the tile whose rows are there
-    Tile tile = {0, 0, 0};
-    for (uint32_t item = first; item < last; ++item) {
-        if (item / across != held) {
-            held = item / across;
-            const uint32_t expert = tiles.expert_of(held, arguments.experts);
-            tile = tiles.tile<PLACES>(held, expert, arguments.starts);
-            // The last products of the rows that were there have ended in all warps.
-            part_sync(WARPGROUP_MEETS, WARPGROUP);
-            bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);
-            publish_writes();
-            part_sync(WARPGROUP_MEETS, WARPGROUP);
-        }
-        float c[PLACES / 8][4] = {};
-        const auto multiply = [&](float(&sums)[PLACES / 8][4], uint32_t step, uint32_t chunk, bool adds) {
-            const uint32_t weight_at = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
-            const uint32_t x_at = shared + (step * CHUNKS + chunk) * PLACES * ROW_BYTES;
+    while (stretch.next(run)) {
+        const Tile tile = run.template places<PLACES>(arguments.starts);
+        // The last products of the rows that were there have ended in all warps.
+        part_sync(WARPGROUP_MEETS, WARPGROUP);
+        Places<Format, PLACES, GATED> places;
+        places.begin(arguments, tile);
+        bring_rows<Format, PLACES, GATED>(arguments, tile, shared, steps);
+        places.load(arguments, tile);
+        wait_for_copies();
+        publish_writes();
+        part_sync(WARPGROUP_MEETS, WARPGROUP);
+        for (uint32_t feature = run.first * FEATURES; feature < run.end * FEATURES; feature += FEATURES) {
+            float c[PLACES / 8][4] = {};
+            const auto multiply = [&](float(&sums)[PLACES / 8][4], uint32_t step, uint32_t chunk, bool adds) {
+                const uint32_t weight_at = stages_at + stage * STAGE_BYTES + chunk * CHUNK_BYTES;
+                const uint32_t x_at = shared + (step * CHUNKS + chunk) * PLACES * ROW_BYTES;
 #pragma unroll
-            for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
-                Warpgroup<typename Format::Operand>::multiply(sums, matrix_at(LAYOUT, weight_at + 32 * k),
-                                                              matrix_at(LAYOUT, x_at + 32 * k), adds || k > 0);
-            }
-        };
-        const auto release = [&] {
-            if (threadIdx.x % 32 == 0) {
-                barrier_arrive(empty_at + 8 * stage);
-            }
-        };
-        if constexpr (Format::IS_PLAIN) {
-            for (uint32_t step = 0; step < steps; ++step) {
-                barrier_wait(full_at + 8 * stage, parity);
-                hold(c);
-                products_begin();
-#pragma unroll
-                for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-                    multiply(c, step, chunk, true);
+                for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
+                    Warpgroup<typename Format::Operand>::multiply(sums, matrix_at(LAYOUT, weight_at + 32 * k),
+                                                                  matrix_at(LAYOUT, x_at + 32 * k), adds || k > 0);
                 }
-                products_end();
-                products_wait<0>();
-                hold(c);
-                release();
-                advance();
-            }
-        } else {
-            const ExpertScales<Format, PLACES, GATED> own(arguments, tile, item % across * FEATURES, warp);
-            for (uint32_t step = 0; step < steps; ++step) {
-#pragma unroll
-                for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
-                    // A chunk is a group of columns, with sums of its own.
-                    float sums[PLACES / 8][4], of_weight[2], of_x[PLACES / 8][2];
-                    if constexpr (Format::BY_BLOCKS) {
-                        own.load(arguments.scales, step * CHUNKS + chunk, of_weight, of_x);
-                    }
-                    if (chunk == 0) {
-                        barrier_wait(full_at + 8 * stage, parity);
-                    }
-                    hold(sums);
+            };
+            const auto release = [&] {
+                if (threadIdx.x % 32 == 0) {
+                    barrier_arrive(empty_at + 8 * stage);
+                }
+            };
+            if constexpr (Format::IS_PLAIN) {
+                for (uint32_t step = 0; step < steps; ++step) {
+                    barrier_wait(full_at + 8 * stage, parity);
+                    hold(c);
                     products_begin();
-                    multiply(sums, step, chunk, false);
+#pragma unroll
+                    for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                        multiply(c, step, chunk, true);
+                    }
                     products_end();
                     products_wait<0>();
-                    if (chunk + 1 == CHUNKS) {
-                        release();
-                    }
-                    hold(sums);
-                    own.add(c, sums, of_weight, of_x);
+                    hold(c);
+                    release();
+                    advance();
                 }
-                advance();
+            } else {
+                const ExpertScales<Format, PLACES, GATED> own(arguments, places, run.expert, feature, warp);
+                for (uint32_t step = 0; step < steps; ++step) {
+#pragma unroll
+                    for (uint32_t chunk = 0; chunk < CHUNKS; ++chunk) {
+                        // A chunk is a group of columns, with sums of its own.
+                        float sums[PLACES / 8][4], of_weight[2], of_x[PLACES / 8][2];
+                        if constexpr (Format::BY_BLOCKS) {
+                            own.load(arguments.scales, step * CHUNKS + chunk, of_weight, of_x);
+                        }
+                        if (chunk == 0) {
+                            barrier_wait(full_at + 8 * stage, parity);
+                        }
+                        hold(sums);
+                        products_begin();
+                        multiply(sums, step, chunk, false);
+                        products_end();
+                        products_wait<0>();
+                        if (chunk + 1 == CHUNKS) {
+                            release();
+                        }
+                        hold(sums);
+                        own.add(c, sums, of_weight, of_x);
+                    }
+                    advance();
+                }
+                if constexpr (!Format::BY_BLOCKS) {
+                    own.scale_rows(c);
+                }
             }
-            if constexpr (!Format::BY_BLOCKS) {
-                own.scale_rows(c, arguments.scales);
-            }
+            write_places<typename Format::Element, PLACES / 8, GATED>(c, places.by, tile, feature, warp, arguments.features,
+                                                                      arguments.out);
         }
-        write_tile<typename Format::Element, PLACES / 8, GATED>(c, tile, item % across * FEATURES, warp, arguments.features,
-                                               arguments.choices, arguments.weights, arguments.out);
     }
 }
 
 // Launch: grid (as many blocks as fit at once, no more than there can be items), block (THREADS); dynamic shared memory
-// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. May be launched
-// with programmatic stream serialization.
+// PLACES * (a row's bytes, rounded up to STEP_BYTES) + stages * STAGE_BYTES, 1 <= stages <= STAGES_MAX. Experts have less
+// than 65,536 tiles of places together. May be launched with programmatic stream serialization.
 //
 // The tensor map of the weight: type BFLOAT16 or FLOAT16, element strides 1, interleave NONE, swizzle 128B, out of bounds
 // NONE (zeros), and

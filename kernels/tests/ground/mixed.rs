@@ -48,6 +48,8 @@ impl Mixed {
                 (70, 5, 3, 136, 72),
                 (131, 16, 4, 64, 136),
                 (9, 512, 32, 16, 8),
+                // Of which two may have all rows, in several tiles.
+                (70, 60, 2, 136, 72),
                 (0, 4, 2, 8, 8),
                 // Hundreds of rows an expert.
                 (300, 3, 2, 136, 200),

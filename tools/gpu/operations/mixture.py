@@ -2,13 +2,14 @@
 
 import functools
 import itertools
+import random
 
 import torch
 from torch.nn import functional
 
 from contract import contract
 from device import ENDINGS, LIMITS, Kernel, Output, divide_up, microseconds, processors, tensor_map, unsigned
-from operations.e4m3 import KINDS, Rounded, row_shape
+from operations.e4m3 import E4M3, GROUP, KINDS, Rounded, row_shape
 from operations.small import EPSILON, norm_shape, normed
 from table import Case
 
@@ -24,6 +25,14 @@ def drawn_logits(rows, experts, skew):
     liking = torch.arange(1, experts + 1, device="cuda", dtype=torch.float32).log() * -min(skew, 1e4)
     gumbel = -torch.empty(rows, experts, device="cuda").exponential_().log()
     return liking[torch.randperm(experts, device="cuda")] + gumbel
+
+
+def counted_logits(counts):
+    """Of rows that choose one expert each: so many of them choose each."""
+    chosen = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
+    logits = torch.rand(len(chosen), len(counts), device="cuda")
+    logits[torch.randperm(len(chosen), device="cuda"), chosen.cuda()] += 2
+    return logits
 
 
 class Routing:
@@ -89,10 +98,16 @@ class Product:
     def __init__(self, x, weight, routing, features, gated, share=None):
         self.x, self.weight, self.routing, self.features, self.gated = x, weight, routing, features, gated
         self.share = share or range(routing.experts)
-        self.columns = weight.shape[1]
+        self.columns, self.size = weight.shape[1], x.element_size()
         self.choices = routing.rows * routing.top
-        self.out = Output((self.choices, features), x.dtype)
+        self.kind, self.limit = x.dtype, LIMITS.get(x.dtype)
+        self.wide_x, self.wide_weight = x, weight
+        self.renew()
         self.tiles = min(len(self.share), self.choices)
+
+    def renew(self):
+        """A poisoned output."""
+        self.out = Output((self.choices, self.features), self.kind)
 
     def operands(self):
         routing, x = self.routing, self.x
@@ -109,23 +124,29 @@ class Product:
         Kernel("experts", self.name(""))(grid, (EXPERTS.THREADS,), self.weight, *self.operands(), early=early)
 
     def few_map(self):
-        pitch, rows = 2 * self.columns, FEW.TILE_ROWS
-        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // 2
+        pitch, rows = self.size * self.columns, FEW.TILE_ROWS
+        experts, features, chunk = len(self.share), self.features, FEW.ROW_BYTES // self.size
         if self.gated:
             return tensor_map(self.weight, [self.columns, 8, 2, features // 8, experts],
                               [pitch, pitch * features, 8 * pitch, 2 * pitch * features], [chunk, 8, 2, rows // 16, 1], SWIZZLE)  # fmt: skip
         return tensor_map(self.weight, [self.columns, features, experts], [pitch, pitch * features], [chunk, rows, 1], SWIZZLE)
 
+    def few_kernel(self, places):
+        return "experts_few", f"{self.name('_few')}_r{places}"
+
+    def scales(self):
+        return []
+
     def few(self, places, early=False, grid=None, of_one=None):
-        x_bytes = places * divide_up(2 * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
+        x_bytes = places * divide_up(self.size * self.columns, FEW.STEP_BYTES) * FEW.STEP_BYTES
         half, whole = (HALF_BYTES - x_bytes) // FEW.STAGE_BYTES, (ALL_BYTES - STATIC_BYTES - x_bytes) // FEW.STAGE_BYTES
         blocks, stages = (2, half) if half >= 4 and of_one != 1 else (1, whole)
         stages = min(stages, FEW.STAGES_MAX)
         tile = FEW.TILE_ROWS // (2 if self.gated else 1)
         items = (divide_up(self.choices, places) + self.tiles) * divide_up(self.features, tile)
         grid = grid or min(items, blocks * processors())
-        Kernel("experts_few", f"{self.name('_few')}_r{places}", ALL_BYTES - STATIC_BYTES)(
-            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages,
+        Kernel(*self.few_kernel(places), ALL_BYTES - STATIC_BYTES)(
+            (grid,), (FEW.THREADS,), self.few_map(), *self.operands(), stages, *self.scales(),
             shared_bytes=x_bytes + stages * FEW.STAGE_BYTES, early=early)  # fmt: skip
 
     def many(self, early=False, grid=None):
@@ -158,13 +179,13 @@ class Product:
             places = slice(starts[expert], starts[expert + 1])
             if places.start == places.stop:
                 continue
-            w = self.weight[place * per : (place + 1) * per].double()
+            w = self.wide_weight[place * per : (place + 1) * per].double()
             chosen = choices[places]
             if self.gated:
-                both = self.x[chosen // routing.top].double() @ w.T
+                both = self.wide_x[chosen // routing.top].double() @ w.T
                 out[places] = functional.silu(both[:, : self.features]) * both[:, self.features :]
             else:
-                out[places] = weights.flatten()[chosen, None] * (self.x[places].double() @ w.T)
+                out[places] = weights.flatten()[chosen, None] * (self.wide_x[places].double() @ w.T)
         self.places = torch.arange(starts[self.share.start], starts[self.share.stop], device="cuda")
         return out[self.places]
 
@@ -174,9 +195,44 @@ class Product:
         return self.out.error(wanted, self.places, elsewhere)
 
 
+class RoundedProduct(Product):
+    """With x and weights in E4M3, `height` rows of the weights with a scale for each 128 columns, as x's rows have; or, if it
+    is None, one for each row of either."""
+
+    def __init__(self, routing, columns, features, kind, gated, height):
+        routing.run()
+        rows = routing.rows * (1 if gated else routing.top)
+        weights = routing.experts * features * (2 if gated else 1)
+        codes = lambda rows, width: (torch.randn(rows, width, device="cuda") * 8).to(E4M3)  # noqa: E731
+        scale = lambda rows: torch.rand(rows, divide_up(columns, GROUP) if height else 1, device="cuda") + 0.5  # noqa: E731
+        # Rows of x may lie apart where they are gathered.
+        x, weight = codes(rows, columns + (16 if gated else 0))[:, :columns], codes(weights, columns)
+        super().__init__(x, weight, routing, features, gated)
+        self.kind, self.limit, self.height = kind, 1.2e-2 if gated else 6e-3, height
+        self.x_scales, self.weight_scales = scale(rows) / 8, scale(divide_up(weights, height or 1)) / 8 * columns**-0.5
+        spread = lambda scales: scales.repeat_interleave(GROUP, 1)[:, :columns] if height else scales  # noqa: E731
+        self.wide_x = x.double() * spread(self.x_scales)
+        self.wide_weight = weight.double() * spread(self.weight_scales.repeat_interleave(height or 1, 0)[:weights])
+        self.renew()
+
+    def few_kernel(self, places):
+        gated, scales = "gated_" if self.gated else "", "blocks" if self.height else "rows"
+        return "experts_few_e4m3", f"{gated}experts_few_e4m3_{scales}_{ENDINGS[self.kind]}_r{places}"
+
+    def scales(self):
+        return [self.weight_scales, self.x_scales, 0.0, self.x_scales.shape[1], self.height or 1]
+
+    def ways(self):
+        return {f"few {places}": functools.partial(self.few, places) for places in PLACES}
+
+
 def product(rows, hidden, features, experts, top, skew, kind, gated, gap=0, share=None):
-    routing = Routing(drawn_logits(rows, experts, skew), top)
+    return routed_product(Routing(drawn_logits(rows, experts, skew), top), hidden, features, kind, gated, gap, share)
+
+
+def routed_product(routing, hidden, features, kind, gated, gap=0, share=None):
     routing.run()
+    rows, experts, top = routing.rows, routing.experts, routing.top
     columns, out = (hidden, features) if gated else (features, hidden)
     count = rows if gated else rows * top
     x = torch.randn(count, columns + (gap if gated else 0), device="cuda", dtype=kind)[:, :columns]
@@ -381,6 +437,55 @@ def check(table):
                 case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
     few_grids(table)
+    tile_edges(table)
+
+
+# Places of an expert at the edges of tiles of 8, 16, 24 and 32.
+EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
+
+
+def tile_edges(table):
+    """Experts with one tile and with several beside each other, in blocks that have few items, many, or none. A product has
+    the same bits whichever block has it."""
+    edges = functools.partial(random.Random(torch.initial_seed()).choices, EDGES)
+    counts = {
+        "edges": EDGES[:8],
+        "edges of 60": edges(k=60),
+        "edges of 128, most of them empty": edges([*EDGES, *[0] * 60], k=128),
+        "one of 60 has all": [300 if expert == 37 else 0 for expert in range(60)],
+        "the last of 256 has all": [0] * 255 + [97],
+        "one each of 256": [1] * 256,
+        "all of 8 have several": [70, 40, 33, 100, 65, 34, 50, 41],
+        "Zipf's law": [round(256 / (1 + expert)) for expert in range(128)],
+    }
+    for (name, of), (hidden, features), gated in itertools.product(counts.items(), [(264, 136), (328, 104), (64, 1000)], [True, False]):
+        for kind in LIMITS:
+            one = routed_product(Routing(counted_logits(of), 1, renormalised=False), hidden, features, kind, gated, gap=8)
+            compare_ways(table, one, name, [None, 1, 5, 131, 1000])
+    for (name, of), gated, height, kind in itertools.product(counts.items(), [True, False], [128, 32, None], LIMITS):
+        for columns, features in [(272, 144), (64, 520)]:
+            one = RoundedProduct(Routing(counted_logits(of), 1, renormalised=False), columns, features, kind, gated, height)
+            compare_ways(table, one, f"E4M3, blocks of {height}, {name}", [None, 5, 131])
+    for gated in [True, False]:
+        one = routed_product(Routing(drawn_logits(256, 128, 1.0), 8), 2048, 768, torch.bfloat16, gated)
+        compare_ways(table, one, "Zipf's law, a layer of 30B-A3B", [None, 131])
+
+
+def compare_ways(table, one, name, grids):
+    wanted = one.expected()
+    for way, run in one.ways().items():
+        bits = None
+        for grid in grids if way.startswith("few") else grids[:1]:
+            one.renew()
+            run(grid=grid) if grid else run()
+            torch.cuda.synchronize()
+            found = one.error(wanted)
+            if bits is not None and not torch.equal(bits, one.out.tensor.view(torch.int16)):
+                found = float("inf")
+            bits = one.out.tensor.view(torch.int16)
+            case = Case(run=lambda: None, error=lambda: found, limit=one.limit, bytes=0)  # noqa: B023
+            work = f"{name}: {one.choices} places, {one.columns} columns, {one.features} features, grid {grid}, {one.kind}"
+            table.check(f"{'gated ' if one.gated else ''}experts, {way}, edges of tiles", work, case)
 
 
 def few_grids(table):
@@ -404,7 +509,7 @@ def measure(table):
     shape = hidden, features, experts, top, kind = 2048, 768, 128, 8, torch.bfloat16
     measure_sums(shape)
     measure_normed_routing(shape)
-    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), (64, 1.0), (8192, 1.0)]:
+    for rows, skew in [*((rows, 0.0) for rows in (1, 16, 64, 256, 384, 512, 1024, 2048, 8192)), *((rows, 1.0) for rows in (16, 64, 256, 8192))]:
         one = route(rows, experts, top, skew)
         time = microseconds([one.run] * 8)
         print(f"| route | {rows} rows, skew {skew} | {time:.1f} |", flush=True)

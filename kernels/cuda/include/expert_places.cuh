@@ -1,0 +1,55 @@
+// What a warp of Hopper writes of a tile of an expert's places: neighbouring features at once (sm_90a).
+#pragma once
+
+#include "expert_tiles.cuh"
+#include "hopper_store.cuh"
+#include "tensor_core.cuh"
+
+// An 8 x 8 matrix of 16-bit elements, two of a row in each lane, turned over its diagonal.
+__device__ __forceinline__ uint32_t turn(uint32_t pair) {
+    uint32_t turned;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(turned) : "r"(pair));
+    return turned;
+}
+
+// Of rows of eight pairs, of which a lane has the pairs `lane % 4` and 4 + `lane % 4` of one: the two neighbours from
+// 2 * (lane % 4) on.
+__device__ __forceinline__ uint2 neighbours(uint32_t low, uint32_t high) {
+    const uint32_t lane = threadIdx.x % 32;
+    const bool is_behind = lane & 2, is_odd = lane & 1;
+    const uint32_t from_half = __shfl_xor_sync(0xffffffffu, is_behind ? low : high, 2);
+    const uint32_t first = is_behind ? from_half : low, second = is_behind ? high : from_half;
+    const uint32_t from_pair = __shfl_xor_sync(0xffffffffu, is_odd ? first : second, 1);
+    return is_odd ? make_uint2(from_pair, second) : make_uint2(first, from_pair);
+}
+
+// Writes a warp's 16 rows of a tile of the weight times GROUPS times eight places, in the layout of tensor_core.cuh. Gated,
+// the rows are eight of gate and the same eight of up; otherwise each product is multiplied by its place's number in `by`.
+// Rounded and in words, sums of two places are turned into two features of one, four of which lanes write at once. `out`
+// starts on eight bytes, and `features` are a multiple of 8.
+template <typename Element, uint32_t GROUPS, bool GATED>
+__device__ __forceinline__ void write_places(const float (&c)[GROUPS][4], const float (&by)[GROUPS][2], const Tile& tile,
+                                             uint32_t first_feature, uint32_t warp, uint32_t features, Element* out) {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t feature = first_feature + warp * (GATED ? 8 : 16) + lane % 4 * (GATED ? 2 : 4);
+#pragma unroll
+    for (uint32_t group = 0; group < GROUPS; ++group) {
+        const float(&sums)[4] = c[group];
+        const uint32_t place = tile.first + group * 8 + lane / 4;
+        const bool is_there = place < tile.end && feature < features;
+        Element* to = out + static_cast<uint64_t>(place) * features + feature;
+        if constexpr (GATED) {
+            const uint32_t pair = turn(TensorCoreElement<Element>::pack(gated(sums[0], sums[2]), gated(sums[1], sums[3])));
+            if (is_there) {
+                *reinterpret_cast<uint32_t*>(to) = pair;
+            }
+        } else {
+            const uint32_t low = TensorCoreElement<Element>::pack(by[group][0] * sums[0], by[group][1] * sums[1]);
+            const uint32_t high = TensorCoreElement<Element>::pack(by[group][0] * sums[2], by[group][1] * sums[3]);
+            const uint2 pairs = neighbours(turn(low), turn(high));
+            if (is_there) {
+                *reinterpret_cast<uint2*>(to) = pairs;
+            }
+        }
+    }
+}
