@@ -48,9 +48,14 @@ pub(super) struct Rows {
     pitch: u32,
 }
 
-/// From here on two shots, each of a part, are taken for faster than one of all: a guess, as no machine with more than
-/// two GPUs was there to measure it.
-const TWO_SHOTS_FROM: Bytes = Bytes::kib(256);
+/// From here on two shots, each of a part, are taken for faster than one of all if there are more than two ranks: a
+/// guess, as no machine with more than two GPUs was there to measure it. Of two ranks each reads as much either way, and
+/// from here on they write pieces to each other: below, one piece takes three ways over the link as one shot does
+/// (there, its acknowledgement, the word that it is there), and saves only a copy that takes less than a microsecond.
+const LARGE_FROM: Bytes = Bytes::kib(256);
+
+/// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most.
+const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
 
 impl CudaLink {
     /// Bytes of the note of a rank that did not come.
@@ -188,11 +193,10 @@ impl Cuda {
 pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let bytes = call.partial.bytes();
-    // Of two ranks each reads as much either way.
-    let whole = match cuda.rank().of() > 2 && bytes >= TWO_SHOTS_FROM {
-        true => hopper.all_reduce_two_shot,
-        false => hopper.all_reduce,
+    let whole = match (cuda.rank().of(), call.partial.bytes() >= LARGE_FROM) {
+        (2, true) => hopper.all_reduce_pieces,
+        (3.., true) => hopper.all_reduce_two_shot,
+        _ => hopper.all_reduce,
     };
     let kernels = [whole, hopper.all_reduce_odd];
     cuda.exchange((OP, kernels), &call.partial, &call.out, Some(call.accumulate))
@@ -210,11 +214,15 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
         return all_reduce_rms_norm::in_two(cuda, call);
     };
     cuda.enter()?;
-    let is_pair = cuda.rank().of() <= 2;
+    let threads = (row / UNIT).next_multiple_of(32);
     for some in turns {
-        let few = some.len() * row <= PUSHED_UNITS * UNIT;
-        let kernels = if few { hopper.all_reduce_rms_norm_pushed } else { hopper.all_reduce_rms_norm };
-        let extent = Extent::line(some.len().min(link.blocks), (row / UNIT).next_multiple_of(32));
+        let kernel = match (cuda.rank().of(), some.len() * row <= PUSHED_UNITS * UNIT) {
+            (..=2, true) => hopper.all_reduce_rms_norm_pushed[0],
+            (3.., true) => hopper.all_reduce_rms_norm_pushed[1],
+            (2, false) => hopper.all_reduce_rms_norm_pieces[usize::from(threads <= PIECES_OF_4_THREADS_MAX)],
+            _ => hopper.all_reduce_rms_norm,
+        };
+        let extent = Extent::line(some.len().min(link.blocks), threads);
         let arguments = arguments![
             link.exchange,
             rows(&call.partial.row_range(some.clone()), UNIT),
@@ -226,7 +234,7 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
         ];
         // SAFETY: these are the kernels' parameters, the front has checked the shapes, and the maker of the link vouches for
         // its memory.
-        unsafe { cuda.launch(kernels[usize::from(!is_pair)], extent, arguments)? };
+        unsafe { cuda.launch(kernel, extent, arguments)? };
     }
     Ok(())
 }

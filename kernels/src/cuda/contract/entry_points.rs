@@ -104,9 +104,12 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce: F,
     /// Where a row has no whole units.
     pub all_reduce_odd: F,
+    pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
-    /// For two ranks and for more, as the next.
-    pub all_reduce_rms_norm: [F; 2],
+    pub all_reduce_rms_norm: F,
+    /// By rows of a piece, two or four.
+    pub all_reduce_rms_norm_pieces: [F; 2],
+    /// For two ranks and for more.
     pub all_reduce_rms_norm_pushed: [F; 2],
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
@@ -234,10 +237,12 @@ impl<F> HopperEntryPoints<F> {
             all_gather_odd: all.named(ALL_REDUCE, "all_gather_odd")?,
             all_reduce: all.typed(ALL_REDUCE, "all_reduce")?,
             all_reduce_odd: all.typed(ALL_REDUCE, "all_reduce_odd")?,
+            all_reduce_pieces: all.typed(ALL_REDUCE, "all_reduce_pieces")?,
             all_reduce_two_shot: all.typed(ALL_REDUCE, "all_reduce_two_shot")?,
-            all_reduce_rms_norm: [
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_2")?,
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_8")?,
+            all_reduce_rms_norm: all.typed(ALL_REDUCE, "all_reduce_rms_norm")?,
+            all_reduce_rms_norm_pieces: [
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_2")?,
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_4")?,
             ],
             all_reduce_rms_norm_pushed: [
                 all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_2")?,
