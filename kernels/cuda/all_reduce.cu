@@ -12,6 +12,8 @@
 // all_reduce_rms_norm_pushed: the same of few rows, with one way instead of three (NCCL's LL): a rank writes its units into
 //                      memory of each other rank, every 4 bytes beside the epoch, and reads what the others have written
 // all_gather:          out[:, rank * columns..] = that rank's rows
+// best_of_ranks:       out [rows] u32 has the place of each row's largest of x [rows, columns] f32, as argmax.cu finds it, and
+//                      gets that of the largest of all ranks' side by side, the first of equals
 //
 // A rank copies what it brings to its exchange memory, its block b meets block b of all other ranks, and reads what
 // the same blocks have written there. Sums are f32 in the order of the ranks, rounded once: every rank gets the same bits.
@@ -38,6 +40,7 @@ using contract::all_reduce::NORM_THREADS_MAX;
 using contract::all_reduce::PUSHED_UNITS;
 using contract::all_reduce::RANKS_MAX;
 using contract::all_reduce::THREADS;
+using contract::common::NO_CHOICE;
 
 // At the start of each rank's exchange memory, zero before the first exchange.
 struct Control {
@@ -639,6 +642,35 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
     leave(all, epoch);
 }
 
+// A thread has the same rows before and after the meeting.
+__device__ __forceinline__ void pick_best(const Exchange& all, const float* x, uint32_t pitch, uint32_t first_column,
+                                          uint32_t* out, uint32_t rows) {
+    wait_for_previous_kernel();
+    const Turn turn = begin(all);
+    const auto found = [&](uint32_t rank, uint64_t row) { return all.data[rank] + turn.half + row * sizeof(uint2); };
+    for (uint64_t row = turn.first; row < rows; row += turn.step) {
+        const uint32_t place = out[row];
+        *reinterpret_cast<uint2*>(found(all.rank, row)) =
+            place == NO_CHOICE ? make_uint2(0, NO_CHOICE)
+                               : make_uint2(__float_as_uint(x[row * pitch + place]), first_column + place);
+    }
+    if (meet(all, 0, turn.epoch)) {
+        for (uint64_t row = turn.first; row < rows; row += turn.step) {
+            uint2 best = make_uint2(0, NO_CHOICE);
+            for (uint32_t rank = 0; rank < all.ranks; ++rank) {
+                const uint2 next = load_exchanged<uint2>(found(rank, row));
+                // Places come in order, so a later equal never wins.
+                const bool is_larger = __uint_as_float(next.x) > __uint_as_float(best.x);
+                if (next.y != NO_CHOICE && (best.y == NO_CHOICE || is_larger)) {
+                    best = next;
+                }
+            }
+            out[row] = best.y;
+        }
+    }
+    leave(all, turn.epoch);
+}
+
 #define KERNELS(name, Element)                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_##name(                               \
         const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
@@ -681,6 +713,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     all_gather_odd(const __grid_constant__ Exchange all, Place part, Place out, uint64_t units) {
     gather<uint16_t>(all, part, out, units);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    best_of_ranks(const __grid_constant__ Exchange all, const float* x, uint32_t pitch, uint32_t first_column, uint32_t* out,
+                  uint32_t rows) {
+    pick_best(all, x, pitch, first_column, out, rows);
 }
 
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks. Units are 16 bytes where

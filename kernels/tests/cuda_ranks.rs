@@ -10,7 +10,10 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
-use bursar_kernels::{ops::rms_norm::RmsNorm, *};
+use bursar_kernels::{
+    ops::{argmax::NO_CHOICE, rms_norm::RmsNorm},
+    *,
+};
 use half::bf16;
 
 use ground::{Random, first_gpu, leased, load};
@@ -199,6 +202,39 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
                 .into_iter()
                 .flatten()
                 .for_each(|found| assert!(found == expected, "{of} ranks, {columns} columns"));
+        }
+    }
+}
+
+#[test]
+fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
+    // The last rank has fewer columns; few different numbers, so that the largest comes several times.
+    for (rows, vocabulary) in [(1, 1029), (9, 37), (700, 101), (256, 4096)] {
+        for of in [2, 3, 4] {
+            let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
+            let number = |row: usize, column: usize| match (row, column) {
+                (3, _) => f32::NAN,
+                (4, column) if column < of_first => f32::NAN,
+                _ => ((row * 7 + column * 5) % 1013) as f32 - 900.0,
+            };
+            let best = |row: usize| {
+                let numbers = (0..vocabulary).map(|column| (column, number(row, column)));
+                let best = numbers.filter(|(_, number)| !number.is_nan());
+                let best = best.reduce(|best, next| if next.1 > best.1 { next } else { best });
+                best.map_or(NO_CHOICE, |(column, _)| column as u32)
+            };
+            let expected: Vec<u32> = (0..rows).map(best).collect();
+            let found = on_gpu_ranks(of, |scope, _| {
+                let columns = scope.rank().share_rounded_up(vocabulary);
+                let wide = columns.count + 3;
+                let at = |at: usize| (at / wide, columns.first + at % wide);
+                let own: Vec<f32> = (0..rows * wide).map(at).map(|(row, column)| number(row, column)).collect();
+                let own = scope.upload([rows, wide], &own)?;
+                let mut out = scope.upload([rows], &vec![7u32; rows])?;
+                scope.argmax_of_ranks_into(&own.column_range(0..columns.count), columns, &mut out)?;
+                scope.download::<u32>(&out)
+            });
+            found.into_iter().flatten().for_each(|found| assert!(found == expected, "[{rows}, {vocabulary}] of {of}"));
         }
     }
 }

@@ -92,7 +92,8 @@ class Group:
         """Of whole units alone."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
-        form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if threads <= NUMBERS.NORM_THREADS_MAX // 2 else "_2"}
+        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
+        form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2"}
         name = f"{name}{form.get(name, '')}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
@@ -189,6 +190,44 @@ def gathered(group, rows, columns, kind, gap, seed):
     return wrong(group, outs, wanted)
 
 
+def best_launch(group, rank, own, first, out):
+    """Of each row of this rank's columns `own`, which begin at `first` of all; `out` has their argmax."""
+    rows = own.shape[0]
+    blocks = min(-(-rows // THREADS), group.blocks)
+    with torch.cuda.stream(group.streams[rank]):
+        Kernel("all_reduce", "best_of_ranks")((blocks,), (THREADS,), group.exchanges[rank], own, own.stride(0), first, out, rows,
+                                              early=True)  # fmt: skip
+
+
+def first_largest(x):
+    """The argmax of each row as `argmax.cu` has it: the first of equals, -1 (no choice, in i32) where there is no number."""
+    largest = x.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf")).amax(1, keepdim=True)
+    places = torch.arange(x.shape[1], device=x.device).expand_as(x)
+    found = torch.where(x == largest, places, x.shape[1]).amin(1)
+    return torch.where(found == x.shape[1], -1, found).to(torch.int32)
+
+
+def best(group, rows, columns, gap, seed):
+    """Rows whose choice of all ranks differs. Few different numbers, so that the largest comes several times."""
+    def part(rank):
+        x = wide(rows, columns, gap, torch.float32, seed + rank).mul_(2).round_()
+        if rows > 1:
+            x[rows // 2] = float("nan")
+            x[rows // 3, columns * rank // group.ranks :] = float("nan")
+        return x
+
+    parts = group.each(part)
+    outs = group.each(lambda rank: Output((rows, 1), torch.int32))
+    for rank, out in enumerate(outs):
+        group.on(rank, lambda: out.tensor.copy_(first_largest(parts[rank])[:, None]))
+    group.wait()
+    wanted = first_largest(torch.cat([part.to("cuda:0") for part in parts], 1))[:, None]
+    group.wait()
+    for rank in range(group.ranks):
+        best_launch(group, rank, parts[rank], rank * columns, outs[rank].tensor)
+    return wrong(group, outs, wanted)
+
+
 def check(group):
     failures, checks = [], 0
 
@@ -215,6 +254,9 @@ def check(group):
                                      (torch.float32, 3, 37, 1)):  # fmt: skip
         seed += 10
         expect(f"gather {rows} x {columns} {kind}", gathered(group, rows, columns, kind, gap, seed))
+    for rows, columns, gap in ((1, 76_032, 0), (3, 37, 1), (257, 1000, 0), (700, 64, 3)):
+        seed += 10
+        expect(f"best of {rows} x {columns}", best(group, rows, columns, gap, seed))
     expect("a chain", chain(group))
     expect("a chain of norms", chain_of_norms(group))
     some_milliseconds_late(group, expect)
@@ -452,7 +494,11 @@ def measure(group, nccl_too):
             print(f"| {rows} x {columns} | " + " | ".join(f"{found:.1f}" for found in by_blocks) + " |", flush=True)
     for rows in (1, 64, 256):
         found = timed(group, GATHERED, rows, 76_032, calls=20, kind=torch.float32)
-        print(f"gather of {rows} x 76,032 f32: {found:.1f} us")
+        parts = group.each(lambda _: wide(rows, 76_032, 0, torch.float32, 1))
+        outs = group.each(lambda rank: torch.zeros(rows, dtype=torch.int32, device="cuda"))
+        group.wait()
+        work = lambda rank: [best_launch(group, rank, parts[rank], rank * 76_032, outs[rank]) for _ in range(20)]  # noqa: E731
+        print(f"of {rows} x 76,032 f32: gather {found:.1f}, best {replayed(group, work, 20):.1f} us")
 
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -116,6 +116,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
+    pub best_of_ranks: F,
     pub e4m3_cache: E4m3Cache<F>,
     pub experts: Experts<F>,
     /// Of weights with a scale for each block.
@@ -257,6 +258,7 @@ impl<F> HopperEntryPoints<F> {
             )?,
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
+            best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
             e4m3_cache: E4m3Cache::find(all)?,
             experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
             experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
