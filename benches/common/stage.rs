@@ -13,7 +13,7 @@ use bursar::crates::{
         blocks::decoder::StepCaches,
         checkpoint::Checkpoint,
         demo,
-        flow::{ResizedImage, SequencePart, StepBatch},
+        flow::{LogitsOf, ResizedImage, SequencePart, StepBatch},
         registry::PictureBatch,
     },
 };
@@ -102,7 +102,7 @@ impl Stage {
         let caches = StepCaches { layers: &layers, pictures: Some(&cache), previous: &previous };
         let counter = WorkCounter::default();
         let scope = Scope::new(&self.cpu, &self.workspace, &counter);
-        let logits = self.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("the step runs");
+        let logits = self.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("the step runs");
         scope.download(&scope.argmax(&logits).expect("logits")).expect("tokens")
     }
 

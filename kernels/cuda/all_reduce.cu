@@ -4,14 +4,20 @@
 // all_reduce: out = (out +) the sum of all ranks' partial rows, each rank reading all others
 // all_reduce_two_shot: the same; each rank sums its share of the units and then reads the others' shares. What the sum
 //                      is added to must be the same on all ranks, as a residual stream is: each adds its share's
+// all_reduce_pieces:   the same of two ranks. Each writes what it brings into the other's memory, piece by piece, and adds up
+//                      in its own: a write does not wait for an answer as a read does, and nothing is copied first
 // all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
 //                      has it; a block has whole rows
+// all_reduce_rms_norm_pieces: the same of two ranks, as all_reduce_pieces
 // all_reduce_rms_norm_pushed: the same of few rows, with one way instead of three (NCCL's LL): a rank writes its units into
 //                      memory of each other rank, every 4 bytes beside the epoch, and reads what the others have written
 // all_gather:          out[:, rank * columns..] = that rank's rows
+// best_of_ranks:       out [rows] u32 has the place of each row's largest of x [rows, columns] f32, as argmax.cu finds it, and
+//                      gets that of the largest of all ranks' side by side, the first of equals
 //
 // A rank copies what it brings to its exchange memory, its block b meets block b of all other ranks, and reads what
 // the same blocks have written there. Sums are f32 in the order of the ranks, rounded once: every rank gets the same bits.
+// In pieces, block b waits for no meeting: block b of the other rank tells it how many pieces have come.
 // Exchange memory has two halves that take turns. A rank that arrives at exchange e + 1 has ended its kernel of exchange
 // e, so no rank still reads the half that exchange e + 2 writes. The epoch is in memory, so a captured graph can be
 // replayed. The waits need all blocks of a launch on the device at once: at most BLOCKS_MAX, one a multiprocessor.
@@ -34,6 +40,7 @@ using contract::all_reduce::NORM_THREADS_MAX;
 using contract::all_reduce::PUSHED_UNITS;
 using contract::all_reduce::RANKS_MAX;
 using contract::all_reduce::THREADS;
+using contract::common::NO_CHOICE;
 
 // At the start of each rank's exchange memory, zero before the first exchange.
 struct Control {
@@ -43,6 +50,8 @@ struct Control {
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
+    // By block of the other of two ranks: the epoch in the upper half, and how many of its pieces have come. Only grows.
+    uint64_t pieces[BLOCKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
 static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
@@ -86,9 +95,19 @@ __device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
     asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void store_release(uint64_t* to, uint64_t value) {
+    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
+}
+
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
     uint32_t value;
     asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+
+__device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
+    uint64_t value;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
     return value;
 }
 
@@ -277,6 +296,215 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     leave(all, epoch);
 }
 
+// Units of a thread in a piece. A piece of a block has 32 KiB at most: a link of 400 GB/s that 128 blocks share takes 10 us
+// for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
+constexpr uint32_t PIECE = 4;
+
+// Tells block b of the other rank that so many of this exchange's pieces are there. A release is cumulative: what all
+// threads wrote before the barrier comes before it. Only the first thread waits until that has arrived.
+__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_release(&all.control[1 - all.rank]->pieces[blockIdx.x], uint64_t(epoch) << 32 | pieces);
+    }
+}
+
+// Waits until block b of the other rank has announced as many. False if it did not in time, here or before.
+__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+    bool came = true;
+    if (threadIdx.x == 0) {
+        Control* own = all.control[all.rank];
+        const uint64_t wanted = uint64_t(epoch) << 32 | pieces, start = nanoseconds();
+        // Signed, so that the epoch may wrap. A later epoch stands there if the other rank has gone on.
+        while (static_cast<int64_t>(load_acquire(&own->pieces[blockIdx.x]) - wanted) < 0) {
+            if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
+                give_up(all, 1 - all.rank);
+                came = false;
+                break;
+            }
+        }
+    }
+    return __syncthreads_and(came);
+}
+
+// `push(piece)` writes a piece into the other rank's memory, `add(piece)` adds up what the other wrote into this one's. The
+// next piece is on its way while one is added up.
+template <typename Push, typename Add>
+__device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
+    push(0);
+    announce(all, epoch, 1);
+    for (uint32_t piece = 0; piece < pieces; ++piece) {
+        const bool is_last = piece + 1 == pieces;
+        if (!is_last) {
+            push(piece + 1);
+        }
+        if (!have_come(all, epoch, piece + 1)) {
+            break;
+        }
+        add(piece);
+        if (!is_last) {
+            announce(all, epoch, piece + 2);
+        }
+    }
+}
+
+// The sum of this rank's unit and the other's, in the order of ranks, and of what `before` has if it is there.
+template <typename Element>
+__device__ __forceinline__ uint4 add_pair(const Exchange& all, const uint4& own, const uint4& other, const uint4* before) {
+    const uint4 read[2] = {all.rank == 0 ? own : other, all.rank == 0 ? other : own};
+    return add_up<Element>(all, read, before);
+}
+
+template <typename Element>
+__device__ __forceinline__ void sum_in_pieces(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
+                                              bool accumulate) {
+    wait_for_previous_kernel();
+    const auto [epoch, half, start, step] = begin(all);
+    const uint8_t* here = all.data[all.rank] + half;
+    uint8_t* there = all.data[1 - all.rank] + half;
+    const auto each = [&, first = start, step = step](uint32_t piece, auto work) {
+#pragma unroll
+        for (uint32_t i = 0; i < PIECE; ++i) {
+            const uint64_t unit = first + (uint64_t(piece) * PIECE + i) * step;
+            if (unit < units) {
+                work(i, unit);
+            }
+        }
+    };
+    const auto push = [&](uint32_t piece) {
+        uint4 own[PIECE];
+        each(piece, [&](uint32_t i, uint64_t unit) { own[i] = *unit_of<uint4>(partial, unit); });
+        each(piece, [&](uint32_t i, uint64_t unit) { reinterpret_cast<uint4*>(there)[unit] = own[i]; });
+    };
+    const auto add = [&](uint32_t piece) {
+        // All reads are under way before the first sum.
+        uint4 own[PIECE], other[PIECE], before[PIECE];
+        each(piece, [&](uint32_t i, uint64_t unit) {
+            own[i] = *unit_of<uint4>(partial, unit);
+            other[i] = load_exchanged<uint4>(here + unit * sizeof(uint4));
+            if (accumulate) {
+                before[i] = *unit_of<uint4>(out, unit);
+            }
+        });
+        each(piece, [&](uint32_t i, uint64_t unit) {
+            *unit_of<uint4>(out, unit) = add_pair<Element>(all, own[i], other[i], accumulate ? &before[i] : nullptr);
+        });
+    };
+    const uint64_t of_a_piece = step * PIECE;
+    in_pieces(all, epoch, static_cast<uint32_t>((units + of_a_piece - 1) / of_a_piece), push, add);
+    leave(all, epoch);
+}
+
+// The squares of a unit's numbers, added up.
+template <typename Element>
+__device__ __forceinline__ float squares_of_unit(const uint4& unit) {
+    float values[VECTOR<Element>], squares = 0.0f;
+    widen<VECTOR<Element>, Element>(unit, values);
+#pragma unroll
+    for (uint32_t i = 0; i < VECTOR<Element>; ++i) {
+        squares += values[i] * values[i];
+    }
+    return squares;
+}
+
+// Writes a unit of a row, normalised.
+template <typename Element>
+__device__ __forceinline__ void store_normed(Element* to, const uint4& unit, const uint4& by_words, float factor) {
+    constexpr uint32_t WIDTH = VECTOR<Element>;
+    float values[WIDTH], by[WIDTH];
+    widen<WIDTH, Element>(unit, values);
+    widen<WIDTH, Element>(by_words, by);
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        values[i] = values[i] * factor * by[i];
+    }
+    store<WIDTH>(to, values);
+}
+
+// `block_sum` of several with one barrier.
+template <uint32_t COUNT>
+__device__ __forceinline__ void block_sums(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = warp_sum(values[i]);
+        if (lane == 0) {
+            partial[i][warp] = values[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = warp_sum(lane < warps ? partial[i][lane] : 0.0f);
+    }
+}
+
+// A thread has the same unit of each of its block's rows, of which a piece has `DEPTH`. They are added up and normalised
+// together.
+template <uint32_t DEPTH, typename Element>
+__device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const Place& partial, const Place& residual,
+                                                       const Element* weight, float epsilon, Element* out,
+                                                       uint32_t rows) {
+    constexpr uint32_t WIDTH = VECTOR<Element>;
+    // One is enough: between a piece's sums and the next one's all threads wait for that to come.
+    __shared__ float squares_of[DEPTH][WARPS_MAX];
+    const uint32_t vectors = partial.columns, vector = threadIdx.x;
+    const bool is_in = vector < vectors;
+    // No kernel writes weights.
+    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
+    if (all.apart != 0) {
+        let_next_kernel_start();
+    }
+    wait_for_previous_kernel();
+    const Turn turn = begin(all);
+    const uint8_t* here = all.data[all.rank] + turn.half;
+    uint8_t* there = all.data[1 - all.rank] + turn.half;
+    // Of each row of a piece: its index there, it, and this thread's unit in rows without gaps.
+    const auto each = [&](uint32_t piece, auto work) {
+#pragma unroll
+        for (uint32_t i = 0; i < DEPTH; ++i) {
+            const uint32_t row = blockIdx.x + (piece * DEPTH + i) * gridDim.x;
+            if (row < rows && is_in) {
+                work(i, row, row * uint64_t(vectors) + vector);
+            }
+        }
+    };
+    const auto unit_in = [&](const Place& place, uint32_t row) {
+        return reinterpret_cast<uint4*>(place.start) + row * uint64_t(place.pitch) + vector;
+    };
+    const auto push = [&](uint32_t piece) {
+        uint4 own[DEPTH];
+        each(piece, [&](uint32_t i, uint32_t row, uint64_t) { own[i] = *unit_in(partial, row); });
+        each(piece, [&](uint32_t i, uint32_t, uint64_t unit) { reinterpret_cast<uint4*>(there)[unit] = own[i]; });
+    };
+    const auto add = [&](uint32_t piece) {
+        // All reads are under way before the first sum.
+        uint4 own[DEPTH], other[DEPTH], before[DEPTH], sum[DEPTH] = {};
+        each(piece, [&](uint32_t i, uint32_t row, uint64_t unit) {
+            own[i] = *unit_in(partial, row);
+            other[i] = load_exchanged<uint4>(here + unit * sizeof(uint4));
+            before[i] = *unit_in(residual, row);
+        });
+        each(piece, [&](uint32_t i, uint32_t row, uint64_t) {
+            sum[i] = add_pair<Element>(all, own[i], other[i], &before[i]);
+            *unit_in(residual, row) = sum[i];
+        });
+        float squares[DEPTH];
+#pragma unroll
+        for (uint32_t i = 0; i < DEPTH; ++i) {
+            squares[i] = squares_of_unit<Element>(sum[i]);
+        }
+        block_sums(squares, squares_of);
+        each(piece, [&](uint32_t i, uint32_t, uint64_t unit) {
+            const float factor = 1.0f / sqrtf(squares[i] / (vectors * WIDTH) + epsilon);
+            store_normed(out + unit * WIDTH, sum[i], by_words, factor);
+        });
+    };
+    const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
+    in_pieces(all, turn.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
+    leave(all, turn.epoch);
+}
+
 // Where what `from` pushes to `to` stands.
 __device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
     uint8_t* start = reinterpret_cast<uint8_t*>(all.control[to]) + contract::all_reduce::PUSHED_AT;
@@ -381,27 +609,16 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
             break;
         }
         uint4 sum = {};
-        float values[WIDTH] = {}, squares = 0.0f;
         if (is_in) {
             uint4* to = unit_of<uint4>(residual, place(row));
             sum = add_up<Element>(all, read, to);
             *to = sum;
-            widen<WIDTH, Element>(sum, values);
-#pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                squares += values[i] * values[i];
-            }
         }
+        const float squares = squares_of_unit<Element>(sum);
         fetch(row + gridDim.x);
         const float factor = 1.0f / sqrtf(block_sum(squares, squares_of[turn]) / (vectors * WIDTH) + epsilon);
         if (is_in) {
-            float by[WIDTH];
-            widen<WIDTH, Element>(by_words, by);
-#pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                values[i] = values[i] * factor * by[i];
-            }
-            store<WIDTH>(out + place(row) * WIDTH, values);
+            store_normed(out + place(row) * WIDTH, sum, by_words, factor);
         }
     }
     leave(all, epoch);
@@ -425,6 +642,35 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
     leave(all, epoch);
 }
 
+// A thread has the same rows before and after the meeting.
+__device__ __forceinline__ void pick_best(const Exchange& all, const float* x, uint32_t pitch, uint32_t first_column,
+                                          uint32_t* out, uint32_t rows) {
+    wait_for_previous_kernel();
+    const Turn turn = begin(all);
+    const auto found = [&](uint32_t rank, uint64_t row) { return all.data[rank] + turn.half + row * sizeof(uint2); };
+    for (uint64_t row = turn.first; row < rows; row += turn.step) {
+        const uint32_t place = out[row];
+        *reinterpret_cast<uint2*>(found(all.rank, row)) =
+            place == NO_CHOICE ? make_uint2(0, NO_CHOICE)
+                               : make_uint2(__float_as_uint(x[row * pitch + place]), first_column + place);
+    }
+    if (meet(all, 0, turn.epoch)) {
+        for (uint64_t row = turn.first; row < rows; row += turn.step) {
+            uint2 best = make_uint2(0, NO_CHOICE);
+            for (uint32_t rank = 0; rank < all.ranks; ++rank) {
+                const uint2 next = load_exchanged<uint2>(found(rank, row));
+                // Places come in order, so a later equal never wins.
+                const bool is_larger = __uint_as_float(next.x) > __uint_as_float(best.x);
+                if (next.y != NO_CHOICE && (best.y == NO_CHOICE || is_larger)) {
+                    best = next;
+                }
+            }
+            out[row] = best.y;
+        }
+    }
+    leave(all, turn.epoch);
+}
+
 #define KERNELS(name, Element)                                                                                     \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_##name(                               \
         const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
@@ -437,20 +683,25 @@ __device__ __forceinline__ void gather(const Exchange& all, const Place& part, c
     extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_two_shot_##name(                               \
         const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
         two_shot<Element, uint4>(all, partial, out, units, accumulate != 0);                                       \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) all_reduce_pieces_##name(                                 \
+        const __grid_constant__ Exchange all, Place partial, Place out, uint64_t units, uint32_t accumulate) {     \
+        sum_in_pieces<Element>(all, partial, out, units, accumulate != 0);                                         \
     }
 FOR_EACH_ACTIVATION(KERNELS)
 
-#define NORM(kernel, name, Element, PUSHES, RANKS)                                                                      \
-    extern "C" __global__ void __launch_bounds__(NORM_THREADS_MAX, 1) kernel##_##RANKS##_##name(                       \
-        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon,     \
+#define NORM(kernel, name, THREADS_MAX, Element, ...)                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_##name(                                  \
+        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
         Element* out, uint32_t rows) {                                                                             \
-        sum_and_norm<PUSHES, RANKS>(all, partial, residual, weight, epsilon, out, rows);                           \
+        __VA_ARGS__(all, partial, residual, weight, epsilon, out, rows);                                           \
     }
-#define NORMS(name, Element)                                   \
-    NORM(all_reduce_rms_norm, name, Element, false, 2)         \
-    NORM(all_reduce_rms_norm, name, Element, false, 8)         \
-    NORM(all_reduce_rms_norm_pushed, name, Element, true, 2)   \
-    NORM(all_reduce_rms_norm_pushed, name, Element, true, 8)
+#define NORMS(name, Element)                                                                                       \
+    NORM(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
+    NORM(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
+    NORM(all_reduce_rms_norm_pieces_4, name, NORM_THREADS_MAX / 2, Element, sum_and_norm_in_pieces<4>)          \
+    NORM(all_reduce_rms_norm_pushed_2, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 2>)                     \
+    NORM(all_reduce_rms_norm_pushed_8, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 8>)
 FOR_EACH_ACTIVATION(NORMS)
 static_assert(RANKS_MAX == 8, "the largest of those");
 
@@ -464,6 +715,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     gather<uint16_t>(all, part, out, units);
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    best_of_ranks(const __grid_constant__ Exchange all, const float* x, uint32_t pitch, uint32_t first_column, uint32_t* out,
+                  uint32_t rows) {
+    pick_best(all, x, pitch, first_column, out, rows);
+}
+
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks. Units are 16 bytes where
 // starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half. Of a norm: block (a thread for each
 // unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is at most PUSHED_UNITS.
+// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads.

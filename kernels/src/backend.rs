@@ -138,6 +138,8 @@ pub trait Backend {
     }
     /// Puts what the ranks have side by side. It may wait like [`all_reduce`](Backend::all_reduce).
     fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
+    /// Picks the largest of what the ranks have found. It may wait like [`all_reduce`](Backend::all_reduce).
+    fn best_of_ranks(&self, call: best_of_ranks::Call<'_>) -> Result<(), KernelError>;
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
     /// Rotates queries and keys, and writes keys and values into the cache's blocks.

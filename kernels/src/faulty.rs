@@ -97,6 +97,7 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         all_reduce: all_reduce::Call<'_>,
         all_reduce_rms_norm: all_reduce_rms_norm::Call<'_>,
         all_gather: all_gather::Call<'_>,
+        best_of_ranks: best_of_ranks::Call<'_>,
     }
     each_operation!(launches);
 }

@@ -67,6 +67,7 @@ impl Backend for Plan {
         download: transfer::Download<'_>,
         all_reduce: all_reduce::Call<'_>,
         all_gather: all_gather::Call<'_>,
+        best_of_ranks: best_of_ranks::Call<'_>,
     }
     each_operation!(nothing_to_compute);
 }

@@ -10,13 +10,16 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
-use bursar_kernels::{ops::rms_norm::RmsNorm, *};
+use bursar_kernels::{
+    ops::{argmax::NO_CHOICE, rms_norm::RmsNorm},
+    *,
+};
 use half::bf16;
 
 use ground::{Random, first_gpu, leased, load};
 
 /// Less than a story's exchanges, so that some take several.
-const AT_ONCE: Bytes = Bytes::kib(64);
+const AT_ONCE: Bytes = Bytes::kib(320);
 
 /// Longer than any start of a kernel, shorter than a test may hang.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -86,7 +89,10 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
 
 #[test]
 fn each_rank_gets_the_sum_in_the_order_of_ranks() {
-    for (rows, columns, gap) in [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)] {
+    // From 256 KiB on, two ranks write pieces to each other.
+    let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
+    let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)];
+    for (rows, columns, gap) in sizes.into_iter().chain(odd) {
         for of in [2, 3, 4] {
             let wide = columns + gap;
             let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();
@@ -113,7 +119,10 @@ fn each_rank_gets_the_sum_in_the_order_of_ranks() {
 #[test]
 fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
     // Few rows are pushed; odd columns come of two launches; some take several exchanges.
-    for (rows, columns, gap) in [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)] {
+    // Of more than 128 KiB, two ranks write pieces of two rows, or of four shorter ones, to each other.
+    let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
+    let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
+    for (rows, columns, gap) in sizes.into_iter().chain(odd) {
         for of in [2, 3, 4] {
             let wide = columns + gap;
             let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();
@@ -198,6 +207,39 @@ fn shares_of_a_table_and_columns_of_all_come_together() {
 }
 
 #[test]
+fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
+    // The last rank has fewer columns; few different numbers, so that the largest comes several times.
+    for (rows, vocabulary) in [(1, 1029), (9, 37), (700, 101), (256, 4096)] {
+        for of in [2, 3, 4] {
+            let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
+            let number = |row: usize, column: usize| match (row, column) {
+                (3, _) => f32::NAN,
+                (4, column) if column < of_first => f32::NAN,
+                _ => ((row * 7 + column * 5) % 1013) as f32 - 900.0,
+            };
+            let best = |row: usize| {
+                let numbers = (0..vocabulary).map(|column| (column, number(row, column)));
+                let best = numbers.filter(|(_, number)| !number.is_nan());
+                let best = best.reduce(|best, next| if next.1 > best.1 { next } else { best });
+                best.map_or(NO_CHOICE, |(column, _)| column as u32)
+            };
+            let expected: Vec<u32> = (0..rows).map(best).collect();
+            let found = on_gpu_ranks(of, |scope, _| {
+                let columns = scope.rank().share_rounded_up(vocabulary);
+                let wide = columns.count + 3;
+                let at = |at: usize| (at / wide, columns.first + at % wide);
+                let own: Vec<f32> = (0..rows * wide).map(at).map(|(row, column)| number(row, column)).collect();
+                let own = scope.upload([rows, wide], &own)?;
+                let mut out = scope.upload([rows], &vec![7u32; rows])?;
+                scope.argmax_of_ranks_into(&own.column_range(0..columns.count), columns, &mut out)?;
+                scope.download::<u32>(&out)
+            });
+            found.into_iter().flatten().for_each(|found| assert!(found == expected, "[{rows}, {vocabulary}] of {of}"));
+        }
+    }
+}
+
+#[test]
 fn a_thousand_exchanges_in_graphs_give_the_same_bits_again() {
     let run = || {
         on_gpu_ranks(2, |scope, cuda| {
@@ -220,11 +262,47 @@ fn a_thousand_exchanges_in_graphs_give_the_same_bits_again() {
 }
 
 #[test]
+fn a_rank_that_comes_milliseconds_late_is_waited_for() {
+    let launched = Barrier::new(2);
+    let (rows, columns) = (257, 3584);
+    let brought = numbers(1, rows * columns);
+    let expected: Vec<bf16> = brought.iter().map(|number| bf16::from_f32(2.0 * number.to_f32())).collect();
+    let found = on_gpu_ranks(2, |scope, _| {
+        let partial = scope.upload([rows, columns], &brought)?;
+        let mut sum = scope.empty([rows, columns])?;
+        let is_late = scope.rank().index() == 1;
+        if is_late {
+            launched.wait();
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_millis(5) {
+                std::hint::spin_loop();
+            }
+        }
+        for _ in 0..20 {
+            scope.all_reduce_into(&partial, &mut sum)?;
+        }
+        if !is_late {
+            launched.wait();
+        }
+        scope.download::<bf16>(&sum)
+    });
+    for found in found.into_iter().flatten() {
+        assert!(bits(&found) == bits(&expected));
+    }
+}
+
+#[test]
 fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
+    for shape in [[4, 64], [64, 3584]] {
+        a_missing_rank_is_a_lost_device(shape);
+    }
+}
+
+fn a_missing_rank_is_a_lost_device([rows, columns]: [usize; 2]) {
     let given_up = Barrier::new(2);
     let found = on_gpu_ranks(2, |scope, _| {
-        let partial = scope.upload([4, 64], &numbers(1, 256))?;
-        let mut sum = scope.upload([4, 64], &numbers(2, 256))?;
+        let partial = scope.upload([rows, columns], &numbers(1, rows * columns))?;
+        let mut sum = scope.upload([rows, columns], &numbers(2, rows * columns))?;
         let is_late = scope.rank().index() == 1;
         if is_late {
             given_up.wait();

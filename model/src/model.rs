@@ -19,7 +19,7 @@ use crate::{
     blocks::{ConfigError, decoder::StepCaches, vision::share_out},
     checkpoint::{Checkpoint, QuantizationError, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     error::CheckpointError,
-    flow::{CacheFormat, ResizedImage, StepBatch, StepLayout},
+    flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
     registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
     weights::{
         Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts,
@@ -288,7 +288,8 @@ impl Model {
         self.family.encode(scope, batch, cache, depth)
     }
 
-    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, on a GPU maybe with gaps between rows.
+    /// Runs one step of the decoder and returns `[logit_rows, vocabulary]` f32, or this rank's columns of them, on a GPU
+    /// maybe with gaps between rows.
     /// `score` receives the logits of the scored rows, a few rows at a time; see
     /// [`Decoder::step`](crate::blocks::decoder::Decoder::step).
     pub fn step<'s, B: Backend>(
@@ -296,10 +297,11 @@ impl Model {
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
+        of: LogitsOf,
         score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step(scope, batch, caches, score)
+        self.family.decoder().step(scope, batch, caches, of, score)
     }
 
     /// Launches a step whose arrays are on the device already, or will be when a graph of it is replayed; see
@@ -310,9 +312,10 @@ impl Model {
         image: &Tensor<'_>,
         layout: &StepLayout,
         caches: &StepCaches<'_>,
+        of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
         self.assert_loaded::<B>();
-        self.family.decoder().step_over(scope, image, layout, caches)
+        self.family.decoder().step_over(scope, image, layout, caches, of)
     }
 
     fn assert_loaded<B: Backend>(&self) {

@@ -10,7 +10,7 @@ use bursar_kernels::{
 use crate::{
     Depth, Envelope, MergeSize, Model, RequestCost,
     blocks::{decoder::StepCaches, vision::most_of_a_rank},
-    flow::{Grid, PictureRows, ResizedImage, SequencePart, StepBatch},
+    flow::{Grid, LogitsOf, PictureRows, ResizedImage, SequencePart, StepBatch},
     registry::PictureBatch,
     sampling::{SamplingBuffers, SamplingShape, Score, Scores},
     workload::{Workload, WorstCaseKind},
@@ -215,7 +215,11 @@ fn run_choosing<B: Backend>(
             let mut scores = Scores::begin(scope, &scored, vocabulary)?;
             let layers = &layers[..depth.of(layers.len())];
             let caches = StepCaches { layers, pictures: Some(cache), previous: &buffers.chosen() };
-            let logits = model.step(scope, batch, &caches, |scope, logits| scores.score(scope, logits))?;
+            let of = match wanted {
+                Demand::Likeliest => LogitsOf::OwnRank,
+                Demand::Everything => LogitsOf::AllRanks,
+            };
+            let logits = model.step(scope, batch, &caches, of, |scope, logits| scores.score(scope, logits))?;
             // Scores are downloaded before the tokens, which are waited for. Twice, because two steps are under way at
             // a time and each has its own buffer on the host.
             drop([scores.download(scope)?, scores.download(scope)?]);

@@ -28,6 +28,8 @@ RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.
 EPSILON = 1e-6
 HALF_BYTES = 128 << 20
 PATIENCE = 2_000_000_000
+READ, PUSHED, PIECES = NORMS = ("all_reduce_rms_norm", "all_reduce_rms_norm_pushed", "all_reduce_rms_norm_pieces")
+TWO_SHOTS, SUM_OF_PIECES = "all_reduce_two_shot_", "all_reduce_pieces_"
 GATHERED, SUMMED = {16: "all_gather", 2: "all_gather_odd"}, {16: "all_reduce_", 2: "all_reduce_odd_"}
 
 
@@ -90,7 +92,9 @@ class Group:
         """Of whole units alone."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
-        name = f"{name}_{2 if self.ranks <= 2 else 8}_{ENDINGS[part.dtype]}"
+        has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
+        form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2"}
+        name = f"{name}{form.get(name, '')}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
                                        Place(residual, unit), weight, ctypes.c_float(EPSILON), out, rows, early=early)  # fmt: skip
@@ -186,6 +190,44 @@ def gathered(group, rows, columns, kind, gap, seed):
     return wrong(group, outs, wanted)
 
 
+def best_launch(group, rank, own, first, out):
+    """Of each row of this rank's columns `own`, which begin at `first` of all; `out` has their argmax."""
+    rows = own.shape[0]
+    blocks = min(-(-rows // THREADS), group.blocks)
+    with torch.cuda.stream(group.streams[rank]):
+        Kernel("all_reduce", "best_of_ranks")((blocks,), (THREADS,), group.exchanges[rank], own, own.stride(0), first, out, rows,
+                                              early=True)  # fmt: skip
+
+
+def first_largest(x):
+    """The argmax of each row as `argmax.cu` has it: the first of equals, -1 (no choice, in i32) where there is no number."""
+    largest = x.nan_to_num(nan=-float("inf"), posinf=float("inf"), neginf=-float("inf")).amax(1, keepdim=True)
+    places = torch.arange(x.shape[1], device=x.device).expand_as(x)
+    found = torch.where(x == largest, places, x.shape[1]).amin(1)
+    return torch.where(found == x.shape[1], -1, found).to(torch.int32)
+
+
+def best(group, rows, columns, gap, seed):
+    """Rows whose choice of all ranks differs. Few different numbers, so that the largest comes several times."""
+    def part(rank):
+        x = wide(rows, columns, gap, torch.float32, seed + rank).mul_(2).round_()
+        if rows > 1:
+            x[rows // 2] = float("nan")
+            x[rows // 3, columns * rank // group.ranks :] = float("nan")
+        return x
+
+    parts = group.each(part)
+    outs = group.each(lambda rank: Output((rows, 1), torch.int32))
+    for rank, out in enumerate(outs):
+        group.on(rank, lambda: out.tensor.copy_(first_largest(parts[rank])[:, None]))
+    group.wait()
+    wanted = first_largest(torch.cat([part.to("cuda:0") for part in parts], 1))[:, None]
+    group.wait()
+    for rank in range(group.ranks):
+        best_launch(group, rank, parts[rank], rank * columns, outs[rank].tensor)
+    return wrong(group, outs, wanted)
+
+
 def check(group):
     failures, checks = [], 0
 
@@ -196,30 +238,40 @@ def check(group):
             failures.append(f"{what}: {wrong} wrong, failed {group.failed()}")
 
     seed = 0
+    odd = [(rows, columns, 8 * (rows % 2)) for columns in (64, 1000, 3584, 8192) for rows in (1, 3, 255, 257)]
     for kind in (torch.bfloat16, torch.float16):
-        for rows, columns, gap in ((1, 3584, 0), (1, 8192, 0), (3, 37, 0), (5, 61, 3), (64, 3584, 0), (131, 8192, 8), (7, 24, 8),
-                                   (2048, 8192, 0), (1021, 3584, 16)):  # fmt: skip
+        for rows, columns, gap in (*odd, (3, 37, 0), (5, 61, 3), (64, 3584, 0), (131, 8192, 8), (7, 24, 8), (2048, 8192, 0),
+                                   (1021, 3584, 16)):  # fmt: skip
+            size, is_whole = f"{rows} x {columns} + {gap} {kind}", columns % 8 == 0
             for accumulate in (False, True):
                 seed += 10
-                expect(f"one shot {rows} x {columns} + {gap} {kind}", sums(group, rows, columns, kind, gap, accumulate, seed))
-                if columns % 8 == 0 and not accumulate:
-                    for norm in NORMS:
-                        if norm == NORMS[0] or is_pushed(rows, columns):
-                            expect(f"{norm} {rows} x {columns} + {gap} {kind}", norms(group, rows, columns, kind, gap, seed, norm))
-                if columns % 8 == 0:
-                    two = sums(group, rows, columns, kind, gap, accumulate, seed, "all_reduce_two_shot_")
-                    expect(f"two shots {rows} x {columns} + {gap} {kind}", two)
+                for name in sums_of(group) if is_whole else (SUMMED,):
+                    found = sums(group, rows, columns, kind, gap, accumulate, seed, name)
+                    expect(f"{'one shot' if name is SUMMED else name} {size}", found)
+            for norm in norms_of(group, rows, columns) if is_whole else ():
+                expect(f"{norm} {size}", norms(group, rows, columns, kind, gap, seed, norm))
     for kind, rows, columns, gap in ((torch.float32, 1, 76_032, 0), (torch.float32, 64, 76_032, 64), (torch.bfloat16, 5, 61, 3),
                                      (torch.float32, 3, 37, 1)):  # fmt: skip
         seed += 10
         expect(f"gather {rows} x {columns} {kind}", gathered(group, rows, columns, kind, gap, seed))
+    for rows, columns, gap in ((1, 76_032, 0), (3, 37, 1), (257, 1000, 0), (700, 64, 3)):
+        seed += 10
+        expect(f"best of {rows} x {columns}", best(group, rows, columns, gap, seed))
     expect("a chain", chain(group))
     expect("a chain of norms", chain_of_norms(group))
-    late(group.streams, failures)
+    some_milliseconds_late(group, expect)
+    absent(group.streams, failures)
     return checks + 1, failures
 
 
-NORMS = ("all_reduce_rms_norm", "all_reduce_rms_norm_pushed")
+def sums_of(group):
+    """The forms of a sum of whole units."""
+    return (SUMMED, TWO_SHOTS) + ((SUM_OF_PIECES,) if group.ranks == 2 else ())
+
+
+def norms_of(group, rows, columns):
+    """The forms of a sum with the norm that so many activations can take."""
+    return (READ,) + ((PUSHED,) if is_pushed(rows, columns) else ()) + ((PIECES,) if group.ranks == 2 else ())
 
 
 def is_pushed(rows, columns):
@@ -228,8 +280,8 @@ def is_pushed(rows, columns):
 
 
 def chain_of_norms(group):
-    """As `chain`, in both forms by turns, each reading what the one before has written."""
-    columns, sizes = 3584, [1, 18, 3, 17, 64, 2, 16]
+    """As `chain`, in all forms by turns, each reading what the one before has written."""
+    columns, sizes = 3584, [1, 18, 3, 257, 64, 2, 16, 900, 19, 300]
     rows = max(sizes)
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
     weights = group.each(lambda _: wide(1, columns, 0, torch.bfloat16, 3)[0].contiguous())
@@ -239,8 +291,8 @@ def chain_of_norms(group):
 
     def round_on(rank):
         for step, few in enumerate(sizes):
-            pushes = is_pushed(few, columns) and step % 3 != 2
-            group.launch_norm(NORMS[pushes], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
+            forms = norms_of(group, few, columns)
+            group.launch_norm(forms[step % len(forms)], rank, outs[rank][:few], residuals[rank][:few], weights[rank], outs[rank][:few])
 
     group.each(round_on)
     group.wait()
@@ -263,16 +315,16 @@ def chain_of_norms(group):
 def chain(group):
     """Five hundred exchanges of changing sizes behind each other, each adding to what the one before has left: in a graph
     that is replayed, twice from the start. Returns elements that differ between ranks or runs."""
-    rows, columns = 64, 3584
-    sizes = [1, 64, 3, 17, 64, 2, 33]
+    rows, columns = 300, 3584
+    sizes = [1, 300, 3, 17, 64, 257, 33]
     outs = group.each(lambda _: torch.zeros(rows, columns, dtype=torch.bfloat16, device="cuda"))
     parts = group.each(lambda rank: wide(rows, columns, 0, torch.bfloat16, 5 + rank) * 0.01)
     group.wait()
 
     def round_on(rank):
         for step, few in enumerate(sizes):
-            name = SUMMED if step % 2 else "all_reduce_two_shot_"
-            group.launch(name, rank, parts[rank][:few], outs[rank][:few], 1)
+            forms = sums_of(group)
+            group.launch(forms[step % len(forms)], rank, parts[rank][:few], outs[rank][:few], 1)
 
     group.each(round_on)
     group.wait()
@@ -296,21 +348,39 @@ def captured(group, rank, work):
     return graph
 
 
-def late(streams, failures):
+def some_milliseconds_late(group, expect):
+    """The last rank comes milliseconds after the others, many times behind each other: all wait for it."""
+    shape = (300, 3584)
+    parts = group.each(lambda rank: wide(*shape, 0, torch.bfloat16, 70 + rank))
+    wanted = parts[0].float()
+    for part in parts[1:]:
+        wanted = wanted + part.to(wanted.device).float()
+    for name in sums_of(group):
+        outs = group.each(lambda _: Output(shape, torch.bfloat16, 0))
+        group.wait()
+        for rank in range(group.ranks):
+            time.sleep(0.005 * (rank == group.ranks - 1))
+            for _ in range(20):
+                group.launch(name, rank, parts[rank], outs[rank].tensor, 0)
+        expect(f"late ranks, {name}", wrong(group, outs, wanted.to(torch.bfloat16)))
+
+
+def absent(streams, failures):
     """A rank that does not come ends the wait of the others after a bound, and is named on all."""
-    group = Group(streams, patience=50_000_000)
-    parts = group.each(lambda rank: wide(4, 3584, 0, torch.bfloat16, rank))
-    outs = group.each(lambda rank: parts[rank].clone())
-    group.wait()
-    began = time.monotonic()
-    for rank in range(group.ranks - 1):
-        group.launch(SUMMED, rank, parts[rank], outs[rank], 0)
-    group.wait()
-    took = time.monotonic() - began
-    group.launch(SUMMED, group.ranks - 1, parts[-1], outs[-1], 0)
-    group.wait()
-    if group.failed() != [group.ranks] * group.ranks or not 0.05 <= took < 0.5:
-        failures.append(f"a late rank: {group.failed()} after {took:.3f} s")
+    for name in (SUMMED, SUM_OF_PIECES) if len(streams) == 2 else (SUMMED,):
+        group = Group(streams, patience=50_000_000)
+        parts = group.each(lambda rank: wide(300, 3584, 0, torch.bfloat16, rank))
+        outs = group.each(lambda rank: parts[rank].clone())
+        group.wait()
+        began = time.monotonic()
+        for rank in range(group.ranks - 1):
+            group.launch(name, rank, parts[rank], outs[rank], 0)
+        group.wait()
+        took = time.monotonic() - began
+        group.launch(name, group.ranks - 1, parts[-1], outs[-1], 0)
+        group.wait()
+        if group.failed() != [group.ranks] * group.ranks or not 0.05 <= took < 0.5:
+            failures.append(f"an absent rank, {name}: {group.failed()} after {took:.3f} s")
 
 
 def timed(group, name, rows, columns, blocks=None, calls=40, kind=torch.bfloat16):
@@ -408,20 +478,27 @@ def nccl_times(ranks):
 
 
 def measure(group, nccl_too):
-    normed = [[timed_norm(group, name, *size) if name == NORMS[0] or is_pushed(*size) else 0.0 for name in NORMS] for size in SIZES]
-    ours = [[timed(group, name, *size) for name in (SUMMED, "all_reduce_two_shot_")] for size in SIZES]
+    normed = [[timed_norm(group, name, *size) if name in norms_of(group, *size) else 0.0 for name in NORMS] for size in SIZES]
+    sums_named = (SUMMED, TWO_SHOTS, SUM_OF_PIECES)
+    ours = [[timed(group, name, *size) if name in sums_of(group) else 0.0 for name in sums_named] for size in SIZES]
     beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
-    print("| sum of | with the norm | the same, pushed | one shot, adding | two shots, adding | NCCL, not adding |\n|---|---|---|---|---|---|")
-    for (rows, columns), (norm, pushed), (one, two), nccl_time in zip(SIZES, normed, ours, beside):
+    print("| sum of | with the norm, read | pushed | in pieces | adding, one shot | two shots | in pieces | NCCL, not adding |")
+    print("|---|---|---|---|---|---|---|---|")
+    for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, beside):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
-        print(f"| {size} | {norm:.1f} | {pushed:.1f} | {one:.1f} | {two:.1f} | {nccl_time:.1f} |", flush=True)
+        print(f"| {size} | " + " | ".join(f"{found:.1f}" for found in (*with_norm, *adding, nccl_time)) + " |", flush=True)
     print("\n| by blocks | " + " | ".join(map(str, BLOCKS)) + " |\n|---|" + "---|" * len(BLOCKS))
     for rows, columns in ((1, 3584), (64, 3584), (256, 8192), (8192, 3584)):
-        by_blocks = [timed(group, SUMMED, rows, columns, blocks) for blocks in BLOCKS if blocks <= group.blocks]
-        print(f"| {rows} x {columns} | " + " | ".join(f"{found:.1f}" for found in by_blocks) + " |", flush=True)
+        for name in (SUMMED, SUM_OF_PIECES) if group.ranks == 2 else (SUMMED,):
+            by_blocks = [timed(group, name, rows, columns, blocks) for blocks in BLOCKS if blocks <= group.blocks]
+            print(f"| {rows} x {columns} | " + " | ".join(f"{found:.1f}" for found in by_blocks) + " |", flush=True)
     for rows in (1, 64, 256):
         found = timed(group, GATHERED, rows, 76_032, calls=20, kind=torch.float32)
-        print(f"gather of {rows} x 76,032 f32: {found:.1f} us")
+        parts = group.each(lambda _: wide(rows, 76_032, 0, torch.float32, 1))
+        outs = group.each(lambda rank: torch.zeros(rows, dtype=torch.int32, device="cuda"))
+        group.wait()
+        work = lambda rank: [best_launch(group, rank, parts[rank], rank * 76_032, outs[rank]) for _ in range(20)]  # noqa: E731
+        print(f"of {rows} x 76,032 f32: gather {found:.1f}, best {replayed(group, work, 20):.1f} us")
 
 
 BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -151,6 +151,7 @@ impl Backend for Slow {
         add_experts: add_experts::Call<'_>,
         all_reduce: all_reduce::Call<'_>,
         all_gather: all_gather::Call<'_>,
+        best_of_ranks: best_of_ranks::Call<'_>,
         rotary: rotary::Call<'_>,
         rotary_kv_write: rotary_kv_write::Call<'_>,
         position_grid: position_grid::Call<'_>,

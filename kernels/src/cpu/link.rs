@@ -56,6 +56,12 @@ impl Brought {
         Brought { op, shape, start: start_of::<f32>(tensor) as usize, pitch: tensor.pitch() }
     }
 
+    /// Rows of `columns` numbers each, which stay where they are until the meeting is over.
+    pub(super) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
+        let shape = [numbers.len() / columns, columns];
+        Brought { op, shape, start: numbers.as_ptr() as usize, pitch: columns }
+    }
+
     /// One row.
     ///
     /// # Safety

@@ -94,6 +94,10 @@ impl Backend for Cpu {
         ranks::all_gather(&self.threads, self.link.as_ref(), call)
     }
 
+    fn best_of_ranks(&self, call: ops::best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+        ranks::best_of_ranks(self.link.as_ref(), call)
+    }
+
     fn download_later(
         &self,
         call: ops::transfer::DownloadLater<'_>,

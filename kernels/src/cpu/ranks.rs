@@ -1,13 +1,15 @@
-//! What host ranks compute together: sums of partial results, and columns side by side.
+//! What host ranks compute together: sums of partial results, columns side by side, and the largest of all.
+
+use std::slice;
 
 use super::{
     link::{Brought, HostLink},
-    memory::write_rows,
+    memory::{Rows, start_of, write_rows},
     threads::Threads,
 };
 use crate::{
     KernelError,
-    ops::{all_gather, all_reduce},
+    ops::{all_gather, all_reduce, argmax::NO_CHOICE, best_of_ranks},
 };
 
 /// Numbers that are added up at a time; few enough for registers and the nearest cache.
@@ -58,6 +60,28 @@ pub(super) fn all_gather(
         });
     };
     meet(link, own, gather)
+}
+
+pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+    let x = Rows::<f32>::of(&call.x);
+    // SAFETY: the front took `out` as [rows] u32 for this call.
+    let out = unsafe { slice::from_raw_parts_mut(start_of::<u32>(&call.out), call.out.rows()) };
+    // A value and the bits of its place among all columns.
+    let found = out.iter().enumerate().flat_map(|(row, place)| match *place {
+        NO_CHOICE => [0.0, f32::from_bits(NO_CHOICE)],
+        place => [x.row(row)[place as usize], f32::from_bits(call.first as u32 + place)],
+    });
+    let own: Vec<f32> = found.collect();
+    let pick = |all: &[Brought]| {
+        for (row, out) in out.iter_mut().enumerate() {
+            // SAFETY: this runs during the meeting.
+            let found = all.iter().map(|brought| unsafe { brought.row(row) }).map(|row| (row[0], row[1].to_bits()));
+            let numbers = found.filter(|(_, place)| *place != NO_CHOICE);
+            let best = numbers.reduce(|best, next| if next.0 > best.0 { next } else { best });
+            *out = best.map_or(NO_CHOICE, |(_, place)| place);
+        }
+    };
+    meet(link, Brought::rows("best_of_ranks", &own, 2), pick)
 }
 
 /// One rank alone reads what it has itself.

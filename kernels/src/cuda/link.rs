@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     Backend, DType, KernelError, Rank, Tensor,
-    ops::{all_gather, all_reduce, all_reduce_rms_norm, transfer},
+    ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks, transfer},
 };
 
 /// A rank's end of the link between the GPU ranks of a group.
@@ -48,9 +48,19 @@ pub(super) struct Rows {
     pitch: u32,
 }
 
-/// From here on two shots, each of a part, are taken for faster than one of all: a guess, as no machine with more than
-/// two GPUs was there to measure it.
-const TWO_SHOTS_FROM: Bytes = Bytes::kib(256);
+/// From here on two shots, each of a part, are taken for faster than one of all if there are more than two ranks: a
+/// guess, as no machine with more than two GPUs was there to measure it. Of two ranks each reads as much either way, and
+/// from here on they write pieces to each other: below, one piece takes three ways over the link as one shot does
+/// (there, its acknowledgement, the word that it is there), and saves only a copy that takes less than a microsecond.
+const LARGE_FROM: Bytes = Bytes::kib(256);
+
+/// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
+/// registers of a multiprocessor, so they are for blocks that have more than two rows: with fewer, a step is short, and the
+/// next product begins to read its weights beside it.
+const PIECES_OF_4_THREADS_MAX: usize = NORM_THREADS_MAX / 2;
+
+/// Bytes that a rank brings of a row for the best of all: a number and its place.
+const BEST_BYTES: usize = 8;
 
 impl CudaLink {
     /// Bytes of the note of a rank that did not come.
@@ -116,7 +126,12 @@ impl CudaLink {
 
     /// The rows of `part`, as many at a time as exchange memory holds. None if it does not hold one.
     fn in_turns(&self, part: &Tensor<'_>) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
-        let (rows, at_once) = (part.rows(), self.exchange.half as usize / bytes_of_a_row(part).max(1));
+        self.in_turns_of(part.rows(), bytes_of_a_row(part))
+    }
+
+    /// The same of `rows` that bring `bytes` each.
+    fn in_turns_of(&self, rows: usize, bytes: usize) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
+        let at_once = self.exchange.half as usize / bytes.max(1);
         (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
     }
 
@@ -188,11 +203,10 @@ impl Cuda {
 pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let bytes = call.partial.bytes();
-    // Of two ranks each reads as much either way.
-    let whole = match cuda.rank().of() > 2 && bytes >= TWO_SHOTS_FROM {
-        true => hopper.all_reduce_two_shot,
-        false => hopper.all_reduce,
+    let whole = match (cuda.rank().of(), call.partial.bytes() >= LARGE_FROM) {
+        (2, true) => hopper.all_reduce_pieces,
+        (3.., true) => hopper.all_reduce_two_shot,
+        _ => hopper.all_reduce,
     };
     let kernels = [whole, hopper.all_reduce_odd];
     cuda.exchange((OP, kernels), &call.partial, &call.out, Some(call.accumulate))
@@ -210,11 +224,18 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
         return all_reduce_rms_norm::in_two(cuda, call);
     };
     cuda.enter()?;
-    let is_pair = cuda.rank().of() <= 2;
+    let threads = (row / UNIT).next_multiple_of(32);
     for some in turns {
-        let few = some.len() * row <= PUSHED_UNITS * UNIT;
-        let kernels = if few { hopper.all_reduce_rms_norm_pushed } else { hopper.all_reduce_rms_norm };
-        let extent = Extent::line(some.len().min(link.blocks), (row / UNIT).next_multiple_of(32));
+        let kernel = match (cuda.rank().of(), some.len() * row <= PUSHED_UNITS * UNIT) {
+            (..=2, true) => hopper.all_reduce_rms_norm_pushed[0],
+            (3.., true) => hopper.all_reduce_rms_norm_pushed[1],
+            (2, false) => {
+                let has_four = threads <= PIECES_OF_4_THREADS_MAX && some.len() > 2 * link.blocks;
+                hopper.all_reduce_rms_norm_pieces[usize::from(has_four)]
+            }
+            _ => hopper.all_reduce_rms_norm,
+        };
+        let extent = Extent::line(some.len().min(link.blocks), threads);
         let arguments = arguments![
             link.exchange,
             rows(&call.partial.row_range(some.clone()), UNIT),
@@ -226,7 +247,7 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
         ];
         // SAFETY: these are the kernels' parameters, the front has checked the shapes, and the maker of the link vouches for
         // its memory.
-        unsafe { cuda.launch(kernels[usize::from(!is_pair)], extent, arguments)? };
+        unsafe { cuda.launch(kernel, extent, arguments)? };
     }
     Ok(())
 }
@@ -236,4 +257,26 @@ pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), 
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let kernels = [hopper.all_gather, hopper.all_gather_odd];
     cuda.exchange((OP, kernels), &call.part, &call.out, None)
+}
+
+pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+    const OP: &str = "best_of_ranks";
+    let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    let link = cuda.link.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    cuda.enter()?;
+    for some in link.in_turns_of(call.x.rows(), BEST_BYTES).ok_or(KernelError::NoKernel { op: OP })? {
+        let extent = Extent::line(some.len().div_ceil(THREADS).min(link.blocks), THREADS);
+        let arguments = arguments![
+            link.exchange,
+            call.x.row_range(some.clone()).address(),
+            count(call.x.pitch()),
+            count(call.first),
+            call.out.row_range(some.clone()).address(),
+            count(some.len()),
+        ];
+        // SAFETY: these are the kernel's parameters, the front has checked the shapes, and the maker of the link vouches for
+        // its memory.
+        unsafe { cuda.launch(hopper.best_of_ranks, extent, arguments)? };
+    }
+    Ok(())
 }

@@ -306,6 +306,10 @@ impl Backend for Cuda {
         link::all_gather(self, call)
     }
 
+    fn best_of_ranks(&self, call: ops::best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+        link::best_of_ranks(self, call)
+    }
+
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {
         elementwise::embed(self, call)
     }

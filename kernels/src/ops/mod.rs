@@ -13,6 +13,7 @@ pub mod all_reduce_rms_norm;
 pub mod argmax;
 pub mod attention_packed;
 pub mod attention_paged;
+pub mod best_of_ranks;
 mod check;
 pub mod copy_blocks;
 pub mod embed;

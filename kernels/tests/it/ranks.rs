@@ -93,6 +93,46 @@ fn each_rank_gets_the_columns_of_all_side_by_side() {
     }
 }
 
+/// Few different numbers, so that the largest comes several times; not-a-numbers in all of row 0, in all that rank 0 has of
+/// row 1, and in a place of row 2; minus infinity in all of row 3.
+fn few_numbers(row: usize, column: usize, columns_of_first: usize) -> f32 {
+    match (row, column) {
+        (0, _) | (2, 1) => f32::NAN,
+        (1, column) if column < columns_of_first => f32::NAN,
+        (3, _) => f32::NEG_INFINITY,
+        _ => ((row * 7 + column * 5) % 11) as f32 - 9.0,
+    }
+}
+
+#[test]
+fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
+    // The last ranks have fewer columns, or none.
+    for (vocabulary, rows) in [(37, 6), (5, 4), (64, 1), (3, 0)] {
+        for of in [1, 2, 3, 4] {
+            let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
+            let number = |row: usize, column: usize| few_numbers(row, column, of_first);
+            let best = |row: usize| {
+                let numbers = (0..vocabulary).map(|column| (column, number(row, column)));
+                let best = numbers.filter(|(_, number)| !number.is_nan());
+                let best = best.reduce(|best, next| if next.1 > best.1 { next } else { best });
+                best.map_or(NO_CHOICE, |(column, _)| column as u32)
+            };
+            let expected: Vec<u32> = (0..rows).map(best).collect();
+            let found = on_ranks(of, 1, |scope| {
+                let columns = scope.rank().share_rounded_up(vocabulary);
+                let wide = columns.count + GAP;
+                let at = |at: usize| (at / wide, columns.first + at % wide);
+                let own: Vec<f32> = (0..rows * wide).map(at).map(|(row, column)| number(row, column)).collect();
+                let own = scope.upload([rows, wide], &own)?;
+                let mut out = scope.upload([rows], &vec![7u32; rows])?;
+                scope.argmax_of_ranks_into(&own.column_range(0..columns.count), columns, &mut out)?;
+                scope.download::<u32>(&out)
+            });
+            found.into_iter().for_each(|found| assert_eq!(found.expect("all come"), expected, "{vocabulary}, {of}"));
+        }
+    }
+}
+
 #[test]
 fn a_thousand_meetings_give_the_same_bits_again() {
     let run = || {
@@ -277,7 +317,9 @@ fn the_plan_of_a_rank_is_what_it_takes() {
         let partial = inner.upload([7, 40], &[0.5f32; 280])?;
         inner.all_reduce_add(&partial, &mut sum)?;
         let mut gathered = inner.empty_f32([7, 160])?;
-        inner.all_gather_into(&partial, &mut gathered)
+        inner.all_gather_into(&partial, &mut gathered)?;
+        let mut chosen = inner.empty_u32([7])?;
+        inner.argmax_of_ranks_into(&partial, inner.rank().share_rounded_up(160), &mut chosen)
     }
     let planned = Rank::all(4).map(|rank| {
         let (plan, workspace) = (Plan::of_rank(Target::Cpu { threads: 1 }, rank), Workspace::dry());
@@ -311,6 +353,9 @@ fn shapes_that_ranks_cannot_bring_together_are_refused() {
     assert_eq!(sum, "all_reduce: out is [3, 5], expected [3, 4]");
     let gathered = text(&|scope| scope.all_gather_into(&scope.empty([3, 4])?, &mut scope.empty([3, 4])?));
     assert_eq!(gathered, "all_gather: out is [3, 4], expected [3, 8]");
+    let own = Rank::new(1, 2).share_rounded_up(8);
+    let best = text(&|scope| scope.argmax_of_ranks_into(&scope.empty_f32([3, 5])?, own, &mut scope.empty_u32([3])?));
+    assert_eq!(best, "argmax_of_ranks: x is [3, 5], expected [3, 4]");
     let table = text(&|scope| {
         let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("it divides"));
         scope.embed_share(&scope.empty([5, 4])?, share, &ids, &scope.empty_u32([0])?).map(drop)

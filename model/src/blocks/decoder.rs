@@ -18,7 +18,7 @@ use super::{
     vision::PictureRow,
 };
 use crate::{
-    flow::{SCORE_ROWS, StepBatch, StepLayout},
+    flow::{LogitsOf, SCORE_ROWS, StepBatch, StepLayout},
     weights::{WeightError, WeightMap},
 };
 
@@ -197,28 +197,31 @@ impl Decoder {
         self.loads.as_ref()
     }
 
-    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target.
-    /// Without logit rows the tensor has no rows, and there may be gaps between those it has. `score` is called with
-    /// the logits of the scored rows, alike, at most [`SCORE_ROWS`] at a time: a whole prompt's would take gigabytes.
+    /// Runs one step and returns the logits of the batch's logit rows, `[logit_rows, vocabulary]` f32 on every target, or
+    /// this rank's columns of them. Without logit rows the tensor has no rows, and there may be gaps between those it has.
+    /// `score` is called with the logits of the scored rows, of all ranks, at most [`SCORE_ROWS`] at a time: a whole
+    /// prompt's would take gigabytes.
     pub fn step<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         batch: &StepBatch,
         caches: &StepCaches<'_>,
+        of: LogitsOf,
         mut score: impl FnMut(&Scope<'_, B>, &Tensor<'_>) -> Result<(), KernelError>,
     ) -> Result<Tensor<'s>, KernelError> {
-        let logits = self.empty_logits(scope, batch.logit_rows.len())?;
+        let logits = self.empty_logits(scope, batch.logit_rows.len(), of)?;
         let inner = scope.scope();
         let (layout, mut words) = (self.layout(batch), Vec::new());
         layout.pack(batch, &mut words);
         let image = inner.upload([layout.words()], &words)?;
         let inputs = StepInputs::over(&image, &layout);
         let chosen = self.run(&inner, &inputs, caches)?; // [logit_rows + score_rows, hidden]
-        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), logits)?;
+        let logits = self.project(&inner, &chosen.row_range(0..layout.logit_rows), of, logits)?;
         for first in (layout.logit_rows..chosen.rows()).step_by(SCORE_ROWS) {
             let rows = chosen.row_range(first..chosen.rows().min(first + SCORE_ROWS));
             let inner = inner.scope();
-            let scored = self.project(&inner, &rows, self.empty_logits(&inner, rows.rows())?)?;
+            let scored = self.empty_logits(&inner, rows.rows(), LogitsOf::AllRanks)?;
+            let scored = self.project(&inner, &rows, LogitsOf::AllRanks, scored)?;
             score(&inner, &scored)?;
         }
         Ok(logits)
@@ -230,20 +233,21 @@ impl Decoder {
     }
 
     /// Launches a step whose arrays are in `image` at the places of `layout`, or will be when a graph of it is
-    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32, maybe with gaps between
-    /// rows.
+    /// replayed. It uploads nothing and scores nothing. Returns `[logit_rows, vocabulary]` f32, or this rank's columns of
+    /// them, maybe with gaps between rows.
     pub fn step_over<'s, B: Backend>(
         &self,
         scope: &'s Scope<'_, B>,
         image: &Tensor<'_>, // [words] u32
         layout: &StepLayout,
         caches: &StepCaches<'_>,
+        of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
-        let logits = self.empty_logits(scope, layout.logit_rows)?;
+        let logits = self.empty_logits(scope, layout.logit_rows, of)?;
         let inner = scope.scope();
         let inputs = StepInputs::over(image, layout);
         let chosen = self.run(&inner, &inputs, caches)?;
-        self.project(&inner, &chosen, logits)
+        self.project(&inner, &chosen, of, logits)
     }
 
     /// Runs all layers and returns the rows that choose or score a token, `[logit_rows + score_rows, hidden]`. Later
@@ -290,27 +294,38 @@ impl Decoder {
         self.projection.as_ref().unwrap_or(&self.embedding)
     }
 
-    /// Room for the logits of `rows` rows and for those of padding, `[rows, padded vocabulary]`.
-    fn empty_logits<'s, B: Backend>(&self, scope: &'s Scope<'_, B>, rows: usize) -> Result<Tensor<'s>, KernelError> {
-        let columns = match self.share.rank.is_alone() {
+    /// Whether this rank's head gives all that is wanted.
+    fn has_own(&self, of: LogitsOf) -> bool {
+        self.share.rank.is_alone() || of == LogitsOf::OwnRank
+    }
+
+    /// Room for the logits of `rows` rows and for those of padding, `[rows, padded tokens]`.
+    fn empty_logits<'s, B: Backend>(
+        &self,
+        scope: &'s Scope<'_, B>,
+        rows: usize,
+        of: LogitsOf,
+    ) -> Result<Tensor<'s>, KernelError> {
+        let columns = match self.has_own(of) {
             true => self.head().rows(),
             false => self.share.rank.of() * self.share.tokens_of_each(),
         };
         scope.empty_f32([rows, columns])
     }
 
-    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns those of tokens: `[rows, vocabulary]`,
-    /// maybe with gaps between rows.
+    /// Writes the logits of `chosen` `[rows, hidden]` to `logits`, and returns those of tokens: `[rows, vocabulary]` or
+    /// `[rows, own tokens]`, maybe with gaps between rows.
     fn project<'s, B: Backend>(
         &self,
         scope: &Scope<'_, B>,
         chosen: &Tensor<'_>,
-        mut logits: Tensor<'s>, // [rows, padded vocabulary]
+        of: LogitsOf,
+        mut logits: Tensor<'s>, // [rows, padded tokens]
     ) -> Result<Tensor<'s>, KernelError> {
         if chosen.rows() > 0 {
             let scope = scope.scope();
             let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
-            if self.share.rank.is_alone() {
+            if self.has_own(of) {
                 scope.linear_into(&normed, self.head(), None, &mut logits)?;
             } else {
                 let mut own = scope.empty_f32([chosen.rows(), self.head().rows()])?;
@@ -318,7 +333,11 @@ impl Decoder {
                 scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
             }
         }
-        Ok(logits.into_column_range(0..self.config.vocabulary))
+        let tokens = match of {
+            LogitsOf::AllRanks => self.config.vocabulary,
+            LogitsOf::OwnRank => self.share.vocabulary.count,
+        };
+        Ok(logits.into_column_range(0..tokens))
     }
 
     /// Embeds the tokens, `[tokens, hidden]`, and replaces the placeholders with the pictures' embeddings.

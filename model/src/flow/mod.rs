@@ -6,6 +6,7 @@
 mod cache_format;
 pub mod image_bytes;
 mod image_error;
+mod logits_of;
 mod picture_limits;
 mod prefix_key;
 mod prompt_layout;
@@ -20,6 +21,7 @@ pub mod video;
 pub use cache_format::CacheFormat;
 pub use image_bytes::{FileName, ImageBytes, ImageLimits, PixelSize};
 pub use image_error::ImageError;
+pub use logits_of::LogitsOf;
 pub use picture_limits::PictureLimits;
 pub use prefix_key::{PictureContent, PrefixKey, PrefixKeys};
 pub use prompt_layout::{LayoutError, PictureSpan, PromptLayout};

@@ -67,13 +67,15 @@ impl<'a> SamplingBuffers<'a> {
         self.words.row_range(first..first + self.shape.sequences + report_words)
     }
 
-    /// Chooses the likeliest token of each row of `logits` `[rows, vocabulary]`.
+    /// Chooses the likeliest token of each row of which the ranks have the logits `[rows, own tokens]` that
+    /// [`LogitsOf::OwnRank`](crate::flow::LogitsOf::OwnRank) leaves.
     ///
     /// # Errors
-    /// As [`argmax_into`](Scope::argmax_into).
-    pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, logits: &Tensor<'_>) -> Result<(), KernelError> {
+    /// As [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
+    pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
+        let tokens = scope.rank().share_rounded_up(self.shape.vocabulary);
         let (_, mut results) = self.words.split_rows_mut(self.shape.question_words());
-        scope.argmax_into(logits, &mut results.row_range_mut(0..logits.rows()))
+        scope.argmax_of_ranks_into(own, tokens, &mut results.row_range_mut(0..own.rows()))
     }
 
     /// Uploads the requests of the next choice: a packed [`SampleBatch`](bursar_kernels::sampling::SampleBatch).

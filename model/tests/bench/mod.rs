@@ -18,7 +18,7 @@ use bursar_model::{
     Model,
     blocks::decoder::StepCaches,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{PromptLayout, ResizedImage, SCORE_ROWS, StepBatch},
+    flow::{LogitsOf, PromptLayout, ResizedImage, SCORE_ROWS, StepBatch},
 };
 use half::{bf16, f16};
 
@@ -241,7 +241,7 @@ impl<B: Backend> Bench<B> {
         let vocabulary = self.model.config().decoder().vocabulary;
         let mut scores = Vec::new();
         let logits = self.pass(|scope| {
-            let logits = self.model.step(scope, &batch, &caches, |scope, rows| {
+            let logits = self.model.step(scope, &batch, &caches, LogitsOf::AllRanks, |scope, rows| {
                 assert!(rows.rows() <= SCORE_ROWS);
                 scores.extend(downloaded(scope, rows)?);
                 Ok(())

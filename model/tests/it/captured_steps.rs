@@ -7,7 +7,7 @@ use bursar_kernels::{
 };
 use bursar_model::{
     blocks::decoder::StepCaches,
-    flow::{SequencePart, StepBatch, StepLayout},
+    flow::{LogitsOf, SequencePart, StepBatch, StepLayout},
 };
 
 use crate::{
@@ -50,7 +50,7 @@ fn padded_decoding_is_decoding(folder: &str) {
     let workspace = Workspace::over(bench.memory.poisoned(&bench.backend, Class::StepWorkspace, Bytes::mib(16)));
     let step = |batch: &StepBatch| {
         let scope = Scope::new(&bench.backend, &workspace, &counter);
-        let logits = bench.model.step(&scope, batch, &caches, |_, _| Ok(())).expect("it runs");
+        let logits = bench.model.step(&scope, batch, &caches, LogitsOf::AllRanks, |_, _| Ok(())).expect("it runs");
         scope.download::<f32>(&logits).expect("it comes")
     };
     let prompts = PASTS.map(|past| (0..past as u32).map(|at| at * 3 % 200 + 1).collect());
@@ -79,7 +79,7 @@ fn padded_decoding_is_decoding(folder: &str) {
         fill_elements(&bench.backend, &words, &mut image.row_range_mut(0..words.len())).expect("it is put there");
         let before = choices();
         let scope = Scope::new(&bench.backend, &workspace, &counter);
-        let logits = bench.model.step_over(&scope, &image, &layout, &caches).expect("it runs");
+        let logits = bench.model.step_over(&scope, &image, &layout, &caches, LogitsOf::AllRanks).expect("it runs");
         let found = scope.download::<f32>(&logits).expect("it comes");
         assert!(found.iter().all(|logit| logit.is_finite()), "padding is finite too");
         let (found, _) = found.split_at(expected.len());
@@ -106,7 +106,7 @@ fn between_two_mixtures_nothing_is_launched_for_a_norm() {
         let runs = |launches: &usize| {
             backend.fail_launches(*launches, 1);
             let scope = Scope::new(&backend, &workspace, &counter);
-            bench.model.step(&scope, &prompt, &caches, |_, _| Ok(())).is_ok()
+            bench.model.step(&scope, &prompt, &caches, LogitsOf::AllRanks, |_, _| Ok(())).is_ok()
         };
         (0..100).find(runs).expect("it runs in the end")
     };

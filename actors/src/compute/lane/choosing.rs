@@ -5,7 +5,11 @@ use bursar_kernels::{
     ops::{argmax::NO_CHOICE, sample::outcomes, transfer::Later},
     sampling::{SampleBatch, SampleLayout},
 };
-use bursar_model::{error::SamplingError, flow::Token, sampling::SamplingBuffers};
+use bursar_model::{
+    error::SamplingError,
+    flow::{LogitsOf, Token},
+    sampling::SamplingBuffers,
+};
 
 use super::job::Choice;
 
@@ -27,10 +31,18 @@ pub(super) struct Asked {
     refused: Vec<(usize, SamplingError)>,
 }
 
+/// The logits that a step needs for `choices`. All ranks are given the same, so they come to the same exchanges.
+pub(super) fn logits_of(choices: &[Choice]) -> LogitsOf {
+    match choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
+        true => LogitsOf::OwnRank,
+        false => LogitsOf::AllRanks,
+    }
+}
+
 impl TokenChoice {
     /// Encodes `choices`, for a model with `vocabulary` logits.
     pub(super) fn of(choices: &[Choice], vocabulary: usize) -> Self {
-        if choices.iter().all(|choice| choice.sampler.is_plain_argmax()) {
+        if logits_of(choices) == LogitsOf::OwnRank {
             return TokenChoice::Likeliest { rows: choices.len() };
         }
         let (mut batch, mut refused) = (SampleBatch::new(vocabulary), Vec::new());

@@ -9,7 +9,7 @@ use bursar_budgets::Bytes;
 use bursar_kernels::{Backend, Graph, KernelError, KvLayer, Scope, Tensor, WorkCounter, ops::transfer};
 use bursar_model::{
     blocks::decoder::StepCaches,
-    flow::{StepBatch, StepLayout},
+    flow::{LogitsOf, StepBatch, StepLayout},
     sampling::SamplingBuffers,
 };
 
@@ -29,7 +29,7 @@ pub(super) struct Graphs {
 }
 
 /// The graphs of one size. Taking the likeliest tokens has a graph of its own, which reads the logits once and no
-/// parameters.
+/// parameters, and on several ranks gathers none.
 struct Captured {
     likeliest: Box<dyn Graph>,
     asked: Box<dyn Graph>,
@@ -57,6 +57,15 @@ enum Tokens {
     Likeliest,
     /// As the parameters in the sampling buffers say when the pass runs.
     Asked,
+}
+
+impl Tokens {
+    fn logits_of(self) -> LogitsOf {
+        match self {
+            Tokens::Likeliest => LogitsOf::OwnRank,
+            Tokens::Asked => LogitsOf::AllRanks,
+        }
+    }
 }
 
 impl<B: Backend> ModelRunner<B> {
@@ -145,7 +154,9 @@ impl<B: Backend> ModelRunner<B> {
         let scope = Scope::new(&self.backend, &self.workspace, &counter);
         let inputs = self.memory.graphs.as_ref().expect("as above");
         let caches = StepCaches { layers, pictures: None, previous: &buffers.chosen() };
-        let logits: Tensor<'_> = self.model.step_over(&scope, &inputs.tensor(layout, self.rank()), layout, &caches)?;
+        let of = tokens.map_or(LogitsOf::AllRanks, Tokens::logits_of);
+        let image = inputs.tensor(layout, self.rank());
+        let logits: Tensor<'_> = self.model.step_over(&scope, &image, layout, &caches, of)?;
         match tokens {
             Some(Tokens::Likeliest) => buffers.take_likeliest(&scope, &logits),
             Some(Tokens::Asked) => buffers.choose(&scope, &logits),

@@ -18,7 +18,7 @@ use bursar_model::{
 use tracing::warn;
 
 use super::{
-    choosing::TokenChoice,
+    choosing::{TokenChoice, logits_of},
     graphs::Graphs,
     job::{Job, LaneError, StepJob},
     pending::{Launched, Pending},
@@ -175,8 +175,9 @@ impl<B: Backend> ModelRunner<B> {
             let mut buffers = self.memory.sampling.buffers(self.rank());
             let caches = StepCaches { layers: &layers, pictures: Some(cache), previous: &buffers.chosen() };
             let mut scores = Scores::begin(scope, &job.scores, buffers.shape().vocabulary)?;
-            // [logit_rows, vocabulary]
-            let logits = self.model.step(scope, &job.batch, &caches, |scope, rows| scores.score(scope, rows))?;
+            let of = logits_of(&job.choices);
+            // [logit_rows, vocabulary or own tokens]
+            let logits = self.model.step(scope, &job.batch, &caches, of, |scope, rows| scores.score(scope, rows))?;
             let scores = scores.download(scope)?;
             let rows = logits.rows();
             // After the layers are launched: a device computes them while the host builds masks.

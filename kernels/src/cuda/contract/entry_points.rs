@@ -104,15 +104,19 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce: F,
     /// Where a row has no whole units.
     pub all_reduce_odd: F,
+    pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
-    /// For two ranks and for more, as the next.
-    pub all_reduce_rms_norm: [F; 2],
+    pub all_reduce_rms_norm: F,
+    /// By rows of a piece, two or four.
+    pub all_reduce_rms_norm_pieces: [F; 2],
+    /// For two ranks and for more.
     pub all_reduce_rms_norm_pushed: [F; 2],
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
+    pub best_of_ranks: F,
     pub e4m3_cache: E4m3Cache<F>,
     pub experts: Experts<F>,
     /// Of weights with a scale for each block.
@@ -234,10 +238,12 @@ impl<F> HopperEntryPoints<F> {
             all_gather_odd: all.named(ALL_REDUCE, "all_gather_odd")?,
             all_reduce: all.typed(ALL_REDUCE, "all_reduce")?,
             all_reduce_odd: all.typed(ALL_REDUCE, "all_reduce_odd")?,
+            all_reduce_pieces: all.typed(ALL_REDUCE, "all_reduce_pieces")?,
             all_reduce_two_shot: all.typed(ALL_REDUCE, "all_reduce_two_shot")?,
-            all_reduce_rms_norm: [
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_2")?,
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_8")?,
+            all_reduce_rms_norm: all.typed(ALL_REDUCE, "all_reduce_rms_norm")?,
+            all_reduce_rms_norm_pieces: [
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_2")?,
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_4")?,
             ],
             all_reduce_rms_norm_pushed: [
                 all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_2")?,
@@ -252,6 +258,7 @@ impl<F> HopperEntryPoints<F> {
             )?,
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
+            best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
             e4m3_cache: E4m3Cache::find(all)?,
             experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
             experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
