@@ -24,7 +24,7 @@ pub struct DeviceOptions {
     /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
     #[arg(long, value_parser = capacity, global = true)]
     capacity: Option<Bytes>,
-    /// The folder with libcublasLt, if it is not in a usual place.
+    /// The folder with libcublasLt, if it is not in a usual place; several with colons between them, as for libnccl.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
     /// Where to record the profiles of starts, which make later starts faster; `none` for nowhere. By default
@@ -209,7 +209,8 @@ impl DeviceOptions {
         let own = env::var_os("HOME").map(|home| PathBuf::from(home).join(".local"));
         let pythons = self.virtual_env.iter().chain(&self.conda_prefix).chain(&own);
         let search = pythons.fold(search, BlasSearch::with_python);
-        self.cuda_lib.iter().fold(search, BlasSearch::first_in)
+        let folders: Vec<PathBuf> = self.cuda_lib.iter().flat_map(env::split_paths).collect();
+        folders.into_iter().rev().fold(search, BlasSearch::first_in)
     }
 
     /// The folder that profiles are written to.

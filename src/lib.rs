@@ -100,7 +100,7 @@ pub use bursar_budgets::{
     Owner, Pages, ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot,
     Stretch, Ticket, Timeline, WaitingLine, Workspace, WorkspaceFull,
 };
-pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target};
+pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target, keep_multicast_off};
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{

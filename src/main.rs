@@ -78,8 +78,14 @@ impl Command {
     }
 }
 
+fn main() -> ExitCode {
+    // While this is the only thread.
+    bursar::keep_multicast_off();
+    run()
+}
+
 #[tokio::main]
-async fn main() -> ExitCode {
+async fn run() -> ExitCode {
     let main = Instant::now();
     let cli = Cli::try_parse().unwrap_or_else(|error| logging::refuse(&error));
     cli.log.begin(cli.command.as_ref().map_or(Requests::Steps, Command::requests));

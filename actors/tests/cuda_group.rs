@@ -1,5 +1,6 @@
 //! Models served by two GPUs, or by two ranks on the only one, which checks all but the links: their replies, those of a
-//! mixture too, lanes that die or are refused a launch, a neighbour on one GPU, and that every byte comes home. Without a GPU, each story says so and passes.
+//! mixture, through NCCL and about several pictures too, lanes that die or are refused a launch, a neighbour on one GPU, and
+//! that every byte comes home. Without a GPU, each story says so and passes.
 
 mod gpu;
 
@@ -101,6 +102,109 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     });
 }
 
+/// Whether these are two GPUs. If not, it says so.
+fn is_pair(devices: &[Arc<CudaDevice>]) -> bool {
+    let is_pair = devices[0].label() != devices[1].label();
+    (!is_pair).then(|| println!("skipped, this wants two GPUs"));
+    is_pair
+}
+
+/// Bytes of each device that the process holds and does not count. None where the driver does not tell.
+fn uncounted(devices: &[Arc<CudaDevice>]) -> Vec<Option<i64>> {
+    let counted = |device: &CudaDevice| device.overhead() + device.counts().backed;
+    let of = |device: &Arc<CudaDevice>| Some(device.process_bytes()?.0 as i64 - counted(device).0 as i64);
+    devices.iter().map(of).collect()
+}
+
+/// How many more may be uncounted through NCCL.
+const UNCOUNTED_MORE: Bytes = Bytes::mib(8);
+
+#[test]
+fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_our_kernels() {
+    story(async |Stage { device, .. }| {
+        let devices = pair(&device);
+        if !is_pair(&devices) {
+            return;
+        }
+        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let (by_kernels, of_kernels) = (answers(&model).await, first(&model).await);
+        let before = uncounted(&devices);
+        ranks.shutdown().await;
+        let options = LoadOptions { disable_custom_all_reduce: true, ..roomy() };
+        let (ranks, model) = loaded(&devices, ModelSource::demo(), options).await;
+        let (said, of_nccl) = (answers(&model).await, first(&model).await);
+        println!("{by_kernels:?} by kernels, {said:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
+        assert!((of_kernels - of_nccl).abs() < 0.1, "{of_kernels} by kernels, {of_nccl} by NCCL");
+        for _ in 0..3 {
+            assert_eq!(answers(&model).await, said);
+        }
+        let ledger = ranks.budget().measure().await.expect("the budget answers");
+        let now = uncounted(&devices);
+        println!("{ledger}\n{now:?} bytes are not counted, {before:?} without NCCL");
+        for (before, now) in before.iter().zip(&now) {
+            let more = now.zip(*before).map_or(0, |(now, before)| now - before);
+            assert!(more <= UNCOUNTED_MORE.0 as i64, "what NCCL takes is counted: {more} bytes are not");
+        }
+        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let (ended, end) = Responder::new();
+        engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("the engine lives");
+        end.await.expect("all of its threads have ended");
+        assert_eq!(answers(&model).await, said, "after a lane that died");
+        let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
+        engine.send_message(refused).expect("the engine lives");
+        assert_eq!(answers(&model).await, said, "after a rank that failed in a step");
+        println!("{}", ranks.budget().measure().await.expect("the budget answers"));
+        ranks.shutdown().await;
+        for device in &devices {
+            println!("{}: {:?}", device.label(), device.overhead_by_source());
+            assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+        }
+    });
+}
+
+/// A question about two pictures, which ranks share out.
+fn about_two(number: u32) -> Chat {
+    question("Describe the pictures.", 30).image(picture(number)).image(picture(number + 1))
+}
+
+#[test]
+fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_fails_amid_them() {
+    story(async |Stage { runtime, device }| {
+        let first_of = async |model: &ModelHandle, number| {
+            let chat = about_two(number).log_probabilities(0);
+            let mut reply = model.chat(chat).await.expect("it is accepted");
+            loop {
+                if let ChatEvent::Token(score) = reply.next().await.expect("it goes on").expect("it succeeds") {
+                    return (score.token.id, score.token.log_probability);
+                }
+            }
+        };
+        let model = runtime.load_with(ModelSource::demo(), roomy(), |_| {}).await.expect("it starts");
+        let mut of_one = Vec::new();
+        for number in 0..12 {
+            of_one.push(first_of(&model, number * 2).await);
+        }
+        runtime.unload(model.name()).await.expect("it unloads");
+        let devices = pair(&device);
+        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        for (number, (token, likelihood)) in (0..).zip(of_one) {
+            // In the middle of a launch, whose other rank finds that this one is gone.
+            if number % 4 == 3 {
+                let refused = EngineMessage::FailLaunches { which: WhichLane::Vision, after: 5, count: 1 };
+                engine.send_message(refused).expect("the engine lives");
+            }
+            let found = first_of(&model, number * 2).await;
+            println!("pictures {number}: {token} at {likelihood} on one rank, {found:?} on two");
+            assert!((found.1 - likelihood).abs() < 0.1, "{likelihood} on one rank, {} on two", found.1);
+        }
+        ranks.shutdown().await;
+        for device in &devices {
+            assert_eq!(device.counts().backed, Bytes::ZERO, "{}", device.label());
+        }
+    });
+}
+
 /// All tokens of a reply with the bits of their log-probabilities. Replies with one salt share what is cached.
 async fn scored(model: &ModelHandle, tokens: usize, salt: &str) -> Vec<(u32, u32)> {
     let chat = question("Tell me about the sea.", tokens).log_probabilities(0).cache_salt(salt);
@@ -142,8 +246,8 @@ fn a_neighbour_takes_the_requested_bytes() {
 fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
     story(async |Stage { device, .. }| {
         let devices = pair(&device);
-        if devices[0].label() == devices[1].label() {
-            return println!("skipped, this wants two GPUs");
+        if !is_pair(&devices) {
+            return;
         }
         let (ranks, model) = loaded(&devices, ModelSource::demo(), options()).await;
         let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);

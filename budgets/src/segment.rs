@@ -157,7 +157,7 @@ impl Segment {
         }
     }
 
-    /// Lets all ranks of a group use what each has backed.
+    /// Lets each rank of a group use what those that it can reach have backed.
     ///
     /// # Errors
     /// As [`Device::open_to_ranks`].

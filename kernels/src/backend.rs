@@ -140,6 +140,11 @@ pub trait Backend {
     fn all_gather(&self, call: all_gather::Call<'_>) -> Result<(), KernelError>;
     /// Picks the largest of what the ranks have found. It may wait like [`all_reduce`](Backend::all_reduce).
     fn best_of_ranks(&self, call: best_of_ranks::Call<'_>) -> Result<(), KernelError>;
+
+    /// Whether it can; otherwise each rank chooses among the columns of all.
+    fn chooses_among_ranks(&self) -> bool {
+        true
+    }
     /// Rotates heads in place.
     fn rotary(&self, call: rotary::Call<'_>) -> Result<(), KernelError>;
     /// Rotates queries and keys, and writes keys and values into the cache's blocks.

@@ -58,6 +58,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.rank()
     }
 
+    fn chooses_among_ranks(&self) -> bool {
+        self.backend.chooses_among_ranks()
+    }
+
     fn autotune(&self, on: bool) {
         self.backend.autotune(on);
     }

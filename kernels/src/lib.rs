@@ -20,6 +20,7 @@ mod dtype;
 mod e4m3;
 mod error;
 mod faulty;
+mod host_link;
 mod input_token;
 mod kv_layer;
 pub mod ops;
@@ -35,12 +36,16 @@ mod work;
 
 pub use activations::{ActivationFormat, ActivationRoom, Activations, Quantization, Rounded};
 pub use backend::{AUTOTUNED_LAYERS, Backend, Graph};
-pub use cpu::{Cpu, HostLink};
-pub use cuda::{BlasSearch, Cuda, CudaKernels, CudaLink, CudaTarget, OpenError, ProductsBy, Tuning};
+pub use cpu::Cpu;
+pub use cuda::{
+    BlasSearch, CopyLink, Cuda, CudaKernels, CudaLink, CudaTarget, Nccl, NcclLink, OpenError, ProductsBy, RankLink,
+    Tuning, keep_multicast_off,
+};
 pub use dtype::{DType, Element};
 pub use e4m3::{E4m3, e4m3_scale, largest_magnitude};
 pub use error::KernelError;
 pub use faulty::FaultyBackend;
+pub use host_link::HostLink;
 pub use input_token::{InputToken, UnseenToken};
 pub use kv_layer::{BLOCK_TOKENS, HostBlocks, HostRows, KvLayer, KvShape, ScaledLayer};
 pub use plan::Plan;

@@ -222,12 +222,6 @@ impl Target {
         matches!(self, Target::Cuda(_))
     }
 
-    /// Whether each rank encodes pictures of its own and sends the others their rows. On GPUs each encodes all pictures:
-    /// exchanges of two lanes at once, each of which waits on the device, were not tried there.
-    pub fn shares_pictures(&self) -> bool {
-        matches!(self, Target::Cpu { .. })
-    }
-
     /// Text that changes when the kernels change, for fingerprints: on CUDA the hashes of all device code and the
     /// compiler's options, on the CPU this crate's version.
     pub fn code(&self) -> &'static str {

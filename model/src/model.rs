@@ -98,8 +98,6 @@ pub struct Model {
     cache: CacheFormat,
     weight_bytes: Bytes,
     parameters: u64,
-    /// How many ranks share the pictures of a launch out; 1 if each encodes all.
-    picture_ranks: usize,
     /// The memory behind the family's tensors; none for a plan.
     segment: Option<Arc<Segment>>,
 }
@@ -124,8 +122,7 @@ impl Model {
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
         let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        let picture_ranks = picture_ranks(target, rank);
-        Ok(Model { config, family, cache, weight_bytes, parameters, picture_ranks, segment: None })
+        Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
     }
 
     /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on
@@ -200,9 +197,8 @@ impl Model {
             }
         }
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
-        let picture_ranks = picture_ranks(backend.target(), rank);
         let segment = Some(segment);
-        Ok(Model { config, family, cache, weight_bytes: total, parameters, picture_ranks, segment })
+        Ok(Model { config, family, cache, weight_bytes: total, parameters, segment })
     }
 
     /// The memory of its weights, which all ranks of a group share. None for a plan.
@@ -245,9 +241,9 @@ impl Model {
         target.activation().bytes(self.config.picture_row().width())
     }
 
-    /// How many ranks share the pictures of a launch out, and so are linked where they encode. 1 if each encodes all.
+    /// How many ranks share the pictures of a launch out, and so are linked where they encode. 1 for a model on one device.
     pub fn picture_ranks(&self) -> usize {
-        self.picture_ranks
+        self.rank().of()
     }
 
     /// Packs pictures for one launch, each with the vision cache rows for its embeddings, and
@@ -255,13 +251,13 @@ impl Model {
     pub fn pack(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
         let patches: Vec<_> = pictures.iter().map(|(image, _)| image.grid.patches()).collect();
         let of_rank = |share: Vec<usize>| share.into_iter().map(|picture| pictures[picture]).collect();
-        let of_ranks: Vec<Vec<_>> = share_out(&patches, self.picture_ranks).into_iter().map(of_rank).collect();
+        let of_ranks: Vec<Vec<_>> = share_out(&patches, self.picture_ranks()).into_iter().map(of_rank).collect();
         self.family.pack(&of_ranks)
     }
 
     /// As [`pack`](Self::pack), with all of these pictures for each of the ranks that share pictures out.
     pub fn pack_for_each_rank(&self, pictures: &[(&ResizedImage, &[u32])]) -> PictureBatch {
-        self.family.pack(&vec![pictures.to_vec(); self.picture_ranks])
+        self.family.pack(&vec![pictures.to_vec(); self.picture_ranks()])
     }
 
     /// Runs the vision encoder and writes what it makes to the rows of `cache` `[rows, width]`, `width` as
@@ -526,11 +522,6 @@ fn fill<B: Backend>(backend: &B, source: &[u8], to: Address) -> Result<(), LoadE
 
 /// Least number of rows that one thread pads.
 const PADDED_BY_A_THREAD: usize = 64;
-
-/// How many ranks share the pictures of a launch out, on a target where `rank` is one of a group.
-fn picture_ranks(target: &Target, rank: Rank) -> usize {
-    if target.shares_pictures() { rank.of() } else { 1 }
-}
 
 /// The rows of a file's tensor, each followed by `zeros` zero elements. They are written to `room` unless `zeros` is 0.
 fn padded<'s>(bytes: &'s [u8], dtype: DType, (columns, zeros): (usize, usize), room: &'s mut Vec<u8>) -> &'s [u8] {

@@ -155,17 +155,17 @@ impl GraphInputs {
     }
 }
 
-/// Memory of each rank that all ranks have mapped.
+/// Memory of each rank that all ranks which can reach it have mapped.
 pub struct ExchangeMemory {
     segment: Segment,
     largest: Bytes,
 }
 
 impl ExchangeMemory {
-    /// Takes a segment that is backed for exchanges of `largest`, and lets all ranks use it.
+    /// Takes a segment that is backed for exchanges of `largest`, and lets all ranks that can reach it use it.
     ///
     /// # Errors
-    /// The GPUs have no link.
+    /// The driver refuses.
     pub fn over(segment: Segment, largest: Bytes) -> Result<Self, DeviceError> {
         segment.open_to_ranks()?;
         Ok(ExchangeMemory { segment, largest })

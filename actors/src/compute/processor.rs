@@ -9,10 +9,10 @@ use std::{
     time::Duration,
 };
 
-use bursar_budgets::{Bytes, Device, Segment};
+use bursar_budgets::{Bytes, CudaDevice, Device, Segment};
 use bursar_kernels::{
-    BlasSearch, Cpu, Cuda, CudaKernels, CudaLink, CudaTarget, HostLink, KernelError, OpenError, ProductsBy, Rank,
-    Target, Tuning,
+    BlasSearch, CopyLink, Cpu, Cuda, CudaKernels, CudaLink, CudaTarget, HostLink, KernelError, Nccl, NcclLink,
+    OpenError, ProductsBy, Rank, RankLink, Target, Tuning,
 };
 use bursar_model::{LoadError, Model, checkpoint::Checkpoint};
 use tokio::runtime::RuntimeFlavor;
@@ -24,7 +24,11 @@ use crate::{
 
 /// What passes are planned for and run on, for each rank. Clones share it.
 #[derive(Clone)]
-pub struct Processor(Arc<[OfRank]>);
+pub struct Processor {
+    ranks: Arc<[OfRank]>,
+    /// What steps of several GPUs exchange through, where kernels of ours cannot or are not to.
+    nccl: Option<Arc<Nccl>>,
+}
 
 /// What the passes of a rank run on.
 #[derive(Clone)]
@@ -77,11 +81,17 @@ impl Processor {
         }
     }
 
-    /// The processor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt.
+    /// The processor for `target` on `device`. On a GPU this loads the kernels and cuBLASLt; for GPUs that cannot reach each
+    /// other's memory, that are not Hopper's, or with `through_nccl`, NCCL as well.
     ///
     /// # Errors
     /// Something that a GPU needs is missing.
-    pub fn on(device: &Arc<dyn Device>, target: Target, search: &BlasSearch) -> Result<Self, OpenError> {
+    pub fn on(
+        device: &Arc<dyn Device>,
+        target: Target,
+        search: &BlasSearch,
+        through_nccl: bool,
+    ) -> Result<Self, OpenError> {
         let on = |device: &Arc<dyn Device>| match (target, device.clone().as_cuda()) {
             (Target::Cuda(target), Some(cuda)) => {
                 Ok(OfRank::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
@@ -89,20 +99,29 @@ impl Processor {
             (Target::Cuda(_), None) => unreachable!("a GPU's target is of a GPU"),
             (Target::Cpu { threads }, _) => Ok(OfRank::Cpu { threads }),
         };
-        Ok(Processor(devices(device).iter().map(on).collect::<Result<_, OpenError>>()?))
+        let gpus = gpus(device);
+        // Looked for first: what is missing is known before anything is loaded.
+        let nccl = match why_nccl(&gpus, target, through_nccl)? {
+            Some(why) => Some(Arc::new(Nccl::open(&gpus, search, &why)?)),
+            None => None,
+        };
+        let ranks = devices(device).iter().map(on).collect::<Result<_, OpenError>>()?;
+        Ok(Processor { ranks, nccl })
     }
 
     /// The target that plans are made for.
     pub fn target(&self) -> Target {
-        match &self.0[0] {
+        match &self.ranks[0] {
             OfRank::Cpu { threads } => Target::Cpu { threads: *threads },
             OfRank::Cuda(kernels) => kernels.target(),
         }
     }
 
-    /// The library of matrix products, with its version. None on a CPU.
+    /// The libraries, with their versions. None on a CPU.
     pub fn library(&self) -> Option<String> {
-        self.kernels().next().map(|kernels| kernels.library())
+        let products = self.kernels().next().map(|kernels| kernels.library())?;
+        let exchanges = self.nccl.as_ref().map(|nccl| format!(", NCCL {}", nccl.version()));
+        Some(products + &exchanges.unwrap_or_default())
     }
 
     /// The fastest algorithm measured for each product. None on a CPU, which has no choice.
@@ -116,7 +135,7 @@ impl Processor {
     }
 
     fn kernels(&self) -> impl Iterator<Item = &Loaded> {
-        self.0.iter().filter_map(|rank| match rank {
+        self.ranks.iter().filter_map(|rank| match rank {
             OfRank::Cpu { .. } => None,
             OfRank::Cuda(kernels) => Some(kernels),
         })
@@ -136,14 +155,12 @@ impl Processor {
         memory: &Arc<EngineMemory>,
         is_linked: bool,
     ) -> Result<Lane, OpenError> {
-        let ranks = || self.0.iter().zip(models.iter()).zip(devices(device_of_all));
-        let copies = match Arc::ptr_eq(workspace, &memory.step_workspace) {
-            true => memory.host_kv.is_some(),
-            false => memory.host_pictures.is_some(),
-        };
-        let is_linked = is_linked && self.0.len() > 1;
+        let ranks = || self.ranks.iter().zip(models.iter()).zip(devices(device_of_all));
+        let is_step = Arc::ptr_eq(workspace, &memory.step_workspace);
+        let copies = if is_step { memory.host_kv.is_some() } else { memory.host_pictures.is_some() };
+        let is_linked = is_linked && self.ranks.len() > 1;
         let mut on_host = Vec::new();
-        let mut links = if is_linked { HostLink::between(self.0.len(), PATIENCE) } else { Vec::new() }.into_iter();
+        let mut links = if is_linked { HostLink::between(self.ranks.len(), PATIENCE) } else { Vec::new() }.into_iter();
         for ((rank, model), device) in ranks() {
             if let OfRank::Cpu { threads } = rank {
                 let cpu = links.next().map_or_else(|| Cpu::new(*threads), |link| Cpu::linked(*threads, link));
@@ -154,7 +171,15 @@ impl Processor {
         if !on_host.is_empty() {
             return Ok(Lane::of_ranks(name, on_host));
         }
-        let mut links = if is_linked { self.link(device_of_all, memory)? } else { Vec::new() }.into_iter();
+        let mut links = match (is_linked, is_step) {
+            (false, _) => Vec::new(),
+            (true, true) => self.link(device_of_all, memory)?,
+            // Kernels that wait for other ranks in two lanes at once could wait for each other.
+            (true, false) => {
+                CopyLink::between(&gpus(device_of_all), PATIENCE)?.into_iter().map(RankLink::from).collect()
+            }
+        }
+        .into_iter();
         let mut on_gpus = Vec::new();
         for ((rank, model), device) in ranks() {
             if let OfRank::Cuda(kernels) = rank {
@@ -176,10 +201,17 @@ impl Processor {
         Ok(Lane::of_ranks(name, on_gpus))
     }
 
-    /// The ends of a new link between GPUs. No lane over an earlier one is left.
-    fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<CudaLink>, OpenError> {
+    /// The ends of a new link between GPUs for steps. No lane over an earlier one is left.
+    fn link(&self, device: &Arc<dyn Device>, memory: &EngineMemory) -> Result<Vec<RankLink>, OpenError> {
         let exchange = memory.exchange.as_ref().expect("GPUs of several ranks have memory to exchange in");
-        let addresses = exchange.addresses(self.0.len());
+        let addresses = exchange.addresses(self.ranks.len());
+        if let Some(nccl) = &self.nccl {
+            let kernels: Vec<_> = self.kernels().map(|kernels| &**kernels).collect();
+            // SAFETY: it is backed for an exchange of that size and open to ranks that reach it, no lane uses it yet, and the
+            // runners of all ranks hold it until their work has ended.
+            let links = unsafe { NcclLink::between(nccl, &kernels, &addresses, exchange.largest(), PATIENCE) }?;
+            return Ok(links.into_iter().map(RankLink::from).collect());
+        }
         for (kernels, address) in self.kernels().zip(&addresses) {
             let cuda = Cuda::new(kernels)?;
             // SAFETY: it is backed for an exchange of that size, and no lane uses it yet.
@@ -188,7 +220,8 @@ impl Processor {
         let Target::Cuda(CudaTarget { processors, .. }) = self.target() else { unreachable!("these are GPUs") };
         let sharing = ranks_of_a_device(devices(device));
         // SAFETY: it is open to all ranks and cleared, and the runners of all ranks hold it until their work has ended.
-        Ok(unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) })
+        let links = unsafe { CudaLink::between(&addresses, exchange.largest(), PATIENCE, processors, sharing) };
+        Ok(links.into_iter().map(RankLink::from).collect())
     }
 
     /// Copies each rank's part of a checkpoint's weights into `segment`, all at the same time; see [`Model::load`].
@@ -203,7 +236,7 @@ impl Processor {
         progress: impl Fn(Option<(Bytes, Bytes)>) -> ControlFlow<()> + Sync,
     ) -> Result<Models, LoadError> {
         let segment = Arc::new(segment);
-        let ranks = Rank::all(self.0.len()).zip(self.0.iter());
+        let ranks = Rank::all(self.ranks.len()).zip(self.ranks.iter());
         let load = |(rank, on): (Rank, &OfRank)| {
             let told = |done, total| progress((rank.index() == 0).then_some((done, total)));
             on.load(checkpoint, rank, segment.clone(), told).map(Arc::new)
@@ -271,6 +304,29 @@ fn devices(device: &Arc<dyn Device>) -> &[Arc<dyn Device>] {
         [] => slice::from_ref(device),
         ranks => ranks,
     }
+}
+
+/// The GPUs of its ranks; none on a host.
+fn gpus(device: &Arc<dyn Device>) -> Vec<Arc<CudaDevice>> {
+    devices(device).iter().filter_map(|device| device.clone().as_cuda()).collect()
+}
+
+/// Why steps on these GPUs exchange through NCCL, if they do.
+fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result<Option<String>, OpenError> {
+    let Target::Cuda(target) = target else { return Ok(None) };
+    if gpus.len() < 2 {
+        return Ok(None);
+    }
+    if is_wanted {
+        return Ok(Some("disable_custom_all_reduce is set".to_owned()));
+    }
+    for (one, other) in gpus.iter().flat_map(|one| gpus.iter().map(move |other| (one, other))) {
+        if !one.reaches(other)? {
+            return Ok(Some(format!("{} cannot reach the memory of {}", one.label(), other.label())));
+        }
+    }
+    let is_hopper = target.capability == (9, 0);
+    Ok((!is_hopper).then(|| format!("{} has no kernels for exchanges", Target::Cuda(target).name())))
 }
 
 /// The most ranks that share a device: one, but in tests on a machine with one GPU.

@@ -268,10 +268,10 @@ impl EngineArguments {
             return Ok(processor);
         }
         let (device, options, files) = (self.device.clone(), self.options.clone(), files.clone());
-        let LoadOptions { threads, blas, dtype, .. } = options;
+        let LoadOptions { threads, blas, dtype, disable_custom_all_reduce, .. } = options;
         let load = move || {
             let target = dtype.on(Processor::best_target(&device, threads)?, files.stored_type()?)?;
-            Ok(Processor::on(&device, target, &blas)?)
+            Ok(Processor::on(&device, target, &blas, disable_custom_all_reduce)?)
         };
         let processor = off_actor(load).await?;
         self.weight_store.keep_processor(processor.clone());

@@ -79,8 +79,11 @@ pub struct LoadOptions {
     /// before sizing and all of them at the final size. A host device runs, at the final size only, as many layers as
     /// prove the planned peaks to the byte, which saves minutes.
     pub full_stress: bool,
-    /// Where to find cuBLASLt for a GPU.
+    /// Where to find cuBLASLt for a GPU, and NCCL for several where it is wanted.
     pub blas: BlasSearch,
+    /// Several GPUs that share the model out exchange through NCCL. By default they do so only where they cannot map each
+    /// other's memory or are not Hopper's; otherwise kernels of ours exchange.
+    pub disable_custom_all_reduce: bool,
     /// How many restarts of vision and scheduler are tolerated, and within what time. More are a crash loop.
     pub intensity: Intensity,
     /// How many restarts of the engine are tolerated, and within what time. Each of them stresses again.
@@ -117,6 +120,7 @@ impl Default for LoadOptions {
             measures_anew: false,
             full_stress: false,
             blas: BlasSearch::usual(),
+            disable_custom_all_reduce: false,
             intensity: Intensity::SERVING,
             engine_intensity: Intensity::ENGINE,
             faults: FaultPlan::none(),

@@ -196,6 +196,7 @@ impl Knobs {
         options.wake_within =
             self.wake_within.map_or(options.wake_within, |seconds| Duration::from_secs(seconds as u64));
         options.threads = self.threads.unwrap_or(options.threads);
+        options.disable_custom_all_reduce = self.disable_custom_all_reduce.unwrap_or(options.disable_custom_all_reduce);
         options.full_stress = self.full_stress.unwrap_or(options.full_stress);
         let image = &mut options.image_limits;
         image.bytes_max = self.picture_file_bytes.unwrap_or(image.bytes_max);

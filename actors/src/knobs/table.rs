@@ -328,6 +328,8 @@ knobs! {
     model_name: String, Kind::Name, [Vllm served_model_name];
     /// `bursar serve` logs no line of a request, unless it goes wrong. Elsewhere it changes nothing. No log has the text of requests.
     disable_log_requests: bool, Kind::Switch, [];
+    /// Several GPUs that share a model out exchange through NCCL (libnccl.so.2) instead of kernels of ours. Without it they do so only where they cannot map each other's memory or are not Hopper's.
+    disable_custom_all_reduce: bool, Kind::Switch, [];
     /// Runs the worst cases through all layers, before the cache is sized and again at its final size. Without it, a GPU runs eight layers before and all of them after; a host runs as many layers as reach the planned peak, once.
     full_stress: bool, Kind::Switch, [];
     /// Maximum bytes of a picture's file. Larger files are refused.

@@ -278,7 +278,13 @@ impl Attempt {
             };
             let (mut vision_workspace, mut vision_cache) = (None, None);
             if let Some((workspace, cache)) = vision {
-                vision_workspace = Some(Arc::new(backed_segment(&device, needs.vision_workspace, workspace)?));
+                let launches = backed_segment(&device, needs.vision_workspace, workspace)?;
+                // Ranks copy the rows that others have made from there.
+                launches.open_to_ranks().map_err(|source| {
+                    let class = Some(Box::new(Class::VisionWorkspace));
+                    ProfileError::Device { doing: workspaces, class, source }
+                })?;
+                vision_workspace = Some(Arc::new(launches));
                 let segment = backed_segment(&device, needs.vision_cache, cache)?;
                 vision_cache = Some(VisionCache::over(segment, row_width, activation));
             }

@@ -68,11 +68,11 @@ impl Stage {
     }
 }
 
-/// The default options, with cuBLASLt from where the test machine says.
+/// The default options, with libraries from where the test machine says.
 pub fn options() -> LoadOptions {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
-    let usual = BlasSearch::usual();
+    let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
     LoadOptions { blas: folder.map_or(usual.clone(), |folder| usual.first_in(folder)), ..LoadOptions::small() }
 }
 

@@ -123,10 +123,11 @@ pub trait Device: Send + Sync + 'static {
         vec![address]
     }
 
-    /// Lets all ranks of a [group](DeviceGroup) use what each has backed here. Does nothing on one device.
+    /// Lets each rank of a [group](DeviceGroup) use what those that it can reach have backed here. Does nothing on one
+    /// device.
     ///
     /// # Errors
-    /// They have no link.
+    /// The driver refuses.
     fn open_to_ranks(&self, _address: Address, _bytes: Bytes) -> Result<(), DeviceError> {
         Ok(())
     }

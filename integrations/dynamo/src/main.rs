@@ -9,6 +9,8 @@ use clap::Parser;
 const ENDS_WITHIN: &str = "DYN_WORKER_GRACEFUL_SHUTDOWN_TIMEOUT";
 
 fn main() -> anyhow::Result<()> {
+    // While this is the only thread.
+    bursar::keep_multicast_off();
     let options = Options::parse();
     if std::env::var_os(ENDS_WITHIN).is_none() {
         // Its own 30 seconds (5 in debug builds) would cut `--drain` short. Ten are for giving the device back.

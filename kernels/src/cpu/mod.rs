@@ -18,7 +18,6 @@ mod gather_rows;
 mod gelu;
 mod layer_norm;
 mod linear;
-mod link;
 mod memory;
 mod patchify;
 mod position_grid;
@@ -35,10 +34,9 @@ mod silu_mul;
 mod threads;
 mod transfer;
 
-pub use link::HostLink;
 use threads::Threads;
 
-use crate::{Backend, KernelError, Rank, Target, ops};
+use crate::{Backend, HostLink, KernelError, Rank, Target, ops};
 
 /// Computes on host memory with the calling thread and a pool of its own.
 ///

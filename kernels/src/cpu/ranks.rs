@@ -3,12 +3,12 @@
 use std::slice;
 
 use super::{
-    link::{Brought, HostLink},
     memory::{Rows, start_of, write_rows},
     threads::Threads,
 };
 use crate::{
-    KernelError,
+    DType, KernelError, Tensor,
+    host_link::{Brought, HostLink},
     ops::{all_gather, all_reduce, argmax::NO_CHOICE, best_of_ranks},
 };
 
@@ -21,7 +21,7 @@ pub(super) fn all_reduce(
     link: Option<&HostLink>,
     call: all_reduce::Call<'_>,
 ) -> Result<(), KernelError> {
-    let own = Brought::of("all_reduce", &call.partial);
+    let own = brought("all_reduce", &call.partial);
     let sum = |all: &[Brought]| {
         write_rows(threads, &call.out, all.len(), |row, out| {
             for (part, out) in out.chunks_mut(AT_ONCE).enumerate() {
@@ -29,7 +29,7 @@ pub(super) fn all_reduce(
                 let total = &mut total[..out.len()];
                 for (rank, brought) in all.iter().enumerate() {
                     // SAFETY: this runs during the meeting.
-                    let other = &unsafe { brought.row(row) }[part * AT_ONCE..][..out.len()];
+                    let other = &unsafe { row_of(brought, row) }[part * AT_ONCE..][..out.len()];
                     match rank {
                         0 => total.copy_from_slice(other),
                         _ => total.iter_mut().zip(other).for_each(|(total, other)| *total += other),
@@ -50,12 +50,12 @@ pub(super) fn all_gather(
     link: Option<&HostLink>,
     call: all_gather::Call<'_>,
 ) -> Result<(), KernelError> {
-    let (own, columns) = (Brought::of("all_gather", &call.part), call.part.columns());
+    let (own, columns) = (brought("all_gather", &call.part), call.part.columns());
     let gather = |all: &[Brought]| {
         write_rows(threads, &call.out, 1, |row, out| {
             for (out, part) in out.chunks_exact_mut(columns.max(1)).zip(all) {
                 // SAFETY: this runs during the meeting.
-                out.copy_from_slice(unsafe { part.row(row) });
+                out.copy_from_slice(unsafe { row_of(part, row) });
             }
         });
     };
@@ -75,7 +75,7 @@ pub(super) fn best_of_ranks(link: Option<&HostLink>, call: best_of_ranks::Call<'
     let pick = |all: &[Brought]| {
         for (row, out) in out.iter_mut().enumerate() {
             // SAFETY: this runs during the meeting.
-            let found = all.iter().map(|brought| unsafe { brought.row(row) }).map(|row| (row[0], row[1].to_bits()));
+            let found = all.iter().map(|brought| unsafe { row_of(brought, row) }).map(|row| (row[0], row[1].to_bits()));
             let numbers = found.filter(|(_, place)| *place != NO_CHOICE);
             let best = numbers.reduce(|best, next| if next.0 > best.0 { next } else { best });
             *out = best.map_or(NO_CHOICE, |(_, place)| place);
@@ -93,4 +93,22 @@ fn meet(link: Option<&HostLink>, own: Brought, read: impl FnOnce(&[Brought])) ->
             Ok(())
         }
     }
+}
+
+/// Rows of f32 on host memory.
+fn brought(op: &'static str, tensor: &Tensor<'_>) -> Brought {
+    // Panics where a view is of something else.
+    start_of::<f32>(tensor);
+    Brought::of(op, tensor)
+}
+
+/// One row of what a rank has brought.
+///
+/// # Safety
+/// The meeting that it was brought to is not over.
+unsafe fn row_of(brought: &Brought, row: usize) -> &[f32] {
+    let [rows, columns] = brought.shape;
+    assert!(row < rows && brought.dtype == DType::F32, "row {row} of {rows}");
+    // SAFETY: the rank that brought it vouches for its rows, and neither frees nor writes them during the meeting.
+    unsafe { std::slice::from_raw_parts((brought.start.0 as *const f32).add(row * brought.pitch), columns) }
 }

@@ -8,6 +8,7 @@ use cudarc::driver::sys;
 
 use super::{
     CudaLink,
+    rank_link::Witness,
     stream::{Event, Stream},
 };
 use crate::{KernelError, Tensor, ops::transfer::Arrival};
@@ -53,8 +54,8 @@ fn find(free: impl Iterator<Item = usize> + Clone, bytes: usize) -> Find {
 pub(super) struct Coming {
     place: Option<Place>,
     bytes: usize,
-    /// The note of a link follows the bytes.
-    is_linked: bool,
+    /// Of a link that the bytes depend on. A note follows the bytes.
+    witness: Option<Witness>,
     free: Arrivals,
 }
 
@@ -64,10 +65,10 @@ impl Coming {
         device: &Arc<CudaDevice>,
         stream: &Stream,
         source: &Tensor<'_>,
-        link: Option<&CudaLink>,
+        witness: Option<Witness>,
     ) -> Result<Self, DeviceError> {
         let bytes = source.bytes().as_usize();
-        let place = free.take(bytes + link.map_or(0, |_| CudaLink::NOTE), device)?;
+        let place = free.take(bytes + witness.as_ref().map_or(0, |_| CudaLink::NOTE), device)?;
         let copy = |at: usize, from: Address, bytes: usize| {
             // SAFETY: the place is long enough and exclusively ours; the tensor's maker vouches for the source, and the
             // link's for its note.
@@ -79,11 +80,11 @@ impl Coming {
         if bytes > 0 {
             copy(0, source.address(), bytes)?;
         }
-        if let Some(link) = link {
-            copy(bytes, link.failed_at(), CudaLink::NOTE)?;
+        if let Some(Witness::Note(failed_at)) = witness {
+            copy(bytes, failed_at, CudaLink::NOTE)?;
         }
         place.come.record(stream)?;
-        Ok(Coming { place: Some(place), bytes, is_linked: link.is_some(), free: free.clone() })
+        Ok(Coming { place: Some(place), bytes, witness, free: free.clone() })
     }
 }
 
@@ -124,11 +125,12 @@ impl Arrival for Coming {
             // SAFETY: the copy is done, and the place is long enough.
             unsafe { std::ptr::copy_nonoverlapping(place.memory.address().add(at), out.as_mut_ptr(), out.len()) };
         };
-        if self.is_linked {
+        if let Some(Witness::Note(_)) = self.witness {
             let mut failed = [0; CudaLink::NOTE];
             read(self.bytes, &mut failed);
             CudaLink::check(failed)?;
         }
+        self.witness.as_ref().map_or(Ok(()), Witness::check)?;
         read(0, out);
         Ok(())
     }

@@ -27,6 +27,24 @@ pub enum OpenError {
         /// Why it cannot be used.
         reason: String,
     },
+    /// NCCL is wanted and was not found.
+    #[error("{why}, and NCCL was not found: looked for {} in the system's folders{}", .names.join(", "), listed(.folders))]
+    NoNccl {
+        /// Why it is wanted.
+        why: String,
+        /// The file names searched for.
+        names: Vec<&'static str>,
+        /// The folders searched, apart from the system's own.
+        folders: Vec<PathBuf>,
+    },
+    /// A library named NCCL that cannot be used.
+    #[error("{library} is not an NCCL that can be used: {reason}")]
+    BadNccl {
+        /// Path of the file.
+        library: String,
+        /// Why it cannot be used.
+        reason: String,
+    },
     /// A GPU older than Turing.
     #[error("the device is of compute capability {}.{}; the oldest that is served is 7.5", .found.0, .found.1)]
     TooOld {
@@ -68,6 +86,17 @@ impl Hint for OpenError {
             OpenError::BadBlas { .. } => Some(
                 "CUDA 12.4 to 13 are served: name another folder, in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a \
                  program of your own"
+                    .to_owned(),
+            ),
+            OpenError::NoNccl { .. } => Some(
+                "install it with `pip install nvidia-nccl-cu12` (or -cu13), or name the folder that has libnccl.so.2: in \
+                 BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a program of your own; or choose GPUs with a link \
+                 between them (nvidia-smi topo -p2p r), without disable_custom_all_reduce"
+                    .to_owned(),
+            ),
+            OpenError::BadNccl { .. } => Some(
+                "NCCL 2.14 and later is served: name another folder, in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for \
+                 a program of your own"
                     .to_owned(),
             ),
             OpenError::TooOld { .. } => Some("use another GPU, or the host device".to_owned()),

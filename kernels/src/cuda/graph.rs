@@ -5,7 +5,7 @@ use std::{ptr, sync::Arc};
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Overhead};
 use cudarc::driver::sys;
 
-use super::{Cuda, CudaKernels, stream::Stream};
+use super::{Cuda, CudaKernels, RankLink, nccl::Watch, stream::Stream};
 use crate::{Graph, KernelError};
 
 /// A graph that can run in the stream it was captured in.
@@ -13,6 +13,8 @@ pub(super) struct Captured {
     ready: Ready,
     bytes: Bytes,
     stream: Arc<Overhead<Stream>>,
+    /// Counts the exchanges through NCCL that a replay makes.
+    exchanges: Option<(Watch, u64)>,
     /// The modules its launches belong to.
     kernels: Arc<CudaKernels>,
 }
@@ -23,11 +25,17 @@ impl Captured {
         cuda.enter()?;
         let (stream, kernels) = (&cuda.stream, &cuda.kernels);
         let capture = Capture::begin(cuda)?;
+        let before = cuda.captured_exchanges();
         let outcome = run();
         // If both fail, the error of `run` says more than that of ending the capture.
         let recorded = capture.end();
         outcome?;
         let recorded = recorded?;
+        let count = cuda.captured_exchanges() - before;
+        let exchanges = match &cuda.link {
+            Some(RankLink::Nccl(link)) => Some((link.watch().clone(), count)),
+            _ => None,
+        };
         let (made, bytes) = kernels.device.taken_by(|| {
             let ready = Ready::from(&recorded, &kernels.device)?;
             let there = ready.upload(stream);
@@ -36,16 +44,32 @@ impl Captured {
         // Dropping a failed graph takes the device's turn itself, so it must happen outside the measurement.
         let (ready, there) = made?;
         there?;
-        Ok(Captured { ready, bytes, stream: stream.clone(), kernels: kernels.clone() })
+        Ok(Captured { ready, bytes, stream: stream.clone(), exchanges, kernels: kernels.clone() })
+    }
+}
+
+impl Cuda {
+    /// Exchanges through NCCL that were captured so far.
+    fn captured_exchanges(&self) -> u64 {
+        match &self.link {
+            Some(RankLink::Nccl(link)) => link.captured(),
+            _ => 0,
+        }
     }
 }
 
 impl Graph for Captured {
     fn replay(&self) -> Result<(), KernelError> {
         self.kernels.device.enter()?;
-        // SAFETY: both are alive, and the capturing caller vouches for the memory that the launches name.
-        let launched = unsafe { sys::cuGraphLaunch(self.ready.raw, self.stream.raw()) };
-        Ok(CudaDevice::said("cuGraphLaunch", launched)?)
+        let launch = || {
+            // SAFETY: both are alive, and the capturing caller vouches for the memory that the launches name.
+            let launched = unsafe { sys::cuGraphLaunch(self.ready.raw, self.stream.raw()) };
+            Ok(CudaDevice::said("cuGraphLaunch", launched)?)
+        };
+        match &self.exchanges {
+            Some((watch, count)) => watch.launch(*count, launch),
+            None => launch(),
+        }
     }
 
     fn bytes(&self) -> Bytes {

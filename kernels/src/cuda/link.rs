@@ -175,12 +175,12 @@ impl Cuda {
     /// Launches `kernel` over rows of `part` and `out`, as many at a time as exchange memory holds.
     fn exchange(
         &self,
+        link: &CudaLink,
         (op, [whole, odd]): (&'static str, [Function; 2]),
         part: &Tensor<'_>,
         out: &Tensor<'_>,
         accumulate: Option<bool>,
     ) -> Result<(), KernelError> {
-        let link = self.link.as_ref().ok_or(KernelError::NoKernel { op })?;
         self.enter()?;
         let (unit, row) = (unit([part, out]), bytes_of_a_row(part));
         for some in link.in_turns(part).ok_or(KernelError::NoKernel { op })? {
@@ -200,7 +200,7 @@ impl Cuda {
     }
 }
 
-pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let whole = match (cuda.rank().of(), call.partial.bytes() >= LARGE_FROM) {
@@ -209,13 +209,16 @@ pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), 
         _ => hopper.all_reduce,
     };
     let kernels = [whole, hopper.all_reduce_odd];
-    cuda.exchange((OP, kernels), &call.partial, &call.out, Some(call.accumulate))
+    cuda.exchange(link, (OP, kernels), &call.partial, &call.out, Some(call.accumulate))
 }
 
-pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_reduce_rms_norm(
+    cuda: &Cuda,
+    link: &CudaLink,
+    call: all_reduce_rms_norm::Call<'_>,
+) -> Result<(), KernelError> {
     const OP: &str = "all_reduce_rms_norm";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let link = cuda.link.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let (row, turns) = (bytes_of_a_row(&call.partial), link.in_turns(&call.partial));
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
     let turns = turns.filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
@@ -252,17 +255,16 @@ pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'
     Ok(())
 }
 
-pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_gather";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let kernels = [hopper.all_gather, hopper.all_gather_odd];
-    cuda.exchange((OP, kernels), &call.part, &call.out, None)
+    cuda.exchange(link, (OP, kernels), &call.part, &call.out, None)
 }
 
-pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "best_of_ranks";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let link = cuda.link.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     cuda.enter()?;
     for some in link.in_turns_of(call.x.rows(), BEST_BYTES).ok_or(KernelError::NoKernel { op: OP })? {
         let extent = Extent::line(some.len().div_ceil(THREADS).min(link.blocks), THREADS);

@@ -7,6 +7,7 @@ mod autotune;
 mod blas;
 mod contract;
 mod copy_blocks;
+mod copy_link;
 mod decode_launch;
 mod e4m3_cache;
 mod elementwise;
@@ -20,8 +21,10 @@ mod linear;
 mod linear_few;
 mod linear_many;
 mod link;
+mod nccl;
 mod pour;
 mod quantize;
+mod rank_link;
 mod rotary;
 mod sample;
 mod stage;
@@ -40,10 +43,13 @@ use bursar_budgets::{Address, CudaDevice, DeviceError, Overhead};
 
 pub use blas::BlasSearch;
 pub(crate) use contract::{HeadDim as CudaHeadDim, PackedHeadDim as CudaPackedHeadDim};
+pub use copy_link::CopyLink;
 pub use error::OpenError;
 pub(crate) use experts::cuda_route_scratch;
 pub use linear_few::ProductsBy;
 pub use link::CudaLink;
+pub use nccl::{Nccl, NcclLink, keep_multicast_off};
+pub use rank_link::RankLink;
 pub(crate) use sample::cuda_sample_scratch;
 pub use target::CudaTarget;
 pub(crate) use target::{CUDA_FEATURES, CUDA_LINEAR_SCRATCH};
@@ -57,6 +63,7 @@ use contract::EntryPoints;
 use copy_blocks::CopyStream;
 use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
+use rank_link::Witness;
 use stage::Stage;
 use stream::{Clock, Stream};
 
@@ -130,7 +137,7 @@ pub struct Cuda {
     /// The thread that has the device's context as its current one.
     entered: Cell<Option<ThreadId>>,
     /// To the other ranks, if there are some.
-    link: Option<CudaLink>,
+    link: Option<RankLink>,
     /// Last: dropping the last reference unloads the modules, and the stream's work has ended by then.
     kernels: Arc<CudaKernels>,
 }
@@ -164,8 +171,8 @@ impl Cuda {
     }
 
     /// Makes it one of several ranks that compute a model together.
-    pub fn linked(self, link: CudaLink) -> Self {
-        Cuda { link: Some(link), ..self }
+    pub fn linked(self, link: impl Into<RankLink>) -> Self {
+        Cuda { link: Some(link.into()), ..self }
     }
 
     /// Makes it able to copy blocks to host memory and back, in a stream of their own.
@@ -201,10 +208,13 @@ impl Cuda {
 
     /// Whether all ranks came to the exchanges so far, for which it waits.
     fn check_link(&self) -> Result<(), KernelError> {
-        let Some(link) = &self.link else { return Ok(()) };
-        let mut failed = [0; CudaLink::NOTE];
-        self.stage.borrow_mut().download(&self.stream, link.failed_at(), &mut failed)?;
-        Ok(CudaLink::check(failed)?)
+        let Some(witness) = self.link.as_ref().and_then(RankLink::witness) else { return Ok(()) };
+        if let Witness::Note(failed_at) = witness {
+            let mut failed = [0; CudaLink::NOTE];
+            self.stage.borrow_mut().download(&self.stream, failed_at, &mut failed)?;
+            CudaLink::check(failed)?;
+        }
+        Ok(witness.check()?)
     }
 
     /// Makes the device's context current on this thread, once.
@@ -240,7 +250,7 @@ impl Backend for Cuda {
     }
 
     fn rank(&self) -> Rank {
-        self.link.as_ref().map_or(Rank::ALONE, CudaLink::rank)
+        self.link.as_ref().map_or(Rank::ALONE, RankLink::rank)
     }
 
     fn wait_for_all(&self) -> Result<(), KernelError> {
@@ -261,7 +271,8 @@ impl Backend for Cuda {
     fn download_later(&self, call: ops::transfer::DownloadLater<'_>) -> Result<Box<dyn Arrival>, KernelError> {
         self.enter_to_copy()?;
         let device = &self.kernels.device;
-        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source, self.link.as_ref())?))
+        let witness = self.link.as_ref().and_then(RankLink::witness);
+        Ok(Box::new(arrivals::Coming::begin(&self.arrivals, device, &self.stream, &call.source, witness)?))
     }
 
     fn copy_blocks(&self, call: ops::copy_blocks::Call<'_>) -> Result<Box<dyn ops::copy_blocks::Copying>, KernelError> {
@@ -295,19 +306,23 @@ impl Backend for Cuda {
     }
 
     fn all_reduce(&self, call: ops::all_reduce::Call<'_>) -> Result<(), KernelError> {
-        link::all_reduce(self, call)
+        rank_link::all_reduce(self, call)
     }
 
     fn all_reduce_rms_norm(&self, call: ops::all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
-        link::all_reduce_rms_norm(self, call)
+        rank_link::all_reduce_rms_norm(self, call)
     }
 
     fn all_gather(&self, call: ops::all_gather::Call<'_>) -> Result<(), KernelError> {
-        link::all_gather(self, call)
+        rank_link::all_gather(self, call)
     }
 
     fn best_of_ranks(&self, call: ops::best_of_ranks::Call<'_>) -> Result<(), KernelError> {
-        link::best_of_ranks(self, call)
+        rank_link::best_of_ranks(self, call)
+    }
+
+    fn chooses_among_ranks(&self) -> bool {
+        matches!(self.link, None | Some(RankLink::Kernels(_)))
     }
 
     fn embed(&self, call: ops::embed::Call<'_>) -> Result<(), KernelError> {

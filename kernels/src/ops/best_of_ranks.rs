@@ -18,8 +18,14 @@ pub struct Call<'a> {
 }
 
 impl<B: Backend> Scope<'_, B> {
+    /// Whether there are several ranks, each of which needs no more than its own columns to choose.
+    pub fn chooses_among_ranks(&self) -> bool {
+        !self.rank().is_alone() && self.backend.chooses_among_ranks()
+    }
+
     /// The first index of the largest element in each row of all ranks' columns side by side, into `out` `[rows]` u32. `x`
-    /// `[rows, columns.count]` f32 is what this rank has of them. 8 bytes of a row cross from rank to rank.
+    /// `[rows, columns.count]` f32 is what this rank has of them: all, if ranks do not [choose](Scope::chooses_among_ranks)
+    /// together. Otherwise 8 bytes of a row cross from rank to rank.
     ///
     /// # Errors
     /// Shapes disagree; the device is lost, because a rank did not come.
@@ -37,7 +43,7 @@ impl<B: Backend> Scope<'_, B> {
         check::writable(OP, "out", out);
         self.count(Work::over(x.shape().elements() as u64, &[x, out]));
         self.backend.argmax(argmax::Call { x: x.view(), out: out.view() })?;
-        if self.rank().is_alone() {
+        if !self.chooses_among_ranks() {
             return Ok(());
         }
         self.backend.best_of_ranks(Call { x: x.view(), first: columns.first, out: out.view() })

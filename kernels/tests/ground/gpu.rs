@@ -19,10 +19,14 @@ pub fn first_gpu() -> Option<Arc<CudaDevice>> {
 
 /// Its kernels for `target`.
 pub fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
-    // The environment says where cuBLASLt is; only this place below `main` reads it.
+    CudaKernels::load(device, target, &search()).expect("its kernels load")
+}
+
+/// Where libraries are.
+pub fn search() -> BlasSearch {
+    // The environment says so; only this place below `main` reads it.
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-    let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
-    CudaKernels::load(device, target, &search).expect("its kernels load")
+    folder.map_or(usual.clone(), |folder| usual.first_in(folder))
 }

@@ -27,7 +27,7 @@ pub use blocks::{Blocks, go_and_come_back, rows_go_and_come_back};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use fp8::{Fp8, Product, Scaled};
 #[allow(unused_imports, reason = "no story uses all of it")]
-pub use gpu::{first_gpu, load};
+pub use gpu::{first_gpu, load, search};
 #[allow(unused_imports, reason = "no story uses all of it")]
 pub use mixed::{Drawn, Mixed, NORMED_SUMS, normed_sum};
 #[allow(unused_imports, reason = "no story uses all of it")]

@@ -295,8 +295,8 @@ impl Decoder {
     }
 
     /// Whether this rank's head gives all that is wanted.
-    fn has_own(&self, of: LogitsOf) -> bool {
-        self.share.rank.is_alone() || of == LogitsOf::OwnRank
+    fn has_own<B: Backend>(&self, scope: &Scope<'_, B>, of: LogitsOf) -> bool {
+        self.share.rank.is_alone() || of == LogitsOf::OwnRank && scope.chooses_among_ranks()
     }
 
     /// Room for the logits of `rows` rows and for those of padding, `[rows, padded tokens]`.
@@ -306,7 +306,7 @@ impl Decoder {
         rows: usize,
         of: LogitsOf,
     ) -> Result<Tensor<'s>, KernelError> {
-        let columns = match self.has_own(of) {
+        let columns = match self.has_own(scope, of) {
             true => self.head().rows(),
             false => self.share.rank.of() * self.share.tokens_of_each(),
         };
@@ -325,7 +325,7 @@ impl Decoder {
         if chosen.rows() > 0 {
             let scope = scope.scope();
             let normed = scope.rms_norm(chosen, &self.norm, self.config.norm_epsilon)?;
-            if self.has_own(of) {
+            if self.has_own(&scope, of) {
                 scope.linear_into(&normed, self.head(), None, &mut logits)?;
             } else {
                 let mut own = scope.empty_f32([chosen.rows(), self.head().rows()])?;
@@ -333,9 +333,9 @@ impl Decoder {
                 scope.all_gather_into(&own.column_range(0..self.share.tokens_of_each()), &mut logits)?;
             }
         }
-        let tokens = match of {
-            LogitsOf::AllRanks => self.config.vocabulary,
-            LogitsOf::OwnRank => self.share.vocabulary.count,
+        let tokens = match self.has_own(scope, of) {
+            true => self.share.vocabulary.count,
+            false => self.config.vocabulary,
         };
         Ok(logits.into_column_range(0..tokens))
     }

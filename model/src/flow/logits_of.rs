@@ -5,6 +5,8 @@
 pub enum LogitsOf {
     /// `[rows, vocabulary]`, gathered from all ranks: what draws, changes or reports likelihoods needs.
     AllRanks,
-    /// `[rows, tokens]` of the rank's own [`DecoderShare::vocabulary`](crate::blocks::DecoderShare::vocabulary). Enough to choose the likeliest token, for which ranks exchange a number and a place a row.
+    /// What choosing the likeliest token takes: `[rows, tokens]` of the rank's own
+    /// [`DecoderShare::vocabulary`](crate::blocks::DecoderShare::vocabulary), where ranks
+    /// [choose together](bursar_kernels::Scope::chooses_among_ranks), and otherwise all.
     OwnRank,
 }

@@ -1,7 +1,7 @@
 //! Device memory for a step's sampling requests, chosen tokens and reports. It outlives the pass and keeps its address,
 //! so that a captured step finds the next requests there.
 
-use bursar_kernels::{Backend, KernelError, Scope, Tensor, sampling::SampleLayout};
+use bursar_kernels::{Backend, KernelError, Rank, Scope, Tensor, sampling::SampleLayout};
 
 /// The part after the requests starts at a multiple of this many words: a line of a GPU's cache.
 const ALIGNMENT: usize = 32;
@@ -73,7 +73,8 @@ impl<'a> SamplingBuffers<'a> {
     /// # Errors
     /// As [`argmax_of_ranks_into`](Scope::argmax_of_ranks_into).
     pub fn take_likeliest<B: Backend>(&mut self, scope: &Scope<'_, B>, own: &Tensor<'_>) -> Result<(), KernelError> {
-        let tokens = scope.rank().share_rounded_up(self.shape.vocabulary);
+        let rank = if scope.chooses_among_ranks() { scope.rank() } else { Rank::ALONE };
+        let tokens = rank.share_rounded_up(self.shape.vocabulary);
         let (_, mut results) = self.words.split_rows_mut(self.shape.question_words());
         scope.argmax_of_ranks_into(own, tokens, &mut results.row_range_mut(0..own.rows()))
     }

@@ -419,9 +419,9 @@ proptest! {
             no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
         }
         for (folder, of) in [(QWEN2_5_VL, 2), (QWEN3_VL[0], 4)] {
-            for rank in Rank::all(of) {
-                let model = Model::plan_rank(&bench::open(folder), &targets[0], rank).expect("it can be planned");
-                no_pass_exceeds_the_worst_cases(&model, targets[0], envelope.clone(), seed);
+            for (rank, target) in Rank::all(of).flat_map(|rank| targets.map(|target| (rank, target))) {
+                let model = Model::plan_rank(&bench::open(folder), &target, rank).expect("it can be planned");
+                no_pass_exceeds_the_worst_cases(&model, target, envelope.clone(), seed);
             }
         }
     }

@@ -8,7 +8,7 @@ use super::{
     CudaDevice, Piece,
     driver::{self, check},
 };
-use crate::{Address, Bytes, Device, DeviceError};
+use crate::{Address, Bytes, DeviceError};
 
 impl CudaDevice {
     /// Allocates memory that is not mapped yet.
@@ -70,10 +70,18 @@ impl CudaDevice {
         }
     }
 
-    /// Lets other GPUs use what is backed at these addresses.
+    /// Whether this GPU can read and write what `other` holds, as it can its own memory.
     ///
     /// # Errors
-    /// [`DeviceError::Unusable`] if one cannot reach this GPU's memory.
+    /// The driver does not say.
+    pub fn reaches(&self, other: &CudaDevice) -> Result<bool, DeviceError> {
+        Ok(other.device == self.device || driver::reaches(self.device, other.device)?)
+    }
+
+    /// Lets those of other GPUs that can reach this one's memory use what is backed at these addresses.
+    ///
+    /// # Errors
+    /// The driver refuses.
     pub fn open_to<'d>(
         &self,
         others: impl Iterator<Item = &'d Arc<CudaDevice>>,
@@ -81,13 +89,9 @@ impl CudaDevice {
         bytes: Bytes,
     ) -> Result<(), DeviceError> {
         for other in others.filter(|other| other.device != self.device) {
-            if !driver::reaches(other.device, self.device)? {
-                return Err(DeviceError::Unusable {
-                    reason: format!("{} cannot reach the memory of {}", other.label(), self.label()),
-                    hint: "choose GPUs with a link between them (nvidia-smi topo -p2p r)".to_owned(),
-                });
+            if other.reaches(self)? {
+                self.heed(driver::open(other.device, address, bytes))?;
             }
-            self.heed(driver::open(other.device, address, bytes))?;
         }
         Ok(())
     }

@@ -258,6 +258,11 @@ impl CudaDevice {
         }
     }
 
+    /// Its number in the order of `CUDA_VISIBLE_DEVICES`, which is CUDA's runtime's number too.
+    pub fn ordinal(&self) -> usize {
+        self.ordinal
+    }
+
     /// Marks the device as lost, for code that calls the driver itself. All calls then fail with the first reason
     /// given.
     pub fn lose(&self, reason: &str) {

@@ -1,11 +1,11 @@
-//! Where to look for cuBLASLt.
+//! Where to look for cuBLASLt, and for NCCL.
 
 use std::path::{Path, PathBuf};
 
 /// File names, newest first. All versions are used through the same few calls.
 pub(super) const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"];
 
-/// Folders to search for cuBLASLt, in addition to the system's.
+/// Folders to search for cuBLASLt, and for NCCL where it is wanted, in addition to the system's.
 ///
 /// This type does not read the environment. `bursar` fills it from `BURSAR_CUDA_LIB`, `CUDA_HOME`, `VIRTUAL_ENV`,
 /// `CONDA_PREFIX` and `HOME`.
@@ -40,7 +40,7 @@ impl BlasSearch {
     }
 
     /// Adds the Python packages under `prefix` (a virtual environment, say), because NVIDIA's wheels contain the
-    /// library.
+    /// libraries.
     pub fn with_python(mut self, prefix: impl AsRef<Path>) -> Self {
         let versions = std::fs::read_dir(prefix.as_ref().join("lib")).into_iter().flatten().flatten();
         let pythons = versions.filter(|entry| entry.file_name().to_string_lossy().starts_with("python3"));
@@ -48,7 +48,7 @@ impl BlasSearch {
             for packages in ["site-packages", "dist-packages"] {
                 let nvidia = python.path().join(packages).join("nvidia");
                 self.folders.extend(
-                    ["cu13/lib", "cublas/lib"]
+                    ["cu13/lib", "cublas/lib", "nccl/lib"]
                         .map(|folder| nvidia.join(folder))
                         .into_iter()
                         .filter(|folder| folder.is_dir()),
@@ -63,11 +63,16 @@ impl BlasSearch {
         &self.folders
     }
 
-    /// Files to try, in order: first those in the folders, then the names that the system searches for.
+    /// Files to try for cuBLASLt, in order.
     pub(super) fn candidates(&self) -> Vec<PathBuf> {
-        let in_folders = self.folders.iter().flat_map(|folder| NAMES.map(|name| folder.join(name)));
+        self.files(&NAMES)
+    }
+
+    /// Files to try, in order: first those of these names in the folders, then the names that the system searches for.
+    pub(in super::super) fn files(&self, names: &[&'static str]) -> Vec<PathBuf> {
+        let in_folders = self.folders.iter().flat_map(|folder| names.iter().map(|name| folder.join(name)));
         let in_folders = in_folders.filter(|file| file.is_file());
-        in_folders.chain(NAMES.map(PathBuf::from)).collect()
+        in_folders.chain(names.iter().map(PathBuf::from)).collect()
     }
 }
 

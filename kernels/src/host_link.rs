@@ -1,4 +1,5 @@
-//! The link between host ranks: threads of one process that meet in an operation and read each other's memory.
+//! The link between ranks that meet on the host: threads of one process that come to an operation and read what the others
+//! have brought, on host devices by the threads themselves, on GPUs by copies.
 
 use std::{
     fmt::Write,
@@ -6,12 +7,11 @@ use std::{
     time::Duration,
 };
 
-use bursar_budgets::DeviceError;
+use bursar_budgets::{Address, DeviceError};
 
-use super::memory::start_of;
-use crate::{KernelError, Rank, Tensor};
+use crate::{DType, KernelError, Rank, Tensor};
 
-/// A rank's end of the link between the host ranks of a group.
+/// A rank's end of the link between the ranks of a group that meet on the host.
 ///
 /// All ranks come to the same operations in the same order. One that does not come in time, that is dropped or that
 /// comes to another operation breaks the link: each rank gets [`DeviceError::Lost`], now and from then on.
@@ -39,38 +39,29 @@ struct State {
     broken: Option<String>,
 }
 
-/// What a rank brings: rows of f32 that stay as they are until all ranks have read them.
+/// What a rank brings: rows that stay as they are until all ranks have read them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Brought {
+pub(crate) struct Brought {
     /// The operation's name.
     op: &'static str,
     /// Rows and columns.
-    shape: [usize; 2],
-    start: usize,
-    pitch: usize,
+    pub(crate) shape: [usize; 2],
+    pub(crate) dtype: DType,
+    pub(crate) start: Address,
+    /// Elements from row to row.
+    pub(crate) pitch: usize,
 }
 
 impl Brought {
-    pub(super) fn of(op: &'static str, tensor: &Tensor<'_>) -> Self {
-        let shape = [tensor.rows(), tensor.columns()];
-        Brought { op, shape, start: start_of::<f32>(tensor) as usize, pitch: tensor.pitch() }
+    pub(crate) fn of(op: &'static str, tensor: &Tensor<'_>) -> Self {
+        let (shape, pitch) = ([tensor.rows(), tensor.columns()], tensor.pitch());
+        Brought { op, shape, dtype: tensor.dtype(), start: tensor.address(), pitch }
     }
 
-    /// Rows of `columns` numbers each, which stay where they are until the meeting is over.
-    pub(super) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
-        let shape = [numbers.len() / columns, columns];
-        Brought { op, shape, start: numbers.as_ptr() as usize, pitch: columns }
-    }
-
-    /// One row.
-    ///
-    /// # Safety
-    /// The meeting that it was brought to is not over.
-    pub(super) unsafe fn row(&self, row: usize) -> &[f32] {
-        let [rows, columns] = self.shape;
-        assert!(row < rows, "row {row} of {rows}");
-        // SAFETY: the rank that brought it vouches for its rows, and neither frees nor writes them during the meeting.
-        unsafe { std::slice::from_raw_parts((self.start as *const f32).add(row * self.pitch), columns) }
+    /// Rows of `columns` numbers each on host memory, which stay where they are until the meeting is over.
+    pub(crate) fn rows(op: &'static str, numbers: &[f32], columns: usize) -> Self {
+        let (shape, start) = ([numbers.len() / columns, columns], Address(numbers.as_ptr().addr() as u64));
+        Brought { op, shape, dtype: DType::F32, start, pitch: columns }
     }
 }
 
@@ -92,7 +83,7 @@ impl HostLink {
     /// in the ranks' order. Returns when all ranks have read.
     ///
     /// Only the first wait needs a bound: after it every rank is inside this function and only computes.
-    pub(super) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
+    pub(crate) fn meet(&self, own: Brought, read: impl FnOnce(&[Brought])) -> Result<(), KernelError> {
         let mut state = self.lock();
         let meeting = state.meeting;
         if state.broken.is_none() {

@@ -1,0 +1,11 @@
+//! NCCL, loaded at run time, for ranks whose GPUs cannot map each other's memory or have no kernels of ours to meet in it.
+
+mod environment;
+mod library;
+mod link;
+mod watch;
+
+pub use environment::keep_multicast_off;
+pub use library::Nccl;
+pub use link::NcclLink;
+pub(super) use watch::Watch;

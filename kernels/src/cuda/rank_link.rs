@@ -1,0 +1,107 @@
+//! A rank's end of a link between GPU ranks, and which kind of link an operation goes through.
+
+use bursar_budgets::{Address, DeviceError};
+
+use super::{CopyLink, Cuda, CudaLink, NcclLink, link, nccl::Watch};
+use crate::{
+    KernelError, Rank,
+    ops::{all_gather, all_reduce, all_reduce_rms_norm, best_of_ranks},
+};
+
+/// A rank's end of a link between the GPU ranks of a group.
+pub enum RankLink {
+    /// Kernels of ours meet in memory that all ranks have mapped.
+    Kernels(CudaLink),
+    /// Ranks meet on the host and copy each other's rows.
+    Copies(CopyLink),
+    /// NVIDIA's library sums and gathers.
+    Nccl(NcclLink),
+}
+
+impl From<CudaLink> for RankLink {
+    fn from(link: CudaLink) -> Self {
+        RankLink::Kernels(link)
+    }
+}
+
+impl From<CopyLink> for RankLink {
+    fn from(link: CopyLink) -> Self {
+        RankLink::Copies(link)
+    }
+}
+
+impl From<NcclLink> for RankLink {
+    fn from(link: NcclLink) -> Self {
+        RankLink::Nccl(link)
+    }
+}
+
+impl RankLink {
+    /// Its place in the group.
+    pub fn rank(&self) -> Rank {
+        match self {
+            RankLink::Kernels(link) => link.rank(),
+            RankLink::Copies(link) => link.rank(),
+            RankLink::Nccl(link) => link.rank(),
+        }
+    }
+
+    /// How the host finds out, once the device is past an exchange, whether all ranks came to it.
+    pub(super) fn witness(&self) -> Option<Witness> {
+        match self {
+            RankLink::Kernels(link) => Some(Witness::Note(link.failed_at())),
+            RankLink::Nccl(link) => Some(Witness::Watch(link.watch().clone())),
+            // They have met before anything was launched.
+            RankLink::Copies(_) => None,
+        }
+    }
+}
+
+/// What knows whether all ranks came to the exchanges so far.
+pub(super) enum Witness {
+    /// The device, which wrote a [note](CudaLink::check) there.
+    Note(Address),
+    /// The host.
+    Watch(Watch),
+}
+
+impl Witness {
+    /// The error of ranks that went apart, as far as the host knows it.
+    pub(super) fn check(&self) -> Result<(), DeviceError> {
+        match self {
+            Witness::Note(_) => Ok(()),
+            Witness::Watch(watch) => watch.check(),
+        }
+    }
+}
+
+pub(super) fn all_reduce(cuda: &Cuda, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
+    match &cuda.link {
+        Some(RankLink::Kernels(link)) => link::all_reduce(cuda, link, call),
+        Some(RankLink::Nccl(link)) => link.all_reduce(cuda, call),
+        Some(RankLink::Copies(_)) | None => Err(KernelError::NoKernel { op: "all_reduce" }),
+    }
+}
+
+pub(super) fn all_reduce_rms_norm(cuda: &Cuda, call: all_reduce_rms_norm::Call<'_>) -> Result<(), KernelError> {
+    match &cuda.link {
+        Some(RankLink::Kernels(link)) => link::all_reduce_rms_norm(cuda, link, call),
+        _ => all_reduce_rms_norm::in_two(cuda, call),
+    }
+}
+
+pub(super) fn all_gather(cuda: &Cuda, call: all_gather::Call<'_>) -> Result<(), KernelError> {
+    match &cuda.link {
+        Some(RankLink::Kernels(link)) => link::all_gather(cuda, link, call),
+        Some(RankLink::Nccl(link)) => link.all_gather(cuda, call),
+        Some(RankLink::Copies(link)) => link.all_gather(cuda, call),
+        None => Err(KernelError::NoKernel { op: "all_gather" }),
+    }
+}
+
+pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
+    match &cuda.link {
+        Some(RankLink::Kernels(link)) => link::best_of_ranks(cuda, link, call),
+        _ => Err(KernelError::NoKernel { op: "best_of_ranks" }),
+    }
+}
