@@ -22,6 +22,7 @@ use super::{
     },
     error::OpenError,
     launch::{Arguments, Extent, Functions, arguments, count},
+    linear_many,
     stream::Stream,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
@@ -150,7 +151,8 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
         return None;
     }
     match cuda.products_by {
-        ProductsBy::Library if product.numbers.is_plain() => None,
+        // A device that is lost says so again when it is launched.
+        ProductsBy::Library if linear_many::library_has(cuda, product, places).unwrap_or(false) => None,
         ProductsBy::Library => Some(CUTS[0]),
         ProductsBy::Ours => Some(CUTS[0]),
         ProductsBy::Measured => match cuda.kernels.blas.algorithm_of(product) {
