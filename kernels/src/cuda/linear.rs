@@ -24,12 +24,17 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
             return unsafe { linear_few::launch_in_turns(cuda, product, places) };
         }
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
+        let ((product, places), rest) = linear_many::parts(cuda, product, places);
         // SAFETY: as above; the workspace is this product's alone.
         let places = unsafe { turned_scales::turned(cuda, product, places)? };
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
         // SAFETY: as above.
-        let put = unsafe { products.multiply(blas, stream, activation, (product, places), autotunes) };
-        Ok(put?)
+        unsafe { products.multiply(blas, stream, activation, (product, places), autotunes)? };
+        match rest {
+            // SAFETY: as above; it uses the workspace after the library's kernel has ended.
+            Some((rest, places)) => unsafe { linear_few::launch(cuda, rest, places, linear_few::CUTS[0]) },
+            None => Ok(()),
+        }
     })
 }
 

@@ -18,7 +18,7 @@ const ALIGNMENT: u64 = 256;
 const SCALES_ALIGNMENT: u64 = 16;
 
 /// Rows of x that the library takes are a multiple of this: so its scales' rows start where its copies want them.
-const ROWS: usize = 4;
+pub(super) const ROWS: usize = 4;
 
 /// Where the scales of a product go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
