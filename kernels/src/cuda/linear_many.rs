@@ -152,8 +152,10 @@ pub(super) fn chosen(
     }
     let measured = cuda.kernels.blas.algorithm_of(product);
     if product.gates {
-        // Another size was measured with the library's product in front of the gate.
-        let lacks_library = || product.rows > FEW_ROWS && !is_by_library(cuda, product, places);
+        // Another size may have been measured with the library's product in front of the gate, which it does not take here.
+        let is_odd =
+            matches!(product.numbers, Numbers::E4m3Blocks { .. }) && !product.rows.is_multiple_of(turned_scales::ROWS);
+        let lacks_library = || is_odd && product.rows > FEW_ROWS && !is_by_library(cuda, product, places);
         let is_without = !is_plain && (measured.is_none() || lacks_library());
         return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || is_without);
     }
