@@ -159,7 +159,8 @@ pub(super) fn chosen(
         let is_without = !is_plain && (measured.is_none() || lacks_library());
         return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || is_without);
     }
-    if !is_plain && !(matches!(measured, Some(GemmAlgorithm::Library(_))) && library_has(cuda, product, places)?) {
+    let has_library = matches!(measured, Some(GemmAlgorithm::Library(_))) && library_has(cuda, product, places)?;
+    if !is_plain && !has_library {
         return Ok(true);
     }
     let close = Product { rows: product.rows / 3 * 4, ..product };
