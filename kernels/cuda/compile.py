@@ -29,14 +29,16 @@ WHEELS = [
     "nvidia-cuda-cccl==13.0.85",
 ]
 COMMON = ["-std=c++17", "-O3", "-Iinclude"]
-# By the end of the compiled file's name. Turing has f16 alone; sm_80's PTX is the floor for all that follows; sm_90a is
-# Hopper's own.
+# By the end of the compiled file's name. Turing has f16 alone; sm_80's PTX is the floor for all that follows; sm_89 is the
+# first that multiplies FP8; sm_90a is Hopper's own.
 TARGETS = {
     "sm_75.ptx": ["-arch=compute_75", "-DBURSAR_NO_BF16", "-ptx"],
     "sm_80.ptx": ["-arch=compute_80", "-ptx"],
+    "sm_89.ptx": ["-arch=compute_89", "-ptx"],
     "sm_90a.cubin": ["-gencode=arch=compute_90a,code=sm_90a", "-cubin"],
 }
-# A file that is not for all of them says so in a line `// Targets: sm_90a`.
+# A file that is for others than all but these says so in a line `// Targets: sm_90a`.
+NAMED_ALONE = ["sm_89.ptx"]
 ONLY = re.compile(r"^// Targets: (.+)$", re.MULTILINE)
 # The PTX language of CUDA 12.4, the oldest driver that is served. The compiler writes its own, newer version; what it
 # wrote uses nothing newer, which `ptxas` confirms.
@@ -78,7 +80,9 @@ def digest_of_sources(source):
 def endings_of(source):
     """The targets that the file is compiled for."""
     only = ONLY.search(source.read_text())
-    return [ending for ending in TARGETS if not only or ending.split(".")[0] in only[1].split(", ")]
+    if not only:
+        return [ending for ending in TARGETS if ending not in NAMED_ALONE]
+    return [ending for ending in TARGETS if ending.split(".")[0] in only[1].split(", ")]
 
 
 def options():

@@ -3,7 +3,7 @@
 //
 // out[row, column] = round(float(sum of the four quarters of splitmix64(seed, row * pitch + column) - 131070) * factor)
 //
-// out [count / columns, columns] bf16, f16, f32 or on Hopper E4M3, contiguous, any alignment
+// out [count / columns, columns] bf16, f16, f32 or E4M3, contiguous, any alignment
 //
 // An element depends on seed and place alone, never on the launch.
 
@@ -32,12 +32,10 @@ __device__ __forceinline__ uint64_t split_mix(uint64_t seed, uint64_t i) {
     }
 FOR_EACH_ACTIVATION(KERNEL)
 KERNEL(f32, float)
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 template <>
 __device__ __forceinline__ E4m3 from_float<E4m3>(float value) {
     return {static_cast<uint8_t>(e4m3_pair(value, 0.0f))};
 }
 KERNEL(e4m3, E4m3)
-#endif
 
 // Launch: grid (clamp(div_ceil(count, THREADS), 1, 8192)), block (THREADS of contract::random), no dynamic shared memory.

@@ -1,12 +1,11 @@
 // Rounding activations to E4M3: rows as they are, rows that are normalised, rows that are gated. The norm and the gate
 // round what they make, so that no pass of its own has to read it again.
-// Targets: sm_90a
 //
 // quantize_<type>           out = x
 // rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
-// add_experts_rms_norm_rounded_<type>   residual as add_experts of experts.cu leaves it, where all experts are here; out =
+// on Hopper add_experts_rms_norm_rounded_<type>   residual as add_experts of experts.cu leaves it, where all experts are here; out =
 //                           the same of that
-// silu_mul_rounded_<type>, silu_mul_rounded_few_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
+// silu_mul_rounded_<type>, on Hopper silu_mul_rounded_few_<type>   out = gate / (1 + exp(-gate)) * up             (SwiGLU, Shazeer 2020, arXiv 2002.05202)
 //
 // x        [rows, columns]       rows x_pitch elements apart
 // gate_up  [rows, 2 * columns]   gate, then up; rows x_pitch elements apart
@@ -26,7 +25,9 @@
 #include "e4m3.cuh"
 #include "element.cuh"
 #include "expert_sum.cuh"
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #include "hopper_cluster.cuh"
+#endif
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
@@ -34,8 +35,15 @@ using contract::fp8::BY_GROUPS;
 using contract::fp8::BY_ROWS;
 constexpr uint32_t WIDTH = contract::fp8::VECTOR;
 constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
-// Vectors that a thread keeps; it makes others again when it needs them again.
+// Vectors that a thread keeps; it makes others again when it needs them again. PTX keeps none and
+// repeats no loop's body, because it is three times as long otherwise.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+constexpr uint32_t HELD = 0;
+#define ONCE _Pragma("unroll 1")
+#else
 constexpr uint32_t HELD = 2;
+#define ONCE
+#endif
 // Blocks of a cluster that share one of few gated rows, which are five times as long as others. Of 256 rows they are
 // slower than one block a row.
 constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
@@ -96,6 +104,17 @@ __device__ __forceinline__ float largest_of_block(float value, float (&partial)[
     return largest_of_lanes<WARP>(lane < warps ? partial[lane] : 0.0f);
 }
 
+// Where a number is rounded by its bits this is long, and one function for all.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+__device__ __noinline__
+#else
+__device__ __forceinline__
+#endif
+uint2 rounded_eight(float a, float b, float c, float d, float e, float f, float g, float h, float scale) {
+    const auto pair = [&](float low, float high) { return e4m3_pair(__fdiv_rn(low, scale), __fdiv_rn(high, scale)); };
+    return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
+}
+
 template <typename Element>
 __device__ __forceinline__ void write(const Target<Element>& target, uint64_t row, uint32_t column, float scale,
                                       const float (&values)[WIDTH]) {
@@ -103,15 +122,11 @@ __device__ __forceinline__ void write(const Target<Element>& target, uint64_t ro
     if (target.plain != nullptr) {
         store<WIDTH>(target.plain + at, values);
     }
-    uint2 eight;
-    const auto pair = [&](uint32_t i) {
-        return e4m3_pair(__fdiv_rn(values[i], scale), __fdiv_rn(values[i + 1], scale));
-    };
-    eight.x = pair(0) | pair(2) << 16;
-    eight.y = pair(4) | pair(6) << 16;
+    const uint2 eight = rounded_eight(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], scale);
     *reinterpret_cast<uint2*>(target.data + at) = eight;
 }
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 // The largest that the blocks of a cluster have. None of them ends before all have read it.
 __device__ __forceinline__ float largest_of_cluster(float value) {
     __shared__ float own;
@@ -137,6 +152,11 @@ __device__ __forceinline__ float largest_of_cluster(float value) {
     cluster_sync();
     return value;
 }
+#else
+// No clusters: one block has a row.
+__device__ __forceinline__ uint32_t cluster_rank() { return 0; }
+__device__ __forceinline__ float largest_of_cluster(float value) { return value; }
+#endif
 
 // Writes a row, or this block's part of the row of its cluster. Eight numbers from a column on are made by
 // `make(column, values)`. All threads take each turn, because lanes of a group ask each other.
@@ -148,7 +168,7 @@ __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_
     const uint32_t share = (all + BLOCKS * GROUP_LANES - 1) / (BLOCKS * GROUP_LANES) * GROUP_LANES;
     const uint32_t first = BLOCKS == 1 ? 0 : min(cluster_rank() * share, all), vectors = BLOCKS == 1 ? all : min(first + share, all);
     const uint32_t turns = (vectors - first + blockDim.x - 1) / blockDim.x;
-    float held[HELD][WIDTH];
+    float held[HELD + 1][WIDTH];  // the last stands for none
     const auto vector_of = [&](uint32_t turn) { return first + turn * blockDim.x + threadIdx.x; };
     const auto each = [&](auto&& run) {
 #pragma unroll
@@ -157,6 +177,7 @@ __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_
                 run(vector_of(turn), held[turn]);
             }
         }
+        ONCE
         for (uint32_t turn = HELD; turn < turns; ++turn) {
             float values[WIDTH] = {};
             if (vector_of(turn) < vectors) {
@@ -311,6 +332,15 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
                                 float* scales) {                                                                   \
         rms_norm(x, x_pitch, weight, epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});         \
     }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
+        silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
+                                uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
+        silu_mul<1>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                 \
+    }
+FOR_EACH_ACTIVATION(KERNEL)
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define KERNEL_OF_HOPPER(name, Element)                                                                            \
     extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX)                                       \
         add_experts_rms_norm_rounded_##name(const Element* products, const uint32_t* places, uint32_t top,         \
                                             Element* residual, uint32_t residual_pitch, const Element* weight,     \
@@ -319,18 +349,14 @@ __device__ __forceinline__ void silu_mul(const Element* gate_up, uint32_t pitch,
         add_experts_norm(ExpertSum<Element>{products, places, top, residual, residual_pitch, columns}, weight,     \
                          epsilon, Target<Element>{columns, plain, kind, fixed, data, scales});                     \
     }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                    \
-        silu_mul_rounded_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,        \
-                                uint32_t kind, float fixed, uint8_t* data, float* scales) {                        \
-        silu_mul<1>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});                 \
-    }                                                                                                              \
     extern "C" __global__ void __cluster_dims__(GATE_BLOCKS, 1, 1)                                                 \
         __launch_bounds__(contract::fp8::THREADS_MAX, 2)                                                           \
         silu_mul_rounded_few_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns, Element* plain,    \
                                     uint32_t kind, float fixed, uint8_t* data, float* scales) {                    \
         silu_mul<GATE_BLOCKS>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});       \
     }
-FOR_EACH_ACTIVATION(KERNEL)
+FOR_EACH_ACTIVATION(KERNEL_OF_HOPPER)
+#endif
 
 // Launch: grid (rows), block (clamp(round_up(columns / 8, 32), 32, THREADS_MAX) of contract::fp8), no dynamic shared memory;
 // silu_mul_rounded_few has clusters of GATE_BLOCKS for a row: grid (rows * GATE_BLOCKS), and columns divided by as many.

@@ -16,7 +16,8 @@ use cudarc::driver::sys;
 use half::{bf16, f16};
 
 use ground::{
-    How, NORMED_SUMS, Pass, Random, assert_close, first_gpu, leased, load, narrowed, normed_sum, passes, rounded,
+    Fp8, How, NORMED_SUMS, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, normed_sum,
+    passes, rounded,
 };
 
 /// A test's turn on the GPU, which all tests share.
@@ -75,6 +76,17 @@ impl Gpu {
         products_by: ProductsBy,
         pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
     ) -> T {
+        self.compute_and_count(kernels, bytes, products_by, pass).0
+    }
+
+    /// As [`compute`](Gpu::compute), and how many products took cuBLASLt's first suggestion.
+    fn compute_and_count<T>(
+        &self,
+        kernels: &Arc<CudaKernels>,
+        bytes: Bytes,
+        products_by: ProductsBy,
+        pass: impl FnOnce(&Scope<'_, Cuda>) -> Result<T, KernelError>,
+    ) -> (T, usize) {
         let segment = leased(self.device.clone(), bytes.max(Bytes(1)));
         self.device.enter().expect("it is there");
         // SAFETY: the segment has this many backed bytes, and nothing else uses it.
@@ -85,7 +97,7 @@ impl Gpu {
         let workspace = Workspace::over(segment);
         let outcome = pass(&Scope::new(&cuda, &workspace, &counter)).unwrap();
         assert!(workspace.high_water() <= bytes.max(Bytes(1)).round_up(Bytes(256)));
-        outcome
+        (outcome, cuda.guesses())
     }
 }
 
@@ -149,7 +161,8 @@ fn every_operation_gives_what_its_definition_gives_takes_what_its_plan_says_and_
 fn what_is_compiled_for_older_generations_gives_it_too() {
     let Some((_turn, gpu)) = gpu() else { return };
     let best = CudaTarget::of(&gpu.device).expect("it says what it is");
-    for (capability, activation) in [((8, 0), DType::BF16), ((8, 0), DType::F16), ((7, 5), DType::F16)] {
+    let [bf16, f16] = [DType::BF16, DType::F16];
+    for (capability, activation) in [((8, 9), bf16), ((8, 9), f16), ((8, 0), bf16), ((8, 0), f16), ((7, 5), f16)] {
         if capability < best.capability {
             // The driver compiles that generation's PTX for this GPU.
             gpu.compare(&gpu.load(CudaTarget { capability, activation, ..best }));
@@ -174,14 +187,22 @@ fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
 }
 
 /// The elements drawn, as bits: part of a matrix whose rows have `pitch` numbers.
-fn drawn<B: Backend>(backend: &B, workspace: &Workspace, dtype: DType, shape: [usize; 2], pitch: usize) -> Vec<u16> {
+fn drawn<B: Backend>(
+    backend: &B,
+    workspace: &Workspace,
+    dtype: DType,
+    deviation: f32,
+    shape: [usize; 2],
+    pitch: usize,
+) -> Vec<u16> {
     // SAFETY: the workspace has backed this many bytes, and none of them is taken.
     let mut out = unsafe { Tensor::persistent(workspace.address(), shape, dtype) };
-    fill_random_part(backend, Part { seed: 7, first: 11, pitch }, 0.02, &mut out).expect("a type of weights");
+    fill_random_part(backend, Part { seed: 7, first: 11, pitch }, deviation, &mut out).expect("a type of weights");
     let counter = WorkCounter::default();
     let scope = Scope::new(backend, workspace, &counter);
     match dtype {
         DType::BF16 => scope.download::<bf16>(&out).unwrap().into_iter().map(bf16::to_bits).collect(),
+        DType::F8E4M3 => scope.download::<E4m3>(&out).unwrap().into_iter().map(|code| code.0.into()).collect(),
         _ => scope.download::<f16>(&out).unwrap().into_iter().map(f16::to_bits).collect(),
     }
 }
@@ -193,14 +214,21 @@ fn random_weights_have_the_bits_that_the_cpu_draws() {
     let shape = [8192 + 7, 257];
     let bytes = Bytes(2 * (shape[0] * shape[1]) as u64);
     let host = Workspace::over(leased(Arc::new(HostDevice::new(HostConfig::small(Bytes::mib(8))).unwrap()), bytes));
-    for kernels in &gpu.kernels {
-        let dtype = kernels.target().activation();
+    let best = CudaTarget::of(&gpu.device).expect("it says what it is");
+    // Before 8.9 numbers become E4M3 by their bits.
+    let older = gpu.load(CudaTarget { capability: best.capability.min((7, 5)), activation: DType::F16, ..best });
+    for kernels in gpu.kernels.iter().chain([&older]) {
         let cuda = Cuda::new(kernels).expect("a stream");
-        for pitch in [shape[1], shape[1] + 3] {
-            let found = drawn(&cuda, &Workspace::over(leased(gpu.device.clone(), bytes)), dtype, shape, pitch);
-            let expected = drawn(&Cpu::new(2), &host, dtype, shape, pitch);
-            let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
-            assert_eq!(other, 0, "in {dtype}, {pitch} apart");
+        for dtype in [kernels.target().activation(), DType::F8E4M3] {
+            // E4M3 is largest at 448.
+            let deviation = if dtype == DType::F8E4M3 { 100.0 } else { 0.02 };
+            for pitch in [shape[1], shape[1] + 3] {
+                let memory = Workspace::over(leased(gpu.device.clone(), bytes));
+                let found = drawn(&cuda, &memory, dtype, deviation, shape, pitch);
+                let expected = drawn(&Cpu::new(2), &host, dtype, deviation, shape, pitch);
+                let other = found.iter().zip(&expected).filter(|(found, expected)| found != expected).count();
+                assert_eq!(other, 0, "in {dtype}, {pitch} apart, on {:?}", kernels.target());
+            }
         }
     }
 }
@@ -346,6 +374,100 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         autotune(&cuda);
         assert_eq!(another.tuning().products(), kernels.tuning().products());
         run(&cuda, 5);
+    }
+}
+
+/// A product with scales for blocks, of which cuBLASLt takes a multiple of four rows.
+fn by_blocks(rows: usize, in_features: usize, out_features: usize, how: How, bias: bool) -> Fp8 {
+    Fp8 { rows, in_features, out_features, scaled: Scaled::Blocks(128), product: Product::Linear { how, bias } }
+}
+
+/// Compares some of what was found with the definition: the corners, and places all over.
+fn assert_some_close(fp8: &Fp8, activation: DType, found: &[f32], what: &str) {
+    let mut random = Random::new(9);
+    let mut places: Vec<(usize, usize)> =
+        (0..400).map(|_| (random.below(fp8.rows), random.below(fp8.out_features))).collect();
+    places.extend([0, fp8.rows - 1].into_iter().flat_map(|row| [(row, 0), (row, fp8.out_features - 1)]));
+    let expected = fp8.linear_at(activation, &mut Random::new(3), &places);
+    let found: Vec<f32> = places.iter().map(|place| found[fp8.index_of(activation, *place)]).collect();
+    assert_close(
+        &format!("{fp8:?} in {activation}, {what}"),
+        &found,
+        &expected,
+        tolerance(&Pass::Fp8(fp8.clone()), activation),
+    );
+}
+
+#[test]
+fn the_library_has_an_algorithm_for_scales_by_block() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    // Groups of 128 columns: four, and twelve and 28, which are whole; five and nine, which are filled up.
+    let cases = [
+        (4, 512, 384),
+        (64, 1536, 4608),
+        (256, 3584, 512),
+        (100, 640, 264),
+        (1000, 1152, 384),
+        (4100, 1024, 640),
+        // Of this ours compute the last three.
+        (4099, 1024, 640),
+        // Of these ours compute all.
+        (5, 512, 384),
+        (130, 640, 264),
+        (2047, 640, 264),
+        (64, 528, 384),
+    ];
+    for kernels in &gpu.kernels {
+        let (target, library) = (kernels.target(), kernels.library());
+        let version = library.rsplit(' ').next().and_then(|number| number.parse::<usize>().ok()).unwrap_or(0);
+        if target_of(kernels).capability != (9, 0) || version < 120_900 {
+            println!("{} with {library} has none", target.name());
+            continue;
+        }
+        let activation = target.activation();
+        for ((rows, in_features, out_features), how) in cases.into_iter().zip([How::New, How::Add].into_iter().cycle())
+        {
+            let fp8 = by_blocks(rows, in_features, out_features, how, false);
+            let (plan, dry, counter) = (Plan::new(target), Workspace::dry(), WorkCounter::default());
+            fp8.run(&Scope::new(&plan, &dry, &counter), &mut Random::new(3)).unwrap();
+            let run = |scope: &Scope<'_, Cuda>| fp8.run(scope, &mut Random::new(3));
+            let (found, asked) = gpu.compute_and_count(kernels, dry.high_water(), ProductsBy::Library, run);
+            let is_asked = (rows % 4 == 0 || rows >= 2048) && in_features % 128 == 0;
+            assert_eq!(asked, usize::from(is_asked), "{fp8:?} in {activation} with {library}");
+            assert_some_close(&fp8, activation, &found, "by the library");
+            // It may have none that adds a bias.
+            let biased = by_blocks(rows, in_features, out_features, How::New, true);
+            let run = |scope: &Scope<'_, Cuda>| biased.run(scope, &mut Random::new(3));
+            let (found, asked) =
+                gpu.compute_and_count(kernels, dry.high_water() + Bytes::mib(1), ProductsBy::Library, run);
+            println!("{rows} x {in_features} x {out_features} with a bias in {activation}: {asked} by {library}");
+            assert_some_close(&biased, activation, &found, "by the library, with a bias");
+        }
+    }
+}
+
+#[test]
+fn products_by_blocks_are_right_whichever_way_autotuning_takes() {
+    let Some((_turn, gpu)) = gpu() else { return };
+    for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([640, 1024], Some(128))) {
+        let kernels = &gpu.load(target_of(kernels));
+        let activation = kernels.target().activation();
+        let workspace = Workspace::over(leased(gpu.device.clone(), Bytes::mib(256)));
+        let (cuda, counter) = (Cuda::new(kernels).expect("a stream"), WorkCounter::default());
+        let run = |rows: usize| {
+            let fp8 = by_blocks(rows, 1024, 640, How::New, false);
+            (fp8.run(&Scope::new(&cuda, &workspace, &counter), &mut Random::new(3)).expect("it runs"), fp8)
+        };
+        cuda.autotune(true);
+        run(300);
+        run(12);
+        Scope::new(&cuda, &workspace, &counter).measure_products().expect("they run");
+        cuda.autotune(false);
+        for rows in [1, 4, 5, 64, 100, 129, 130, 256, 299, 300, 304, 1001] {
+            let (found, fp8) = run(rows);
+            assert_some_close(&fp8, activation, &found, "autotuned");
+        }
+        assert_eq!(cuda.guesses(), 0, "ours compute what the library has nothing measured for");
     }
 }
 

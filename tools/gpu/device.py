@@ -87,14 +87,14 @@ def load_from(folder):
 @functools.cache
 def _module(file, device):
     found = ctypes.c_void_p()
-    path = COMPILED / (file if file.endswith(".cubin") else f"{file}.sm_90a.cubin")
+    path = COMPILED / (file if file.endswith((".cubin", ".ptx")) else f"{file}.sm_90a.cubin")
     driver()
     expect_success(driver().cuModuleLoad(ctypes.byref(found), str(path).encode()), str(path))
     return found
 
 
 def module(file):
-    """Of torch's current device; `file` is the name of a source, or of a .cubin."""
+    """Of torch's current device; `file` is the name of a source, or of a .cubin or .ptx, which the driver compiles."""
     return _module(file, torch.cuda.current_device())
 
 

@@ -359,6 +359,42 @@ constexpr uint32_t BY_ROWS = 1;
 constexpr uint32_t FIXED = 2;
 }  // namespace fp8
 
+// turn_scales.cu: scales as cuBLASLt reads them.
+namespace turn_scales {
+// Rows and groups of a tile, which a block turns.
+constexpr uint32_t TILE = 32;
+// Threads of a block.
+constexpr uint32_t THREADS = 256;
+// What the scales of a block's row are filled up to a multiple of.
+constexpr uint32_t PADDED = 4;
+}  // namespace turn_scales
+
+// linear_e4m3.cu: products of FP8 weights on generations that have no other kernels for them.
+namespace linear_e4m3 {
+// Features of a block that has few rows.
+constexpr uint32_t FEW_FEATURES = 16;
+// Warps of such a block, which share the columns.
+constexpr uint32_t FEW_WARPS = 4;
+// Threads of such a block.
+constexpr uint32_t FEW_THREADS = 128;
+// Features of a block's tile where rows are many.
+constexpr uint32_t MANY_FEATURES = 128;
+// Rows of x of that tile.
+constexpr uint32_t MANY_ROWS = 64;
+// Threads of such a block.
+constexpr uint32_t MANY_THREADS = 256;
+// Bytes of dynamic shared memory of such a block: two stages of a group's columns.
+constexpr uint32_t MANY_SHARED_BYTES = 49152;
+// Bit of `flags`: scales are for blocks of the weight and groups of x, not for rows.
+constexpr uint32_t BY_BLOCKS = 1;
+// Bit of `flags`: the product is added to the output.
+constexpr uint32_t ADD_TO_OUT = 2;
+// Bit of `flags`: the output is f32.
+constexpr uint32_t OUT_IS_F32 = 4;
+// Bit of `flags`: activations are bf16, not f16.
+constexpr uint32_t IS_BF16 = 8;
+}  // namespace linear_e4m3
+
 // gate_up_middle.cu: gated products of some hundred rows.
 namespace gate_up_middle {
 // Blocks of a cluster, one below the other.

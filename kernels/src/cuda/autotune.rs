@@ -18,6 +18,7 @@ use super::{
     linear_few::{self, CUTS, ProductsBy},
     linear_many,
     target::CUDA_LINEAR_SCRATCH,
+    turned_scales,
 };
 use crate::{AUTOTUNED_LAYERS, Activations, DType, FP8_BLOCK, KernelError, Shape, Tensor, Weight, ops};
 
@@ -185,7 +186,7 @@ impl<'t> Trial<'t> {
             others.push(GemmAlgorithm::Apart);
         } else {
             let product = described.insert(Described::of(blas, activation, self.product)?);
-            match product.proposals(blas, self.places(0)) {
+            match product.proposals(blas, turned_scales::as_asked(self.product, self.places(0))) {
                 Ok(algorithms) => others.extend(algorithms.into_iter().map(GemmAlgorithm::Library)),
                 Err(error) if error.is_lost() => return Err(error.into()),
                 // This size may never be needed.
@@ -282,7 +283,10 @@ impl<'t> Trial<'t> {
         match (way, described) {
             (GemmAlgorithm::Library(algorithm), Some(described)) => {
                 // SAFETY: there is room for the operands, and the weights stay in place until autotuning ends.
-                unsafe { described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm) }?;
+                unsafe {
+                    let places = turned_scales::turned(cuda, self.product, places)?;
+                    described.multiply(&cuda.kernels.blas, &cuda.stream, places, &algorithm)?;
+                }
                 Ok(())
             }
             // SAFETY: as above, and `serves` was checked first.

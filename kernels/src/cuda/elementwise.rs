@@ -32,10 +32,7 @@ pub(super) fn fill_random(cuda: &Cuda, call: ops::fill_random::Call<'_>) -> Resu
     let kernels = cuda.entry_points();
     let kernel = match call.out.dtype() {
         DType::F32 => kernels.fill_random_f32,
-        DType::F8E4M3 => {
-            let hopper = kernels.hopper.as_ref().ok_or(KernelError::NoKernel { op: "fill_random" })?;
-            hopper.fill_random_e4m3
-        }
+        DType::F8E4M3 => kernels.fill_random_e4m3,
         _ => kernels.fill_random,
     };
     // SAFETY: these are the kernel's parameters, and the front has checked that there are so many elements.

@@ -144,6 +144,11 @@ pub(super) fn gated_experts(cuda: &Cuda, call: ops::gated_experts::Call<'_>) -> 
 
 pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Result<(), KernelError> {
     products(cuda, &call)?;
+    add(cuda, &call)
+}
+
+/// Adds up the products of each row.
+fn add(cuda: &Cuda, call: &ops::add_experts::Call<'_>) -> Result<(), KernelError> {
     let sum = arguments![
         call.products.address(),
         call.routing.places.address(),
@@ -163,6 +168,13 @@ pub(super) fn add_experts(cuda: &Cuda, call: ops::add_experts::Call<'_>) -> Resu
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, call: ops::add_experts_rms_norm::Call<'_>) -> Result<(), KernelError> {
     let experts = &call.experts;
     products(cuda, experts)?;
+    if let Some(rounded) = call.out.rounded.as_ref().filter(|_| cuda.entry_points().hopper.is_none()) {
+        add(cuda, experts)?;
+        let out = call.out.view();
+        let norm =
+            ops::rms_norm::Call { x: experts.sum.view(), weight: call.weight.view(), epsilon: call.epsilon, out };
+        return quantize::rms_norm(cuda, &norm, rounded);
+    }
     let (rows, columns) = (experts.sum.rows(), experts.sum.columns());
     let sum = arguments![
         experts.products.address(),

@@ -17,16 +17,14 @@ pub(super) struct Images {
 macro_rules! images {
     ($($name:literal)*) => {
         /// For Turing: PTX of f16 kernels, which the driver compiles.
-        const SM_75: &[Image] = &[$(Image {
-            name: $name,
-            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_75.ptx")), "\0").as_bytes(),
-        },)*];
+        const SM_75: &[Image] = &[$(ptx!($name, ".sm_75.ptx"),)* ptx!("linear_e4m3", ".sm_75.ptx")];
 
-        /// For everything from Ampere on that has no machine code of its own: PTX, which the driver compiles.
-        const SM_80: &[Image] = &[$(Image {
-            name: $name,
-            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, ".sm_80.ptx")), "\0").as_bytes(),
-        },)*];
+        /// For Ampere: PTX, which the driver compiles.
+        const SM_80: &[Image] = &[$(ptx!($name, ".sm_80.ptx"),)* ptx!("linear_e4m3", ".sm_80.ptx")];
+
+        /// For everything from Ada on that has no machine code of its own: Ampere's, with products on tensor cores that
+        /// multiply E4M3.
+        const SM_89: &[Image] = &[$(ptx!($name, ".sm_80.ptx"),)* ptx!("linear_e4m3", ".sm_89.ptx")];
 
         /// For Hopper: machine code, including the kernels that only Hopper has.
         const SM_90A: &[Image] = &[
@@ -44,9 +42,18 @@ macro_rules! images {
             machine_code!("linear_gated_hopper"),
             machine_code!("linear_many_e4m3"),
             machine_code!("gate_up_middle"),
-            machine_code!("quantize"),
             machine_code!("route_normed"),
+            machine_code!("turn_scales"),
         ];
+    };
+}
+
+macro_rules! ptx {
+    ($name:literal, $ending:literal) => {
+        Image {
+            name: $name,
+            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, $ending)), "\0").as_bytes(),
+        }
     };
 }
 
@@ -58,7 +65,7 @@ macro_rules! machine_code {
 
 images! {
     "add_rows" "argmax" "attention_decode" "attention_prefill" "embed" "experts" "fill_random" "gather_rows" "gelu" "layer_norm"
-    "patchify" "position_grid" "rms_norm" "route" "rotary" "sampling" "scatter_rows" "silu_mul"
+    "patchify" "position_grid" "quantize" "rms_norm" "route" "rotary" "sampling" "scatter_rows" "silu_mul"
 }
 
 /// The images for a GPU of this capability, best first. An older driver may refuse machine code from a newer compiler
@@ -67,7 +74,8 @@ pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
     let ptx = |modules| Images { modules, is_machine_code: false };
     match capability {
         (7, 5) => vec![ptx(SM_75)],
-        (9, 0) => vec![Images { modules: SM_90A, is_machine_code: true }, ptx(SM_80)],
+        (9, 0) => vec![Images { modules: SM_90A, is_machine_code: true }, ptx(SM_89)],
+        capability if capability >= (8, 9) => vec![ptx(SM_89)],
         capability if capability >= (8, 0) => vec![ptx(SM_80)],
         _ => Vec::new(),
     }

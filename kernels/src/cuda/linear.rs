@@ -1,12 +1,12 @@
 //! The matrix product: by cuBLASLt, or by our own kernels for few rows (up to 64), some hundred rows (up to 256) or
-//! many rows, where they were measured to be faster.
+//! many rows, where they were measured to be faster. FP8 weights have kernels of their own on each generation.
 
 use bursar_budgets::Address;
 
 use super::{
     Cuda,
     blas::{Numbers, Places, Product},
-    elementwise, gate_up_middle, linear_few, linear_many, quantize,
+    elementwise, gate_up_middle, linear_e4m3, linear_few, linear_many, quantize, turned_scales,
 };
 use crate::{Activations, DType, KernelError, Quantization, Rounded, Scales, Tensor, Weight, ops};
 
@@ -15,15 +15,26 @@ pub(super) fn linear(cuda: &Cuda, call: ops::linear::Call<'_>) -> Result<(), Ker
     let product = Product { accumulates: call.accumulate, ..operands.product(call.bias.as_ref(), &call.out) };
     let places = operands.places(call.bias.as_ref(), &call.scratch, &call.out);
     compute(cuda, product, places, linear_many::Output::PLAIN, || {
-        if !linear_many::is_by_library(cuda, product, places) {
+        if let Some(kernels) = linear_e4m3::serving(cuda, product, places) {
             // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+            return unsafe { linear_e4m3::launch(cuda, kernels, product, places) };
+        }
+        if !linear_many::library_has(cuda, product, places)? {
+            // SAFETY: as above.
             return unsafe { linear_few::launch_in_turns(cuda, product, places) };
         }
         let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
+        let ((product, places), rest) = linear_many::parts(cuda, product, places);
+        // SAFETY: as above; the workspace is this product's alone.
+        let places = unsafe { turned_scales::turned(cuda, product, places)? };
         let (mut products, autotunes) = (cuda.products.borrow_mut(), cuda.autotunes.get());
-        // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
-        let put = unsafe { products.multiply(blas, stream, activation, (product, places), autotunes) };
-        Ok(put?)
+        // SAFETY: as above.
+        unsafe { products.multiply(blas, stream, activation, (product, places), autotunes)? };
+        match rest {
+            // SAFETY: as above; it uses the workspace after the library's kernel has ended.
+            Some((rest, places)) => unsafe { linear_few::launch(cuda, rest, places, linear_few::CUTS[0]) },
+            None => Ok(()),
+        }
     })
 }
 

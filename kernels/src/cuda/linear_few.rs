@@ -22,6 +22,7 @@ use super::{
     },
     error::OpenError,
     launch::{Arguments, Extent, Functions, arguments, count},
+    linear_many,
     stream::Stream,
     tensor_map::{Layout, Rows, Swizzle, TensorMap},
 };
@@ -150,7 +151,8 @@ pub(super) fn chosen(cuda: &Cuda, product: Product, places: Places) -> Option<Cu
         return None;
     }
     match cuda.products_by {
-        ProductsBy::Library if product.numbers.is_plain() => None,
+        // A device that is lost says so again when it is launched.
+        ProductsBy::Library if linear_many::library_has(cuda, product, places).unwrap_or(false) => None,
         ProductsBy::Library => Some(CUTS[0]),
         ProductsBy::Ours => Some(CUTS[0]),
         ProductsBy::Measured => match cuda.kernels.blas.algorithm_of(product) {
@@ -224,21 +226,9 @@ pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: 
 /// # Safety
 /// As for [`launch`].
 pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Places) -> Result<(), KernelError> {
-    let out = if product.out_is_f32 { DType::F32 } else { cuda.kernels.target.activation };
-    let groups = match product.numbers {
-        Numbers::E4m3Blocks { .. } => product.in_features.div_ceil(FP8_BLOCK),
-        Numbers::Plain | Numbers::E4m3Rows => 1,
-        Numbers::E4m3Fixed => 0,
-    };
     for first in (0..product.rows).step_by(ROWS_MAX) {
-        let behind = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
-        let turn = Product { rows: ROWS_MAX.min(product.rows - first), ..product };
-        let places = Places {
-            x: behind(places.x, Bytes((first * product.x_pitch * product.numbers.size()) as u64)),
-            x_scales: behind(places.x_scales, DType::F32.bytes(first * groups)),
-            out: behind(places.out, out.bytes(first * product.out_pitch)),
-            ..places
-        };
+        let rows = ROWS_MAX.min(product.rows - first);
+        let (turn, places) = rows_of(cuda.kernels.target.activation, (product, places), first, rows);
         if !serves(cuda, turn, places) {
             return Err(KernelError::NoKernel { op: "linear" });
         }
@@ -246,6 +236,29 @@ pub(super) unsafe fn launch_in_turns(cuda: &Cuda, product: Product, places: Plac
         unsafe { launch(cuda, turn, places, CUTS[0])? };
     }
     Ok(())
+}
+
+/// The product of so many rows from the `first` on.
+pub(super) fn rows_of(
+    activation: DType,
+    (product, places): (Product, Places),
+    first: usize,
+    rows: usize,
+) -> (Product, Places) {
+    let out = if product.out_is_f32 { DType::F32 } else { activation };
+    let groups = match product.numbers {
+        Numbers::E4m3Blocks { .. } => product.in_features.div_ceil(FP8_BLOCK),
+        Numbers::Plain | Numbers::E4m3Rows => 1,
+        Numbers::E4m3Fixed => 0,
+    };
+    let behind = |address: u64, bytes: Bytes| Address(address).offset(bytes).0;
+    let places = Places {
+        x: behind(places.x, Bytes((first * product.x_pitch * product.numbers.size()) as u64)),
+        x_scales: behind(places.x_scales, DType::F32.bytes(first * groups)),
+        out: behind(places.out, out.bytes(first * product.out_pitch)),
+        ..places
+    };
+    (Product { rows, ..product }, places)
 }
 
 /// What kernels of E4M3 want to know of scales.

@@ -19,6 +19,7 @@ use super::{
     launch::{Extent, Function, arguments, count},
     linear_few::{self, ProductsBy},
     tensor_map::{Rows, TensorMap},
+    turned_scales,
 };
 use crate::{DType, FP8_BLOCK, KernelError};
 
@@ -36,8 +37,12 @@ const COLUMNS: usize = 8;
 const RUNS: usize = 4;
 const TRIALS: usize = 2;
 
-/// The first version of the library that takes scales of rows for products of E4M3.
-const SCALED_ROWS_FROM: usize = 120_900;
+/// The first version of the library that takes scales of rows and of blocks for products of E4M3.
+const SCALED_FROM: usize = 120_900;
+
+/// Fewest rows of which the library is given all but the last: ours read the whole weight for up to three, which takes as
+/// long as some 140 rows of the rest (4 TB/s, 1,100 TFLOP/s).
+const SPLIT_FROM: usize = 2048;
 
 /// Our kernel must be at least 3 % faster, because two measurements of the same kernel differ by a few per cent.
 const CLEARLY: f32 = 0.97;
@@ -114,15 +119,17 @@ pub(super) fn chosen(
     }
     let is_plain = product.numbers.is_plain();
     match cuda.products_by {
-        // The library has no product of E4M3 but with scales for rows, and not in every version.
-        ProductsBy::Library => return Ok(!is_plain && !is_by_library(cuda, product, places)),
+        // The library has no product of E4M3 with a fixed scale, and no others in every version.
+        ProductsBy::Library => return Ok(!is_plain && !library_has(cuda, product, places)?),
         ProductsBy::Ours => return Ok(true),
         ProductsBy::Measured => {}
     }
     // Sums or gates that are rounded on their own: without the library there is no other.
-    let has_other = product.gates || is_by_library(cuda, product, places);
+    // What is split is not measured: a size that is whole stands for it.
+    let is_whole = || parts(cuda, product, places).1.is_none();
+    let has_other = || Ok::<_, KernelError>(product.gates || is_whole() && library_has(cuda, product, places)?);
     let is_measured = || cuda.kernels.blas.measured().contains_key(&product);
-    if cuda.autotunes.get() && has_other && product.rows > FEW_ROWS && !is_measured() {
+    if cuda.autotunes.get() && product.rows > FEW_ROWS && !is_measured() && has_other()? {
         // Warm-up: the first runs load what they need and are not timed.
         other()?;
         // SAFETY: the front has checked the call, and the product fits.
@@ -145,9 +152,15 @@ pub(super) fn chosen(
     }
     let measured = cuda.kernels.blas.algorithm_of(product);
     if product.gates {
-        return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || !is_plain && measured.is_none());
+        // Another size may have been measured with the library's product in front of the gate, which it does not take here.
+        let is_odd =
+            matches!(product.numbers, Numbers::E4m3Blocks { .. }) && !product.rows.is_multiple_of(turned_scales::ROWS);
+        let lacks_library = || is_odd && product.rows > FEW_ROWS && !is_by_library(cuda, product, places);
+        let is_without = !is_plain && (measured.is_none() || lacks_library());
+        return Ok(matches!(measured, Some(GemmAlgorithm::Many)) || is_without);
     }
-    if !is_plain && !matches!(measured, Some(GemmAlgorithm::Library(_))) {
+    let has_library = matches!(measured, Some(GemmAlgorithm::Library(_))) && library_has(cuda, product, places)?;
+    if !is_plain && !has_library {
         return Ok(true);
     }
     let close = Product { rows: product.rows / 3 * 4, ..product };
@@ -162,17 +175,54 @@ pub(super) fn serves_few(cuda: &Cuda, product: Product, places: Places) -> bool 
         && fits(product, places, Output::PLAIN)
 }
 
-/// Whether the library may be asked for the product.
+/// Whether the library may be asked for the product, or for all of it but its last rows.
 pub(super) fn is_by_library(cuda: &Cuda, product: Product, places: Places) -> bool {
-    match product.numbers {
-        Numbers::Plain => true,
-        Numbers::E4m3Rows => {
-            let out_pitch = DType::F16.bytes(product.out_pitch).as_usize();
-            let is_aligned = [places.out as usize, out_pitch].iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT));
-            cuda.kernels.blas.version() >= SCALED_ROWS_FROM && is_aligned && !product.out_is_f32
-        }
-        Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => false,
+    let ((product, places), rest) = parts(cuda, product, places);
+    let has_scales = match product.numbers {
+        Numbers::Plain => return true,
+        Numbers::E4m3Rows => true,
+        Numbers::E4m3Blocks { .. } => turned_scales::fit(product, places),
+        Numbers::E4m3Fixed => false,
+    };
+    let out_pitch = DType::F16.bytes(product.out_pitch).as_usize();
+    let starts = [places.out as usize, out_pitch];
+    has_scales
+        && cuda.kernels.functions.is_machine_code()
+        && cuda.kernels.blas.version() >= SCALED_FROM
+        && starts.iter().all(|bytes| bytes.is_multiple_of(ALIGNMENT))
+        && !product.out_is_f32
+        && rest.is_none_or(|(rest, places)| product.gates || linear_few::serves(cuda, rest, places))
+}
+
+/// What of a product the library is asked for, and the last rows that it would not take, if there are any: of a product
+/// with scales by blocks it takes a multiple of four.
+pub(super) fn parts(cuda: &Cuda, product: Product, places: Places) -> ((Product, Places), Option<(Product, Places)>) {
+    let odd = match product.numbers {
+        Numbers::E4m3Blocks { .. } if product.rows >= SPLIT_FROM => product.rows % turned_scales::ROWS,
+        _ => 0,
+    };
+    let (activation, whole) = (cuda.kernels.target.activation, product.rows - odd);
+    let rest = (odd > 0).then(|| linear_few::rows_of(activation, (product, places), whole, odd));
+    ((Product { rows: whole, ..product }, places), rest)
+}
+
+/// Whether the library is asked for the product and has an algorithm for it. If not, ours compute it. A product with a
+/// gate is one without to the library, which is asked for that in its turn.
+///
+/// # Errors
+/// The device is lost.
+pub(super) fn library_has(cuda: &Cuda, product: Product, places: Places) -> Result<bool, KernelError> {
+    if product.numbers.is_plain() || product.gates || !is_by_library(cuda, product, places) {
+        return Ok(is_by_library(cuda, product, places));
     }
+    let (blas, stream, activation) = (&cuda.kernels.blas, &cuda.stream, cuda.kernels.target.activation);
+    let autotunes = cuda.autotunes.get();
+    let may_guess = autotunes || cuda.products_by == ProductsBy::Library;
+    let mut products = cuda.products.borrow_mut();
+    let (product, places) = parts(cuda, product, places).0;
+    let places = turned_scales::as_asked(product, places);
+    // SAFETY: the front has checked the shapes, and the tensors' makers vouch for their memory.
+    Ok(unsafe { products.has(blas, stream, activation, (product, places), (autotunes, may_guess))? })
 }
 
 /// Launches the kernel, and what follows it.

@@ -18,6 +18,7 @@ mod graph;
 mod images;
 mod launch;
 mod linear;
+mod linear_e4m3;
 mod linear_few;
 mod linear_many;
 mod link;
@@ -32,6 +33,7 @@ mod stream;
 mod target;
 mod tensor_map;
 mod tuning;
+mod turned_scales;
 
 use std::{
     cell::{Cell, RefCell},
@@ -281,6 +283,7 @@ impl Backend for Cuda {
 
     fn autotune(&self, on: bool) {
         self.autotunes.set(on);
+        self.products.borrow_mut().forget_refusals();
         // Weights stay where they are only while autotuning is on.
         self.autotuner.take();
     }

@@ -4,10 +4,7 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    contract::{
-        HopperEntryPoints,
-        fp8::{BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, THREADS_MAX, VECTOR},
-    },
+    contract::fp8::{BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, THREADS_MAX, VECTOR},
     launch::{Arguments, Extent, Function, arguments, count},
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
@@ -18,29 +15,32 @@ pub(super) fn serves(columns: usize) -> bool {
 }
 
 pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
-    launch(cuda, "quantize", |kernels| (kernels.quantize, 1), input(&call.x), None, &call.out)
+    launch(cuda, "quantize", (cuda.entry_points().quantize, 1), input(&call.x), None, &call.out)
 }
 
 /// The norm of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
     let before = input(&call.x).with(call.weight.address()).with(call.epsilon);
-    launch(cuda, "rms_norm", |kernels| (kernels.rms_norm_rounded, 1), before, call.out.plain.as_ref(), out)
+    launch(cuda, "rms_norm", (cuda.entry_points().rms_norm_rounded, 1), before, call.out.plain.as_ref(), out)
 }
 
-/// The norm of rows that a mixture's products are added to first; `before` are the operands of the sum and the norm.
+/// The norm of rows that a mixture's products are added to first, on Hopper; `before` are the operands of the sum and the
+/// norm.
 pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activations<'_>) -> Result<(), KernelError> {
+    const OP: &str = "add_experts_rms_norm";
     let rounded = out.rounded.as_ref().expect("it is asked for");
-    let kernel = |kernels: &HopperEntryPoints<Function>| (kernels.add_experts_rms_norm_rounded, 1);
-    launch(cuda, "add_experts_rms_norm", kernel, before, out.plain.as_ref(), rounded)
+    let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
+    launch(cuda, OP, (hopper.add_experts_rms_norm_rounded, 1), before, out.plain.as_ref(), rounded)
 }
 
 /// The gate of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let is_few = out.rows() * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
-    let kernel = |kernels: &HopperEntryPoints<Function>| match is_few {
-        true => (kernels.silu_mul_rounded_few, GATE_BLOCKS),
-        false => (kernels.silu_mul_rounded, 1),
+    let kernels = cuda.entry_points();
+    let kernel = match &kernels.hopper {
+        Some(hopper) if is_few => (hopper.silu_mul_rounded_few, GATE_BLOCKS),
+        _ => (kernels.silu_mul_rounded, 1),
     };
     launch(cuda, "silu_mul", kernel, input(gate_up), out.plain.as_ref(), rounded)
 }
@@ -49,20 +49,20 @@ fn input(x: &Tensor<'_>) -> Arguments {
     arguments![x.address(), count(x.pitch())]
 }
 
-/// `kernel` gives the kernel and its blocks for a row.
+/// Launches a kernel that has so many blocks for a row.
 fn launch(
     cuda: &Cuda,
     op: &'static str,
-    kernel: impl Fn(&HopperEntryPoints<Function>) -> (Function, usize),
+    (kernel, blocks): (Function, usize),
     before: Arguments,
     plain: Option<&Tensor<'_>>,
     out: &Rounded<'_>,
 ) -> Result<(), KernelError> {
     cuda.enter()?;
     let (rows, columns) = (out.data.rows(), out.data.columns());
-    let Some(kernels) = cuda.entry_points().hopper.as_ref().filter(|_| serves(columns)) else {
+    if !serves(columns) {
         return Err(KernelError::NoKernel { op });
-    };
+    }
     if rows == 0 {
         return Ok(());
     }
@@ -71,7 +71,6 @@ fn launch(
         Quantization::Rows => (BY_ROWS, 1.0),
         Quantization::Fixed(scale) => (FIXED, scale),
     };
-    let (kernel, blocks) = kernel(kernels);
     let threads = (columns / VECTOR).div_ceil(blocks).next_multiple_of(32).min(THREADS_MAX);
     let arguments = before
         .with(count(columns))

@@ -59,15 +59,18 @@ impl CudaTarget {
         DType::F32.bytes(decoding.max(split))
     }
 
-    /// Hopper has kernels for E4M3, whose copies want rows of whole 16 bytes and write 8 columns at a time.
+    /// There are kernels for E4M3 for every generation that is served. Hopper's copies want rows of whole 16 bytes and
+    /// write 8 columns at a time; others read 16 bytes at once, and the rest is the same for all.
     pub(crate) fn has_fp8(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
         let has_tall_blocks = block_rows.is_none_or(|rows| rows >= contract::fp8::BLOCK_ROWS_MIN);
-        self.capability == (9, 0) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
+        self.capability >= (7, 5) && in_features.is_multiple_of(16) && out_features.is_multiple_of(8) && has_tall_blocks
     }
 
     /// Hopper has kernels for experts in E4M3 too, whose every row, gated or not, its copies read and write.
     pub(crate) fn has_fp8_experts(&self, [out_features, in_features]: [usize; 2], block_rows: Option<usize>) -> bool {
-        self.has_fp8([out_features, in_features], block_rows) && out_features.is_multiple_of(16)
+        self.capability == (9, 0)
+            && self.has_fp8([out_features, in_features], block_rows)
+            && out_features.is_multiple_of(16)
     }
 
     /// Hopper has kernels for a cache in E4M3.

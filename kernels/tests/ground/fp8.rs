@@ -76,8 +76,17 @@ impl Fp8 {
             for (rows, in_features, features) in [(0, 8, 3), (1, 256, 128), (7, 130, 31), (40, 67, 200)] {
                 add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 7 });
             }
-            // Of these a GPU's copies can read and write rows.
-            let sizes = [(1, 128, 128), (2, 384, 304), (5, 64, 64), (37, 528, 264), (129, 208, 136), (300, 272, 256)];
+            // Of these a GPU's copies can read and write rows; the last two are between sizes that kernels are compiled for.
+            let sizes = [
+                (1, 128, 128),
+                (2, 384, 304),
+                (5, 64, 64),
+                (37, 528, 264),
+                (129, 208, 136),
+                (300, 272, 256),
+                (12, 1424, 72),
+                (27, 656, 40),
+            ];
             for (how, (rows, in_features, out_features)) in hows.into_iter().cycle().zip(sizes) {
                 add(rows, in_features, out_features, scaled, Product::Linear { how, bias: rows % 2 == 1 });
             }
@@ -236,6 +245,37 @@ impl Fp8 {
                 let scales: Vec<f32> = scope.download(&rounded.scales)?;
                 Ok(codes.into_iter().map(E4m3::to_f32).chain(scales).collect())
             }
+        }
+    }
+
+    /// What is expected of a linear product at some rows and features alone.
+    pub fn linear_at(&self, activation: DType, random: &mut Random, places: &[(usize, usize)]) -> Vec<f64> {
+        let Product::Linear { how, bias: has_bias } = self.product else { panic!("{self:?} is no linear product") };
+        self.logits(random);
+        let x = Wide::new(activation, self.rows, self.in_features, random);
+        let (codes, scales) = self.weight(random);
+        let bias = super::rounded(activation, &random.floats(self.out_features));
+        let out = (how == How::Add).then(|| Wide::new(activation, self.rows, self.out_features, random));
+        let product = |&(row, feature): &(usize, usize)| -> f64 {
+            let scale = |column: usize| match self.scaled {
+                Scaled::Blocks(height) => scales[feature / height * self.in_features.div_ceil(128) + column / 128],
+                _ => scales[feature],
+            };
+            let weight = |column| value(codes[feature * self.in_features + column]) * f64::from(scale(column));
+            let row_of_x = rounded(&x.row(row), self.quantization());
+            let sum: f64 = row_of_x.values().enumerate().map(|(column, x)| x * weight(column)).sum();
+            let held = out.as_ref().map_or(0.0, |out| out.at(row, feature));
+            sum + held + if has_bias { bias[feature] } else { 0.0 }
+        };
+        places.iter().map(product).collect()
+    }
+
+    /// Where a row's feature stands in what [`run`](Fp8::run) returns of a linear product.
+    pub fn index_of(&self, activation: DType, (row, feature): (usize, usize)) -> usize {
+        let (before, behind) = margins(activation);
+        match self.product {
+            Product::Linear { how: How::New, .. } => row * self.out_features + feature,
+            _ => row * (before + self.out_features + behind) + before + feature,
         }
     }
 

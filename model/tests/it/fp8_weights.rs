@@ -168,40 +168,51 @@ fn scales_that_cannot_be_one_are_named_with_their_value() {
 }
 
 #[test]
-fn an_older_gpu_plans_fp8_and_refuses_to_load_it_before_a_byte_is_read() {
+fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes() {
     let Target::Cuda(hopper) = GPU else { unreachable!("it is a GPU") };
-    let older = Target::Cuda(CudaTarget { capability: (8, 9), ..hopper });
-    for folder in [BLOCK, CHANNEL, TENSOR] {
-        let checkpoint = open(folder);
-        let [on_cpu, on_gpu] = [CPU, older].map(|target| Model::plan(&checkpoint, &target).expect("it is planned"));
-        assert_eq!(on_cpu.parameters(), on_gpu.parameters(), "padding and scales are no parameters");
-        let error = claimed(&checkpoint, older).expect_err("there are no kernels");
-        assert_eq!(error.to_string(), "FP8 weights are not computed on cuda sm_89 yet");
-        let error = LoadError::from(error);
-        assert_eq!(
-            error.hint(),
-            "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
-        );
+    for (capability, name) in [((9, 0), "sm_90"), ((8, 9), "sm_89"), ((8, 0), "sm_80"), ((7, 5), "sm_75")] {
+        let gpu = Target::Cuda(CudaTarget { capability, ..hopper });
+        for folder in [BLOCK, CHANNEL, TENSOR] {
+            let checkpoint = open(folder);
+            let [on_cpu, on_gpu] = [CPU, gpu].map(|target| Model::plan(&checkpoint, &target).expect("it is planned"));
+            assert_eq!(on_cpu.parameters(), on_gpu.parameters(), "padding and scales are no parameters");
+            let config = registry::FamilyConfig::of(&checkpoint).expect("a family serves it").decoder().clone();
+            let is_served = config.intermediate.is_multiple_of(16) && config.hidden.is_multiple_of(8);
+            match claimed(&checkpoint, gpu) {
+                Ok(()) => assert!(is_served, "{folder}"),
+                Err(error) => {
+                    assert!(!is_served, "{folder}: {error}");
+                    let expected = format!("FP8 weights of such a shape are not computed on cuda {name} yet");
+                    assert_eq!(error.to_string(), expected);
+                }
+            }
+        }
+        claimed(&open(QWEN2), gpu).expect("plain weights have kernels");
     }
-    claimed(&open(QWEN2), older).expect("plain weights have kernels");
-    let plain = rounded(QWEN2, WeightQuantization::Fp8);
-    assert!(matches!(claimed(&plain, older), Err(WeightError::Unserved { what: "FP8 weights", .. })));
 }
 
 #[test]
-fn a_hopper_takes_fp8_whose_rows_its_copies_can_read_and_refuses_other_shapes() {
-    for folder in [BLOCK, CHANNEL, TENSOR] {
-        let checkpoint = open(folder);
-        let config = registry::FamilyConfig::of(&checkpoint).expect("a family serves it").decoder().clone();
-        let is_served = config.intermediate.is_multiple_of(16) && config.hidden.is_multiple_of(8);
-        match claimed(&checkpoint, GPU) {
-            Ok(()) => assert!(is_served, "{folder}"),
-            Err(error) => {
-                assert!(!is_served, "{folder}: {error}");
-                assert_eq!(error.to_string(), "FP8 weights of such a shape are not computed on cuda sm_90 yet");
-            }
-        }
-    }
+fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_read() {
+    let Target::Cuda(hopper) = GPU else { unreachable!("it is a GPU") };
+    let older = Target::Cuda(CudaTarget { capability: (8, 9), ..hopper });
+    let checkpoint = open(EXPERTS);
+    Model::plan(&checkpoint, &older).expect("it is planned");
+    let experts = |target| {
+        let formats = checkpoint.weight_formats().expect("it is served");
+        // SAFETY: nothing is computed with what is claimed.
+        let mut map = unsafe { WeightMap::at(&checkpoint, target, formats, Address(4096)) };
+        map.set_in_decoder(true);
+        let (experts, hidden, intermediate) = (4, 144, 128);
+        map.experts("model.layers.0.mlp.experts", experts.into(), (hidden, intermediate)).map(drop)
+    };
+    experts(GPU).expect("Hopper has kernels for them");
+    let error = experts(older).expect_err("there are no kernels");
+    assert_eq!(error.to_string(), "FP8 weights of experts are not computed on cuda sm_89 yet");
+    let error = LoadError::from(error);
+    assert_eq!(
+        error.hint(),
+        "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
+    );
 }
 
 /// Claims a projection of the decoder's over memory of a GPU that nothing is written to.

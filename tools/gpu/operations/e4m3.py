@@ -11,6 +11,8 @@ from device import ENDINGS, LIMITS, Kernel, Output, divide_up, error, processors
 from table import Case
 
 FP8, FEW, MANY = contract("fp8"), contract("linear_few"), contract("linear_many")
+TURN, TILED, TILED_ROWS = contract("turn_scales"), contract("linear_e4m3"), [8, 16, 32]
+OLDER = {"sm_75": [torch.float16], "sm_80": [torch.bfloat16, torch.float16], "sm_89": [torch.bfloat16, torch.float16]}
 GROUP, LARGEST, TINY = FP8.GROUP, 448.0, torch.finfo(torch.float32).tiny
 KINDS = {"groups": FP8.BY_GROUPS, "rows": FP8.BY_ROWS, "fixed": FP8.FIXED}
 E4M3, SWIZZLE, FIXED = torch.float8_e4m3fn, 3, 0.0123
@@ -87,9 +89,9 @@ def row_shape(operation, rows, columns):
     return (rows * blocks,), (threads,)
 
 
-def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False):
+def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False, file="quantize"):
     """`quantize`, `rms_norm_rounded` or `silu_mul_rounded`; `gap` elements lie between rows."""
-    if operation == "silu_mul_rounded" and rows * FP8.GATE_BLOCKS <= 4 * processors():
+    if file == "quantize" and operation == "silu_mul_rounded" and rows * FP8.GATE_BLOCKS <= 4 * processors():
         operation = "silu_mul_rounded_few"
     is_gate = operation.startswith("silu_mul")
     width = 2 * columns if is_gate else columns
@@ -100,7 +102,7 @@ def rounding(operation, kind, rows, columns, dtype, gap=0, plain=False):
     before = (x, pitch, weight, 1e-6) if operation == "rms_norm_rounded" else (x, pitch)
 
     def run():
-        Kernel("quantize", f"{operation}_{ENDINGS[dtype]}")(*row_shape(operation, rows, columns), *before, columns, *out.arguments(), early=True)
+        Kernel(file, f"{operation}_{ENDINGS[dtype]}")(*row_shape(operation, rows, columns), *before, columns, *out.arguments(), early=file == "quantize")
 
     def wanted():
         numbers = x.double()
@@ -214,6 +216,59 @@ def many(product, kind="linear", biased=False, grid=None):
                 2 * rows * product.features * columns)  # fmt: skip
 
 
+def tiled(product, target, biased=False, added=False, out_type=None):
+    """A product as generations other than Hopper compute it, by that target's PTX."""
+    rows, features, columns = product.rows, product.features, product.columns
+    out = Output((rows, features), out_type or product.dtype, gap=3)
+    before = torch.randn(rows, features, device="cuda").to(out.tensor.dtype)
+    if added:
+        out.tensor.copy_(before)
+    flags = (TILED.BY_BLOCKS * bool(product.height) + TILED.ADD_TO_OUT * added
+             + TILED.OUT_IS_F32 * (out.tensor.dtype == torch.float32) + TILED.IS_BF16 * (product.dtype == torch.bfloat16))  # fmt: skip
+    scales, of_x, fixed, _, height = product.scale_arguments()
+    arguments = (product.weight, product.x, scales, of_x, fixed, product.bias if biased else None, out.tensor, rows,
+                 features, columns, product.x.stride(0), out.tensor.stride(0), height, flags)  # fmt: skip
+    most = next((most for most in TILED_ROWS if rows <= most), None)
+    file = f"linear_e4m3.{target}.ptx"
+    if most:
+        kernel, grid, threads = Kernel(file, f"linear_e4m3_few_r{most}"), (divide_up(features, TILED.FEW_FEATURES),), TILED.FEW_THREADS
+    else:
+        kernel, threads = Kernel(file, "linear_e4m3_many", TILED.MANY_SHARED_BYTES), TILED.MANY_THREADS
+        grid = (divide_up(rows, TILED.MANY_ROWS), divide_up(features, TILED.MANY_FEATURES))
+    limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
+    limit *= 20 if rows * features < 64 else 1  # of a few sums one may be small
+    return Case(lambda: kernel(grid, (threads,), *arguments),
+                lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
+                product.bytes(), None if most else 2 * rows * features * columns)  # fmt: skip
+
+
+def turning(rows, groups, blocks):
+    """Scales as cuBLASLt reads them."""
+    x_scales, scales = torch.rand(rows, groups, device="cuda"), torch.rand(blocks, groups, device="cuda")
+    wide = divide_up(groups, TURN.PADDED) * TURN.PADDED
+    turned = Output((groups, rows), torch.float32)
+    padded = Output((blocks, wide), torch.float32) if wide != groups else None
+    grid = divide_up(rows, TURN.TILE) * divide_up(groups, TURN.TILE) + (divide_up(blocks * wide, TURN.THREADS) if padded else 0)
+    arguments = (x_scales, turned.tensor, rows, groups, scales, padded.tensor if padded else None, blocks, wide)
+
+    def found():
+        off = turned.error(x_scales.T)
+        return max(off, padded.error(functional.pad(scales, (0, wide - groups)))) if padded else off
+
+    return Case(lambda: Kernel("turn_scales", "turn_scales")((grid,), (TURN.THREADS,), *arguments, early=True), found, 0.0, 8 * rows * groups)
+
+
+def beside_blocks(product):
+    """cuBLASLt's product with scales by block, if torch takes it; without turning those of x."""
+    of_x, scales = product.x_scales.T.contiguous().T, product.scales.T
+    call = lambda: torch._scaled_mm(product.x, product.weight.T, of_x, scales, out_dtype=torch.bfloat16)  # noqa: E731
+    try:
+        call()
+    except (RuntimeError, ValueError, NotImplementedError):
+        return {}
+    return {"torch": call}
+
+
 def beside_few(product):
     """cuBLASLt's product with a scale a row, as torch takes it; its out is bf16 alone."""
     weight, out_scales = product.weight.T, product.scales.view(1, -1)
@@ -232,6 +287,20 @@ def check(table):
                 if operation == "quantize" and plain:
                     continue
                 table.check(operation, f"{kind}, {rows} x {columns}, gap {gap}", rounding(operation, kind, rows, columns, dtype, gap, plain))
+    for rows, groups, blocks in [(4, 4, 3), (100, 5, 3), (8448, 28, 296), (4, 148, 28), (36, 33, 1), (1, 1, 1)]:
+        table.check("turn_scales", f"{rows} x {groups}, {blocks} blocks", turning(rows, groups, blocks))
+    for target in ("sm_75", "sm_80"):
+        for dtype, kind, (rows, columns) in itertools.product(OLDER[target], KINDS, [(3, 3584), (1, 16), (2, 18944), (99, 1040)]):
+            for operation, gap in itertools.product(["quantize", "rms_norm_rounded", "silu_mul_rounded"], [0, 1]):
+                case = rounding(operation, kind, rows, columns, dtype, gap, operation != "quantize", f"quantize.{target}.ptx")
+                table.check(operation, f"{target}, {kind}, {rows} x {columns}, gap {gap}", case)
+    ways = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)]
+    turn = 0
+    for target, (features, columns) in itertools.product(OLDER, SHAPES):
+        for dtype, rows, height in itertools.product(OLDER[target], [1, 8, 9, 27, 33, 64, 130, 300], [128, 16, 48, None]):
+            product, turn = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0), turn + 1
+            way = ways[turn % 5]
+            table.check("linear_e4m3", f"{target}, {rows} x {features} x {columns}, height {height}, {way}", tiled(product, target, *way))
     turn = 0
     for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, None]):
@@ -268,7 +337,12 @@ def measure(table):
                 def make():
                     product = Product(rows, features, columns, bf16, height)
                     case = many(product, kind)
-                    if height is None:
-                        case.beside = beside_few(product)
+                    case.beside = beside_few(product) if height is None else beside_blocks(product)
                     return case
                 table.row("linear_many_e4m3", f"{name}, {rows} rows, {'blocks' if height else 'rows'}, {kind}", make)
+    for rows, groups in [(64, 28), (256, 28), (256, 148), (8192, 28), (8192, 148)]:
+        table.row("turn_scales", f"{rows} x {groups}", lambda: turning(rows, groups, 28))
+    for (name, (features, columns)), rows in itertools.product(SEVEN_BILLION.items(), [1, 16, 32, 64, 1024]):
+        for target in OLDER:
+            table.row("linear_e4m3", f"{name}, {rows} rows, blocks, {target}'s PTX on this GPU",
+                      lambda: tiled(Product(rows, features, columns, torch.float16, 128), target))  # fmt: skip

@@ -62,6 +62,10 @@ pub(super) mod number {
     pub const DESC_A_SCALE_MODE: i32 = 31;
     pub const DESC_B_SCALE_MODE: i32 = 32;
     pub const SCALE_EACH_ROW: i32 = 3;
+    /// Of 128 neighbours in the innermost dimension, the outer one side by side; and of blocks of 128 x 128, each row of
+    /// blocks filled up to a multiple of four.
+    pub const SCALE_EACH_128: i32 = 4;
+    pub const SCALE_EACH_BLOCK: i32 = 5;
     pub const OP_TRANSPOSED: i32 = 1;
     pub const EPILOGUE_BIAS: i32 = 4;
     pub const PREFERENCE_WORKSPACE: i32 = 1;

@@ -6,7 +6,10 @@
 //! Afterwards, a size that was not measured uses the algorithm of the next larger measured size that supports it, so no
 //! kernel of the library is loaded while serving. Only a product that autotuning never met takes the first proposal.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use bursar_budgets::{CudaDevice, DeviceError};
 use serde::{Deserialize, Serialize};
@@ -19,7 +22,7 @@ use super::{
     },
     library::{Algorithm, Blas, Memory, Object, Operands, number},
 };
-use crate::DType;
+use crate::{DType, FP8_BLOCK};
 
 /// Proposals that autotuning measures.
 const PROPOSALS: usize = 12;
@@ -37,6 +40,9 @@ const LONG_ENOUGH: f32 = 30.0;
 
 /// Most rows for which reading the weight bounds a product.
 pub(in super::super) const FEW_ROWS: usize = 256;
+
+/// Stands for where scales will be, and is aligned as they are.
+const SOME_ADDRESS: u64 = 1 << 12;
 
 /// Most descriptions kept. Prompts come in any length, and a description is a few hundred bytes of host memory.
 const KEPT_MAX: usize = 4096;
@@ -133,6 +139,8 @@ pub(in super::super) struct Places {
 /// The products of one lane.
 pub(in super::super) struct Products {
     known: BTreeMap<Product, Known>,
+    /// Products that the library was found to have no algorithm for.
+    refused: BTreeSet<Product>,
     clock: Clock,
     /// Products outside autotuning that took the library's first proposal.
     guesses: usize,
@@ -155,7 +163,7 @@ pub(in super::super) struct Described {
 
 impl Products {
     pub(in super::super) fn new(device: &Arc<CudaDevice>) -> Result<Self, DeviceError> {
-        Ok(Products { known: BTreeMap::new(), clock: Clock::new(device)?, guesses: 0 })
+        Ok(Products { known: BTreeMap::new(), refused: BTreeSet::new(), clock: Clock::new(device)?, guesses: 0 })
     }
 
     /// Products outside autotuning whose algorithm no measurement chose.
@@ -165,7 +173,48 @@ impl Products {
 
     /// Forgets the algorithms chosen for few rows of a product, because a faster one may have been found.
     pub(in super::super) fn forget_few(&mut self, alike: Product) {
-        self.known.retain(|known, _| known.rows > FEW_ROWS || Product { rows: alike.rows, ..*known } != alike);
+        let is_other = |product: &Product| product.rows > FEW_ROWS || Product { rows: alike.rows, ..*product } != alike;
+        self.known.retain(|known, _| is_other(known));
+        self.refused.retain(is_other);
+    }
+
+    /// Asks the library again for what it had no algorithm for.
+    pub(in super::super) fn forget_refusals(&mut self) {
+        self.refused.clear();
+    }
+
+    /// Whether the library has an algorithm for the product: one that was measured for its size or another, or if
+    /// `may_guess` any. While autotuning it is measured, after which the output is meaningless.
+    ///
+    /// # Safety
+    /// `places` match the product.
+    pub(in super::super) unsafe fn has(
+        &mut self,
+        blas: &Blas,
+        stream: &Stream,
+        activation: DType,
+        (product, places): (Product, Places),
+        (autotunes, may_guess): (bool, bool),
+    ) -> Result<bool, DeviceError> {
+        let measures = autotunes && product.rows > FEW_ROWS;
+        if self.known.get(&product).is_some_and(|known| !measures || known.is_measured) {
+            return Ok(true);
+        }
+        if self.refused.contains(&product) {
+            return Ok(false);
+        }
+        // SAFETY: as the caller promises.
+        match unsafe { self.meet(blas, stream, activation, (product, places), (autotunes, may_guess)) } {
+            Ok(()) => Ok(true),
+            Err(error) if error.is_lost() => Err(error),
+            Err(_) => {
+                if self.refused.len() >= KEPT_MAX {
+                    self.refused.clear();
+                }
+                self.refused.insert(product);
+                Ok(false)
+            }
+        }
     }
 
     /// Launches a product in the stream.
@@ -184,7 +233,7 @@ impl Products {
         let is_new = self.known.get(&product).is_none_or(|known| measures && !known.is_measured);
         if is_new {
             // SAFETY: as the caller promises.
-            unsafe { self.meet(blas, stream, activation, (product, places), autotunes)? };
+            unsafe { self.meet(blas, stream, activation, (product, places), (autotunes, true))? };
         }
         let known = &self.known[&product];
         // SAFETY: as the caller promises.
@@ -197,7 +246,7 @@ impl Products {
         stream: &Stream,
         activation: DType,
         (product, places): (Product, Places),
-        autotunes: bool,
+        (autotunes, may_guess): (bool, bool),
     ) -> Result<(), DeviceError> {
         let described = Described::of(blas, activation, product)?;
         let measures = autotunes && product.rows > FEW_ROWS;
@@ -205,6 +254,7 @@ impl Products {
         let known = own.or_else(|| (!measures).then(|| tuned_for(blas, &described, places)).flatten());
         let algorithm = match known {
             Some(algorithm) => algorithm,
+            None if !may_guess => return Err(no_algorithm(product)),
             None => {
                 let algorithms = described.proposals(blas, places)?;
                 if measures {
@@ -270,6 +320,10 @@ impl Products {
     }
 }
 
+fn no_algorithm(product: Product) -> DeviceError {
+    DeviceError::Driver { call: "cublasLtMatmulAlgoGetHeuristic", said: format!("no algorithm for {product:?}") }
+}
+
 /// The library's algorithm measured for exactly this product.
 fn measured_for(blas: &Blas, product: Product) -> Option<Algorithm> {
     match blas.measured().get(&product) {
@@ -320,10 +374,19 @@ impl Described {
                 }
                 number::R_8F_E4M3
             }
-            Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => {
-                let said = format!("no algorithm for {product:?}");
-                return Err(DeviceError::Driver { call: "cublasLtMatmulDescSetAttribute", said });
+            Numbers::E4m3Blocks { height: FP8_BLOCK } => {
+                blas.set(&desc, number::DESC_A_SCALE_MODE, number::SCALE_EACH_BLOCK)?;
+                blas.set(&desc, number::DESC_B_SCALE_MODE, number::SCALE_EACH_128)?;
+                if product.has_bias {
+                    blas.set(&desc, number::DESC_BIAS_TYPE, activation)?;
+                }
+                // An algorithm may be checked before the scales are anywhere. This address is not read.
+                for pointer in [number::DESC_A_SCALE_POINTER, number::DESC_B_SCALE_POINTER] {
+                    blas.set(&desc, pointer, SOME_ADDRESS)?;
+                }
+                number::R_8F_E4M3
             }
+            Numbers::E4m3Fixed | Numbers::E4m3Blocks { .. } => return Err(no_algorithm(product)),
         };
         Ok(Described {
             product,
@@ -352,15 +415,12 @@ impl Described {
         let algorithms: Vec<Algorithm> = proposals.iter().map(|proposal| proposal.algorithm).collect();
         match algorithms.is_empty() {
             false => Ok(algorithms),
-            true => Err(DeviceError::Driver {
-                call: "cublasLtMatmulAlgoGetHeuristic",
-                said: format!("no algorithm for {:?}", self.product),
-            }),
+            true => Err(no_algorithm(self.product)),
         }
     }
 
     fn point_at(&self, blas: &Blas, places: Places) -> Result<(), DeviceError> {
-        if self.product.numbers == Numbers::E4m3Rows {
+        if !self.product.numbers.is_plain() {
             blas.set(&self.desc, number::DESC_A_SCALE_POINTER, places.weight_scales)?;
             blas.set(&self.desc, number::DESC_B_SCALE_POINTER, places.x_scales)?;
         }

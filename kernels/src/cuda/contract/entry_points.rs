@@ -2,7 +2,9 @@
 //! there cannot be asked for.
 
 use super::numbers::attention_hopper::PAGED_HEAD_DIM;
-use super::sizes::{ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim};
+use super::sizes::{
+    ByFewRows, ByHeadDim, ByPackedHeadDim, FewRows, GATED_WIDTHS, HeadDim, PLACES, PackedHeadDim, TILED_ROWS,
+};
 use crate::DType;
 
 /// A file of `kernels/cuda`.
@@ -32,6 +34,7 @@ const EXPERTS_MANY: Source = waiting("experts_many");
 const EXPERTS_MANY_E4M3: Source = waiting("experts_many_e4m3");
 const GELU: Source = waiting("gelu");
 const LAYER_NORM: Source = waiting("layer_norm");
+const LINEAR_E4M3: Source = in_order("linear_e4m3");
 const LINEAR_FEW: Source = waiting("linear_few");
 const LINEAR_FEW_E4M3: Source = waiting("linear_few_e4m3");
 const LINEAR_MANY: Source = waiting("linear_gated_hopper");
@@ -66,6 +69,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub embed: F,
     pub experts: F,
     pub fill_random: F,
+    pub fill_random_e4m3: F,
     pub fill_random_f32: F,
     pub gated_experts: F,
     pub gather_rows: F,
@@ -74,9 +78,13 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub gelu_quick: F,
     pub layer_norm: F,
     pub add_layer_norm: F,
+    /// Where Hopper's are not there.
+    pub linear_e4m3: Option<TiledE4m3<F>>,
     pub patchify: F,
     pub position_grid: F,
+    pub quantize: F,
     pub rms_norm: F,
+    pub rms_norm_rounded: F,
     pub add_rms_norm: F,
     pub rotary: F,
     pub rotary_kv_write: F,
@@ -91,6 +99,7 @@ pub(in crate::cuda) struct EntryPoints<F> {
     pub sample_choose: F,
     pub scatter_rows: F,
     pub silu_mul: F,
+    pub silu_mul_rounded: F,
     /// What Hopper's machine code has beyond the others.
     pub hopper: Option<HopperEntryPoints<F>>,
 }
@@ -123,7 +132,6 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub experts_e4m3_blocks: Experts<F>,
     /// Of weights with a scale for each row.
     pub experts_e4m3_rows: Experts<F>,
-    pub fill_random_e4m3: F,
     pub gate_up_few: ByFewRows<F>,
     /// By [`GATED_WIDTHS`].
     pub gate_up_middle: [F; GATED_WIDTHS.len()],
@@ -139,11 +147,9 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub linear_e4m3_blocks: LinearE4m3<F>,
     /// Of weights with a scale for each row.
     pub linear_e4m3_rows: LinearE4m3<F>,
-    pub quantize: F,
-    pub rms_norm_rounded: F,
     pub route_normed: F,
-    pub silu_mul_rounded: F,
     pub silu_mul_rounded_few: F,
+    pub turn_scales: F,
 }
 
 /// Products with experts' weights.
@@ -164,6 +170,13 @@ pub(in crate::cuda) struct E4m3Cache<F> {
     pub attention_paged_hopper_split: F,
     pub rotary_kv_write: F,
     pub rotary_kv_write_normed: F,
+}
+
+/// Products with weights in E4M3 of generations other than Hopper.
+pub(in crate::cuda) struct TiledE4m3<F> {
+    /// By [`TILED_ROWS`].
+    pub few: [F; TILED_ROWS.len()],
+    pub many: F,
 }
 
 /// Products of many rows with weights in E4M3.
@@ -199,6 +212,7 @@ impl<F> EntryPoints<F> {
             embed: all.typed(waiting("embed"), "embed")?,
             experts: all.typed(EXPERTS, "experts")?,
             fill_random: all.typed(in_order("fill_random"), "fill_random")?,
+            fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             fill_random_f32: all.named(in_order("fill_random"), "fill_random_f32")?,
             gated_experts: all.typed(EXPERTS, "gated_experts")?,
             gather_rows: all.named(waiting("gather_rows"), "gather_rows")?,
@@ -207,9 +221,12 @@ impl<F> EntryPoints<F> {
             gelu_quick: all.typed(GELU, "gelu_quick")?,
             layer_norm: all.typed(LAYER_NORM, "layer_norm")?,
             add_layer_norm: all.typed(LAYER_NORM, "add_layer_norm")?,
+            linear_e4m3: if hopper { None } else { Some(TiledE4m3::find(&mut all)?) },
             patchify: all.typed(in_order("patchify"), "patchify")?,
             position_grid: all.typed(waiting("position_grid"), "position_grid")?,
+            quantize: all.typed(QUANTIZE, "quantize")?,
             rms_norm: all.typed(RMS_NORM, "rms_norm")?,
+            rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             add_rms_norm: all.typed(RMS_NORM, "add_rms_norm")?,
             rotary: all.typed(ROTARY, "rotary")?,
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write")?,
@@ -224,6 +241,7 @@ impl<F> EntryPoints<F> {
             sample_choose: all.named(SAMPLING, "sample_choose_f32")?,
             scatter_rows: all.named(waiting("scatter_rows"), "scatter_rows")?,
             silu_mul: all.typed(waiting("silu_mul"), "silu_mul")?,
+            silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             hopper: if hopper { Some(HopperEntryPoints::find(&mut all)?) } else { None },
         })
     }
@@ -263,7 +281,6 @@ impl<F> HopperEntryPoints<F> {
             experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
             experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
             experts_e4m3_rows: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_rows")?,
-            fill_random_e4m3: all.named(in_order("fill_random"), "fill_random_e4m3")?,
             gate_up_few: all.by_few_rows(LINEAR_FEW, "gate_up_few")?,
             gate_up_middle: all.by_gated_widths(waiting("gate_up_middle"), "gate_up_middle")?,
             linear_few: all.by_few_rows(LINEAR_FEW, "linear_few")?,
@@ -274,11 +291,9 @@ impl<F> HopperEntryPoints<F> {
             linear_gated: all.typed(LINEAR_MANY, "linear_gated_hopper")?,
             linear_e4m3_blocks: LinearE4m3::find(all, "blocks")?,
             linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
-            quantize: all.typed(QUANTIZE, "quantize")?,
-            rms_norm_rounded: all.typed(QUANTIZE, "rms_norm_rounded")?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
-            silu_mul_rounded: all.typed(QUANTIZE, "silu_mul_rounded")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
+            turn_scales: all.named(waiting("turn_scales"), "turn_scales")?,
         })
     }
 }
@@ -310,6 +325,14 @@ impl<F> E4m3Cache<F> {
             rotary_kv_write: all.typed(ROTARY, "rotary_kv_write_e4m3")?,
             rotary_kv_write_normed: all.typed(ROTARY, "rotary_kv_write_normed_e4m3")?,
         })
+    }
+}
+
+impl<F> TiledE4m3<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>) -> Result<Self, E> {
+        let [a, b, c] = TILED_ROWS;
+        let mut few = |rows| all.named(LINEAR_E4M3, &format!("linear_e4m3_few_r{rows}"));
+        Ok(TiledE4m3 { few: [few(a)?, few(b)?, few(c)?], many: all.named(LINEAR_E4M3, "linear_e4m3_many")? })
     }
 }
 

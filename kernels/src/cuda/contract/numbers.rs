@@ -391,6 +391,42 @@ contract! {
         const FIXED: u32 = 2;
     }
 
+    /// turn_scales.cu: scales as cuBLASLt reads them.
+    mod turn_scales {
+        /// Rows and groups of a tile, which a block turns.
+        const TILE: usize = 32;
+        /// Threads of a block.
+        const THREADS: usize = 256;
+        /// What the scales of a block's row are filled up to a multiple of.
+        const PADDED: usize = 4;
+    }
+
+    /// linear_e4m3.cu: products of FP8 weights on generations that have no other kernels for them.
+    mod linear_e4m3 {
+        /// Features of a block that has few rows.
+        const FEW_FEATURES: usize = 16;
+        /// Warps of such a block, which share the columns.
+        const FEW_WARPS: usize = 4;
+        /// Threads of such a block.
+        const FEW_THREADS: usize = 32 * FEW_WARPS;
+        /// Features of a block's tile where rows are many.
+        const MANY_FEATURES: usize = 128;
+        /// Rows of x of that tile.
+        const MANY_ROWS: usize = 64;
+        /// Threads of such a block.
+        const MANY_THREADS: usize = 256;
+        /// Bytes of dynamic shared memory of such a block: two stages of a group's columns.
+        const MANY_SHARED_BYTES: usize = 2 * (MANY_FEATURES + MANY_ROWS) * crate::FP8_BLOCK;
+        /// Bit of `flags`: scales are for blocks of the weight and groups of x, not for rows.
+        const BY_BLOCKS: u32 = 1;
+        /// Bit of `flags`: the product is added to the output.
+        const ADD_TO_OUT: u32 = 2;
+        /// Bit of `flags`: the output is f32.
+        const OUT_IS_F32: u32 = 4;
+        /// Bit of `flags`: activations are bf16, not f16.
+        const IS_BF16: u32 = 8;
+    }
+
     /// gate_up_middle.cu: gated products of some hundred rows.
     mod gate_up_middle {
         /// Blocks of a cluster, one below the other.

@@ -118,6 +118,9 @@ impl<T> Index<FewRows> for ByFewRows<T> {
     }
 }
 
+/// The most rows of x that a block of `linear_e4m3.cu`'s kernels for few rows takes.
+pub(in crate::cuda) const TILED_ROWS: [usize; 3] = [8, 16, 32];
+
 /// Places of one expert that a tile of `experts_few.cu` takes.
 pub(in crate::cuda) const PLACES: [usize; 4] = [8, 16, 24, 32];
 

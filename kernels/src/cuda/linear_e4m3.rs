@@ -1,0 +1,77 @@
+//! Products of FP8 weights on generations other than Hopper (`kernels/cuda/linear_e4m3.cu`).
+
+use bursar_budgets::Address;
+
+use super::{
+    Cuda,
+    blas::{Numbers, Places, Product},
+    contract::{
+        TILED_ROWS, TiledE4m3,
+        linear_e4m3::{
+            ADD_TO_OUT, BY_BLOCKS, FEW_FEATURES, FEW_THREADS, IS_BF16, MANY_FEATURES, MANY_ROWS, MANY_SHARED_BYTES,
+            MANY_THREADS, OUT_IS_F32,
+        },
+    },
+    launch::{Extent, Function, arguments, count},
+};
+use crate::{DType, KernelError};
+
+/// Alignment of rows in bytes: what a thread reads at once.
+const ALIGNMENT: usize = 16;
+
+/// The kernels for the product, if it is one of E4M3 that they support.
+pub(super) fn serving(cuda: &Cuda, product: Product, places: Places) -> Option<&TiledE4m3<Function>> {
+    let starts = [places.weight as usize, places.x as usize, product.in_features, product.x_pitch];
+    let is_served = !product.numbers.is_plain()
+        && !product.gates
+        && product.in_features > 0
+        && starts.iter().all(|start| start.is_multiple_of(ALIGNMENT));
+    cuda.entry_points().linear_e4m3.as_ref().filter(|_| is_served)
+}
+
+/// Launches the kernel for so many rows.
+///
+/// # Safety
+/// `places` match `product`, which has rows and features, and [`serving`] gave `kernels`.
+pub(super) unsafe fn launch(
+    cuda: &Cuda,
+    kernels: &TiledE4m3<Function>,
+    product: Product,
+    places: Places,
+) -> Result<(), KernelError> {
+    let (height, by_blocks) = match product.numbers {
+        Numbers::E4m3Blocks { height } => (height, BY_BLOCKS),
+        _ => (1, 0),
+    };
+    let is = |holds: bool, flag: u32| u32::from(holds) * flag;
+    let flags = by_blocks
+        | is(product.accumulates, ADD_TO_OUT)
+        | is(product.out_is_f32, OUT_IS_F32)
+        | is(cuda.kernels.target.activation == DType::BF16, IS_BF16);
+    let arguments = arguments![
+        Address(places.weight),
+        Address(places.x),
+        Address(places.weight_scales),
+        Address(places.x_scales),
+        places.x_scale,
+        Address(places.bias.unwrap_or(0)),
+        Address(places.out),
+        count(product.rows),
+        count(product.out_features),
+        count(product.in_features),
+        count(product.x_pitch),
+        count(product.out_pitch),
+        count(height),
+        flags,
+    ];
+    let few = TILED_ROWS.iter().position(|most| product.rows <= *most);
+    let (kernel, extent) = match few {
+        Some(size) => (kernels.few[size], Extent::line(product.out_features.div_ceil(FEW_FEATURES), FEW_THREADS)),
+        None => {
+            let grid = [product.rows.div_ceil(MANY_ROWS), product.out_features.div_ceil(MANY_FEATURES), 1];
+            (kernels.many, Extent { grid, block: [MANY_THREADS, 1], shared: MANY_SHARED_BYTES })
+        }
+    };
+    // SAFETY: these are the kernels' parameters, and the caller vouches for what they point to.
+    unsafe { cuda.launch(kernel, extent, arguments) }
+}

@@ -1,0 +1,187 @@
+//! Scales by blocks as cuBLASLt reads them (`kernels/cuda/turn_scales.cu`): those of x with rows side by side, those of a
+//! weight filled up to a multiple of four for each of its blocks' rows. They stand at the end of the product's workspace.
+
+use bursar_budgets::{Address, Bytes};
+
+use super::{
+    Cuda,
+    blas::{Numbers, Places, Product},
+    contract::turn_scales::{PADDED, THREADS, TILE},
+    launch::{Extent, arguments, count},
+};
+use crate::{DType, FP8_BLOCK, KernelError};
+
+/// What addresses in the workspace are a multiple of.
+const ALIGNMENT: u64 = 256;
+
+/// What the address of a weight's scales is a multiple of where they are taken as they stand.
+const SCALES_ALIGNMENT: u64 = 16;
+
+/// Rows of x that the library takes are a multiple of this: so its scales' rows start where its copies want them.
+pub(super) const ROWS: usize = 4;
+
+/// Where the scales of a product go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Room {
+    turned: u64,
+    /// Unless the weight's scales are taken as they stand.
+    padded: Option<u64>,
+    /// What is left of the workspace.
+    workspace_bytes: u64,
+}
+
+impl Room {
+    /// `None` if the library does not take such a product, or if its scales would have more than half of the workspace.
+    fn within(product: Product, places: Places) -> Option<Room> {
+        let has_layout = product.numbers == Numbers::E4m3Blocks { height: FP8_BLOCK }
+            && product.rows.is_multiple_of(ROWS)
+            && product.in_features.is_multiple_of(FP8_BLOCK)
+            && product.in_features > 0;
+        if !has_layout {
+            return None;
+        }
+        let groups = groups(product);
+        let is_padded = !groups.is_multiple_of(PADDED);
+        if !is_padded && !places.weight_scales.is_multiple_of(SCALES_ALIGNMENT) {
+            return None;
+        }
+        let padded_bytes = if is_padded { weight_scales_bytes(product).0 } else { 0 };
+        let end = places.workspace + places.workspace_bytes as u64;
+        let turned = end.checked_sub(DType::F32.bytes(product.rows * groups).0)? / ALIGNMENT * ALIGNMENT;
+        let first = turned.checked_sub(padded_bytes)? / ALIGNMENT * ALIGNMENT;
+        let workspace_bytes = first.checked_sub(places.workspace)?;
+        let fits = workspace_bytes >= places.workspace_bytes as u64 / 2;
+        let padded = is_padded.then_some(first);
+        fits.then_some(Room { turned, padded, workspace_bytes })
+    }
+}
+
+fn groups(product: Product) -> usize {
+    product.in_features.div_ceil(FP8_BLOCK)
+}
+
+/// Of a weight's scales once they are filled up.
+fn weight_scales_bytes(product: Product) -> Bytes {
+    DType::F32.bytes(blocks(product) * groups(product).next_multiple_of(PADDED))
+}
+
+fn blocks(product: Product) -> usize {
+    product.out_features.div_ceil(FP8_BLOCK)
+}
+
+/// Whether the library can be given the product's scales.
+pub(super) fn fit(product: Product, places: Places) -> bool {
+    Room::within(product, places).is_some()
+}
+
+/// Turns the scales of a product by blocks and returns it as the library is to be asked for it; any other is left as it
+/// is.
+///
+/// # Safety
+/// `places` match the product, and nothing else uses its workspace until the product has ended.
+///
+/// # Panics
+/// If the scales of a product by blocks do not [`fit`].
+pub(super) unsafe fn turned(cuda: &Cuda, product: Product, places: Places) -> Result<Places, KernelError> {
+    if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
+        return Ok(places);
+    }
+    let room = Room::within(product, places).expect("the library was asked for it");
+    let (groups, blocks) = (groups(product), blocks(product));
+    let padded_groups = groups.next_multiple_of(PADDED);
+    let more = room.padded.map_or(0, |_| (blocks * padded_groups).div_ceil(THREADS));
+    let extent = Extent::line(product.rows.div_ceil(TILE) * groups.div_ceil(TILE) + more, THREADS);
+    let arguments = arguments![
+        Address(places.x_scales),
+        Address(room.turned),
+        count(product.rows),
+        count(groups),
+        Address(places.weight_scales),
+        Address(room.padded.unwrap_or(0)),
+        count(blocks),
+        count(padded_groups),
+    ];
+    let kernel = cuda.entry_points().hopper.as_ref().expect("the library was asked for it").turn_scales;
+    // SAFETY: these are the kernel's parameters, and the caller vouches for what they point to.
+    unsafe { cuda.launch(kernel, extent, arguments)? };
+    Ok(as_asked(product, places))
+}
+
+/// The product as the library is to be asked for it: where its scales stand once they are [`turned`], and what is left of
+/// its workspace.
+///
+/// # Panics
+/// If the scales of a product by blocks do not [`fit`].
+pub(super) fn as_asked(product: Product, places: Places) -> Places {
+    if !matches!(product.numbers, Numbers::E4m3Blocks { .. }) {
+        return places;
+    }
+    let room = Room::within(product, places).expect("the library was asked for it");
+    Places {
+        x_scales: room.turned,
+        weight_scales: room.padded.unwrap_or(places.weight_scales),
+        workspace_bytes: room.workspace_bytes as usize,
+        ..places
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(rows: usize, in_features: usize, height: usize) -> Product {
+        Product {
+            numbers: Numbers::E4m3Blocks { height },
+            gates: false,
+            out_features: 384,
+            in_features,
+            out_pitch: 384,
+            x_pitch: in_features,
+            out_is_f32: false,
+            has_bias: false,
+            accumulates: false,
+            rows,
+        }
+    }
+
+    fn places(workspace_bytes: usize) -> Places {
+        Places {
+            weight: 512,
+            x: 1024,
+            bias: None,
+            weight_scales: 2048,
+            x_scales: 4096,
+            x_scale: 1.0,
+            out: 8192,
+            workspace: 1 << 20,
+            workspace_bytes,
+        }
+    }
+
+    #[test]
+    fn scales_stand_behind_what_is_left_of_the_workspace() {
+        let room = Room::within(product(100, 512, 128), places(1 << 20)).expect("it fits");
+        assert_eq!(room.padded, None, "four groups need no more");
+        assert!(room.turned + 100 * 4 * 4 <= 2 << 20 && room.turned.is_multiple_of(256));
+        assert_eq!(room.turned, (1 << 20) + room.workspace_bytes);
+        let room = Room::within(product(100, 640, 128), places(1 << 20)).expect("it fits");
+        let padded = room.padded.expect("five groups are filled up to eight");
+        assert!(padded + 3 * 8 * 4 <= room.turned && padded == (1 << 20) + room.workspace_bytes);
+        assert!(room.turned + 100 * 5 * 4 <= 2 << 20);
+    }
+
+    #[test]
+    fn what_the_library_does_not_take_or_takes_too_much_room_has_none() {
+        assert!(fit(product(4, 128, 128), places(1 << 20)));
+        assert!(fit(product(4, 1536, 128), places(1 << 20)));
+        for other in [product(5, 128, 128), product(4, 144, 128), product(4, 128, 64), product(4, 0, 128)] {
+            assert!(!fit(other, places(1 << 20)), "{other:?}");
+        }
+        let plain = Product { numbers: Numbers::E4m3Rows, ..product(4, 128, 128) };
+        assert!(!fit(plain, places(1 << 20)));
+        assert!(!fit(product(4096, 4096, 128), places(1 << 19)), "half a mebibyte of scales");
+        assert!(!fit(product(4, 128, 128), places(0)), "no scratch");
+        let odd = Places { weight_scales: 2052, ..places(1 << 20) };
+        assert!(!fit(product(4, 512, 128), odd) && fit(product(4, 640, 128), odd), "a copy may start anywhere");
+    }
+}
