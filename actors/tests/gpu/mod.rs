@@ -73,7 +73,9 @@ pub fn options() -> LoadOptions {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-    LoadOptions { blas: folder.map_or(usual.clone(), |folder| usual.first_in(folder)), ..LoadOptions::small() }
+    let folders: Vec<_> = folder.iter().flat_map(std::env::split_paths).collect();
+    let blas = folders.into_iter().rev().fold(usual, BlasSearch::first_in);
+    LoadOptions { blas, ..LoadOptions::small() }
 }
 
 /// A different picture for each number, as pixels.

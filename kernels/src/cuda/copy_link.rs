@@ -41,12 +41,12 @@ impl ByteRows {
     }
 
     /// The same rows from this byte of each on.
-    pub(super) fn from_byte(self, byte: usize) -> Self {
+    pub(super) fn at_byte(self, byte: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes(byte as u64)), ..self }
     }
 
     /// The same rows from this one on.
-    pub(super) fn from_row(self, row: usize) -> Self {
+    pub(super) fn at_row(self, row: usize) -> Self {
         ByteRows { start: self.start.offset(Bytes((row * self.pitch) as u64)), ..self }
     }
 }
@@ -116,7 +116,10 @@ impl CopyLink {
         ends.map(end).collect()
     }
 
-    /// The same link as it is between GPUs that cannot reach each other, for tests on GPUs that can.
+    /// The same end as it is between GPUs that cannot reach each other, for tests on GPUs that can.
+    ///
+    /// # Errors
+    /// A device is lost.
     pub fn without_reach(self, devices: &[Arc<CudaDevice>]) -> Result<CopyLink, DeviceError> {
         let beyond_reach =
             devices.iter().map(|device| Ok(Some(context(device)?))).collect::<Result<_, DeviceError>>()?;
@@ -143,11 +146,11 @@ impl CopyLink {
             let ([rows, columns], dtype) = (brought.shape, brought.dtype);
             let width = bytes(dtype, columns);
             let from = ByteRows { start: brought.start, pitch: bytes(dtype, brought.pitch) };
-            let to = ByteRows::of(out).from_byte(rank * width);
+            let to = ByteRows::of(out).at_byte(rank * width);
             match self.beyond_reach[rank].filter(|_| rank != self.rank().index()) {
                 None => copy_rows(stream, from, to, [rows, width])?,
                 Some(other) => (0..rows).try_for_each(|row| {
-                    let (from, to) = (from.from_row(row).start, to.from_row(row).start);
+                    let (from, to) = (from.at_row(row).start, to.at_row(row).start);
                     // SAFETY: each rank vouches for its rows during the meeting, and the contexts are alive.
                     let copied =
                         unsafe { sys::cuMemcpyPeerAsync(to.0, self.own.0, from.0, other.0, width, stream.raw()) };

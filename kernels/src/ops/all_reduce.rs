@@ -4,7 +4,8 @@ use super::check;
 use crate::{Backend, KernelError, Scope, Tensor, Work};
 
 /// Computes `out = Σ partial`, or adds it to `out` if `accumulate` is set: the partial results of all ranks in the order
-/// of their indices, in f32, rounded once. So every rank gets the same bits, and the same ones every time.
+/// of their indices, in f32, rounded once. So every rank gets the same bits, and the same ones every time. Through
+/// [NCCL](crate::NcclLink) the order is the library's, and sums are rounded on the way.
 ///
 /// All ranks come to the same operations with the same shapes, in the same order. It ends when all have read what this
 /// rank brought.

@@ -28,5 +28,6 @@ pub fn search() -> BlasSearch {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let folder = std::env::var("BURSAR_CUDA_LIB");
     let usual = BlasSearch::usual().with_python("/opt/torch/.venv");
-    folder.map_or(usual.clone(), |folder| usual.first_in(folder))
+    let folders: Vec<_> = folder.iter().flat_map(std::env::split_paths).collect();
+    folders.into_iter().rev().fold(usual, BlasSearch::first_in)
 }

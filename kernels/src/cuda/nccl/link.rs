@@ -212,13 +212,13 @@ impl NcclLink {
                 let sent = count * wide;
                 let of_rank = |rank: usize| ByteRows { start: data.offset(Bytes((rank * sent) as u64)), pitch: wide };
                 let (own, size) = (of_rank(self.rank.index()), [count, wide]);
-                copy_rows(&cuda.stream, ByteRows::of(&call.part).from_row(first).from_byte(column), own, size)?;
+                copy_rows(&cuda.stream, ByteRows::of(&call.part).at_row(first).at_byte(column), own, size)?;
                 self.launch(cuda, "ncclAllGather", |calls, communicator, stream| {
                     // SAFETY: so many bytes were copied there, and there is room for all ranks'.
                     unsafe { (calls.all_gather)(own.start.0, data.0, sent, number::UINT8, communicator, stream) }
                 })?;
                 for rank in 0..ranks {
-                    let to = ByteRows::of(&call.out).from_row(first).from_byte(rank * width + column);
+                    let to = ByteRows::of(&call.out).at_row(first).at_byte(rank * width + column);
                     copy_rows(&cuda.stream, of_rank(rank), to, size)?;
                 }
             }

@@ -237,3 +237,109 @@ impl OfRank {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::c_void, sync::atomic::AtomicI32};
+
+    use super::*;
+
+    /// What a communicator of a test has come to: 1 after it was aborted, 2 after it was destroyed, and below 0 the error that it
+    /// is to have.
+    type Fate = AtomicI32;
+
+    unsafe extern "C" fn abort(one: *mut c_void) -> i32 {
+        // SAFETY: a test's communicators are these.
+        unsafe { &*one.cast::<Fate>() }.store(1, Ordering::SeqCst);
+        0
+    }
+
+    unsafe extern "C" fn destroy(one: *mut c_void) -> i32 {
+        // SAFETY: as above.
+        unsafe { &*one.cast::<Fate>() }.store(2, Ordering::SeqCst);
+        0
+    }
+
+    unsafe extern "C" fn async_error(one: *mut c_void, out: *mut i32) -> i32 {
+        // SAFETY: as above, and the place is writable.
+        unsafe { *out = (-(*one.cast::<Fate>()).load(Ordering::SeqCst)).max(0) };
+        0
+    }
+
+    const PATIENCE: Duration = Duration::from_millis(100);
+
+    /// Watches three ranks while `story` runs, then gives back. Returns what the ranks hear, the communicators' fates before that
+    /// and after it, and how long it took.
+    fn watched(story: impl FnOnce(&[Watch], &[Fate])) -> (Option<String>, [i32; 3], [i32; 3], Duration) {
+        let fates: [Fate; 3] = Default::default();
+        let communicators = [0, 1, 2].map(|rank| Communicator((&raw const fates[rank]).cast_mut().cast()));
+        let calls = Arc::new(Calls::faked(abort, destroy, async_error));
+        let watches = Watch::over(&calls, &communicators, PATIENCE);
+        let (shared, began) = (watches[0].shared().clone(), Instant::now());
+        let took = thread::scope(|scope| {
+            let thread = scope.spawn(|| shared.watch());
+            story(&watches, &fates);
+            // Ranks that are together are watched until the thread is told to end.
+            while !thread.is_finished() && began.elapsed() < 10 * PATIENCE {
+                thread::park_timeout(Duration::from_millis(1));
+            }
+            let took = began.elapsed();
+            shared.end();
+            took
+        });
+        let heard = watches[1].check().err().map(|error| error.to_string());
+        let fates_now = || [0, 1, 2].map(|rank| fates[rank].load(Ordering::SeqCst));
+        let before = fates_now();
+        shared.give_back();
+        (heard, before, fates_now(), took)
+    }
+
+    fn come(watch: &Watch, exchanges: u64) {
+        watch.launch(exchanges, || Ok::<_, DeviceError>(())).expect("they are together");
+    }
+
+    #[test]
+    fn ranks_that_come_to_the_same_exchanges_are_left_alone() {
+        let (heard, before, after, _) = watched(|watches, _| watches.iter().for_each(|watch| come(watch, 57)));
+        assert_eq!((heard, before, after), (None, [0; 3], [2; 3]));
+    }
+
+    #[test]
+    fn those_who_wait_for_a_late_rank_are_let_go_after_a_bound_and_hear_its_name() {
+        let (heard, before, after, took) = watched(|watches, _| {
+            come(&watches[0], 5);
+            come(&watches[1], 3);
+            come(&watches[2], 4);
+        });
+        assert!(heard.expect("it is lost").contains("rank 1 did not come to an exchange in time"));
+        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the late one's is the last");
+        assert!((PATIENCE..5 * PATIENCE).contains(&took), "{took:?}");
+    }
+
+    #[test]
+    fn a_rank_that_is_gone_is_not_waited_for_and_launches_fail_from_then_on() {
+        let (heard, before, ..) = watched(|watches, _| {
+            watches.iter().for_each(|watch| come(watch, 2));
+            watches[2].leave();
+            come(&watches[0], 1);
+        });
+        assert!(heard.expect("it is lost").contains("rank 2 is gone"));
+        assert_eq!(before, [1, 1, 0]);
+        watched(|watches, _| {
+            watches[2].leave();
+            come(&watches[0], 1);
+            while watches[1].check().is_ok() {
+                thread::park_timeout(Duration::from_millis(1));
+            }
+            let late = watches[1].launch(1, || Ok::<_, DeviceError>(())).expect_err("there are no more exchanges");
+            assert!(late.is_lost(), "{late}");
+        });
+    }
+
+    #[test]
+    fn an_error_of_the_library_ends_all() {
+        let (heard, before, after, _) = watched(|_, fates| fates[1].store(-3, Ordering::SeqCst));
+        assert!(heard.expect("it is lost").contains("NCCL failed on rank 1: unhandled (3)"));
+        assert_eq!((before, after), ([1; 3], [1; 3]));
+    }
+}
