@@ -190,23 +190,32 @@ impl Troubled {
         for model in &self.models {
             model.wake().await.expect("it wakes up");
         }
-        let sums = |ledger: &Snapshot| {
-            let classes: Vec<_> = ledger.classes.iter().map(|line| (line.class.clone(), line.bytes)).collect();
-            (ledger.granted, ledger.host_granted, ledger.canary, ledger.deficit, classes)
+        // Of a GPU the driver takes a few MiB now and then, and graphs take what it says that they took.
+        let slack = match self.place {
+            Place::Host(_) => Bytes::ZERO,
+            Place::Gpu(..) => Bytes::mib(64),
         };
-        let mut waited = 0;
+        let sums = |ledger: &Snapshot| {
+            let others = ledger.classes.iter().filter(|line| slack.is_zero() || line.class != Class::Graphs);
+            let classes: Vec<_> = others.map(|line| (line.class.clone(), line.bytes)).collect();
+            (ledger.host_granted, ledger.canary, ledger.deficit, classes)
+        };
+        let mut looks = 0;
         eventually("every class has its bytes again", async || {
             let ledger = self.ledger().await;
-            // Of a GPU the driver takes a few MiB now and then.
-            let (foreign, backed) = match &self.place {
-                Place::Host(device) => (ledger.foreign == before.foreign, device.counts().backed),
-                Place::Gpu(device, _) => (ledger.foreign <= before.foreign + Bytes::mib(64), device.counts().backed),
+            let backed = match &self.place {
+                Place::Host(device) => device.counts().backed,
+                Place::Gpu(device, _) => device.counts().backed,
             };
-            waited += 1;
-            if waited == 2000 {
+            looks += 1;
+            if looks == 500 {
                 println!("not settled, {backed} backed: {ledger}\nbefore: {before}");
             }
-            foreign && sums(&ledger) == sums(before) && backed == ledger.granted
+            let grown = ledger.granted.max(before.granted) - ledger.granted.min(before.granted);
+            grown <= slack
+                && ledger.foreign <= before.foreign + slack
+                && sums(&ledger) == sums(before)
+                && backed == ledger.granted
         })
         .await;
         for model in &self.models {

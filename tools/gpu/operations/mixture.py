@@ -447,11 +447,11 @@ EDGES = [7, 8, 9, 24, 25, 32, 33, 0, 1, 15, 16, 17, 23, 31, 48, 49, 64, 65]
 def tile_edges(table):
     """Experts with one tile and with several beside each other, in blocks that have few items, many, or none. A product has
     the same bits whichever block has it."""
-    edges = functools.partial(random.Random(torch.initial_seed()).choices, EDGES)
+    draw = random.Random(torch.initial_seed())
     counts = {
         "edges": EDGES[:8],
-        "edges of 60": edges(k=60),
-        "edges of 128, most of them empty": edges([*EDGES, *[0] * 60], k=128),
+        "edges of 60": draw.choices(EDGES, k=60),
+        "edges of 128, most of them empty": draw.choices([*EDGES, *[0] * 60], k=128),
         "one of 60 has all": [300 if expert == 37 else 0 for expert in range(60)],
         "the last of 256 has all": [0] * 255 + [97],
         "one each of 256": [1] * 256,
