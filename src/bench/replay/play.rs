@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar::{Chat, ChatEvent, Hint, Image, ModelHandle, Usage};
+use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ModelHandle, Usage};
 use tokio::{sync::mpsc, task::JoinSet, time::sleep_until};
 
 use super::{
@@ -180,9 +180,13 @@ impl Player {
 
     async fn ask(&self, chat: Chat, kind: Kind) -> Result<(Answered, String), String> {
         let asked = Instant::now();
-        let told = |error: bursar::ChatError| match error.hint() {
-            hint if hint.to_string().is_empty() => error.to_string(),
-            hint => format!("{error} ({hint})"),
+        // Those of one kind are counted together, whatever time had passed.
+        let told = |error: ChatError| match (&error, error.hint()) {
+            (ChatError::TooLate { deadline, limit, .. }, _) => {
+                format!("late by `{}` of {} ms", deadline.knob(), limit.as_millis())
+            }
+            (_, hint) if hint.to_string().is_empty() => error.to_string(),
+            (_, hint) => format!("{error} ({hint})"),
         };
         let mut reply = self.model.chat(chat.token_ids()).await.map_err(told)?;
         let (mut first, mut last, mut intervals) = (None, asked, Vec::new());
