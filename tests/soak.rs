@@ -43,7 +43,7 @@ const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 /// How a soak runs, and what growth it allows.
 struct Soak {
     requests: usize,
-    /// It ends sooner after so long.
+    /// The longest that it runs.
     within: Duration,
     /// Requests between two readings, which are taken when none is under way.
     between_readings: usize,

@@ -20,7 +20,10 @@ use crate::{
 /// A request is given up after three deaths under it, so there are at most two while the same requests run.
 const DEATHS: usize = 2;
 
-/// Deaths do not end what dies here.
+/// After so many looks at a ledger that is not as before, both are printed.
+const LOOKS: usize = 500;
+
+/// No number of deaths uses up the restarts.
 const PATIENT: Intensity =
     Intensity { restarts_max: 1_000_000, within: Duration::from_secs(60), back_off: Duration::ZERO };
 
@@ -208,7 +211,7 @@ impl Troubled {
                 Place::Gpu(device, _) => device.counts().backed,
             };
             looks += 1;
-            if looks == 500 {
+            if looks == LOOKS {
                 println!("not settled, {backed} backed: {ledger}\nbefore: {before}");
             }
             let apart = |one: Bytes, other: Bytes| one.max(other) - one.min(other);

@@ -49,9 +49,8 @@ pub(super) struct Rows {
 }
 
 /// From here on two shots, each of a part, are taken for faster than one of all if there are more than two ranks: a
-/// guess, as no machine with more than two GPUs was there to measure it. Of two ranks each reads as much either way, and
-/// from here on they write pieces to each other: below, one piece takes three ways over the link as one shot does
-/// (there, its acknowledgement, the word that it is there), and saves only a copy that takes less than a microsecond.
+/// guess, as no machine with more than two GPUs was there to measure it. Two ranks write pieces to each other from here
+/// on. On two H100s that was 3 us faster below too; a step has few sums without a norm.
 const LARGE_FROM: Bytes = Bytes::kib(256);
 
 /// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
