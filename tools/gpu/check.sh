@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
 #
-#     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|bench ...]        # all, if not told otherwise
+#     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|share|ranks|bench ...]   # if not told otherwise,
+#                                                                                                 # all but share and ranks
 #
 # tests      every GPU test that is over in a minute
 # drills     a neighbour that comes and goes, cards with too little: 7B's shape on a whole card (four minutes)
@@ -9,6 +10,8 @@
 # sanitizer  the kernels' tests under compute-sanitizer, but for the one that takes the time
 # seven      a random checkpoint of 7B's shape (16.6 GB below SCRATCH, /tmp if not set): transformers and we compute it
 # products   products of few rows and of many, checked and timed beside cuBLASLt's (`tools/gpu/{products,gated}.py`)
+# share      models of that shape that take turns and lend, and chats whose history does not fit the card (`turns.py`)
+# ranks      sums over all GPUs, checked and timed (`ranks.py`); `tests` has the tests of two GPUs, which skip on one
 # bench      `bursar bench` on that shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
@@ -72,6 +75,20 @@ for part in $parts; do
             check "transformers on 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint"
         BURSAR_SEVEN_BILLION=$checkpoint check "7B's shape" "$bin/test-model-seven_billion" --nocapture
         ;;
+    share)
+        checkpoint=$scratch/bursar-seven-billion
+        [[ -e $checkpoint/config.json ]] ||
+            check "a checkpoint of 7B's shape" python3 tools/gpu/seven_billion.py "$checkpoint" --weights-only
+        export BURSAR=$bin/bursar
+        check "models that take turns" python3 tools/gpu/turns.py turns "$checkpoint" --cycles 1 \
+            --knob host-bytes=60GiB --knob memory-fraction=0.45
+        check "models that lend" python3 tools/gpu/turns.py lending "$checkpoint"
+        check "chats on the host" python3 tools/gpu/turns.py chats "$checkpoint" \
+            --knob kv-tokens=293000 --knob swap-space=36 --knob host-bytes=40GiB
+        ;;
+    ranks)
+        check "sums over all GPUs" python3 tools/gpu/ranks.py
+        ;;
     products)
         check "products of few rows" python3 tools/gpu/products.py
         check "products of many rows" python3 tools/gpu/gated.py
@@ -80,7 +97,7 @@ for part in $parts; do
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, drills, kernels, products, sanitizer, seven and bench"
+        echo "$part is none of tests, drills, kernels, products, sanitizer, seven, share, ranks and bench"
         exit 2
         ;;
     esac
