@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bursar_budgets::{Address, Bytes, CudaDevice, DeviceError};
+use bursar_budgets::{Address, Bytes, CudaDevice, Device, DeviceError};
 use cudarc::driver::sys::CUstream;
 
 use super::super::{
@@ -114,7 +114,9 @@ impl NcclLink {
         let (calls, mut made) = (&nccl.0, None);
         let counted = counted(&devices, &mut || {
             let communicators = initialised(calls, &devices)?;
-            let watches = Watch::over(calls, &communicators, patience);
+            let asked = devices.clone();
+            let lost = move || asked.iter().position(|device| device.memory().is_err_and(|error| error.is_lost()));
+            let watches = Watch::over(calls, &communicators, patience, Box::new(lost));
             // Also given back where what follows fails.
             let given_back = Communicators(watches[0].shared().clone());
             let data: Vec<_> = memory.iter().map(|memory| data_at(*memory)).collect();

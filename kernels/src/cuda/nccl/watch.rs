@@ -1,7 +1,7 @@
 //! Who came to which exchange, as the host knows it, and the end of a wait for a rank that does not come.
 //!
 //! A kernel of NCCL's waits for the other ranks without a bound. So a thread of its own looks whether a rank stays behind
-//! the others, and if so lets the kernels of those that wait end. That is what `ncclCommAbort` is for. It also
+//! the others or has lost its device, and if so lets the kernels of those that wait end. That is what `ncclCommAbort` is for. It also
 //! waits for the graphs that were captured with the communicator, which lanes drop only once their device is past its work,
 //! so no lane calls it.
 
@@ -35,11 +35,16 @@ pub(super) struct Shared {
     calls: Arc<Calls>,
     patience: Duration,
     ranks: Vec<OfRank>,
+    /// The rank whose device is lost, if there is one. Exchanges that it had launched are waited for all the same.
+    lost: Lost,
     /// Why there are no more exchanges.
     broken: OnceLock<String>,
     signals: Mutex<Signals>,
     changed: Condvar,
 }
+
+/// Asks the devices, in the order of ranks.
+pub(super) type Lost = Box<dyn Fn() -> Option<usize> + Send + Sync>;
 
 struct OfRank {
     communicator: Communicator,
@@ -61,7 +66,12 @@ struct Signals {
 
 impl Watch {
     /// The places of all ranks, in order, and what watches them when it is run in a thread.
-    pub(super) fn over(calls: &Arc<Calls>, communicators: &[Communicator], patience: Duration) -> Vec<Watch> {
+    pub(super) fn over(
+        calls: &Arc<Calls>,
+        communicators: &[Communicator],
+        patience: Duration,
+        lost: Lost,
+    ) -> Vec<Watch> {
         let of_rank = |communicator: &Communicator| OfRank {
             communicator: *communicator,
             gate: Mutex::default(),
@@ -73,6 +83,7 @@ impl Watch {
             calls: calls.clone(),
             patience,
             ranks: communicators.iter().map(of_rank).collect(),
+            lost,
             broken: OnceLock::new(),
             signals: Mutex::default(),
             changed: Condvar::new(),
@@ -125,6 +136,11 @@ impl Shared {
                 self.break_off(&[], error);
                 return;
             }
+            // All may have launched the same: then none stays behind.
+            if let Some(rank) = (self.lost)() {
+                self.break_off(&[rank], format!("the device of rank {rank} is lost"));
+                return;
+            }
             let (came, now) = (self.came(), Instant::now());
             let most = came.iter().copied().max().unwrap_or(0);
             let least = came.iter().copied().min().unwrap_or(0);
@@ -163,9 +179,10 @@ impl Shared {
     }
 
     /// Breaks the link off because of ranks that are missing, if these are where they were. Theirs have nothing that waits, so
-    /// they keep their communicators: what all have is freed with the last one, where it is counted off the devices.
+    /// they keep their communicators: what all have is freed with the last one, where it is counted off the devices. But for
+    /// those that do not leave the library.
     fn are_still(&self, missing: &[usize], came: &[u64]) -> bool {
-        let _gates: Vec<_> = missing.iter().map(|rank| self.ranks[*rank].lock()).collect();
+        let gates: Vec<_> = missing.iter().map(|rank| (*rank, self.ranks[*rank].lock_soon())).collect();
         let now = self.came();
         if missing.iter().any(|rank| now[*rank] != came[*rank]) {
             return false;
@@ -173,18 +190,25 @@ impl Shared {
         let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let is_gone = |rank: &usize| self.ranks[*rank].is_gone.load(Ordering::Acquire);
         let what = if missing.iter().all(is_gone) { "is gone" } else { "did not come to an exchange in time" };
-        self.break_off(missing, format!("rank {} {what}", names.join(", ")));
+        let kept: Vec<usize> = gates.iter().filter(|(_, gate)| gate.is_some()).map(|(rank, _)| *rank).collect();
+        self.break_off(&kept, format!("rank {} {what}", names.join(", ")));
         true
     }
 
     /// Ends all exchanges of all ranks but those in `kept`, which launch nothing meanwhile and have nothing that waits.
     pub(super) fn break_off(&self, kept: &[usize], why: String) {
         drop(self.broken.set(why));
-        for rank in (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]) {
-            let _gate = rank.lock_soon();
+        let ended = (0..self.ranks.len()).filter(|rank| !kept.contains(rank)).map(|rank| &self.ranks[rank]);
+        let mut ended: Vec<_> = ended.map(|rank| (rank.lock_soon(), rank)).collect();
+        // Those inside the library first, which lets them out: the last abort frees what all communicators have.
+        ended.sort_by_key(|(gate, _)| gate.is_some());
+        for (gate, rank) in &mut ended {
             rank.is_aborted.store(true, Ordering::Release);
-            // SAFETY: the communicator is alive, and its rank launches nothing any more.
+            // SAFETY: the communicator is alive, and its rank launches nothing any more, or is inside a launch that this ends.
             unsafe { (self.calls.abort)(rank.communicator.0) };
+            if gate.is_none() {
+                *gate = rank.lock_soon();
+            }
         }
     }
 
@@ -240,7 +264,10 @@ impl OfRank {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::c_void, sync::atomic::AtomicI32};
+    use std::{
+        ffi::c_void,
+        sync::atomic::{AtomicI32, AtomicUsize},
+    };
 
     use super::*;
 
@@ -270,15 +297,18 @@ mod tests {
 
     /// Watches three ranks while `story` runs, then gives back. Returns what the ranks hear, the communicators' fates before that
     /// and after it, and how long it took.
-    fn watched(story: impl FnOnce(&[Watch], &[Fate])) -> (Option<String>, [i32; 3], [i32; 3], Duration) {
+    fn watched(story: impl FnOnce(&[Watch], &[Fate], &AtomicUsize)) -> (Option<String>, [i32; 3], [i32; 3], Duration) {
         let fates: [Fate; 3] = Default::default();
         let communicators = [0, 1, 2].map(|rank| Communicator((&raw const fates[rank]).cast_mut().cast()));
         let calls = Arc::new(Calls::faked(abort, destroy, async_error));
-        let watches = Watch::over(&calls, &communicators, PATIENCE);
+        let lost = Arc::new(AtomicUsize::new(usize::MAX));
+        let is_lost = lost.clone();
+        let asks = Box::new(move || (0..3).find(|rank| *rank == is_lost.load(Ordering::SeqCst)));
+        let watches = Watch::over(&calls, &communicators, PATIENCE, asks);
         let (shared, began) = (watches[0].shared().clone(), Instant::now());
         let took = thread::scope(|scope| {
             let thread = scope.spawn(|| shared.watch());
-            story(&watches, &fates);
+            story(&watches, &fates, &lost);
             // Ranks that are together are watched until the thread is told to end.
             while !thread.is_finished() && began.elapsed() < 10 * PATIENCE {
                 thread::park_timeout(Duration::from_millis(1));
@@ -300,13 +330,13 @@ mod tests {
 
     #[test]
     fn ranks_that_come_to_the_same_exchanges_are_left_alone() {
-        let (heard, before, after, _) = watched(|watches, _| watches.iter().for_each(|watch| come(watch, 57)));
+        let (heard, before, after, _) = watched(|watches, _, _| watches.iter().for_each(|watch| come(watch, 57)));
         assert_eq!((heard, before, after), (None, [0; 3], [2; 3]));
     }
 
     #[test]
     fn those_who_wait_for_a_late_rank_are_let_go_after_a_bound_and_hear_its_name() {
-        let (heard, before, after, took) = watched(|watches, _| {
+        let (heard, before, after, took) = watched(|watches, _, _| {
             come(&watches[0], 5);
             come(&watches[1], 3);
             come(&watches[2], 4);
@@ -318,14 +348,14 @@ mod tests {
 
     #[test]
     fn a_rank_that_is_gone_is_not_waited_for_and_launches_fail_from_then_on() {
-        let (heard, before, ..) = watched(|watches, _| {
+        let (heard, before, ..) = watched(|watches, _, _| {
             watches.iter().for_each(|watch| come(watch, 2));
             watches[2].leave();
             come(&watches[0], 1);
         });
         assert!(heard.expect("it is lost").contains("rank 2 is gone"));
         assert_eq!(before, [1, 1, 0]);
-        watched(|watches, _| {
+        watched(|watches, _, _| {
             watches[2].leave();
             come(&watches[0], 1);
             while watches[1].check().is_ok() {
@@ -337,8 +367,38 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_device_ends_the_wait_of_ranks_that_have_all_launched_the_same() {
+        let (heard, before, after, took) = watched(|watches, _, lost| {
+            watches.iter().for_each(|watch| come(watch, 4));
+            lost.store(1, Ordering::SeqCst);
+        });
+        assert!(heard.expect("it is lost").contains("the device of rank 1 is lost"));
+        assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the lost one's is the last");
+        assert!(took < 5 * PATIENCE, "{took:?}");
+    }
+
+    #[test]
+    fn a_rank_that_stays_inside_the_library_is_aborted_before_the_others() {
+        let (heard, before, ..) = watched(|watches, _, _| {
+            come(&watches[0], 2);
+            come(&watches[2], 2);
+            let inside = watches[1].clone();
+            let launch = move || {
+                // It leaves when the link is broken, as NCCL does when it is aborted.
+                while inside.check().is_ok() {
+                    thread::park_timeout(Duration::from_millis(1));
+                }
+                Ok::<_, DeviceError>(())
+            };
+            watches[1].launch(1, launch).expect("it began before");
+        });
+        assert!(heard.expect("it is lost").contains("rank 1 did not come"));
+        assert_eq!(before, [1; 3]);
+    }
+
+    #[test]
     fn an_error_of_the_library_ends_all() {
-        let (heard, before, after, _) = watched(|_, fates| fates[1].store(-3, Ordering::SeqCst));
+        let (heard, before, after, _) = watched(|_, fates, _| fates[1].store(-3, Ordering::SeqCst));
         assert!(heard.expect("it is lost").contains("NCCL failed on rank 1: unhandled (3)"));
         assert_eq!((before, after), ([1; 3], [1; 3]));
     }
