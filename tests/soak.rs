@@ -43,8 +43,6 @@ const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 /// How a soak runs, and what growth it allows.
 struct Soak {
     requests: usize,
-    /// The longest that it runs.
-    within: Duration,
     /// Requests between two readings, which are taken when none is under way.
     between_readings: usize,
     /// First readings to ignore: caches fill and thread pools start.
@@ -56,58 +54,27 @@ struct Soak {
 
 #[test]
 fn hundreds_of_randomly_cancelled_chats_leak_nothing() {
-    Soak {
-        requests: 320,
-        within: Duration::MAX,
-        between_readings: 32,
-        warm_up: 4,
-        heap_growth: 1 << 20,
-        process_growth: 16 << 20,
-    }
-    .run();
+    Soak { requests: 320, between_readings: 32, warm_up: 4, heap_growth: 1 << 20, process_growth: 16 << 20 }.run();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_randomly_cancelled_chats_leak_nothing() {
-    Soak {
-        requests: 10_000,
-        within: Duration::MAX,
-        between_readings: 500,
-        warm_up: 4,
-        heap_growth: 1 << 20,
-        process_growth: 8 << 20,
-    }
-    .run();
+    Soak { requests: 10_000, between_readings: 500, warm_up: 4, heap_growth: 1 << 20, process_growth: 8 << 20 }.run();
 }
 
 #[test]
 fn hundreds_of_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
     // A fresh actor's caches are empty: readings differ by some megabytes.
-    Soak {
-        requests: 320,
-        within: Duration::MAX,
-        between_readings: 20,
-        warm_up: 4,
-        heap_growth: 8 << 20,
-        process_growth: 32 << 20,
-    }
-    .trouble();
+    Soak { requests: 320, between_readings: 20, warm_up: 4, heap_growth: 8 << 20, process_growth: 32 << 20 }.trouble();
 }
 
 #[test]
 #[ignore = "takes minutes: cargo test --release --test soak -- --ignored --nocapture"]
 fn ten_thousand_chats_through_deaths_neighbours_and_sleep_lose_nothing() {
     // Threads come and go with lanes, and glibc keeps what their arenas had: with MALLOC_ARENA_MAX=1 it is 2 MiB.
-    Soak {
-        requests: 10_000,
-        within: Duration::MAX,
-        between_readings: 100,
-        warm_up: 10,
-        heap_growth: 2 << 20,
-        process_growth: 96 << 20,
-    }
-    .trouble();
+    Soak { requests: 10_000, between_readings: 100, warm_up: 10, heap_growth: 2 << 20, process_growth: 96 << 20 }
+        .trouble();
 }
 
 #[test]
@@ -120,17 +87,11 @@ fn a_neighbour_takes_the_requested_bytes() {
 fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
     let seconds = std::env::var("BURSAR_SOAK_SECONDS").map_or(300, |said| said.parse().expect("seconds"));
-    let soak = Soak {
-        requests: usize::MAX,
-        within: Duration::from_secs(seconds),
-        between_readings: 60,
-        warm_up: 4,
-        heap_growth: 8 << 20,
-        process_growth: 96 << 20,
-    };
+    let soak =
+        Soak { requests: usize::MAX, between_readings: 60, warm_up: 4, heap_growth: 8 << 20, process_growth: 96 << 20 };
     let readings = async {
         match Troubled::begin_on_a_gpu(20261125).await {
-            Some(troubled) => Some(soak.troubled_readings(troubled).await),
+            Some(troubled) => Some(soak.troubled_readings(troubled, Duration::from_secs(seconds)).await),
             None => None,
         }
     };
@@ -143,17 +104,18 @@ fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
 
 impl Soak {
     fn trouble(&self) {
-        let readings = async { Some(self.troubled_readings(Troubled::begin(20261125).await).await) };
+        let readings = async { Some(self.troubled_readings(Troubled::begin(20261125).await, Duration::MAX).await) };
         let ends = self.alone(readings).expect("a host device is always there");
         assert!(ends.compared > self.requests / 5, "{ends:?}");
         assert_eq!(ends.differing, 0, "whatever befalls a chat, its reply is the same: {ends:?}");
     }
 
-    async fn troubled_readings(&self, mut troubled: Troubled) -> (Vec<Reading>, Ends) {
+    /// For as long as that at most.
+    async fn troubled_readings(&self, mut troubled: Troubled, within: Duration) -> (Vec<Reading>, Ends) {
         let mut load = Load::new(troubled.models.clone(), 20261125).knowing_some().await;
         let ledger = troubled.ledger().await;
         let (mut readings, mut base, began) = (Vec::new(), None, Instant::now());
-        while load.asked() < self.requests && began.elapsed() < self.within {
+        while load.asked() < self.requests && began.elapsed() < within {
             let count = self.between_readings.min(self.requests - load.asked());
             tokio::join!(load.run(count, AT_ONCE), troubled.befall(4));
             troubled.settled(&ledger).await;

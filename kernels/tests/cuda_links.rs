@@ -184,6 +184,16 @@ fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
     }
 }
 
+/// What ranks hear, and when, after the second did not come until the first had given up.
+fn assert_parted<T: std::fmt::Debug>(found: Vec<(Result<T, KernelError>, Duration)>, why: &str) {
+    for (rank, (result, took)) in found.into_iter().enumerate() {
+        let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
+        assert_eq!(reason, format!("the ranks of a model went apart: {why}"));
+        let bound = if rank == 0 { PATIENCE..2 * PATIENCE } else { Duration::ZERO..PATIENCE };
+        assert!(bound.contains(&took), "rank {rank}: {took:?}");
+    }
+}
+
 #[test]
 fn a_rank_that_does_not_come_to_copies_is_a_lost_device_after_a_bound() {
     let Some(ground) = Ground::any(2) else { return };
@@ -202,12 +212,7 @@ fn a_rank_that_does_not_come_to_copies_is_a_lost_device_after_a_bound() {
         }
         Ok((result, took))
     });
-    for (rank, (result, took)) in found.into_iter().enumerate() {
-        let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
-        assert_eq!(reason, "the ranks of a model went apart: rank 1 did not come to all_gather within 2 s");
-        let bound = if rank == 0 { PATIENCE..2 * PATIENCE } else { Duration::ZERO..PATIENCE };
-        assert!(bound.contains(&took), "rank {rank}: {took:?}");
-    }
+    assert_parted(found, "rank 1 did not come to all_gather within 2 s");
 }
 
 #[test]
@@ -334,12 +339,7 @@ fn a_rank_that_does_not_come_to_nccl_is_a_lost_device_after_a_bound_and_the_next
         }
         Ok((result, took))
     });
-    for (rank, (result, took)) in found.into_iter().enumerate() {
-        let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
-        assert_eq!(reason, "the ranks of a model went apart: rank 1 did not come to an exchange in time");
-        let bound = if rank == 0 { PATIENCE..2 * PATIENCE } else { Duration::ZERO..PATIENCE };
-        assert!(bound.contains(&took), "rank {rank}: {took:?}");
-    }
+    assert_parted(found, "rank 1 did not come to an exchange in time");
     drop(memory);
     println!("overhead after the lost link: {:?}", overhead());
     let (links, _memory) = ground.nccl().expect("it was there before");

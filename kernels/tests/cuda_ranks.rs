@@ -10,13 +10,10 @@ use std::{
 };
 
 use bursar_budgets::{Bytes, CudaDevice, DeviceError, Segment, Workspace};
-use bursar_kernels::{
-    ops::{argmax::NO_CHOICE, rms_norm::RmsNorm},
-    *,
-};
+use bursar_kernels::{ops::rms_norm::RmsNorm, *};
 use half::bf16;
 
-use ground::{Random, first_gpu, leased, load};
+use ground::{Random, first_gpu, first_largest, leased, load};
 
 /// Less than a story's exchanges, so that some take several.
 const AT_ONCE: Bytes = Bytes::kib(320);
@@ -217,12 +214,7 @@ fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
                 (4, column) if column < of_first => f32::NAN,
                 _ => ((row * 7 + column * 5) % 1013) as f32 - 900.0,
             };
-            let best = |row: usize| {
-                let numbers = (0..vocabulary).map(|column| (column, number(row, column)));
-                let best = numbers.filter(|(_, number)| !number.is_nan());
-                let best = best.reduce(|best, next| if next.1 > best.1 { next } else { best });
-                best.map_or(NO_CHOICE, |(column, _)| column as u32)
-            };
+            let best = |row: usize| first_largest((0..vocabulary).map(|column| number(row, column)));
             let expected: Vec<u32> = (0..rows).map(best).collect();
             let found = on_gpu_ranks(of, |scope, _| {
                 let columns = scope.rank().share_rounded_up(vocabulary);

@@ -218,7 +218,7 @@ impl Troubled {
             sums(&ledger) == sums(before)
                 && apart(ledger.granted, before.granted) <= slack
                 && apart(ledger.granted, backed) <= slack
-                && ledger.foreign <= before.foreign + slack
+                && apart(ledger.foreign, before.foreign) <= slack
         })
         .await;
         for model in &self.models {

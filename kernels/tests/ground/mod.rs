@@ -64,6 +64,13 @@ pub fn leased(device: Arc<dyn Device>, bytes: Bytes) -> Segment {
     segment
 }
 
+/// The place of the largest number, the first of equals: what `argmax` is defined to find.
+pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
+    let numbers = numbers.enumerate().filter(|(_, number)| !number.is_nan());
+    let best = numbers.reduce(|best, next| if next.1 > best.1 { next } else { best });
+    best.map_or(ops::argmax::NO_CHOICE, |(place, _)| place as u32)
+}
+
 /// Runs `pass` on the CPU in poisoned memory.
 pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
     let (cpu, workspace, counter) = (Cpu::new(threads), poisoned(Bytes::mib(16)), WorkCounter::default());

@@ -8,7 +8,7 @@ use bursar_kernels::{
     *,
 };
 
-use crate::ground::{PATIENCE, Random, on_ranks, poisoned};
+use crate::ground::{PATIENCE, Random, first_largest, on_ranks, poisoned};
 
 /// What rank `rank` brings.
 fn numbers(rank: Rank, count: usize) -> Vec<f32> {
@@ -111,12 +111,7 @@ fn the_largest_of_all_ranks_is_the_first_of_all_columns() {
         for of in [1, 2, 3, 4] {
             let of_first = Rank::new(0, of).share_rounded_up(vocabulary).count;
             let number = |row: usize, column: usize| few_numbers(row, column, of_first);
-            let best = |row: usize| {
-                let numbers = (0..vocabulary).map(|column| (column, number(row, column)));
-                let best = numbers.filter(|(_, number)| !number.is_nan());
-                let best = best.reduce(|best, next| if next.1 > best.1 { next } else { best });
-                best.map_or(NO_CHOICE, |(column, _)| column as u32)
-            };
+            let best = |row: usize| first_largest((0..vocabulary).map(|column| number(row, column)));
             let expected: Vec<u32> = (0..rows).map(best).collect();
             let found = on_ranks(of, 1, |scope| {
                 let columns = scope.rank().share_rounded_up(vocabulary);

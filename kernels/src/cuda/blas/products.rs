@@ -196,8 +196,7 @@ impl Products {
         (product, places): (Product, Places),
         (autotunes, may_guess): (bool, bool),
     ) -> Result<bool, DeviceError> {
-        let measures = autotunes && product.rows > FEW_ROWS;
-        if self.known.get(&product).is_some_and(|known| !measures || known.is_measured) {
+        if self.is_known(&product, autotunes) {
             return Ok(true);
         }
         if self.refused.contains(&product) {
@@ -229,15 +228,19 @@ impl Products {
         (product, places): (Product, Places),
         autotunes: bool,
     ) -> Result<(), DeviceError> {
-        let measures = autotunes && product.rows > FEW_ROWS;
-        let is_new = self.known.get(&product).is_none_or(|known| measures && !known.is_measured);
-        if is_new {
+        if !self.is_known(&product, autotunes) {
             // SAFETY: as the caller promises.
             unsafe { self.meet(blas, stream, activation, (product, places), (autotunes, true))? };
         }
         let known = &self.known[&product];
         // SAFETY: as the caller promises.
         unsafe { known.described.multiply(blas, stream, places, &known.algorithm) }
+    }
+
+    /// Whether its algorithm is there, while autotuning a measured one if it is to be measured.
+    fn is_known(&self, product: &Product, autotunes: bool) -> bool {
+        let measures = autotunes && product.rows > FEW_ROWS;
+        self.known.get(product).is_some_and(|known| !measures || known.is_measured)
     }
 
     unsafe fn meet(
