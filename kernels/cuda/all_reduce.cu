@@ -28,219 +28,15 @@
 // A wait ends after `patience` nanoseconds: the rank notes who is missing in `failed`, and this and all later exchanges
 // end without waiting; what they would have written is undefined.
 
-#include <stddef.h>
-
-#include "contract.cuh"
-#include "element.cuh"
+#include "exchange.cuh"
+#include "exchange_pieces.cuh"
+#include "exchange_pushed.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
 
-using contract::all_reduce::BLOCKS_MAX;
 using contract::all_reduce::NORM_THREADS_MAX;
-using contract::all_reduce::PUSHED_UNITS;
-using contract::all_reduce::RANKS_MAX;
 using contract::all_reduce::THREADS;
 using contract::common::NO_CHOICE;
-
-// At the start of each rank's exchange memory, zero before the first exchange.
-struct Control {
-    // By meeting within an exchange, block and the rank that arrived: the epoch it came to. Written by that rank.
-    uint32_t arrived[2][BLOCKS_MAX][RANKS_MAX];
-    // Exchanges that are over, blocks of the current one that are done, and 1 + the rank that did not come.
-    uint32_t epoch;
-    uint32_t done;
-    uint32_t failed;
-    // By block of the other of two ranks: the epoch in the upper half, and how many of its pieces have come. Only grows.
-    uint64_t pieces[BLOCKS_MAX];
-};
-static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
-static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
-
-// A unit with the epoch beside each 4 bytes: 8 bytes arrive whole, so who reads the epoch reads the data.
-struct Pushed {
-    uint4 words[2];
-};
-// What the others push to a rank stands between its control and its data: by half and rank that pushed.
-static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
-              "the host leases that much");
-
-// What a launch is told of the exchange memory.
-struct Exchange {
-    Control* control[RANKS_MAX];
-    // The first half of each rank's data; the second follows after `half` bytes.
-    uint8_t* data[RANKS_MAX];
-    uint64_t half;
-    uint64_t patience;
-    uint32_t rank;
-    uint32_t ranks;
-    // Whether each has a GPU of its own.
-    uint32_t apart;
-};
-
-// Rows as they stand in a tensor.
-struct Place {
-    uint8_t* start;
-    // Units of a row, and from row to row.
-    uint32_t columns;
-    uint32_t pitch;
-};
-
-__device__ __forceinline__ uint64_t nanoseconds() {
-    uint64_t now;
-    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-    return now;
-}
-
-__device__ __forceinline__ void store_release(uint32_t* to, uint32_t value) {
-    asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void store_release(uint64_t* to, uint64_t value) {
-    asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(to), "l"(value) : "memory");
-}
-
-__device__ __forceinline__ uint32_t load_acquire(const uint32_t* from) {
-    uint32_t value;
-    asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
-    return value;
-}
-
-__device__ __forceinline__ uint64_t load_acquire(const uint64_t* from) {
-    uint64_t value;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(from) : "memory");
-    return value;
-}
-
-// Exchange memory is written by other devices, so it must not come from a cache that they do not know of.
-template <typename Unit>
-__device__ __forceinline__ Unit load_exchanged(const uint8_t* at) {
-    return __ldcv(reinterpret_cast<const Unit*>(at));
-}
-
-// Notes for all hosts that `rank` did not come, unless another is noted. It may learn of it itself, when it comes.
-__device__ __forceinline__ void give_up(const Exchange& all, uint32_t missing) {
-    for (uint32_t rank = 0; rank < all.ranks; ++rank) {
-        atomicCAS_system(&all.control[rank]->failed, 0u, missing + 1);
-    }
-}
-
-// This block meets the same block of all other ranks. False if one did not come in time, here or before.
-__device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint32_t epoch) {
-    // All threads' writes come before the first threads' releases.
-    __threadfence_system();
-    __syncthreads();
-    bool came = true;
-    if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
-        store_release(&all.control[threadIdx.x]->arrived[meeting][blockIdx.x][all.rank], epoch);
-        Control* own = all.control[all.rank];
-        const uint32_t* theirs = &own->arrived[meeting][blockIdx.x][threadIdx.x];
-        const uint64_t start = nanoseconds();
-        // Signed, so that the epoch may wrap.
-        while (static_cast<int32_t>(load_acquire(theirs) - epoch) < 0) {
-            if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                give_up(all, threadIdx.x);
-                came = false;
-                break;
-            }
-        }
-    }
-    return __syncthreads_and(came);
-}
-
-// The last block to end an exchange opens the next one.
-__device__ __forceinline__ void leave(const Exchange& all, uint32_t epoch) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        Control* own = all.control[all.rank];
-        __threadfence();
-        if (atomicAdd(&own->done, 1u) + 1 == gridDim.x) {
-            own->done = 0;
-            own->epoch = epoch;
-        }
-    }
-}
-
-template <typename Unit>
-__device__ __forceinline__ Unit* unit_of(const Place& place, uint64_t unit) {
-    const uint64_t row = unit / place.columns;
-    return reinterpret_cast<Unit*>(place.start) + row * place.pitch + (unit - row * place.columns);
-}
-
-template <typename Element>
-__device__ __forceinline__ float as_float(Element value) {
-    return static_cast<float>(value);
-}
-
-// The sum of a unit of all ranks, and of what `before` has if it is there.
-template <typename Element, typename Unit, uint32_t RANKS>
-__device__ __forceinline__ Unit add_up(const Exchange& all, const Unit (&read)[RANKS], const Unit* before) {
-    constexpr uint32_t WIDTH = sizeof(Unit) / sizeof(Element);
-    float total[WIDTH];
-#pragma unroll
-    for (uint32_t rank = 0; rank < RANKS; ++rank) {
-        if (rank < all.ranks) {
-            const Element* values = reinterpret_cast<const Element*>(&read[rank]);
-#pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                total[i] = rank == 0 ? as_float(values[i]) : total[i] + as_float(values[i]);
-            }
-        }
-    }
-    if (before != nullptr) {
-        const Unit there = *before;
-        const Element* values = reinterpret_cast<const Element*>(&there);
-#pragma unroll
-        for (uint32_t i = 0; i < WIDTH; ++i) {
-            total[i] = as_float(values[i]) + total[i];
-        }
-    }
-    Unit rounded;
-    Element* values = reinterpret_cast<Element*>(&rounded);
-#pragma unroll
-    for (uint32_t i = 0; i < WIDTH; ++i) {
-        values[i] = Element(total[i]);
-    }
-    return rounded;
-}
-
-// The unit that every rank has brought.
-template <typename Unit, uint32_t RANKS>
-__device__ __forceinline__ void read_all(const Exchange& all, uint64_t offset, Unit (&read)[RANKS]) {
-#pragma unroll
-    for (uint32_t rank = 0; rank < RANKS; ++rank) {
-        if (rank < all.ranks) {
-            read[rank] = load_exchanged<Unit>(all.data[rank] + offset);
-        }
-    }
-}
-
-template <typename Element, typename Unit>
-__device__ __forceinline__ Unit sum_of(const Exchange& all, uint64_t offset, const Unit* before) {
-    Unit read[RANKS_MAX];
-    read_all(all, offset, read);
-    return add_up<Element>(all, read, before);
-}
-
-// A launch's exchange, the half of the memory that it has, and this thread's units.
-struct Turn {
-    uint32_t epoch;
-    uint64_t half, first, step;
-};
-
-__device__ __forceinline__ Turn begin(const Exchange& all) {
-    const uint32_t epoch = all.control[all.rank]->epoch + 1;
-    return {epoch, (epoch & 1) * all.half, blockIdx.x * uint64_t(blockDim.x) + threadIdx.x,
-            uint64_t(gridDim.x) * blockDim.x};
-}
-
-// Copies what this rank brings to its exchange memory.
-template <typename Unit>
-__device__ __forceinline__ void bring(const Exchange& all, uint64_t half, const Place& part, uint64_t units,
-                                      uint64_t first, uint64_t step) {
-    for (uint64_t unit = first; unit < units; unit += step) {
-        *reinterpret_cast<Unit*>(all.data[all.rank] + half + unit * sizeof(Unit)) = *unit_of<Unit>(part, unit);
-    }
-}
 
 template <typename Element, typename Unit>
 __device__ __forceinline__ void one_shot(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
@@ -296,65 +92,6 @@ __device__ __forceinline__ void two_shot(const Exchange& all, const Place& parti
     leave(all, epoch);
 }
 
-// Units of a thread in a piece. A piece of a block has 32 KiB at most: a link of 400 GB/s that 128 blocks share takes 10 us
-// for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
-constexpr uint32_t PIECE = 4;
-
-// Tells block b of the other rank that so many of this exchange's pieces are there. A release is cumulative: what all
-// threads wrote before the barrier comes before it. Only the first thread waits until that has arrived.
-__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        store_release(&all.control[1 - all.rank]->pieces[blockIdx.x], uint64_t(epoch) << 32 | pieces);
-    }
-}
-
-// Waits until block b of the other rank has announced as many. False if it did not in time, here or before.
-__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
-    bool came = true;
-    if (threadIdx.x == 0) {
-        Control* own = all.control[all.rank];
-        const uint64_t wanted = uint64_t(epoch) << 32 | pieces, start = nanoseconds();
-        // Signed, so that the epoch may wrap. A later epoch stands there if the other rank has gone on.
-        while (static_cast<int64_t>(load_acquire(&own->pieces[blockIdx.x]) - wanted) < 0) {
-            if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                give_up(all, 1 - all.rank);
-                came = false;
-                break;
-            }
-        }
-    }
-    return __syncthreads_and(came);
-}
-
-// `push(piece)` writes a piece into the other rank's memory, `add(piece)` adds up what the other wrote into this one's. The
-// next piece is on its way while one is added up.
-template <typename Push, typename Add>
-__device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
-    push(0);
-    announce(all, epoch, 1);
-    for (uint32_t piece = 0; piece < pieces; ++piece) {
-        const bool is_last = piece + 1 == pieces;
-        if (!is_last) {
-            push(piece + 1);
-        }
-        if (!have_come(all, epoch, piece + 1)) {
-            break;
-        }
-        add(piece);
-        if (!is_last) {
-            announce(all, epoch, piece + 2);
-        }
-    }
-}
-
-// The sum of this rank's unit and the other's, in the order of ranks, and of what `before` has if it is there.
-template <typename Element>
-__device__ __forceinline__ uint4 add_pair(const Exchange& all, const uint4& own, const uint4& other, const uint4* before) {
-    const uint4 read[2] = {all.rank == 0 ? own : other, all.rank == 0 ? other : own};
-    return add_up<Element>(all, read, before);
-}
-
 template <typename Element>
 __device__ __forceinline__ void sum_in_pieces(const Exchange& all, const Place& partial, const Place& out, uint64_t units,
                                               bool accumulate) {
@@ -405,38 +142,6 @@ __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
         squares += values[i] * values[i];
     }
     return squares;
-}
-
-// Writes a unit of a row, normalised.
-template <typename Element>
-__device__ __forceinline__ void store_normed(Element* to, const uint4& unit, const uint4& by_words, float factor) {
-    constexpr uint32_t WIDTH = VECTOR<Element>;
-    float values[WIDTH], by[WIDTH];
-    widen<WIDTH, Element>(unit, values);
-    widen<WIDTH, Element>(by_words, by);
-#pragma unroll
-    for (uint32_t i = 0; i < WIDTH; ++i) {
-        values[i] = values[i] * factor * by[i];
-    }
-    store<WIDTH>(to, values);
-}
-
-// `block_sum` of several with one barrier.
-template <uint32_t COUNT>
-__device__ __forceinline__ void block_sums(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) {
-        values[i] = warp_sum(values[i]);
-        if (lane == 0) {
-            partial[i][warp] = values[i];
-        }
-    }
-    __syncthreads();
-#pragma unroll
-    for (uint32_t i = 0; i < COUNT; ++i) {
-        values[i] = warp_sum(lane < warps ? partial[i][lane] : 0.0f);
-    }
 }
 
 // A thread has the same unit of each of its block's rows, of which a piece has `DEPTH`. They are added up and normalised
@@ -497,58 +202,12 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
         block_sums(squares, squares_of);
         each(piece, [&](uint32_t i, uint32_t, uint64_t unit) {
             const float factor = 1.0f / sqrtf(squares[i] / (vectors * WIDTH) + epsilon);
-            store_normed(out + unit * WIDTH, sum[i], by_words, factor);
+            write_scaled<WIDTH>(sum[i], by_words, factor, out + unit * WIDTH);
         });
     };
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     in_pieces(all, turn.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
     leave(all, turn.epoch);
-}
-
-// Where what `from` pushes to `to` stands.
-__device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
-    uint8_t* start = reinterpret_cast<uint8_t*>(all.control[to]) + contract::all_reduce::PUSHED_AT;
-    return reinterpret_cast<Pushed*>(start) + ((epoch & 1) * RANKS_MAX + from) * uint64_t(PUSHED_UNITS) + unit;
-}
-
-__device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epoch) {
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[0]), "r"(unit.x), "r"(unit.y),
-                 "r"(epoch)
-                 : "memory");
-    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[1]), "r"(unit.z), "r"(unit.w),
-                 "r"(epoch)
-                 : "memory");
-}
-
-// Waits for what `from` pushes to this rank. False if it did not come in time, here or before.
-__device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
-    const Pushed* own = pushed(all, all.rank, from, epoch, at);
-    // Looks at the clock and for failures now and then: both take longer than a look at the data.
-    constexpr uint32_t LOOKS = 64;
-    uint64_t start = 0;
-    for (uint32_t looks = 1;; ++looks) {
-        uint4 low, high;
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w)
-                     : "l"(&own->words[0])
-                     : "memory");
-        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w)
-                     : "l"(&own->words[1])
-                     : "memory");
-        if (low.y == epoch && low.w == epoch && high.y == epoch && high.w == epoch) {
-            unit = make_uint4(low.x, low.z, high.x, high.z);
-            return true;
-        }
-        if (looks % LOOKS == 0) {
-            const uint64_t now = nanoseconds();
-            start = start == 0 ? now : start;
-            if (load_acquire(&all.control[all.rank]->failed) != 0 || now - start > all.patience) {
-                give_up(all, from);
-                return false;
-            }
-        }
-    }
 }
 
 // A thread has the same unit of each of its block's rows, and reads the next row's while this one is normalised. At most
@@ -618,7 +277,7 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
         fetch(row + gridDim.x);
         const float factor = 1.0f / sqrtf(block_sum(squares, squares_of[turn]) / (vectors * WIDTH) + epsilon);
         if (is_in) {
-            store_normed(out + place(row) * WIDTH, sum, by_words, factor);
+            write_scaled<WIDTH>(sum, by_words, factor, out + place(row) * WIDTH);
         }
     }
     leave(all, epoch);

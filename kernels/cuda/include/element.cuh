@@ -156,3 +156,17 @@ template <uint32_t COUNT, typename Element>
 __device__ __forceinline__ void store(Element* to, const float (&values)[COUNT]) {
     *reinterpret_cast<Words<COUNT, Element>*>(to) = to_words<COUNT, Element>(values);
 }
+
+// Writes a vector of a row, times the row's factor and the column's weight.
+template <uint32_t WIDTH, typename Element>
+__device__ __forceinline__ void write_scaled(const Words<WIDTH, Element>& words, const Words<WIDTH, Element>& weight,
+                                             float factor, Element* to) {
+    float values[WIDTH], by[WIDTH];
+    widen<WIDTH, Element>(words, values);
+    widen<WIDTH, Element>(weight, by);
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        values[i] = values[i] * factor * by[i];
+    }
+    store<WIDTH>(to, values);
+}

@@ -55,6 +55,21 @@ struct ExpertSums {
             before[EXPERTS_MAX] = now;
         }
     }
+
+    // The last expert in front of which `tiles_before` finds no more than so many tiles.
+    template <typename TilesBefore>
+    static __device__ __forceinline__ uint32_t last_with(uint32_t tiles, uint32_t experts, TilesBefore tiles_before) {
+        uint32_t low = 0, high = experts;
+        while (high - low > 1) {
+            const uint32_t middle = (low + high) / 2;
+            if (tiles_before(middle) <= tiles) {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        return low;
+    }
 };
 
 // The tiles of all experts, one expert after the other.
@@ -65,18 +80,9 @@ struct Tiles : ExpertSums {
         sum_up(starts, experts, [](uint32_t places) { return (places + PLACES - 1) / PLACES; });
     }
 
-    // The expert of a tile: the last before which there are no more than so many.
+    // The expert of a tile.
     __device__ __forceinline__ uint32_t expert_of(uint32_t tile, uint32_t experts) const {
-        uint32_t low = 0, high = experts;
-        while (high - low > 1) {
-            const uint32_t middle = (low + high) / 2;
-            if (before[middle] <= tile) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
+        return last_with(tile, experts, [&](uint32_t expert) { return before[expert]; });
     }
 
     // The tile of this number, which is one of this expert's.

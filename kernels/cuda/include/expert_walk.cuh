@@ -33,18 +33,9 @@ struct Walk : ExpertSums {
         return before[expert] >> by & 0xffff;
     }
 
-    // The expert of a tile: the last before which there are no more than so many.
+    // The expert of a tile.
     __device__ __forceinline__ uint32_t expert_of(uint32_t tile, uint32_t by, uint32_t experts) const {
-        uint32_t low = 0, high = experts;
-        while (high - low > 1) {
-            const uint32_t middle = (low + high) / 2;
-            if (tiles_before(middle, by) <= tile) {
-                low = middle;
-            } else {
-                high = middle;
-            }
-        }
-        return low;
+        return last_with(tile, experts, [&](uint32_t expert) { return tiles_before(expert, by); });
     }
 };
 

@@ -47,20 +47,6 @@ __device__ __forceinline__ void fetch_row(const Rows<Element>& call, uint32_t ve
     });
 }
 
-// Writes a vector of a row, times the row's factor and the column's weight.
-template <uint32_t WIDTH, typename Element>
-__device__ __forceinline__ void write_scaled(const Words<WIDTH, Element>& words, const Words<WIDTH, Element>& weight,
-                                             float factor, Element* to) {
-    float values[WIDTH], by[WIDTH];
-    widen<WIDTH, Element>(words, values);
-    widen<WIDTH, Element>(weight, by);
-#pragma unroll
-    for (uint32_t i = 0; i < WIDTH; ++i) {
-        values[i] = values[i] * factor * by[i];
-    }
-    store<WIDTH>(to, values);
-}
-
 // Rows a grid apart, `WIDTH` elements at a time: each norm's own.
 template <uint32_t WIDTH, bool ADDING, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call);

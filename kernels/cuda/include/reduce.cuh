@@ -30,3 +30,21 @@ __device__ __forceinline__ float block_sum(float value, float (&partial)[WARPS_M
     __syncthreads();
     return warp_sum(lane < warps ? partial[lane] : 0.0f);
 }
+
+// The same of several numbers, with one barrier for all.
+template <uint32_t COUNT>
+__device__ __forceinline__ void block_sums(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = warp_sum(values[i]);
+        if (lane == 0) {
+            partial[i][warp] = values[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = warp_sum(lane < warps ? partial[i][lane] : 0.0f);
+    }
+}

@@ -1,0 +1,63 @@
+// An exchange of two ranks in pieces: each writes into the other's memory and adds up in its own.
+#pragma once
+
+#include "exchange.cuh"
+
+// Units of a thread in a piece. A piece of a block has 32 KiB at most: a link of 400 GB/s that 128 blocks share takes 10 us
+// for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
+constexpr uint32_t PIECE = 4;
+
+// Tells block b of the other rank that so many of this exchange's pieces are there. A release is cumulative: what all
+// threads wrote before the barrier comes before it. Only the first thread waits until that has arrived.
+__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        store_release(&all.control[1 - all.rank]->pieces[blockIdx.x], uint64_t(epoch) << 32 | pieces);
+    }
+}
+
+// Waits until block b of the other rank has announced as many. False if it did not in time, here or before.
+__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+    bool came = true;
+    if (threadIdx.x == 0) {
+        Control* own = all.control[all.rank];
+        const uint64_t wanted = uint64_t(epoch) << 32 | pieces, start = nanoseconds();
+        // Signed, so that the epoch may wrap. A later epoch stands there if the other rank has gone on.
+        while (static_cast<int64_t>(load_acquire(&own->pieces[blockIdx.x]) - wanted) < 0) {
+            if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
+                give_up(all, 1 - all.rank);
+                came = false;
+                break;
+            }
+        }
+    }
+    return __syncthreads_and(came);
+}
+
+// `push(piece)` writes a piece into the other rank's memory, `add(piece)` adds up what the other wrote into this one's. The
+// next piece is on its way while one is added up.
+template <typename Push, typename Add>
+__device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
+    push(0);
+    announce(all, epoch, 1);
+    for (uint32_t piece = 0; piece < pieces; ++piece) {
+        const bool is_last = piece + 1 == pieces;
+        if (!is_last) {
+            push(piece + 1);
+        }
+        if (!have_come(all, epoch, piece + 1)) {
+            break;
+        }
+        add(piece);
+        if (!is_last) {
+            announce(all, epoch, piece + 2);
+        }
+    }
+}
+
+// The sum of this rank's unit and the other's, in the order of ranks, and of what `before` has if it is there.
+template <typename Element>
+__device__ __forceinline__ uint4 add_pair(const Exchange& all, const uint4& own, const uint4& other, const uint4* before) {
+    const uint4 read[2] = {all.rank == 0 ? own : other, all.rank == 0 ? other : own};
+    return add_up<Element>(all, read, before);
+}

@@ -1,0 +1,60 @@
+// What ranks push to each other in one way, each 4 bytes beside the epoch (NCCL's LL).
+#pragma once
+
+#include "exchange.cuh"
+
+using contract::all_reduce::PUSHED_UNITS;
+
+// A unit with the epoch beside each 4 bytes: 8 bytes arrive whole, so who reads the epoch reads the data.
+struct Pushed {
+    uint4 words[2];
+};
+// What the others push to a rank stands between its control and its data: by half and rank that pushed.
+static_assert(contract::all_reduce::PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * sizeof(Pushed) == contract::all_reduce::DATA_AT,
+              "the host leases that much");
+
+// Where what `from` pushes to `to` stands.
+__device__ __forceinline__ Pushed* pushed(const Exchange& all, uint32_t to, uint32_t from, uint32_t epoch, uint64_t unit) {
+    uint8_t* start = reinterpret_cast<uint8_t*>(all.control[to]) + contract::all_reduce::PUSHED_AT;
+    return reinterpret_cast<Pushed*>(start) + ((epoch & 1) * RANKS_MAX + from) * uint64_t(PUSHED_UNITS) + unit;
+}
+
+__device__ __forceinline__ void push(Pushed* to, const uint4& unit, uint32_t epoch) {
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[0]), "r"(unit.x), "r"(unit.y),
+                 "r"(epoch)
+                 : "memory");
+    asm volatile("st.volatile.global.v4.u32 [%0], {%1, %3, %2, %3};" ::"l"(&to->words[1]), "r"(unit.z), "r"(unit.w),
+                 "r"(epoch)
+                 : "memory");
+}
+
+// Waits for what `from` pushes to this rank. False if it did not come in time, here or before.
+__device__ __forceinline__ bool receive(const Exchange& all, uint32_t from, uint32_t epoch, uint64_t at, uint4& unit) {
+    const Pushed* own = pushed(all, all.rank, from, epoch, at);
+    // Looks at the clock and for failures now and then: both take longer than a look at the data.
+    constexpr uint32_t LOOKS = 64;
+    uint64_t start = 0;
+    for (uint32_t looks = 1;; ++looks) {
+        uint4 low, high;
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(low.x), "=r"(low.y), "=r"(low.z), "=r"(low.w)
+                     : "l"(&own->words[0])
+                     : "memory");
+        asm volatile("ld.volatile.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(high.x), "=r"(high.y), "=r"(high.z), "=r"(high.w)
+                     : "l"(&own->words[1])
+                     : "memory");
+        if (low.y == epoch && low.w == epoch && high.y == epoch && high.w == epoch) {
+            unit = make_uint4(low.x, low.z, high.x, high.z);
+            return true;
+        }
+        if (looks % LOOKS == 0) {
+            const uint64_t now = nanoseconds();
+            start = start == 0 ? now : start;
+            if (load_acquire(&all.control[all.rank]->failed) != 0 || now - start > all.patience) {
+                give_up(all, from);
+                return false;
+            }
+        }
+    }
+}
