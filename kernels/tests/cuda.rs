@@ -17,7 +17,7 @@ use half::{bf16, f16};
 
 use ground::{
     Fp8, How, NORMED_SUMS, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, normed_sum,
-    passes, rounded,
+    passes, rounded, search,
 };
 
 /// A test's turn on the GPU, which all tests share.
@@ -376,6 +376,17 @@ fn after_autotuning_no_product_is_guessed_and_two_lanes_agree() {
         assert_eq!(cuda.guesses(), 0, "no autotuning was needed");
         autotune(&cuda);
         assert_eq!(another.tuning(), kernels.tuning(), "nothing was measured again");
+
+        // Ranks that measure by themselves still choose alike.
+        let gpus = [gpu.device.clone(), gpu.device.clone()];
+        let ranks = CudaKernels::load_ranks(&gpus, target_of(kernels), &search()).expect("its kernels load");
+        for rank in &ranks {
+            let cuda = Cuda::new(rank).expect("a stream");
+            autotune(&cuda);
+            (1..=256).chain([Products::ROWS]).for_each(|rows| run(&cuda, rows));
+            assert_eq!(cuda.guesses(), 0, "what the first found has run here too");
+            assert_eq!(rank.tuning(), ranks[0].tuning());
+        }
 
         // A tuning that was edited is rejected.
         let mut spoiled = written;

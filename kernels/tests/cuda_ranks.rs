@@ -86,7 +86,7 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
 
 #[test]
 fn each_rank_gets_the_sum_in_the_order_of_ranks() {
-    // From 256 KiB on, two ranks write pieces to each other.
+    // Two ranks write pieces to each other, more than two of 256 KiB parts.
     let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)];
     for (rows, columns, gap) in sizes.into_iter().chain(odd) {

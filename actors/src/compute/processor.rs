@@ -92,20 +92,19 @@ impl Processor {
         search: &BlasSearch,
         through_nccl: bool,
     ) -> Result<Self, OpenError> {
-        let on = |device: &Arc<dyn Device>| match (target, device.clone().as_cuda()) {
-            (Target::Cuda(target), Some(cuda)) => {
-                Ok(OfRank::Cuda(Loaded(Some(CudaKernels::load(&cuda, target, search)?))))
-            }
-            (Target::Cuda(_), None) => unreachable!("a GPU's target is of a GPU"),
-            (Target::Cpu { threads }, _) => Ok(OfRank::Cpu { threads }),
-        };
         let gpus = gpus(device);
         // Looked for first: what is missing is known before anything is loaded.
         let nccl = match why_nccl(&gpus, target, through_nccl)? {
             Some(why) => Some(Arc::new(Nccl::open(&gpus, search, &why)?)),
             None => None,
         };
-        let ranks = devices(device).iter().map(on).collect::<Result<_, OpenError>>()?;
+        let ranks = match target {
+            Target::Cpu { threads } => devices(device).iter().map(|_| OfRank::Cpu { threads }).collect(),
+            Target::Cuda(target) => {
+                let kernels = CudaKernels::load_ranks(&gpus, target, search)?;
+                kernels.into_iter().map(|kernels| OfRank::Cuda(Loaded(Some(kernels)))).collect()
+            }
+        };
         Ok(Processor { ranks, nccl })
     }
 

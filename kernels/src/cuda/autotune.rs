@@ -111,8 +111,11 @@ pub(super) fn measure(cuda: &Cuda, call: ops::measure::Call<'_>) -> Result<(), K
                 }
                 // A product that does not fit here does not fit in a pass either.
                 let Some(trial) = Trial::within(cuda, product, &met.weights, &call.room) else { break };
-                if let Some(way) = trial.fastest()? {
-                    cuda.kernels.blas.measured().insert(product, way);
+                if let Some(fastest) = trial.fastest()? {
+                    let agreed = cuda.kernels.blas.found(product, fastest);
+                    if agreed != fastest {
+                        trial.run_once(agreed)?;
+                    }
                 }
             }
             cuda.products.borrow_mut().forget_few(*alike);
@@ -210,6 +213,17 @@ impl<'t> Trial<'t> {
             }
         }
         Ok(timed.into_iter().min_by(|(one, _), (other, _)| one.total_cmp(other)).map(|(_, way)| way))
+    }
+
+    /// Runs what another rank found, which loads what it needs.
+    fn run_once(&self, way: GemmAlgorithm) -> Result<(), KernelError> {
+        let kernels = &self.cuda.kernels;
+        let described = match way {
+            GemmAlgorithm::Library(_) => Some(Described::of(&kernels.blas, kernels.target.activation, self.product)?),
+            _ => None,
+        };
+        self.run(described.as_ref(), way, 0)?;
+        Ok(self.cuda.stream.wait()?)
     }
 
     /// Our kernels that support the product.

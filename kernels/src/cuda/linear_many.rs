@@ -144,8 +144,8 @@ pub(super) fn chosen(
         }
         if product.gates {
             let way = if shortest[1] < shortest[0] { GemmAlgorithm::Many } else { GemmAlgorithm::Apart };
-            cuda.kernels.blas.measured().insert(product, way);
-        } else if shortest[1] < CLEARLY * shortest[0] {
+            cuda.kernels.blas.found(product, way);
+        } else if cuda.kernels.blas.agreement.is_ours(product, shortest[1] < CLEARLY * shortest[0]) {
             // cuBLASLt's algorithm is measured by now and is kept for smaller sizes.
             cuda.kernels.blas.ours().insert(product);
         }

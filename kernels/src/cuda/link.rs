@@ -49,8 +49,7 @@ pub(super) struct Rows {
 }
 
 /// From here on two shots, each of a part, are taken for faster than one of all if there are more than two ranks: a
-/// guess, as no machine with more than two GPUs was there to measure it. Two ranks write pieces to each other from here
-/// on. On two H100s that was 3 us faster below too; a step has few sums without a norm.
+/// guess, as no machine with more than two GPUs was there to measure it.
 const LARGE_FROM: Bytes = Bytes::kib(256);
 
 /// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
@@ -203,7 +202,7 @@ pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: all_reduce::Call<'_
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let whole = match (cuda.rank().of(), call.partial.bytes() >= LARGE_FROM) {
-        (2, true) => hopper.all_reduce_pieces,
+        (2, _) => hopper.all_reduce_pieces,
         (3.., true) => hopper.all_reduce_two_shot,
         _ => hopper.all_reduce,
     };

@@ -68,6 +68,7 @@ use linear_few::{CounterSets, Counters};
 use rank_link::Witness;
 use stage::Stage;
 use stream::{Clock, Stream};
+use tuning::Agreement;
 
 /// What all lanes of a device share: the loaded kernels, the cuBLASLt handle, and its fastest algorithms on this
 /// device.
@@ -89,6 +90,28 @@ impl CudaKernels {
     /// # Errors
     /// See [`OpenError`].
     pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
+        Self::load_rank(device, target, search, &Arc::default())
+    }
+
+    /// The same for the GPU of each rank of a model. Ranks compute the same product by the same algorithm.
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn load_ranks(
+        devices: &[Arc<CudaDevice>],
+        target: CudaTarget,
+        search: &BlasSearch,
+    ) -> Result<Vec<Arc<Self>>, OpenError> {
+        let agreement = Arc::default();
+        devices.iter().map(|device| Self::load_rank(device, target, search, &agreement)).collect()
+    }
+
+    fn load_rank(
+        device: &Arc<CudaDevice>,
+        target: CudaTarget,
+        search: &BlasSearch,
+        agreement: &Arc<Agreement>,
+    ) -> Result<Arc<Self>, OpenError> {
         let images = images::images_for(target.capability);
         if images.is_empty() {
             return Err(OpenError::TooOld { found: target.capability });
@@ -101,7 +124,7 @@ impl CudaKernels {
             }
         }
         let functions = functions?;
-        let blas = device.with_overhead("cuBLASLt", || Blas::open(device, search))?;
+        let blas = device.with_overhead("cuBLASLt", || Blas::open(device, search, agreement))?;
         let decode_counters = functions.variable("attention_decode", c"attention_decode_counters")?;
         let (counter_sets, device) = (Arc::default(), device.clone());
         Ok(Arc::new(CudaKernels { functions, blas, decode_counters, counter_sets, target, device }))

@@ -14,7 +14,7 @@ use libloading::Library;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    super::error::OpenError,
+    super::{error::OpenError, tuning::Agreement},
     products::{GemmAlgorithm, Product},
     search::{BlasSearch, NAMES},
 };
@@ -123,10 +123,12 @@ pub(in super::super) struct Blas {
     calls: Arc<Calls>,
     handle: Handle,
     device: Arc<CudaDevice>,
-    /// The fastest algorithms measured on this device, for all lanes and for lanes that replace one that died.
+    /// The algorithms of what was measured on this device, for all lanes and for lanes that replace one that died.
     measured: Mutex<BTreeMap<Product, GemmAlgorithm>>,
-    /// Ungated products of many rows for which our kernel was measured to be faster.
+    /// Ungated products of many rows for which our kernel is faster.
     ours: Mutex<BTreeSet<Product>>,
+    /// With the other ranks of a model.
+    pub(in super::super) agreement: Arc<Agreement>,
 }
 
 // SAFETY: the library documents that several threads may use its handles at once.
@@ -174,19 +176,20 @@ pub(super) struct Memory {
 
 impl Blas {
     /// Finds and loads the library, and creates a handle.
-    pub(in super::super) fn open(device: &Arc<CudaDevice>, search: &BlasSearch) -> Result<Self, OpenError> {
+    pub(in super::super) fn open(
+        device: &Arc<CudaDevice>,
+        search: &BlasSearch,
+        agreement: &Arc<Agreement>,
+    ) -> Result<Self, OpenError> {
         device.enter()?;
         // Closing the library leaves what it loaded on the device, and opening it again loads that a second time.
         let (candidates, folders) = (search.candidates(), search.folders());
         let calls = device.kept(&format!("cuBLASLt of {candidates:?}"), || find(&candidates, folders))?;
-        Blas::begin(device, calls)
-    }
-
-    fn begin(device: &Arc<CudaDevice>, calls: Arc<Calls>) -> Result<Self, OpenError> {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the handle is writable, and the context is current.
         said("cublasLtCreate", unsafe { (calls.create)(&mut handle) })?;
-        Ok(Blas { calls, handle, device: device.clone(), measured: Mutex::default(), ours: Mutex::default() })
+        let (device, agreement) = (device.clone(), agreement.clone());
+        Ok(Blas { calls, handle, device, measured: Mutex::default(), ours: Mutex::default(), agreement })
     }
 
     /// The version as a number, such as 130,002 for 13.0.2.
@@ -201,7 +204,14 @@ impl Blas {
         self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ungated products of many rows for which our kernel was faster.
+    /// Keeps the algorithm that the ranks agree on, where this one found `fastest`, and returns it.
+    pub(in super::super) fn found(&self, product: Product, fastest: GemmAlgorithm) -> GemmAlgorithm {
+        let agreed = self.agreement.algorithm(product, fastest);
+        self.measured().insert(product, agreed);
+        agreed
+    }
+
+    /// Ungated products of many rows for which our kernel is faster.
     pub(in super::super) fn ours(&self) -> MutexGuard<'_, BTreeSet<Product>> {
         self.ours.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -263,8 +263,10 @@ impl Products {
                 if measures {
                     // SAFETY: as the caller promises.
                     let fastest = unsafe { self.fastest(blas, stream, &described, places, &algorithms)? };
-                    blas.measured().insert(product, GemmAlgorithm::Library(fastest));
-                    fastest
+                    match blas.found(product, GemmAlgorithm::Library(fastest)) {
+                        GemmAlgorithm::Library(agreed) => agreed,
+                        _ => fastest,
+                    }
                 } else {
                     self.guesses += usize::from(!autotunes);
                     algorithms[0]
