@@ -71,7 +71,11 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
                 }),
             }
         }),
-        false => measure(device, &options, main).await.map(|report| show(&report, options.json)),
+        // Text has said all by now.
+        false => measure(device, &options, main).await.map(|report| match options.json {
+            true => show(&report, true),
+            false => {}
+        }),
     };
     match (options.json, told) {
         (true, Err(failure)) => {
@@ -105,17 +109,6 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
     let fits = Fits::of(&serving);
-    let mut figures = Vec::new();
-    if options.wants(Part::Start) {
-        let milliseconds = ready.as_secs_f64() * 1e3;
-        figures.push(Figure::plain("start", "process start to ready", milliseconds, Unit::Milliseconds));
-        let snapshot = runtime.budget().snapshot().await.map_err(|error| Failure {
-            error: error.to_string(),
-            hint: "the runtime is gone; start again".to_owned(),
-        })?;
-        figures.extend(report::memory(&snapshot, serving.record.kv_tokens()));
-        figures.extend(driver_free(&runtime, "ready", "at READY"));
-    }
     let planner = Planner {
         model: planned(source.clone(), serving.target, quantization, kv_cache_dtype).await?,
         target: serving.target,
@@ -123,34 +116,45 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         launch_patches: serving.record.launch_patches,
     };
     let machine = Machine::of(runtime.device().as_ref(), options.commit.clone());
-    let mut bench = Bench {
-        workload,
-        meter: Meter::new(loaded.clone(), fits.text_ids, seed),
-        planner,
-        rates: options.rates().or_else(|| Rates::of(&machine.device)),
-        fits,
-        figures,
-        left_out: Vec::new(),
-        bar: bar(!options.json),
-    };
-    bench.run(options).await?;
-    let Bench { rates, mut figures, left_out, bar, .. } = bench;
-    bar.finish_and_clear();
-    if options.wants(Part::Start) {
-        // Less than at READY would mean an allocation outside leases.
-        figures.extend(driver_free(&runtime, "end", "at the end"));
-    }
-    runtime.shutdown().await;
-    Ok(Report {
+    let rates = options.rates().or_else(|| Rates::of(&machine.device));
+    let report = Report {
         model: source.name(),
         random_weights: options.model.is_random(),
         seed,
         machine,
         envelope: serving.context.envelope.clone(),
         rates,
-        figures,
-        left_out,
-    })
+        figures: Vec::new(),
+        left_out: Vec::new(),
+    };
+    let mut bench = Bench {
+        workload,
+        meter: Meter::new(loaded.clone(), fits.text_ids, seed),
+        planner,
+        fits,
+        report,
+        is_text: !options.json,
+        bar: bar(!options.json),
+    };
+    bench.say(&bench.report);
+    if options.wants(Part::Start) {
+        let milliseconds = ready.as_secs_f64() * 1e3;
+        bench.add(Figure::plain("start", "process start to ready", milliseconds, Unit::Milliseconds));
+        let snapshot = runtime.budget().snapshot().await.map_err(|error| Failure {
+            error: error.to_string(),
+            hint: "the runtime is gone; start again".to_owned(),
+        })?;
+        let memory = report::memory(&snapshot, serving.record.kv_tokens());
+        memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
+    }
+    bench.run(options).await?;
+    if options.wants(Part::Start) {
+        // Less than at READY would mean an allocation outside leases.
+        driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
+    }
+    bench.bar.finish_and_clear();
+    runtime.shutdown().await;
+    Ok(bench.report)
 }
 
 /// The free bytes that the driver reports, independent of the ledger.
@@ -210,10 +214,10 @@ struct Bench {
     workload: Workload,
     meter: Meter,
     planner: Planner,
-    rates: Option<Rates>,
     fits: Fits,
-    figures: Vec<Figure>,
-    left_out: Vec<LeftOut>,
+    report: Report,
+    /// Whether figures are printed as they come, so that who ends it early has those that there are.
+    is_text: bool,
     bar: ProgressBar,
 }
 
@@ -354,17 +358,30 @@ impl Bench {
         let lower_is_better = unit == Unit::Milliseconds;
         let figure = |seconds: f64| if lower_is_better { 1e3 * seconds / count } else { count / seconds };
         let seconds = time.as_secs_f64();
-        let floor = self.rates.as_ref().map(|rates| rates.floor_seconds(passes));
+        let floor = self.report.rates.as_ref().map(|rates| rates.floor_seconds(passes));
         let roofline = floor.map(|floor| Roofline { bound: figure(floor), share: floor / seconds });
         let work = PlannedWork {
             flops: passes.iter().map(|work| work.flops).sum(),
             bytes: passes.iter().map(|work| work.bytes).sum(),
         };
         let value = figure(seconds);
-        self.figures.push(Figure { id, name, value, unit, lower_is_better, runs, work: Some(work), roofline });
+        self.add(Figure { id, name, value, unit, lower_is_better, runs, work: Some(work), roofline });
+    }
+
+    fn add(&mut self, figure: Figure) {
+        self.say(&figure);
+        self.report.figures.push(figure);
     }
 
     fn leave_out(&mut self, id: String, name: String, reason: String) {
-        self.left_out.push(LeftOut { id, name, reason });
+        let left_out = LeftOut { id, name, reason };
+        self.say(&left_out);
+        self.report.left_out.push(left_out);
+    }
+
+    fn say(&self, line: &impl Display) {
+        if self.is_text {
+            self.bar.suspend(|| println!("{line}"));
+        }
     }
 }

@@ -7,6 +7,9 @@ use serde::Serialize;
 
 use super::{machine::Machine, roofline::Rates};
 
+/// Columns of a figure's name in text: no name is longer.
+const NAME_COLUMNS: usize = 58;
+
 /// A whole measurement.
 #[derive(Debug, Serialize)]
 pub struct Report {
@@ -169,6 +172,7 @@ pub fn write_head(
     writeln!(f, "bursar {version}{commit}, {date}, seed {seed}")
 }
 
+/// What stands above the figures.
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write_head(f, &self.model, self.random_weights, &self.machine, self.seed)?;
@@ -176,27 +180,42 @@ impl fmt::Display for Report {
             let (flops, bytes) = (rates.flops_per_second / 1e12, rates.bytes_per_second / 1e12);
             writeln!(f, "roofline: {flops} TFLOP/s and {bytes} TB/s ({})", rates.source)?;
         }
-        writeln!(f)?;
-        let name_columns = self.figures.iter().map(|figure| figure.name.len()).max().unwrap_or(0);
-        for figure in &self.figures {
-            let (value, unit) = (figure.unit.show(figure.value), figure.unit.label());
-            let share = figure.roofline.map(|roofline| {
-                let percent = (100.0 * roofline.share).round();
-                format!("  {percent:>3} % of {}", figure.unit.show(roofline.bound))
-            });
-            let line = format!("{:name_columns$}  {value:>12} {unit:<10}{}", figure.name, share.unwrap_or_default());
-            writeln!(f, "{}", line.trim_end())?;
-        }
-        for left_out in &self.left_out {
-            writeln!(f, "not measured: {}: {}", left_out.name, left_out.reason)?;
-        }
         Ok(())
+    }
+}
+
+impl fmt::Display for Figure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (value, unit) = (self.unit.show(self.value), self.unit.label());
+        let share = self.roofline.map(|roofline| {
+            let percent = (100.0 * roofline.share).round();
+            format!("  {percent:>3} % of {}", self.unit.show(roofline.bound))
+        });
+        let line = format!("{:NAME_COLUMNS$}  {value:>12} {unit:<10}{}", self.name, share.unwrap_or_default());
+        f.write_str(line.trim_end())
+    }
+}
+
+impl fmt::Display for LeftOut {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "not measured: {}: {}", self.name, self.reason)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_figure_is_a_line_in_columns() {
+        let figure = Figure {
+            roofline: Some(Roofline { bound: 1.75, share: 0.7 }),
+            ..Figure::plain("decode_1", "decode, a step of batch 1", 2.5, Unit::Milliseconds)
+        };
+        assert_eq!(figure.to_string(), format!("{:58}  {:>12} {:<10}   70 % of 1.75", figure.name, "2.50", "ms"));
+        let plain = Figure::plain("bytes_free", "bytes, free", 2_147_483_648.0, Unit::Bytes);
+        assert_eq!(plain.to_string(), format!("{:58}  {:>12}", plain.name, "2.0 GiB"));
+    }
 
     #[test]
     fn large_numbers_are_grouped_and_small_ones_keep_their_digits() {
