@@ -33,7 +33,13 @@ const DECODED: usize = 16;
 const CHUNK: usize = 1000;
 
 /// Room for the weights, 8,192 tokens, four pictures, and passes over all of them at once.
-const ROOM: Room = Room { capacity: Bytes::gib(32), blocks: 600, cache_rows: 3000, workspace: Bytes::gib(4) };
+const ROOM: Room = Room {
+    capacity: Bytes::gib(32),
+    blocks: 600,
+    cache_rows: 3000,
+    workspace: Bytes::gib(4),
+    at_once: Bytes::kib(320),
+};
 
 /// The same of weights and activations in E4M3: 3 bits instead of bf16's 7, in each product. 9 to 11 times was seen on an H200. At half of
 /// their norm off, random logits have another greatest one: how many agree is told and not judged.

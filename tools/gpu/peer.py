@@ -3,6 +3,7 @@
 
     python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
                               [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
+                              [--batches 1,16,64,256] [--decode-context 512] [--replies 1,128]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sides that a Qwen tower
 takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of
@@ -44,12 +45,16 @@ PARSER.add_argument("--quantization")
 PARSER.add_argument("--kv-cache-dtype", default="auto")
 PARSER.add_argument("--weights", choices=("dummy", "drawn", "files"), default="dummy")
 PARSER.add_argument("--only", default="decode,prefill,pictures,routing")
+PARSER.add_argument("--batches", default="1,16,64,256")
+PARSER.add_argument("--decode-context", type=int, default=512)
+PARSER.add_argument("--replies", default="1,128", help="tokens of replies about pictures")
 ASKED = PARSER.parse_args()
 PARTS = ASKED.only.split(",")
 CONFIG = json.load(open(f"{ASKED.model}/config.json"))
 PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
+DECODED = 128
 EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 
 
@@ -138,7 +143,7 @@ def sizes():
 
 
 def main():
-    sees = "vision_config" in CONFIG
+    sees, context = "vision_config" in CONFIG, ASKED.decode_context
     model = LLM(
         model=ASKED.model,
         load_format="auto" if ASKED.weights == "files" else "dummy",
@@ -146,7 +151,7 @@ def main():
         tensor_parallel_size=ASKED.tensor_parallel_size,
         quantization=ASKED.quantization,
         kv_cache_dtype=ASKED.kv_cache_dtype,
-        max_model_len=8192,
+        max_model_len=max(8192, context + DECODED + 1),
         **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
         enable_prefix_caching=False,
         max_num_seqs=256,
@@ -158,15 +163,16 @@ def main():
     tell("tokens of keys and values", cache.num_gpu_blocks * cache.block_size)
     tell("free when ready", free())
     text(model, 8, 64, 8)
-    for batch in (1, 16, 64, 256) if "decode" in PARTS else ():
-        short = min(text(model, batch, 512, 1) for _ in range(2))
-        long = min(text(model, batch, 512, 129) for _ in range(2))
-        tell(f"decode, a step of batch {batch} at 512 to 640", f"{(long - short) / 128 * 1e3:.2f} ms")
+    for batch in map(int, ASKED.batches.split(",")) if "decode" in PARTS else ():
+        short = min(text(model, batch, context, 1) for _ in range(2))
+        long = min(text(model, batch, context, DECODED + 1) for _ in range(2))
+        what = f"decode, a step of batch {batch} at {context} to {context + DECODED}"
+        tell(what, f"{(long - short) / DECODED * 1e3:.2f} ms")
     for count, length in ((64, 512), (32, 2048), (8, 8000)) if "prefill" in PARTS else ():
         seconds = min(text(model, count, length, 1) for _ in range(2))
         tell(f"prefill, {count} prompts of {length} tokens", f"{count * length / seconds:,.0f} tokens/s")
     for count, width, height in sizes() if sees and "pictures" in PARTS else ():
-        for tokens in (1, 128):
+        for tokens in map(int, ASKED.replies.split(",")):
             pictures(model, count, width, height, tokens)
             seconds = statistics.median(pictures(model, count, width, height, tokens) for _ in range(3))
             figure = f"{count / seconds:.2f} requests/s"

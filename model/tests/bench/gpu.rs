@@ -52,9 +52,6 @@ fn load(device: &Arc<CudaDevice>, target: CudaTarget) -> Arc<CudaKernels> {
     CudaKernels::load(device, target, &search).expect("its kernels load")
 }
 
-/// Less than a prompt's residual stream, so that some exchanges take several launches.
-const AT_ONCE: Bytes = Bytes::kib(64);
-
 /// How long a rank waits for the others.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -87,7 +84,7 @@ impl Gpu {
             .iter()
             .zip(&kernels)
             .map(|(device, kernels)| {
-                let bytes = CudaLink::bytes(AT_ONCE).round_up(device.page());
+                let bytes = CudaLink::bytes(room.at_once).round_up(device.page());
                 let segment = Memory::of(device.clone(), Bytes::mib(64)).leased(Class::StepWorkspace, bytes);
                 device.open_to(devices.iter(), segment.address(), bytes).expect("they reach each other");
                 // SAFETY: so many bytes are backed, and nothing else uses them yet.
@@ -98,7 +95,7 @@ impl Gpu {
             .collect();
         let addresses: Vec<_> = exchange.iter().map(|segment| segment.address()).collect();
         // SAFETY: the memory is cleared, open to all ranks, and outlives the threads below.
-        let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, sharing) };
+        let links = unsafe { CudaLink::between(&addresses, room.at_once, PATIENCE, target.processors, sharing) };
         let begun = Barrier::new(of);
         std::thread::scope(|scope| {
             let run = |((link, kernels), device): ((_, _), &Arc<CudaDevice>)| {

@@ -41,12 +41,17 @@ pub struct Room {
     pub cache_rows: usize,
     /// Maximum bytes that one pass takes.
     pub workspace: Bytes,
+    /// What ranks on GPUs exchange in one launch: at least a row of logits.
+    pub at_once: Bytes,
 }
+
+/// Less than a prompt's residual stream, so that some exchanges take several launches.
+const AT_ONCE: Bytes = Bytes::kib(64);
 
 impl Room {
     /// More than all recorded cases take at once.
     pub const GOLDEN: Room =
-        Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48) };
+        Room { capacity: Bytes::mib(256), blocks: 160, cache_rows: 600, workspace: Bytes::mib(48), at_once: AT_ONCE };
 
     /// The library's scratch comes on top of the CPU's memory.
     pub const GOLDEN_ON_GPU: Room = Room { capacity: Bytes::mib(512), workspace: Bytes::mib(96), ..Room::GOLDEN };
