@@ -3,7 +3,7 @@
 use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use bursar::{
-    BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Runtime,
+    BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Placement, Placing, Runtime,
     crates::budgets::ParseBytesError,
 };
 use clap::Args;
@@ -18,7 +18,7 @@ pub struct DeviceOptions {
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
     /// How many devices share each model out, from the named one on; auto: as few of the named ones, or of all GPUs, as
-    /// the model fits on.
+    /// the model fits on. `serve` gives models devices of their own while more are named than that, or any number may.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<Ranks>,
     /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
@@ -109,7 +109,9 @@ impl FromStr for Named {
 fn at_odds(named: usize, size: usize) -> Failure {
     Failure {
         error: format!("--device names {named} devices, and --tensor-parallel-size is {size}"),
-        hint: "name as many devices as are to share the model out, or leave --tensor-parallel-size out".to_owned(),
+        hint: "name as many devices as are to share the model out, or for `serve` a multiple of that, or leave \
+               --tensor-parallel-size out"
+            .to_owned(),
     }
 }
 
@@ -139,6 +141,28 @@ impl DeviceOptions {
     pub fn choice_for(&self, models: Vec<(ModelSource, LoadOptions)>) -> Result<DeviceChoice, Failure> {
         let of = self.choice()?;
         Ok(if self.is_any_number() { DeviceChoice::Fewest(Box::new(FewestFor { of, models })) } else { of })
+    }
+
+    /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a model
+    /// out, or any number may, models have devices of their own while there are some.
+    ///
+    /// # Errors
+    /// The number of devices is no multiple of those that share a model out; those of [`Placing::place`].
+    pub async fn placed(
+        &self,
+        models: Vec<(ModelSource, LoadOptions)>,
+        canary: Option<Bytes>,
+    ) -> Result<Vec<Placement>, Failure> {
+        let (named, count) = (self.named(), models.len());
+        let (ranks, of) = match self.tensor_parallel_size {
+            Some(Ranks::Auto) => (None, self.choice()?),
+            Some(Ranks::Number(ranks)) if named > ranks && named.is_multiple_of(ranks) => {
+                let all = DeviceOptions { tensor_parallel_size: None, ..self.clone() };
+                (Some(ranks), all.choice()?)
+            }
+            _ => return Ok(vec![Placement { device: self.choice()?, models: (0..count).collect() }]),
+        };
+        Ok(Placing { of, ranks, models, canary }.place().await?)
     }
 
     /// Whether as many devices as the model needs may share it out.

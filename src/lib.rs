@@ -80,8 +80,8 @@ pub use bursar_actors::{
     ractor,
     responder::AskError,
     runtime::{
-        DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Runtime, RuntimeConfig, RuntimeError,
-        Supervised,
+        DeviceChoice, FewestFor, Health, MakeDevice, ModelHealth, ModelSource, Placement, Placing, Runtime,
+        RuntimeConfig, RuntimeError, Supervised,
     },
     sleep::{NotWoken, SleepError, SleepLevel},
     supervise::{FaultInjection, InjectedFault, Intensity},

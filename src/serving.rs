@@ -11,12 +11,13 @@ use std::{
 };
 
 use bursar::{
-    Runtime, RuntimeConfig,
+    Placement, Runtime, RuntimeConfig,
     serve::{KeyError, ListenError, Server, Service},
 };
+use futures_util::future::join_all;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{DeviceOptions, failure::Failure, logging, model};
+use crate::{DeviceOptions, failure::Failure, logging};
 
 /// Serves until it is told to end; then running replies may end.
 pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure> {
@@ -24,22 +25,30 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let serve = options.serve()?;
     let knobs = options.knobs();
     knobs.tell_notes()?;
-    let config = knobs.runtime(RuntimeConfig::default().host_bytes, wanted.len(), device)?;
-    let plans = loading::plans(wanted, knobs, device, config.sleep_for_room.is_some())?;
+    let plans = loading::plans(wanted, knobs, device)?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();
-    let runtime = model::start_with(device, config, plans.iter().map(loading::Plan::model).collect()).await?;
-    let service = Service::new(&runtime, serve);
+    let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
+    let (mut runtimes, mut in_turn) = (Vec::new(), false);
+    for Placement { device: choice, models } in &placed {
+        let config = knobs.runtime(RuntimeConfig::default().host_bytes, models.len(), device)?;
+        in_turn = config.sleep_for_room.is_some();
+        runtimes.push(Runtime::start(RuntimeConfig { device: choice.clone(), ..config }).await?);
+    }
+    device.show(&runtimes[0]).await?;
+    device.tell(&runtimes[0]);
+    let service = Service::over(&runtimes, serve);
     for plan in &plans {
         plan.announce(&service);
     }
+    let plans = loading::placed(plans, &runtimes, &placed, in_turn);
     let server = Server::start(service.clone(), &options.address(), options.tls().as_ref()).await?;
     println!("listening on {}://{}", server.scheme(), server.addr());
     if is_open && !server.addr().ip().is_loopback() {
         logging::note("warning: everybody who reaches this address may use the models; give --api-key-file");
     }
-    let loading = tokio::spawn(loading::load_all(runtime.clone(), service, plans));
+    let loading = tokio::spawn(loading::load_all(service, plans));
     let outcome = tokio::select! {
         outcome = loaded_or_served(loading) => outcome,
         _ = terminated.recv() => Ok(()),
@@ -48,7 +57,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     if outcome.is_ok() {
         logging::note("ending: running replies may end");
     }
-    let ending = end(runtime, server, drain);
+    let ending = end(runtimes, server, drain);
     tokio::select! {
         () = ending => {}
         // Asked twice: at once.
@@ -69,11 +78,12 @@ async fn loaded_or_served(loading: tokio::task::JoinHandle<Result<(), Failure>>)
     }
 }
 
-async fn end(runtime: Runtime, server: Server, drain: Duration) {
+async fn end(runtimes: Vec<Runtime>, server: Server, drain: Duration) {
     let until = Instant::now() + drain;
     server.shutdown().await;
     // What runs in the background has the rest of the time.
-    runtime.shutdown_within(until.saturating_duration_since(Instant::now())).await;
+    let rest = until.saturating_duration_since(Instant::now());
+    join_all(runtimes.into_iter().map(|runtime| runtime.shutdown_within(rest))).await;
 }
 
 impl From<ListenError> for Failure {

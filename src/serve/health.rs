@@ -1,6 +1,6 @@
 //! Whether the server is alive and takes requests.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use axum::{
     Json,
@@ -15,20 +15,25 @@ use super::{
     models::{Entry, ModelState},
     service::Shared,
 };
-use crate::ModelHealth;
+use crate::{Health, ModelHealth};
 
 /// 200 while all models that could be loaded take requests and the server is not ending.
 pub(super) async fn ready(State(shared): State<Arc<Shared>>) -> Response {
     told(&shared, |live, ready| live && ready).await
 }
 
-/// 200 while the runtime is alive; if not, only another process helps.
+/// 200 while each runtime is alive; if not, only another process helps.
 pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
     told(&shared, |live, _| live).await
 }
 
 async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response {
-    let health = shared.runtime.health().await;
+    let mut health = Health { is_live: true, models: BTreeMap::new() };
+    for served in &shared.served {
+        let Health { is_live, models } = served.runtime.health().await;
+        health.is_live &= is_live;
+        health.models.extend(models);
+    }
     let entries = shared.models.all();
     let mut models = Map::new();
     // A model that failed is told of, and takes nothing from the others.
@@ -65,8 +70,10 @@ fn own_name(state: &ModelState) -> Option<String> {
 #[cfg(feature = "prometheus")]
 pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
     let Some(metrics) = &shared.metrics else { return no_metrics().await };
-    // A look at the device, so that a quiet one is shown as it is; of several scrapers, one looks.
-    drop(super::memory::told_text(&shared).await);
+    // A look at each device, so that a quiet one is shown as it is; of several scrapers, one looks.
+    for served in &shared.served {
+        drop(super::memory::told_text(&shared, served).await);
+    }
     let kind = (axum::http::header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8");
     ([kind], metrics.render()).into_response()
 }

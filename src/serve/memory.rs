@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{
     Json,
     extract::State,
+    http::Uri,
     response::{Response, sse::Event},
 };
 use futures_util::{Stream, StreamExt, stream};
@@ -14,7 +15,13 @@ use tokio::{
     time::{Instant, Interval, MissedTickBehavior, interval},
 };
 
-use super::{error::ApiError, models::ModelState, service::Shared, sse};
+use super::{
+    error::ApiError,
+    models::ModelState,
+    query::Fields,
+    service::{Served, Shared},
+    sse,
+};
 use crate::{AskError, Events, Missed, Snapshot};
 
 /// How often the snapshot is told to those who watch.
@@ -26,23 +33,25 @@ const FRESH: Duration = Duration::from_millis(100);
 #[derive(Default)]
 pub(super) struct LastTold(Mutex<Option<(Instant, Arc<str>)>>);
 
-/// The snapshot as JSON, made anew unless there is a fresh one.
-pub(super) async fn told_text(shared: &Shared) -> Result<Arc<str>, ApiError> {
-    let mut last = shared.last_told.0.lock().await;
+/// The snapshot of a runtime as JSON, made anew unless there is a fresh one.
+pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<str>, ApiError> {
+    let mut last = served.last_told.0.lock().await;
     if let Some((_, text)) = last.as_ref().filter(|(at, _)| at.elapsed() < FRESH) {
         return Ok(text.clone());
     }
-    let text: Arc<str> = told(shared, shared.runtime.budget().measure().await)?.to_string().into();
+    let text: Arc<str> = told(shared, served, served.runtime.budget().measure().await)?.to_string().into();
     *last = Some((Instant::now(), text.clone()));
     Ok(text)
 }
 
-/// `GET /v1/budget`: the ledger, and how many requests each model has.
-pub(super) async fn snapshot(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, ApiError> {
-    told(&shared, shared.runtime.budget().snapshot().await).map(Json)
+/// `GET /v1/budget?device=NUMBER`: the ledger of one of the `devices`, by default the first, and how many requests each model
+/// has, on whichever it is.
+pub(super) async fn snapshot(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
+    let served = Fields::of(&uri, &["device"])?.served(&shared)?;
+    told(&shared, served, served.runtime.budget().snapshot().await).map(Json)
 }
 
-fn told(shared: &Shared, snapshot: Result<Snapshot, AskError>) -> Result<Value, ApiError> {
+fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) -> Result<Value, ApiError> {
     let snapshot = snapshot.map_err(|error| ApiError::unavailable(error.to_string()))?;
     let mut models = Vec::new();
     for entry in shared.models.all() {
@@ -58,26 +67,34 @@ fn told(shared: &Shared, snapshot: Result<Snapshot, AskError>) -> Result<Value, 
             "requests_max": requests.map(|(_, limit)| limit),
         }));
     }
-    let device = shared.runtime.device();
-    Ok(
-        json!({"device": device.name(), "is_host_memory": device.is_host_memory(), "budget": snapshot, "models": models}),
-    )
+    let device = served.runtime.device();
+    let devices: Vec<_> = shared.served.iter().map(|served| served.runtime.device().label()).collect();
+    Ok(json!({
+        "device": device.name(),
+        "is_host_memory": device.is_host_memory(),
+        "devices": devices,
+        "budget": snapshot,
+        "models": models,
+    }))
 }
 
-/// `GET /v1/budget/events`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first the latest.
-pub(super) async fn events(State(shared): State<Arc<Shared>>) -> Response {
+/// `GET /v1/budget/events?device=NUMBER`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first
+/// the latest.
+pub(super) async fn events(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
+    let fields = Fields::of(&uri, &["device"])?;
+    let runtime = &fields.served(&shared)?.runtime;
     let mut looks = interval(EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let events = shared.runtime.events();
-    let latest = shared.runtime.recent_events();
+    let (events, latest) = (runtime.events(), runtime.recent_events());
     let told = latest.last().map_or(0, |recorded| recorded.number);
     let keep_alive = shared.options.keep_alive;
     let latest = stream::iter(latest).map(|recorded| sse::named("event", &recorded));
-    sse::response(latest.chain(watched(Watch { shared, events, told, looks })), keep_alive)
+    Ok(sse::response(latest.chain(watched(Watch { shared, fields, events, told, looks })), keep_alive))
 }
 
 struct Watch {
     shared: Arc<Shared>,
+    fields: Fields,
     events: Events,
     /// The number of the last event that was told among the latest.
     told: u64,
@@ -91,10 +108,10 @@ fn watched(watch: Watch) -> impl Stream<Item = Event> {
             return None;
         }
         let event = tokio::select! {
-            _ = watch.looks.tick() => match told_text(&watch.shared).await {
-                Ok(told) => Event::default().event("budget").data(told),
-                Err(_) => return None,
-            },
+            _ = watch.looks.tick() => {
+                let served = watch.fields.served(&watch.shared).ok()?;
+                Event::default().event("budget").data(told_text(&watch.shared, served).await.ok()?)
+            }
             event = watch.events.next() => match event {
                 // It was told among the latest already: nothing for those who read.
                 Some(Ok(recorded)) if recorded.number <= watch.told => Event::default().comment("told"),

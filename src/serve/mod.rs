@@ -42,6 +42,7 @@ mod options;
 mod page;
 mod patience;
 mod picture_reader;
+mod query;
 mod service;
 mod sleep;
 mod sse;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use axum::{Json, extract::State};
+use axum::{Json, extract::State, http::Uri};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::time::{Instant, sleep_until};
@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     body::{self, FromJson, JsonBody},
     error::ApiError,
+    query::Fields,
     service::Shared,
 };
 use crate::{Bytes, HostDevice};
@@ -36,13 +37,18 @@ pub(super) struct Taken {
     bytes: u64,
 }
 
-pub(super) async fn shown(State(shared): State<Arc<Shared>>) -> Result<Json<Taken>, ApiError> {
-    Ok(Json(Taken { bytes: stand_in(&shared)?.counts().foreign.0 }))
+/// `GET /v1/budget/neighbour?device=NUMBER`.
+pub(super) async fn shown(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Taken>, ApiError> {
+    Ok(Json(Taken { bytes: stand_in(&shared, &uri)?.counts().foreign.0 }))
 }
 
 /// Takes what is free, up to `bytes`, for so many seconds. One neighbour at a time.
-pub(super) async fn drill(State(shared): State<Arc<Shared>>, body: JsonBody<Drill>) -> Result<Json<Taken>, ApiError> {
-    let device = stand_in(&shared)?;
+pub(super) async fn drill(
+    State(shared): State<Arc<Shared>>,
+    uri: Uri,
+    body: JsonBody<Drill>,
+) -> Result<Json<Taken>, ApiError> {
+    let device = stand_in(&shared, &uri)?;
     let Drill { bytes, seconds } = body.value;
     if seconds > SECONDS_MAX {
         return Err(ApiError::invalid("seconds", format!("a neighbour stays for {SECONDS_MAX} seconds at most")));
@@ -59,8 +65,8 @@ pub(super) async fn drill(State(shared): State<Arc<Shared>>, body: JsonBody<Dril
     Ok(Json(Taken { bytes: taken.0 }))
 }
 
-fn stand_in(shared: &Shared) -> Result<Arc<HostDevice>, ApiError> {
+fn stand_in(shared: &Shared, uri: &Uri) -> Result<Arc<HostDevice>, ApiError> {
     let none =
         || ApiError::not_found("neighbours are drilled where host memory stands in for a GPU, and this is a GPU");
-    shared.runtime.device().as_host().ok_or_else(none)
+    Fields::of(uri, &["device"])?.served(shared)?.runtime.device().as_host().ok_or_else(none)
 }

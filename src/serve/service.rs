@@ -52,15 +52,28 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The same, where Anthropic's clients look for it.
 const ANTHROPIC_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 
-/// Models of a runtime as OpenAI's and Anthropic's clients reach them. Clones share everything.
+/// Models of one runtime or several, as OpenAI's and Anthropic's clients reach them. Clones share everything.
 #[derive(Clone)]
 pub struct Service {
     shared: Arc<Shared>,
 }
 
+/// A runtime whose models are served.
+pub(super) struct Served {
+    pub(super) runtime: Runtime,
+    pub(super) last_told: memory::LastTold,
+}
+
+impl Served {
+    fn of(runtime: &Runtime) -> Self {
+        Served { runtime: runtime.clone(), last_told: memory::LastTold::default() }
+    }
+}
+
 /// What all requests share.
 pub(super) struct Shared {
-    pub(super) runtime: Runtime,
+    /// Each with devices of its own; at least one.
+    pub(super) served: Vec<Served>,
     pub(super) models: Models,
     pub(super) options: ServeOptions,
     pub(super) bodies: Bodies,
@@ -70,7 +83,6 @@ pub(super) struct Shared {
     #[cfg(feature = "prometheus")]
     pub(super) metrics: Option<crate::MetricsText>,
     guard: Guard,
-    pub(super) last_told: memory::LastTold,
     /// Held by the one neighbour of a drill.
     pub(super) neighbour: Arc<tokio::sync::Mutex<()>>,
     is_ending: AtomicBool,
@@ -92,11 +104,21 @@ impl Shared {
 impl Service {
     /// A service without models. Add them with [`add`](Self::add) as they become ready, or tell with [`set`](Self::set) how far they are.
     pub fn new(runtime: &Runtime, options: ServeOptions) -> Self {
+        Service::over(std::slice::from_ref(runtime), options)
+    }
+
+    /// The same over several runtimes, each with devices of its own ([`Placing`](crate::Placing)). No two models may have
+    /// the same name.
+    ///
+    /// # Panics
+    /// Without a runtime.
+    pub fn over(runtimes: &[Runtime], options: ServeOptions) -> Self {
+        assert!(!runtimes.is_empty(), "models run somewhere");
         let (bodies, guard) = (Bodies::new(options.bodies_bytes), Guard::new(&options.keys, options.streams_per_key));
         let responses = Responses::new(options.responses, options.responses_bytes.as_usize());
         let (fetcher, films) = (Fetcher::new(&options), FilmReader::new(&options));
         let shared = Shared {
-            runtime: runtime.clone(),
+            served: runtimes.iter().map(Served::of).collect(),
             models: Models::default(),
             options,
             bodies,
@@ -106,7 +128,6 @@ impl Service {
             #[cfg(feature = "prometheus")]
             metrics: crate::MetricsText::install().inspect_err(|error| tracing::warn!(%error, "no metrics")).ok(),
             guard,
-            last_told: memory::LastTold::default(),
             neighbour: Arc::default(),
             is_ending: AtomicBool::new(false),
         };

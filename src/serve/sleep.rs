@@ -4,18 +4,14 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use axum::{
     Json,
-    extract::{Query, State},
+    extract::State,
     http::Uri,
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
 
-use super::{
-    error::ApiError,
-    models::{ModelState, shortened},
-    service::Shared,
-};
-use crate::{Hint, ModelHandle, SleepError, SleepLevel};
+use super::{error::ApiError, query::Fields, service::Shared};
+use crate::{Hint, SleepError, SleepLevel};
 
 /// How long running requests may take before the model stays awake instead, unless `within` says otherwise.
 const WITHIN: Duration = Duration::from_secs(600);
@@ -49,45 +45,6 @@ pub(super) async fn is_sleeping(State(shared): State<Arc<Shared>>, uri: Uri) -> 
     let levels: BTreeMap<String, Option<SleepLevel>> = levels.collect();
     let is_sleeping = !levels.is_empty() && levels.values().all(Option::is_some);
     Ok(Json(json!({"is_sleeping": is_sleeping, "levels": levels})))
-}
-
-/// The fields of a query.
-struct Fields(BTreeMap<String, String>);
-
-impl Fields {
-    fn of(uri: &Uri, known: &[&str]) -> Result<Self, ApiError> {
-        let wrong = |_| ApiError::invalid("query", "the query is not a list of names and values");
-        let Query(fields) = Query::<BTreeMap<String, String>>::try_from_uri(uri).map_err(wrong)?;
-        match fields.keys().find(|name| !known.contains(&name.as_str())) {
-            None => Ok(Fields(fields)),
-            Some(name) => {
-                let name = shortened(name);
-                let told = format!("`{name}` is not taken here");
-                Err(ApiError::invalid(name, told).hint(format!("taken are: {}", known.join(", "))))
-            }
-        }
-    }
-
-    fn number(&self, name: &'static str) -> Result<Option<u64>, ApiError> {
-        let wrong = |_| ApiError::invalid(name, format!("`{name}` is a whole number"));
-        self.0.get(name).map(|value| value.parse().map_err(wrong)).transpose()
-    }
-
-    /// The named model, or all that have been loaded.
-    fn models(&self, shared: &Shared) -> Result<Vec<(String, ModelHandle)>, ApiError> {
-        match self.0.get("model") {
-            Some(name) => shared.models.ready(Some(name)).map(|model| vec![model]),
-            None => Ok(shared
-                .models
-                .all()
-                .into_iter()
-                .filter_map(|entry| match entry.state {
-                    ModelState::Ready(model) => Some((entry.names[0].clone(), model)),
-                    _ => None,
-                })
-                .collect()),
-        }
-    }
 }
 
 fn told(error: SleepError) -> ApiError {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use bursar::{
-    LoadOptions, ModelSource, Progress, Runtime,
+    LoadOptions, ModelSource, Placement, Progress, Runtime,
     serve::{ModelState, Service},
 };
 
@@ -38,27 +38,12 @@ impl Plan {
     }
 }
 
-/// How each model is loaded. Without knobs that say how large it is, models share what is left evenly, or have all of it
-/// in turn.
-pub fn plans(
-    wanted: Vec<Wanted>,
-    knobs: &KnobOptions,
-    device: &DeviceOptions,
-    in_turn: bool,
-) -> Result<Vec<Plan>, Failure> {
-    let count = wanted.len();
-    let plans = wanted.into_iter().enumerate().map(|(index, wanted)| {
+/// How each model is loaded, before it is known what shares its device.
+pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
+    let plans = wanted.into_iter().map(|wanted| {
         let source = model::source(&wanted.model);
         let base = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
         let mut options = knobs.over(base)?;
-        let is_sized = options.memory_fraction.is_some()
-            || options.device_fraction.is_some()
-            || options.kv_tokens.is_some()
-            || options.kv_bytes.is_some();
-        let others = count - 1 - index;
-        if !is_sized && !in_turn && others > 0 {
-            options.memory_fraction = Some(1.0 / (others + 1) as f64);
-        }
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
         options.name = Some(own.clone());
         let names = if wanted.names.is_empty() { vec![own] } else { wanted.names };
@@ -75,15 +60,35 @@ pub fn plans(
     }
 }
 
+/// Each model with its runtime. Without knobs that say how large it is, models of a device share what is left evenly, or
+/// have all of it in turn.
+pub fn placed(mut plans: Vec<Plan>, runtimes: &[Runtime], placed: &[Placement], in_turn: bool) -> Vec<(Runtime, Plan)> {
+    let mut homes: Vec<Option<Runtime>> = vec![None; plans.len()];
+    for (runtime, Placement { models, .. }) in runtimes.iter().zip(placed) {
+        for (before, model) in models.iter().enumerate() {
+            homes[*model] = Some(runtime.clone());
+            let (options, others) = (&mut plans[*model].options, models.len() - 1 - before);
+            let is_sized = options.memory_fraction.is_some()
+                || options.device_fraction.is_some()
+                || options.kv_tokens.is_some()
+                || options.kv_bytes.is_some();
+            if !is_sized && !in_turn && others > 0 {
+                options.memory_fraction = Some(1.0 / (others + 1) as f64);
+            }
+        }
+    }
+    homes.into_iter().map(|home| home.expect("each model is placed")).zip(plans).collect()
+}
+
 /// Loads all in order, and tells the service how far they are. One that cannot be loaded is told of, and the others are
 /// served.
 ///
 /// # Errors
 /// If none could be loaded: the reason of the only one, or of several that each was told of.
-pub async fn load_all(runtime: Runtime, service: Service, plans: Vec<Plan>) -> Result<(), Failure> {
+pub async fn load_all(service: Service, plans: Vec<(Runtime, Plan)>) -> Result<(), Failure> {
     let count = plans.len();
     let mut failed = Vec::new();
-    for Plan { source, options, names } in plans {
+    for (runtime, Plan { source, options, names }) in plans {
         let bar = Bar::new(true);
         let (told, heard) = (service.clone(), names.clone());
         // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.

@@ -91,6 +91,7 @@ def size(count):
 
 def the_legend_is_the_ledger(page, url):
     budget = api(url, "/v1/budget")["budget"]
+    check(not is_shown(page, "#devices"), "one device is there to choose from")
     wanted = {name: budget[name] for name in ("canary", "overhead", "foreign", "free")}
     wanted |= {line["class"]: line["bytes"] for line in budget["classes"]}
     check(wanted["weights"] and wanted["kv"], f"the server tells no weights or no keys and values: {wanted}")

@@ -35,9 +35,15 @@ impl fmt::Debug for FewestFor {
 }
 
 /// The devices that may be taken, opened one after the other as larger numbers are tried.
-struct Found {
+pub(super) struct Found {
     of: DeviceChoice,
-    opened: Vec<Arc<dyn Device>>,
+    pub(super) opened: Vec<Arc<dyn Device>>,
+}
+
+/// A model's settings, and what it would compute on.
+pub(super) struct Planned {
+    pub(super) checkpoint: Checkpoint,
+    pub(super) target: Target,
 }
 
 /// The most GPUs that are looked for.
@@ -47,7 +53,7 @@ impl FewestFor {
     /// The device to take, and what each model says of it. It reads the models' settings, and opens devices.
     pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
-        let mut found = Found { of, opened: Vec::new() };
+        let mut found = Found::of(of);
         let chosen: Vec<_> = self
             .models
             .iter()
@@ -80,8 +86,13 @@ pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<Stri
 }
 
 impl Found {
+    /// None is open yet.
+    pub(super) fn of(of: DeviceChoice) -> Self {
+        Found { of, opened: Vec::new() }
+    }
+
     /// Opens one more device. False if there is no other.
-    fn open_one(&mut self) -> Result<bool, DeviceError> {
+    pub(super) fn open_one(&mut self) -> Result<bool, DeviceError> {
         let number = self.opened.len();
         let host = |capacity| Ok(Some(Arc::new(HostDevice::new(HostConfig::new(capacity))?) as Arc<dyn Device>));
         let gpu = |ordinal| match CudaDevice::open(ordinal) {
@@ -104,26 +115,47 @@ impl Found {
         Ok(is_there)
     }
 
-    /// The fewest of them that a model fits on.
-    fn fewest(
+    /// The first that was named and is not there, of so many that are wanted.
+    pub(super) fn missing(&self, wanted: usize) -> Option<DeviceChoice> {
+        let named = match &self.of {
+            DeviceChoice::CudaRanks(ordinals) => ordinals.len(),
+            DeviceChoice::Cuda(_) => 1,
+            _ => 0,
+        };
+        let next = self.opened.len();
+        (next < wanted.min(named)).then(|| self.these(&[next]))
+    }
+
+    /// A model as the first of them would compute it. None if there is none: a device that the caller has made, or no such
+    /// GPU, which opening it will say.
+    pub(super) fn planned(
         &mut self,
         source: &ModelSource,
         options: &LoadOptions,
-        canary: Option<Bytes>,
-    ) -> Result<FewestRanks, StartError> {
+    ) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().bring_settings()?;
         let stored = files.stored_type()?;
         let checkpoint = open_settings(files)?.0.with_quantization(options.quantization);
         if self.opened.is_empty() {
             self.open_one()?;
         }
-        let Some(first) = self.opened.first() else {
-            // A device that the caller has made, or no such GPU, which opening it will say.
-            return Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() });
-        };
+        let Some(first) = self.opened.first() else { return Ok(None) };
         let best = Processor::best_target(first, options.threads)?;
         let target = options.dtype.on(best, stored)?;
         let checkpoint = checkpoint.with_cache(options.kv_cache_dtype.on(&target)?);
+        Ok(Some(Planned { checkpoint, target }))
+    }
+
+    /// The fewest of them that a model fits on, which is one where none can be looked at.
+    pub(super) fn fewest(
+        &mut self,
+        source: &ModelSource,
+        options: &LoadOptions,
+        canary: Option<Bytes>,
+    ) -> Result<FewestRanks, StartError> {
+        let Some(Planned { checkpoint, target }) = self.planned(source, options)? else {
+            return Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() });
+        };
         let name = options.name.clone().unwrap_or_else(|| source.name());
         Sought { name: &name, checkpoint: &checkpoint, options }.fewest(|ranks| {
             while self.opened.len() < ranks {
@@ -144,13 +176,28 @@ impl Found {
 
     /// The first `ranks` of them.
     fn first(self, ranks: usize) -> DeviceChoice {
-        match (self.of, ranks) {
-            (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
-            (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
-            (DeviceChoice::CudaRanks(ordinals), 1) => DeviceChoice::Cuda(ordinals[0]),
-            (DeviceChoice::CudaRanks(ordinals), ranks) => DeviceChoice::CudaRanks(ordinals[..ranks].to_vec()),
-            (DeviceChoice::Auto(capacity), ranks) if ranks > 1 => DeviceChoice::AutoRanks(ranks, capacity),
-            (one, _) => one,
+        match self.of {
+            DeviceChoice::Auto(capacity) if ranks > 1 => DeviceChoice::AutoRanks(ranks, capacity),
+            one @ DeviceChoice::Auto(_) => one,
+            _ => self.these(&(0..ranks).collect::<Vec<_>>()),
+        }
+    }
+
+    /// Those with these numbers, of which there is at least one.
+    pub(super) fn these(&self, numbers: &[usize]) -> DeviceChoice {
+        let host = |capacity| match numbers.len() {
+            1 => DeviceChoice::Host(capacity),
+            ranks => DeviceChoice::HostRanks(ranks, capacity),
+        };
+        let gpus = |ordinals: Vec<usize>| match ordinals[..] {
+            [ordinal] => DeviceChoice::Cuda(ordinal),
+            _ => DeviceChoice::CudaRanks(ordinals),
+        };
+        match &self.of {
+            DeviceChoice::HostRanks(_, capacity) => host(*capacity),
+            DeviceChoice::CudaRanks(ordinals) => gpus(numbers.iter().map(|number| ordinals[*number]).collect()),
+            DeviceChoice::Auto(_) if !self.opened[0].is_host_memory() => gpus(numbers.to_vec()),
+            one => one.clone(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod health;
 mod message;
 #[cfg(feature = "prometheus")]
 mod metrics_server;
+mod placing;
 #[cfg(feature = "prometheus")]
 mod recorder;
 mod shown;
@@ -25,6 +26,7 @@ pub use health::{Health, ModelHealth};
 pub use message::{Home, Order, RuntimeMessage, Supervised};
 #[cfg(feature = "prometheus")]
 pub use metrics_server::{MetricsServer, ServeMetricsError};
+pub use placing::{Placement, Placing};
 #[cfg(feature = "prometheus")]
 pub use recorder::MetricsText;
 pub use shown::Shown;

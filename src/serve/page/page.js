@@ -478,7 +478,8 @@ function byClass({ classes, canary, overhead, foreign, free }) {
   return bytes;
 }
 
-function showBudget({ device, is_host_memory, budget, models: told }) {
+function showBudget({ device, is_host_memory, devices, budget, models: told }) {
+  showDevices(devices);
   const bytes = byClass(budget);
   say($("device"), `${size(budget.total)} of ${is_host_memory ? "host memory in place of a GPU" : device}`);
   for (const { name, title, part, bytes: cell, share } of CLASSES) {
@@ -495,6 +496,22 @@ function showBudget({ device, is_host_memory, budget, models: told }) {
   say($("pressure"), [lacks, waiting].filter(Boolean).join("; "));
   showModels(told);
 }
+
+/** The number of the device that is shown, where models have devices of their own. */
+let shownDevice = 0;
+const ofDevice = () => (shownDevice ? `?device=${shownDevice}` : "");
+
+function showDevices(labels = []) {
+  const choice = $("devices");
+  choice.hidden = labels.length < 2;
+  if (choice.hidden || choice.length === labels.length) return;
+  choice.replaceChildren(...labels.map((label, number) => new Option(`${number}: ${label}`, number, false, number === shownDevice)));
+}
+
+$("devices").addEventListener("change", ({ target }) => {
+  shownDevice = Number(target.value);
+  connection.abort();
+});
 
 /** The models' states as the last look had them, to notice a change. */
 let states = "";
@@ -582,7 +599,7 @@ async function watch() {
     await seen();
     let why = "The connection was lost";
     try {
-      await watchOnce(() => (wait = WAIT_MIN));
+      if (await watchOnce(() => (wait = WAIT_MIN))) continue;
     } catch (error) {
       if (error.status === 401) {
         say($("connection"), "The memory is shown when there is a key");
@@ -598,13 +615,15 @@ async function watch() {
   }
 }
 
+/** True if it ended because another device is to be shown. */
 async function watchOnce(heardOne) {
+  const device = shownDevice;
   // Also where the memory cannot be told; then the chat says why.
   loadModels().catch(() => {});
   connection = new AbortController();
   let silence = setTimeout(() => connection.abort(), SILENCE_MAX);
   try {
-    const { body } = await ask("v1/budget/events", { signal: connection.signal });
+    const { body } = await ask(`v1/budget/events${ofDevice()}`, { signal: connection.signal });
     // The latest events are told again.
     $("events").replaceChildren();
     isNeighbourUnknown = true;
@@ -619,6 +638,9 @@ async function watchOnce(heardOne) {
       showBudget(told);
       offerNeighbour(told);
     }
+  } catch (error) {
+    if (device === shownDevice) throw error;
+    return true;
   } finally {
     clearTimeout(silence);
   }
@@ -634,12 +656,12 @@ async function offerNeighbour({ is_host_memory, budget }) {
   neighbourBytes = Math.floor(budget.total / 4);
   if (!isNeighbourUnknown) return;
   isNeighbourUnknown = false;
-  const isThere = is_host_memory && (await ask("v1/budget/neighbour").then(() => true, ({ status }) => status && status !== 404));
+  const isThere = is_host_memory && (await ask(`v1/budget/neighbour${ofDevice()}`).then(() => true, ({ status }) => status && status !== 404));
   $("neighbour").hidden = !isThere;
 }
 
 $("neighbour").addEventListener("click", async () => {
-  const told = await ask("v1/budget/neighbour", asJson({ bytes: neighbourBytes, seconds: 10 })).then(() => "", ({ message }) => message);
+  const told = await ask(`v1/budget/neighbour${ofDevice()}`, asJson({ bytes: neighbourBytes, seconds: 10 })).then(() => "", ({ message }) => message);
   if (told) showEvent({ event: "neighbour", detail: told });
 });
 

@@ -32,9 +32,14 @@ const SECRET: &str = "quetzalcoatl";
 
 impl Program {
     pub(super) fn start(flags: &[&str]) -> Program {
+        Program::on("host", flags)
+    }
+
+    /// On these devices.
+    pub(super) fn on(device: &str, flags: &[&str]) -> Program {
         let small = ["--context-tokens", "256", "--sequences", "2", "--step-tokens", "64", "--launch-patches", "64"];
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-        command.args(["serve", "--device", "host", "--port", "0", "--profile-cache", "none", "--log", "json"]);
+        command.args(["serve", "--device", device, "--port", "0", "--profile-cache", "none", "--log", "json"]);
         command.args(small).args(flags).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().expect("it runs");
         let (told, lines) = sync_channel(10_000);

@@ -9,6 +9,7 @@ mod hostile;
 mod kept;
 mod limits;
 mod lines;
+mod places;
 mod queues;
 mod tls;
 mod tools;

@@ -1,0 +1,62 @@
+//! The part of an address behind `?`, as some routes take it.
+
+use std::collections::BTreeMap;
+
+use axum::{extract::Query, http::Uri};
+
+use super::{
+    error::ApiError,
+    models::{ModelState, shortened},
+    service::{Served, Shared},
+};
+use crate::ModelHandle;
+
+/// The fields of a query.
+pub(super) struct Fields(BTreeMap<String, String>);
+
+impl Fields {
+    pub(super) fn of(uri: &Uri, known: &[&str]) -> Result<Self, ApiError> {
+        let wrong = |_| ApiError::invalid("query", "the query is not a list of names and values");
+        let Query(fields) = Query::<BTreeMap<String, String>>::try_from_uri(uri).map_err(wrong)?;
+        match fields.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(Fields(fields)),
+            Some(name) => {
+                let name = shortened(name);
+                let told = format!("`{name}` is not taken here");
+                Err(ApiError::invalid(name, told).hint(format!("taken are: {}", known.join(", "))))
+            }
+        }
+    }
+
+    pub(super) fn number(&self, name: &'static str) -> Result<Option<u64>, ApiError> {
+        let wrong = |_| ApiError::invalid(name, format!("`{name}` is a whole number"));
+        self.0.get(name).map(|value| value.parse().map_err(wrong)).transpose()
+    }
+
+    /// The named model, or all that have been loaded.
+    pub(super) fn models(&self, shared: &Shared) -> Result<Vec<(String, ModelHandle)>, ApiError> {
+        match self.0.get("model") {
+            Some(name) => shared.models.ready(Some(name)).map(|model| vec![model]),
+            None => Ok(shared
+                .models
+                .all()
+                .into_iter()
+                .filter_map(|entry| match entry.state {
+                    ModelState::Ready(model) => Some((entry.names[0].clone(), model)),
+                    _ => None,
+                })
+                .collect()),
+        }
+    }
+
+    /// The runtime with the devices of this number (`device`, from 0), or the first.
+    pub(super) fn served<'s>(&self, shared: &'s Shared) -> Result<&'s Served, ApiError> {
+        let number = self.number("device")?.unwrap_or(0);
+        let served = usize::try_from(number).ok().and_then(|number| shared.served.get(number));
+        served.ok_or_else(|| {
+            let told = format!("there is no device {number}");
+            let last = shared.served.len() - 1;
+            ApiError::invalid("device", told).hint(format!("`devices` of /v1/budget lists them: 0 to {last}"))
+        })
+    }
+}

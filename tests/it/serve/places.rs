@@ -1,0 +1,106 @@
+//! Several models of a server, each on devices of its own.
+
+use std::process::{Command, Stdio};
+
+use bursar::{
+    DeviceChoice, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
+    serve::{ServeOptions, Server, Service},
+};
+use serde_json::{Value, json};
+
+use super::{
+    client::{House, hello},
+    lines::Program,
+};
+use crate::stage::{Stage, small, story};
+
+fn named(name: &str) -> (ModelSource, LoadOptions) {
+    (ModelSource::demo(), LoadOptions { name: Some(name.to_owned()), ..small() })
+}
+
+/// The models that have leases in a budget as a client is told it.
+fn models_of(budget: &Value) -> Vec<String> {
+    let leases = budget["budget"]["leases"].as_array().expect("a list");
+    let mut models: Vec<String> =
+        leases.iter().filter_map(|lease| lease["model"].as_str().map(str::to_owned)).collect();
+    models.sort();
+    models.dedup();
+    models
+}
+
+#[test]
+fn models_have_devices_of_their_own_and_one_server() {
+    story(async {
+        let models = vec![named("first"), named("second"), named("third")];
+        let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(192));
+        let placed = Placing { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
+        let placed = placed.expect("there are two devices");
+        let served: Vec<_> = placed.iter().map(|placement| placement.models.clone()).collect();
+        assert_eq!(served, [vec![0, 2], vec![1]]);
+        let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
+        for Placement { device, models: own } in placed {
+            let runtime =
+                Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+            for model in own {
+                let (source, options) = models[model].clone();
+                handles.push(runtime.load_with(source, options, |_| {}).await.expect("it fits"));
+            }
+            runtimes.push(runtime);
+        }
+        let service = Service::over(&runtimes, ServeOptions::default());
+        handles.iter().for_each(|model| service.add([model.name()], model.clone()));
+        let server = Server::start(service.clone(), "127.0.0.1:0", None).await.expect("a free port");
+        let [first, second] = &runtimes[..] else { panic!("two runtimes") };
+        let device = first.device().as_host().expect("host memory");
+        let house =
+            House { stage: Stage { device, runtime: first.clone(), model: handles[0].clone() }, service, server };
+        let ask = async |model: &str| house.chat(json!({"model": model, "max_tokens": 3})).await.status;
+        for model in ["first", "second", "third"] {
+            assert_eq!(ask(model).await, 200, "{model}");
+        }
+        let budgets = [house.get("/v1/budget").await.json(), house.get("/v1/budget?device=1").await.json()];
+        assert_eq!(models_of(&budgets[0]), ["first", "third"]);
+        assert_eq!(models_of(&budgets[1]), ["second"]);
+        assert!(budgets.iter().all(|told| told["devices"].as_array().is_some_and(|devices| devices.len() == 2)));
+        for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/neighbour?gpu=0"] {
+            assert_eq!(house.get(path).await.status, 400, "{path}");
+        }
+        let taken = house.post("/v1/budget/neighbour?device=1", &json!({"bytes": 1 << 20, "seconds": 1})).await;
+        assert_eq!(taken.status, 200, "{}", taken.body);
+        for (path, bytes) in [("/v1/budget/neighbour", 0), ("/v1/budget/neighbour?device=1", 1 << 20)] {
+            assert_eq!(house.get(path).await.json()["bytes"], bytes, "{path}");
+        }
+        assert_eq!(house.get("/health").await.status, 200);
+        second.clone().shutdown().await;
+        assert_eq!(house.get("/health/live").await.status, 503, "one of them is gone");
+        assert_eq!((ask("second").await, ask("first").await), (503, 200));
+        house.end().await;
+    });
+}
+
+#[test]
+fn models_that_fit_on_one_device_are_spread_over_all() {
+    for size in ["1", "auto"] {
+        let flags = ["--tensor-parallel-size", size, "--model", "demo", "--model", "demo"];
+        let program = Program::on("host:2", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+        for (number, model) in ["other", "demo"].into_iter().enumerate() {
+            let told = program.get(&format!("/v1/budget?device={number}"), "");
+            let budget = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+            assert_eq!(models_of(&budget), [model], "of {size}");
+            let asked = hello(json!({"model": model, "max_tokens": 2}));
+            let answer = program.post("/v1/chat/completions", "", &asked);
+            assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        }
+    }
+}
+
+#[test]
+fn devices_that_would_be_left_over_are_refused() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    let flags = ["serve", "--device", "host:3", "--tensor-parallel-size", "2", "--port", "0"];
+    let output = command.args(flags).stdin(Stdio::null()).output().expect("it ends");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("--device names 3 devices, and --tensor-parallel-size is 2"), "{told}");
+    assert!(told.contains("for `serve` a multiple of that"), "{told}");
+}
