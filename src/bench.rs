@@ -71,10 +71,11 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
                 }),
             }
         }),
-        // Text has said all by now.
-        false => measure(device, &options, main).await.map(|report| match options.json {
-            true => show(&report, true),
-            false => {}
+        false => measure(device, &options, main).await.map(|report| {
+            // Text has said all by now.
+            if options.json {
+                show(&report, true);
+            }
         }),
     };
     match (options.json, told) {
@@ -102,7 +103,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     };
     let load = LoadOptions { profiles: device.said_profiles(), ..options.load(&workload, device.blas())? };
     options.knobs.tell_notes()?;
-    let config = options.knobs.runtime(HOST_BYTES, 1, device)?;
+    let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     let (quantization, kv_cache_dtype) = (load.quantization, load.kv_cache_dtype);
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;

@@ -115,6 +115,14 @@ fn at_odds(named: usize, size: usize) -> Failure {
     }
 }
 
+fn idle(named: usize, ranks: usize, models: usize) -> Failure {
+    let (have, each) = (if models == 1 { "1 model has" } else { "the models have" }, models * ranks);
+    Failure {
+        error: format!("--device names {named} devices, of which {have} {each}: others would be idle"),
+        hint: "name fewer devices, load more models, or let more devices share each out".to_owned(),
+    }
+}
+
 /// Host memory that stands in for a GPU unless said otherwise.
 const CAPACITY: Bytes = Bytes::mib(512);
 
@@ -155,12 +163,18 @@ impl DeviceOptions {
     ) -> Result<Vec<Placement>, Failure> {
         let (named, count) = (self.named(), models.len());
         let (ranks, of) = match self.tensor_parallel_size {
-            Some(Ranks::Auto) => (None, self.choice()?),
+            Some(Ranks::Auto) if count > 1 => (None, self.choice()?),
             Some(Ranks::Number(ranks)) if named > ranks && named.is_multiple_of(ranks) => {
+                if count * ranks < named {
+                    return Err(idle(named, ranks, count));
+                }
                 let all = DeviceOptions { tensor_parallel_size: None, ..self.clone() };
                 (Some(ranks), all.choice()?)
             }
-            _ => return Ok(vec![Placement { device: self.choice()?, models: (0..count).collect() }]),
+            _ => {
+                let (device, ranks) = (self.choice_for(models)?, self.ranks());
+                return Ok(vec![Placement { device, ranks, models: (0..count).collect() }]);
+            }
         };
         Ok(Placing { of, ranks, models, canary }.place().await?)
     }

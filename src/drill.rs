@@ -94,7 +94,7 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
     let choice = DeviceChoice::Custom(host.clone());
     options.knobs.tell_notes()?;
-    let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, device)?;
+    let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?;
     let config = RuntimeConfig { device: choice, ..knobs };
     let runtime = Runtime::start(config).await?;
     device.show(&runtime).await?;

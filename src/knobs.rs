@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::Value;
 
-use crate::{DeviceOptions, failure::Failure, logging};
+use crate::{failure::Failure, logging};
 
 /// The knobs that a user has typed.
 #[derive(Clone, Debug, Default)]
@@ -41,14 +41,14 @@ impl KnobOptions {
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
-    /// The settings of a runtime on `device`, which the caller names. It leases `host` bytes of host memory, unless another
-    /// size is typed, and beside it what keys and values of so many models may go to.
+    /// The settings of a runtime on so many `devices`, which the caller names. It leases `host` bytes of host memory, unless
+    /// another size is typed, and beside it what keys and values of so many models may go to.
     ///
     /// # Errors
     /// As [`options`](Self::options).
-    pub fn runtime(&self, host: Bytes, models: usize, device: &DeviceOptions) -> Result<RuntimeConfig, Failure> {
+    pub fn runtime(&self, host: Bytes, models: usize, devices: usize) -> Result<RuntimeConfig, Failure> {
         let knobs = self.knobs()?;
-        let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * device.ranks()) as u64);
+        let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * devices) as u64);
         let turn = knobs.sleep_for_room.filter(|seconds| *seconds > 0);
         Ok(RuntimeConfig {
             canary: knobs.canary,

@@ -63,7 +63,7 @@ pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models
 /// A runtime on the chosen device, with the knobs that concern the runtime.
 pub async fn start_knowing(device: &DeviceOptions, knobs: &KnobOptions, models: Models) -> Result<Runtime, Failure> {
     knobs.tell_notes()?;
-    start_with(device, knobs.runtime(RuntimeConfig::default().host_bytes, 1, device)?, models).await
+    start_with(device, knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?, models).await
 }
 
 /// The same with `config` for everything except the device.

@@ -26,15 +26,21 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let knobs = options.knobs();
     knobs.tell_notes()?;
     let plans = loading::plans(wanted, knobs, device)?;
+    // Before signals are heard, since it may fetch settings.
+    let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
     let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();
-    let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
     let (mut runtimes, mut in_turn) = (Vec::new(), false);
-    for Placement { device: choice, models } in &placed {
-        let config = knobs.runtime(RuntimeConfig::default().host_bytes, models.len(), device)?;
+    for Placement { device: choice, ranks, models } in &placed {
+        let config = knobs.runtime(RuntimeConfig::default().host_bytes, models.len(), *ranks)?;
         in_turn = config.sleep_for_room.is_some();
-        runtimes.push(Runtime::start(RuntimeConfig { device: choice.clone(), ..config }).await?);
+        let runtime = Runtime::start(RuntimeConfig { device: choice.clone(), ..config }).await?;
+        if placed.len() > 1 {
+            let names: Vec<_> = models.iter().map(|model| plans[*model].name()).collect();
+            logging::note(format_args!("{}: {}", runtime.device().label(), names.join(", ")));
+        }
+        runtimes.push(runtime);
     }
     device.show(&runtimes[0]).await?;
     device.tell(&runtimes[0]);

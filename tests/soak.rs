@@ -19,7 +19,7 @@ mod troubles;
 
 use std::{
     sync::Mutex,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bursar::{Envelope, LoadOptions};
@@ -86,12 +86,14 @@ fn a_neighbour_takes_the_requested_bytes() {
 #[ignore = "wants a GPU and minutes: BURSAR_SOAK_SECONDS=300 cargo test --release --test soak -- --ignored --nocapture gpu"]
 fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
     #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
-    let seconds = std::env::var("BURSAR_SOAK_SECONDS").map_or(300, |said| said.parse().expect("seconds"));
+    let asked = |name| std::env::var(name).ok().map(|said| said.parse::<u64>().expect("a number"));
+    let seconds = asked("BURSAR_SOAK_SECONDS").unwrap_or(300);
     let soak =
         Soak { requests: usize::MAX, between_readings: 60, warm_up: 4, heap_growth: 8 << 20, process_growth: 96 << 20 };
     // Each run meets other troubles, as an hour is split over several.
-    let seed = std::process::id().into();
-    println!("seed {seed}");
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
+    let seed = asked("BURSAR_SOAK_SEED").unwrap_or(now.as_secs());
+    println!("BURSAR_SOAK_SEED={seed}");
     let readings = async {
         let troubled = Troubled::begin_on_a_gpu(seed).await?;
         Some(soak.troubled_readings(troubled, seed, Duration::from_secs(seconds)).await)

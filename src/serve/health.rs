@@ -8,6 +8,7 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use futures_util::future::join_all;
 use serde_json::{Map, Value, json};
 
 use super::{
@@ -29,8 +30,7 @@ pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
 
 async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response {
     let mut health = Health { is_live: true, models: BTreeMap::new() };
-    for served in &shared.served {
-        let Health { is_live, models } = served.runtime.health().await;
+    for Health { is_live, models } in join_all(shared.served.iter().map(|served| served.runtime.health())).await {
         health.is_live &= is_live;
         health.models.extend(models);
     }

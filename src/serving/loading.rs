@@ -32,6 +32,11 @@ impl Plan {
         (self.source.clone(), self.options.clone())
     }
 
+    /// The name that clients use first.
+    pub fn name(&self) -> &str {
+        &self.names[0]
+    }
+
     /// Clients hear that it is on its way.
     pub fn announce(&self, service: &Service) {
         service.set(self.names.clone(), ModelState::Loading("waiting for its turn".into()));

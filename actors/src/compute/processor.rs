@@ -128,9 +128,10 @@ impl Processor {
         self.kernels().next().map(|kernels| kernels.tuning())
     }
 
-    /// Replaces the measured algorithms. Does nothing on a CPU.
+    /// Replaces the measured algorithms, on all ranks or on none. Does nothing on a CPU.
     pub fn tune(&self, tuning: &Tuning) {
-        self.kernels().for_each(|kernels| kernels.tune(tuning));
+        let (all, none) = (self.kernels().all(|kernels| kernels.takes(tuning)), Tuning::default());
+        self.kernels().for_each(|kernels| kernels.tune(if all { tuning } else { &none }));
     }
 
     fn kernels(&self) -> impl Iterator<Item = &Loaded> {

@@ -115,15 +115,20 @@ impl Found {
         Ok(is_there)
     }
 
-    /// The first that was named and is not there, of so many that are wanted.
-    pub(super) fn missing(&self, wanted: usize) -> Option<DeviceChoice> {
+    /// The first that was named and is not there.
+    pub(super) fn missing(&self) -> Option<DeviceChoice> {
         let named = match &self.of {
             DeviceChoice::CudaRanks(ordinals) => ordinals.len(),
             DeviceChoice::Cuda(_) => 1,
             _ => 0,
         };
         let next = self.opened.len();
-        (next < wanted.min(named)).then(|| self.these(&[next]))
+        (next < named).then(|| self.these(&[next]))
+    }
+
+    /// Puts the opened devices in this order, in which numbers of them are tried.
+    pub(super) fn arrange(&mut self, numbers: &[usize]) {
+        self.opened = numbers.iter().map(|number| self.opened[*number].clone()).collect();
     }
 
     /// A model as the first of them would compute it. None if there is none: a device that the caller has made, or no such

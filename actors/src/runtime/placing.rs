@@ -1,11 +1,13 @@
 //! Which devices serve which models, where there are more devices than a model needs: a model has devices of its own
-//! while there are some, and then goes where the fewest bytes of weights are.
+//! while there are some, and then goes where the most is left.
 
-use bursar_budgets::Bytes;
+use std::{cmp::Reverse, sync::Arc};
+
+use bursar_budgets::{Bytes, DeviceError};
 use bursar_model::Model;
 
 use super::{
-    DeviceChoice, FewestFor, ModelSource, RuntimeError,
+    DeviceChoice, ModelSource, RuntimeError,
     fewest::{Found, Planned},
 };
 use crate::engine::{LoadOptions, StartError};
@@ -13,8 +15,8 @@ use crate::engine::{LoadOptions, StartError};
 /// Models to be placed on devices.
 #[derive(Clone)]
 pub struct Placing {
-    /// The devices to choose from: those that are named, or with [`DeviceChoice::Auto`] every GPU. One that its caller
-    /// makes serves all models.
+    /// The devices to choose from: those that are named, or with [`DeviceChoice::Auto`] every GPU. Any other choice serves
+    /// all models.
     pub of: DeviceChoice,
     /// How many devices share each model out; none: as few as it fits on.
     pub ranks: Option<usize>,
@@ -29,15 +31,19 @@ pub struct Placing {
 pub struct Placement {
     /// For [`RuntimeConfig::device`](super::RuntimeConfig::device).
     pub device: DeviceChoice,
+    /// How many devices share its models out.
+    pub ranks: usize,
     /// Which of the models, in their order.
     pub models: Vec<usize>,
 }
 
 /// What a model takes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Need {
     devices: usize,
     weights: Bytes,
+    /// The numbers of devices that could share it out.
+    cuts: Vec<usize>,
 }
 
 /// Devices by number, and models by number.
@@ -51,89 +57,109 @@ impl Placing {
     /// Finds each model's devices. It reads the models' settings, and opens devices for as long as it looks at them.
     ///
     /// # Errors
-    /// A device cannot be opened; without a number of `ranks`, also if no number does for a model or if one cannot be
-    /// planned. With a number, that is told when the model is loaded.
+    /// A device cannot be opened, or there are fewer than `ranks`. Without a number of `ranks`, also if no number does for
+    /// a model or if one cannot be planned; with a number, that is told when the model is loaded.
     pub async fn place(self) -> Result<Vec<Placement>, RuntimeError> {
         let placed = tokio::task::spawn_blocking(move || self.placed()).await;
-        Ok(placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?.map_err(std::sync::Arc::new)?)
+        placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?
     }
 
-    fn placed(self) -> Result<Vec<Placement>, StartError> {
+    fn placed(self) -> Result<Vec<Placement>, RuntimeError> {
         let mut found = Found::of(self.of.clone());
-        let needs = self.models.iter().map(|(source, options)| match self.ranks {
-            Some(ranks) => {
-                let planned = found.planned(source, options).ok().flatten();
-                Ok(Need { devices: ranks, weights: weights(planned, ranks) })
-            }
-            None => {
-                let devices = found.fewest(source, options, self.canary)?.ranks;
-                Ok(Need { devices, weights: weights(found.planned(source, options)?, devices) })
-            }
-        });
-        let needs = needs.collect::<Result<Vec<Need>, StartError>>()?;
-        // No more than all have of their own.
-        let wanted = needs.iter().map(|need| need.devices).sum();
-        while found.opened.len() < wanted && found.open_one()? {}
-        if let Some(missing) = found.missing(wanted) {
+        while found.open_one()? {}
+        if let Some(missing) = found.missing() {
             // Opening it says what is wrong.
             missing.open()?;
         }
         if found.opened.is_empty() {
-            return Ok(vec![Placement { device: self.of, models: (0..needs.len()).collect() }]);
+            let ranks = self.ranks.unwrap_or(1);
+            return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
+        }
+        let count = found.opened.len();
+        if let Some(ranks) = self.ranks.filter(|ranks| !(1..=count).contains(ranks)) {
+            let reason = format!("{ranks} devices are to share each model out, and there are {count}");
+            let hint = "name more devices, or share models out over fewer".to_owned();
+            return Err(DeviceError::NoDevice { reason, hint }.into());
         }
         let free = found.opened.iter().map(|device| Ok(device.memory()?.free));
-        let groups = spread(&needs, &free.collect::<Result<Vec<Bytes>, StartError>>()?);
-        let placement = |Group { devices, models }: Group| {
-            let of = found.these(&devices);
-            let device = match self.ranks {
-                Some(_) => of,
-                None => {
-                    let models = models.iter().map(|model| self.models[*model].clone()).collect();
-                    DeviceChoice::Fewest(Box::new(FewestFor { of, models }))
-                }
+        let free = free.collect::<Result<Vec<Bytes>, DeviceError>>()?;
+        // Numbers of devices are tried with the roomiest first.
+        let numbers = roomiest_first(&free);
+        found.arrange(&numbers);
+        let needs = self.models.iter().map(|(source, options)| {
+            let (devices, planned) = match self.ranks {
+                Some(ranks) => (ranks, found.planned(source, options).ok().flatten()),
+                None => (found.fewest(source, options, self.canary)?.ranks, found.planned(source, options)?),
             };
-            Placement { device, models }
-        };
-        Ok(groups.into_iter().map(placement).collect())
+            Ok(Need::of(devices, planned, count))
+        });
+        let needs = needs.collect::<Result<Vec<Need>, StartError>>().map_err(Arc::new)?;
+        let placement =
+            |Group { devices, models }| Placement { ranks: devices.len(), device: found.these(&devices), models };
+        Ok(spread(&needs, &free).into_iter().map(placement).collect())
     }
 }
 
-/// Bytes of a model's weights on all of `ranks` devices; none if it cannot be planned so, which loading it says.
-fn weights(planned: Option<Planned>, ranks: usize) -> Bytes {
-    let heaviest =
-        planned.and_then(|Planned { checkpoint, target }| Model::plan_heaviest(&checkpoint, &target, ranks).ok());
-    Bytes(heaviest.map_or(0, |model| model.weight_bytes().0 * ranks as u64))
+impl Need {
+    /// Of a model that may not be planned, loading says why.
+    fn of(devices: usize, planned: Option<Planned>, count: usize) -> Self {
+        let weights = |ranks: usize| {
+            let Planned { checkpoint, target } = planned.as_ref()?;
+            let heaviest = Model::plan_heaviest(checkpoint, target, ranks).ok()?;
+            Some(Bytes(heaviest.weight_bytes().0 * ranks as u64))
+        };
+        let cuts = (1..=count).filter(|ranks| weights(*ranks).is_some()).collect();
+        Need { devices, weights: weights(devices).unwrap_or(Bytes::ZERO), cuts }
+    }
+
+    fn can_join(&self, group: &Group) -> bool {
+        let ranks = group.devices.len();
+        ranks == self.devices || ranks > self.devices && self.cuts.contains(&ranks)
+    }
+}
+
+/// What devices may differ by and count as equally free.
+const ALIKE: Bytes = Bytes::gib(1);
+
+/// Numbers of devices, those with the most free bytes first, equal ones in their order.
+fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
+    let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
+    let mut numbers: Vec<usize> = (0..free.len()).collect();
+    numbers.sort_by_key(|device| ((most - free[*device]).0 / ALIKE.0, *device));
+    numbers
 }
 
 /// Groups of devices, each as many as its first model needs, and their models. Models come in the order of the devices
 /// that they need, then of their weights, the largest first. `free` has the bytes that each device has; of devices without
-/// models those with the most are taken. A model for which there are too few of those joins the group, of all that are
-/// large enough, whose devices have the fewest bytes of weights.
+/// models the roomiest are taken. A model for which there are too few of those joins the group, of all that may share it
+/// out, which has the most left beside its models' weights.
 fn spread(needs: &[Need], free: &[Bytes]) -> Vec<Group> {
     debug_assert!(needs.iter().all(|need| need.devices <= free.len()), "each fits on all of them");
     let mut order: Vec<usize> = (0..needs.len()).collect();
-    order.sort_by_key(|model| (std::cmp::Reverse((needs[*model].devices, needs[*model].weights)), *model));
-    let mut unused: Vec<usize> = (0..free.len()).collect();
-    unused.sort_by_key(|device| (std::cmp::Reverse(free[*device]), *device));
+    order.sort_by_key(|model| (Reverse((needs[*model].devices, needs[*model].weights)), *model));
+    let mut unused = roomiest_first(free);
     let mut groups: Vec<Group> = Vec::new();
     for model in order {
-        let Need { devices, .. } = needs[model];
-        let load = |group: &Group| {
+        let need = &needs[model];
+        let left = |group: &Group| {
             let weights: u64 = group.models.iter().map(|model| needs[*model].weights.0).sum();
-            weights / group.devices.len() as u64
+            let least = group.devices.iter().map(|device| free[*device].0).min().unwrap_or(0);
+            least.saturating_sub(weights / group.devices.len() as u64)
         };
-        let large_enough = groups.iter_mut().filter(|group| group.devices.len() >= devices);
-        match large_enough.min_by_key(|group| load(group)) {
-            Some(group) if unused.len() < devices => group.models.push(model),
-            _ => {
-                let mut devices: Vec<usize> = unused.drain(..devices).collect();
+        let joinable = groups.iter_mut().filter(|group| need.can_join(group));
+        match joinable.max_by_key(|group| (left(group), Reverse(group.devices[0]))) {
+            Some(group) if unused.len() < need.devices => group.models.push(model),
+            _ if unused.len() >= need.devices => {
+                let mut devices: Vec<usize> = unused.drain(..need.devices).collect();
                 devices.sort_unstable();
                 groups.push(Group { devices, models: vec![model] });
             }
+            // None may share it out: the first, which is the largest, says why when it is loaded.
+            _ => groups[0].models.push(model),
         }
     }
     groups.iter_mut().for_each(|group| group.models.sort_unstable());
-    groups.sort_by_key(|group| group.devices.first().copied());
+    groups.sort_by_key(|group| group.devices[0]);
     groups
 }
 
@@ -144,7 +170,7 @@ mod tests {
     use super::*;
 
     fn of(devices: usize, gib: u64) -> Need {
-        Need { devices, weights: Bytes::gib(gib) }
+        Need { devices, weights: Bytes::gib(gib), cuts: (1..9).collect() }
     }
 
     /// Devices and models of each group.
@@ -161,19 +187,26 @@ mod tests {
     }
 
     #[test]
-    fn further_models_go_where_the_fewest_weights_are() {
+    fn further_models_go_where_the_most_is_left() {
         assert_eq!(spread_over(2, &[of(1, 7), of(1, 15), of(1, 3)]), [(vec![0], vec![1]), (vec![1], vec![0, 2])]);
         // A model that fits one device is shared out where all devices share.
         assert_eq!(spread_over(2, &[of(1, 7), of(2, 140)]), [(vec![0, 1], vec![0, 1])]);
         assert_eq!(spread_over(3, &[of(2, 140), of(2, 140)]), [(vec![0, 1], vec![0, 1])], "one is too few for it");
+        // 70 GiB on each of two, 75 on one; nine heads are not for two.
+        let odd = Need { cuts: vec![1, 3], ..of(1, 1) };
+        let needs = [of(2, 140), of(1, 75), of(1, 2)];
+        assert_eq!(spread_over(3, &needs), [(vec![0, 1], vec![0, 2]), (vec![2], vec![1])]);
+        let needs = [of(2, 140), of(1, 75), odd];
+        assert_eq!(spread_over(3, &needs), [(vec![0, 1], vec![0]), (vec![2], vec![1, 2])]);
     }
 
     #[test]
-    fn a_device_that_a_neighbour_holds_comes_last() {
-        let free = [Bytes::gib(10), Bytes::gib(79), Bytes::gib(80)];
+    fn a_device_that_a_neighbour_holds_comes_last_and_equal_ones_keep_their_order() {
+        let free = [10 << 10, (80 << 10) - 2, 80 << 10, (80 << 10) - 1].map(Bytes::mib);
         let groups = spread(&[of(1, 15), of(1, 3)], &free);
-        assert_eq!(groups[0], Group { devices: vec![1], models: vec![1] });
-        assert_eq!(groups[1], Group { devices: vec![2], models: vec![0] });
+        assert_eq!(groups[0], Group { devices: vec![1], models: vec![0] });
+        assert_eq!(groups[1], Group { devices: vec![2], models: vec![1] });
+        assert_eq!(roomiest_first(&free), [1, 2, 3, 0]);
     }
 
     proptest! {
@@ -194,7 +227,7 @@ mod tests {
             models.sort_unstable();
             prop_assert_eq!(models, (0..needs.len()).collect::<Vec<_>>());
             for group in &groups {
-                prop_assert!(group.models.iter().all(|model| needs[*model].devices <= group.devices.len()));
+                prop_assert!(group.models.iter().all(|model| needs[*model].can_join(group)));
             }
             let wanted: usize = needs.iter().map(|need| need.devices).sum();
             prop_assert!(wanted > free.len() || groups.len() == needs.len(), "all have devices of their own");

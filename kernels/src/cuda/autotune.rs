@@ -220,7 +220,9 @@ impl<'t> Trial<'t> {
         let kernels = &self.cuda.kernels;
         let described = match way {
             GemmAlgorithm::Library(_) => Some(Described::of(&kernels.blas, kernels.target.activation, self.product)?),
-            _ => None,
+            GemmAlgorithm::Apart => None,
+            ours if self.ours().contains(&ours) => None,
+            _ => return Err(KernelError::NoKernel { op: "linear" }),
         };
         self.run(described.as_ref(), way, 0)?;
         Ok(self.cuda.stream.wait()?)

@@ -78,11 +78,15 @@ impl CudaKernels {
     /// Replaces what was measured so far by `tuning`; products in it are not measured again. If any entry cannot run
     /// here, the whole of `tuning` is ignored and everything is measured. Ranks are all to be told, before any measures.
     pub fn tune(&self, tuning: &Tuning) {
-        let is_ours = tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way));
-        let Tuning { fastest, ours } = if is_ours { tuning.clone() } else { Tuning::default() };
+        let Tuning { fastest, ours } = if self.takes(tuning) { tuning.clone() } else { Tuning::default() };
         *self.blas.measured() = fastest.into_iter().collect();
         *self.blas.ours() = ours.into_iter().collect();
         self.blas.agreement.forget();
+    }
+
+    /// Whether every entry can run here.
+    pub fn takes(&self, tuning: &Tuning) -> bool {
+        tuning.fastest.iter().all(|(product, way)| self.runs(*product, *way))
     }
 
     /// Whether `way` can compute `product`. Alignment and workspace size are checked again at each call.

@@ -46,7 +46,7 @@ pub async fn replay(device: &DeviceOptions, options: &Options, main: Instant) ->
     let base =
         LoadOptions { requests, blas: device.blas(), profiles: device.said_profiles(), ..LoadOptions::default() };
     let load = options.knobs.over(base)?;
-    let config = options.knobs.runtime(HOST_BYTES, 1, device)?;
+    let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     #[cfg(feature = "prometheus")]
     let counter = counts::Counter::install()?;

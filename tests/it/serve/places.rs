@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use bursar::{
-    DeviceChoice, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
+    DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
     serve::{ServeOptions, Server, Service},
 };
 use serde_json::{Value, json};
@@ -38,7 +38,7 @@ fn models_have_devices_of_their_own_and_one_server() {
         let served: Vec<_> = placed.iter().map(|placement| placement.models.clone()).collect();
         assert_eq!(served, [vec![0, 2], vec![1]]);
         let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
-        for Placement { device, models: own } in placed {
+        for Placement { device, models: own, .. } in placed {
             let runtime =
                 Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
             for model in own {
@@ -65,7 +65,7 @@ fn models_have_devices_of_their_own_and_one_server() {
         for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/neighbour?gpu=0"] {
             assert_eq!(house.get(path).await.status, 400, "{path}");
         }
-        let taken = house.post("/v1/budget/neighbour?device=1", &json!({"bytes": 1 << 20, "seconds": 1})).await;
+        let taken = house.post("/v1/budget/neighbour?device=1", &json!({"bytes": 1 << 20, "seconds": 30})).await;
         assert_eq!(taken.status, 200, "{}", taken.body);
         for (path, bytes) in [("/v1/budget/neighbour", 0), ("/v1/budget/neighbour?device=1", 1 << 20)] {
             assert_eq!(house.get(path).await.json()["bytes"], bytes, "{path}");
@@ -95,12 +95,44 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
 }
 
 #[test]
+fn two_groups_of_two_serve_a_model_each() {
+    let flags = ["--tensor-parallel-size", "2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
+    let program = Program::on("host:4", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+    for (number, model) in ["other", "demo"].into_iter().enumerate() {
+        let told = program.get(&format!("/v1/budget?device={number}"), "");
+        let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+        assert_eq!(models_of(&budget), [model]);
+        assert_eq!(budget["devices"], json!(["host:2", "host:2"]));
+        let asked = hello(json!({"model": model, "max_tokens": 2}));
+        let answer = program.post("/v1/chat/completions", "", &asked);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+#[test]
 fn devices_that_would_be_left_over_are_refused() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    let flags = ["serve", "--device", "host:3", "--tensor-parallel-size", "2", "--port", "0"];
-    let output = command.args(flags).stdin(Stdio::null()).output().expect("it ends");
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("--device names 3 devices, and --tensor-parallel-size is 2"), "{told}");
-    assert!(told.contains("for `serve` a multiple of that"), "{told}");
+    for (device, size, why, hint) in [
+        ("host:3", "2", "names 3 devices, and --tensor-parallel-size is 2", "for `serve` a multiple of that"),
+        ("host:4", "2", "names 4 devices, of which 1 model has 2: others would be idle", "name fewer devices"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        let flags = ["serve", "--device", device, "--tensor-parallel-size", size, "--port", "0"];
+        let output = command.args(flags).stdin(Stdio::null()).output().expect("it ends");
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains(why) && told.contains(hint), "{told}");
+    }
+}
+
+#[test]
+fn too_few_devices_are_told_before_anything_starts() {
+    story(async {
+        let of = DeviceChoice::HostRanks(2, bursar::Bytes::mib(96));
+        for ranks in [0, 3] {
+            let placing = Placing { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
+            let error = placing.place().await.expect_err("there are two");
+            let why = format!("{ranks} devices are to share each model out, and there are 2");
+            assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));
+        }
+    });
 }
