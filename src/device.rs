@@ -18,7 +18,7 @@ pub struct DeviceOptions {
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
     /// How many devices share each model out, from the named one on; auto: as few of the named ones, or of all GPUs, as
-    /// the model fits on. `serve` gives models devices of their own while more are named than that, or any number may.
+    /// the model fits on. If more are named than that, or with auto, models of `serve` have devices of their own.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<Ranks>,
     /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
@@ -119,7 +119,8 @@ fn idle(named: usize, ranks: usize, models: usize) -> Failure {
     let (have, each) = (if models == 1 { "1 model has" } else { "the models have" }, models * ranks);
     Failure {
         error: format!("--device names {named} devices, of which {have} {each}: others would be idle"),
-        hint: "name fewer devices, load more models, or let more devices share each out".to_owned(),
+        hint: "name fewer devices, load more models, or let more devices share each out; `auto` leaves some idle"
+            .to_owned(),
     }
 }
 

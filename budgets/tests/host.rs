@@ -18,7 +18,10 @@ fn free(device: &HostDevice) -> Bytes {
 fn a_host_device_says_what_it_was_configured_as() {
     let config = HostConfig { name: "stand-in".into(), driver: "driver 7".into(), ..HostConfig::small(PAGE * 4) };
     let device = HostDevice::new(HostConfig { overhead: PAGE, ..config }).unwrap();
-    assert_eq!((device.name(), device.driver().as_str(), device.label().as_str()), ("stand-in", "driver 7", "host"));
+    assert_eq!(
+        (device.name(), device.driver().as_str(), device.label().as_str()),
+        ("stand-in", "driver 7", "stand-in")
+    );
     assert_eq!((device.page(), device.overhead(), device.is_host_memory()), (PAGE, PAGE, true));
     assert_eq!(device.memory().unwrap(), DeviceMemory { total: PAGE * 4, free: PAGE * 3 });
     let config = HostConfig::new(Bytes::mib(4));

@@ -22,6 +22,7 @@ impl ModelState {
     pub(super) fn name(&self) -> &'static str {
         match self {
             ModelState::Loading(_) => "loading",
+            ModelState::Ready(model) if model.is_asleep().is_some() => "asleep",
             ModelState::Ready(_) => "ready",
             ModelState::Failed(_) => "failed",
         }

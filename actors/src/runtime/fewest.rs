@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 use bursar_kernels::Target;
 use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
@@ -181,28 +181,43 @@ impl Found {
 
     /// The first `ranks` of them.
     fn first(self, ranks: usize) -> DeviceChoice {
-        match self.of {
-            DeviceChoice::Auto(capacity) if ranks > 1 => DeviceChoice::AutoRanks(ranks, capacity),
-            one @ DeviceChoice::Auto(_) => one,
-            _ => self.these(&(0..ranks).collect::<Vec<_>>()),
+        match (self.of, ranks) {
+            (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
+            (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
+            (DeviceChoice::CudaRanks(ordinals), ranks) => gpus_of(ordinals[..ranks].to_vec()),
+            (DeviceChoice::Auto(capacity), ranks) if ranks > 1 => DeviceChoice::AutoRanks(ranks, capacity),
+            (one, _) => one,
         }
     }
 
-    /// Those with these numbers, of which there is at least one.
+    /// Those with these numbers, of which there is at least one. Host devices have a name of their own.
     pub(super) fn these(&self, numbers: &[usize]) -> DeviceChoice {
-        let host = |capacity| match numbers.len() {
-            1 => DeviceChoice::Host(capacity),
-            ranks => DeviceChoice::HostRanks(ranks, capacity),
-        };
-        let gpus = |ordinals: Vec<usize>| match ordinals[..] {
-            [ordinal] => DeviceChoice::Cuda(ordinal),
-            _ => DeviceChoice::CudaRanks(ordinals),
-        };
         match &self.of {
-            DeviceChoice::HostRanks(_, capacity) => host(*capacity),
-            DeviceChoice::CudaRanks(ordinals) => gpus(numbers.iter().map(|number| ordinals[*number]).collect()),
-            DeviceChoice::Auto(_) if !self.opened[0].is_host_memory() => gpus(numbers.to_vec()),
+            DeviceChoice::HostRanks(_, capacity) => {
+                let (capacity, ranks) = (*capacity, numbers.len());
+                let label = numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
+                DeviceChoice::Made(Arc::new(move || named_hosts(&format!("host#{label}"), capacity, ranks)))
+            }
+            DeviceChoice::CudaRanks(ordinals) => gpus_of(numbers.iter().map(|number| ordinals[*number]).collect()),
+            DeviceChoice::Auto(_) if !self.opened[0].is_host_memory() => gpus_of(numbers.to_vec()),
             one => one.clone(),
         }
     }
+}
+
+fn gpus_of(ordinals: Vec<usize>) -> DeviceChoice {
+    match ordinals[..] {
+        [ordinal] => DeviceChoice::Cuda(ordinal),
+        _ => DeviceChoice::CudaRanks(ordinals),
+    }
+}
+
+/// A host device of this name, or a group of several.
+fn named_hosts(name: &str, capacity: Bytes, ranks: usize) -> Result<Arc<dyn Device>, DeviceError> {
+    let host = |config| Ok(Arc::new(HostDevice::new(config)?) as Arc<dyn Device>);
+    if ranks == 1 {
+        return host(HostConfig { name: name.to_owned(), ..HostConfig::new(capacity) });
+    }
+    let devices = (0..ranks).map(|_| host(HostConfig::new(capacity))).collect::<Result<_, _>>()?;
+    Ok(Arc::new(DeviceGroup::of(devices, name)?))
 }

@@ -1,7 +1,7 @@
 //! Which devices serve which models, where there are more devices than a model needs: a model has devices of its own
 //! while there are some, and then goes where the most is left.
 
-use std::{cmp::Reverse, sync::Arc};
+use std::cmp::Reverse;
 
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_model::Model;
@@ -57,8 +57,7 @@ impl Placing {
     /// Finds each model's devices. It reads the models' settings, and opens devices for as long as it looks at them.
     ///
     /// # Errors
-    /// A device cannot be opened, or there are fewer than `ranks`. Without a number of `ranks`, also if no number does for
-    /// a model or if one cannot be planned; with a number, that is told when the model is loaded.
+    /// A device cannot be opened, or there are fewer than `ranks`. What is wrong with a model is told when it is loaded.
     pub async fn place(self) -> Result<Vec<Placement>, RuntimeError> {
         let placed = tokio::task::spawn_blocking(move || self.placed()).await;
         placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?
@@ -87,13 +86,14 @@ impl Placing {
         let numbers = roomiest_first(&free);
         found.arrange(&numbers);
         let needs = self.models.iter().map(|(source, options)| {
-            let (devices, planned) = match self.ranks {
-                Some(ranks) => (ranks, found.planned(source, options).ok().flatten()),
-                None => (found.fewest(source, options, self.canary)?.ranks, found.planned(source, options)?),
-            };
-            Ok(Need::of(devices, planned, count))
+            let devices = self.ranks.unwrap_or_else(|| match found.fewest(source, options, self.canary) {
+                Ok(fewest) => fewest.ranks,
+                Err(StartError::NoRanksFit(_)) => count,
+                Err(_) => 1,
+            });
+            Need::of(devices, found.planned(source, options).ok().flatten(), count)
         });
-        let needs = needs.collect::<Result<Vec<Need>, StartError>>().map_err(Arc::new)?;
+        let needs: Vec<Need> = needs.collect();
         let placement =
             |Group { devices, models }| Placement { ranks: devices.len(), device: found.these(&devices), models };
         Ok(spread(&needs, &free).into_iter().map(placement).collect())

@@ -13,7 +13,7 @@ use crate::{Bytes, Fence, Timeline, Timelines};
 /// Settings of a host device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostConfig {
-    /// The name that users see.
+    /// The name that users see, in metrics too.
     pub name: String,
     /// Its total memory.
     pub capacity: Bytes,
@@ -349,6 +349,10 @@ impl State {
 impl Device for HostDevice {
     fn name(&self) -> &str {
         &self.config.name
+    }
+
+    fn label(&self) -> String {
+        self.config.name.clone()
     }
 
     fn driver(&self) -> String {

@@ -61,7 +61,14 @@ fn models_have_devices_of_their_own_and_one_server() {
         let budgets = [house.get("/v1/budget").await.json(), house.get("/v1/budget?device=1").await.json()];
         assert_eq!(models_of(&budgets[0]), ["first", "third"]);
         assert_eq!(models_of(&budgets[1]), ["second"]);
-        assert!(budgets.iter().all(|told| told["devices"].as_array().is_some_and(|devices| devices.len() == 2)));
+        assert!(budgets.iter().all(|told| told["devices"] == json!(["host#0", "host#1"])));
+        let metrics = house.get("/metrics").await.body;
+        assert!(
+            ["host#0", "host#1"].iter().all(|device| metrics.contains(&format!("total_bytes{{device=\"{device}\"}}")))
+        );
+        house.post("/sleep?model=second", &json!({})).await;
+        let told = house.get("/v1/budget").await.json();
+        assert_eq!(told["models"][2]["state"], "asleep", "{told}");
         for path in ["/v1/budget?device=2", "/v1/budget/events?device=-1", "/v1/budget/neighbour?gpu=0"] {
             assert_eq!(house.get(path).await.status, 400, "{path}");
         }
@@ -95,6 +102,14 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
 }
 
 #[test]
+fn a_model_that_cannot_be_planned_stops_no_other() {
+    let flags = ["--tensor-parallel-size", "auto", "--model", "/no/such/folder", "--model", "demo"];
+    let program = Program::on("host:2", &[&flags[..], &["--name", "broken", "--name", "demo"]].concat());
+    let health = program.get("/health", "");
+    assert!(health.starts_with("HTTP/1.1 200") && health.contains("there is no folder /no/such/folder"), "{health}");
+}
+
+#[test]
 fn two_groups_of_two_serve_a_model_each() {
     let flags = ["--tensor-parallel-size", "2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
     let program = Program::on("host:4", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
@@ -102,7 +117,7 @@ fn two_groups_of_two_serve_a_model_each() {
         let told = program.get(&format!("/v1/budget?device={number}"), "");
         let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
         assert_eq!(models_of(&budget), [model]);
-        assert_eq!(budget["devices"], json!(["host:2", "host:2"]));
+        assert_eq!(budget["devices"], json!(["host#0,1", "host#2,3"]));
         let asked = hello(json!({"model": model, "max_tokens": 2}));
         let answer = program.post("/v1/chat/completions", "", &asked);
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
