@@ -18,7 +18,7 @@ use tokio::{
 use super::{
     error::ApiError,
     models::ModelState,
-    query::Fields,
+    query::{Fields, OF_DEVICE},
     service::{Served, Shared},
     sse,
 };
@@ -47,7 +47,7 @@ pub(super) async fn told_text(shared: &Shared, served: &Served) -> Result<Arc<st
 /// `GET /v1/budget?device=NUMBER`: the ledger of one of the `devices`, by default the first, and how many requests each model
 /// has, on whichever it is.
 pub(super) async fn snapshot(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
-    let served = Fields::of(&uri, &["device"])?.served(&shared)?;
+    let served = Fields::of(&uri, OF_DEVICE)?.served(&shared)?;
     told(&shared, served, served.runtime.budget().snapshot().await).map(Json)
 }
 
@@ -81,7 +81,7 @@ fn told(shared: &Shared, served: &Served, snapshot: Result<Snapshot, AskError>) 
 /// `GET /v1/budget/events?device=NUMBER`: `budget` twice a second as [`snapshot`] tells it, `event` for each that happens, first
 /// the latest.
 pub(super) async fn events(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
-    let fields = Fields::of(&uri, &["device"])?;
+    let fields = Fields::of(&uri, OF_DEVICE)?;
     let runtime = &fields.served(&shared)?.runtime;
     let mut looks = interval(EVERY);
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     body::{self, FromJson, JsonBody},
     error::ApiError,
-    query::Fields,
+    query::{Fields, OF_DEVICE},
     service::Shared,
 };
 use crate::{Bytes, HostDevice};
@@ -68,5 +68,5 @@ pub(super) async fn drill(
 fn stand_in(shared: &Shared, uri: &Uri) -> Result<Arc<HostDevice>, ApiError> {
     let none =
         || ApiError::not_found("neighbours are drilled where host memory stands in for a GPU, and this is a GPU");
-    Fields::of(uri, &["device"])?.served(shared)?.runtime.device().as_host().ok_or_else(none)
+    Fields::of(uri, OF_DEVICE)?.served(shared)?.runtime.device().as_host().ok_or_else(none)
 }

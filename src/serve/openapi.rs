@@ -13,6 +13,7 @@ use super::{
         chat_chunks, chat_request::ChatFields, chat_whole::Completion, completion_choice,
         completion_request::CompletionFields, head::Answer, responses::request::Fields, sampling::Sampling,
     },
+    query::{OF_DEVICE, OF_MODEL, OF_SLEEP},
     tokens::{DetokenizeRequest, Detokenized, TokenizeFields, Tokenized},
 };
 
@@ -89,6 +90,13 @@ fn made() -> Value {
     })
 }
 
+/// What may stand behind `?` in addresses with these paths.
+const QUERIES: [(&[&str], &[&str]); 3] = [
+    (&["/v1/budget", "/v1/budget/events", "/v1/budget/neighbour"], OF_DEVICE),
+    (&["/wake_up", "/is_sleeping"], OF_MODEL),
+    (&["/sleep"], OF_SLEEP),
+];
+
 struct Pages {
     generator: SchemaGenerator,
     paths: Map<String, Value>,
@@ -121,6 +129,14 @@ impl Pages {
     fn add(&mut self, path: &str, method: &str, operation: Value) {
         let methods = self.paths.entry(path).or_insert_with(|| json!({}));
         methods[method] = operation;
+        let fields = QUERIES.iter().find(|(paths, _)| paths.contains(&path)).map_or(&[][..], |(_, fields)| fields);
+        if !fields.is_empty() {
+            let parameter = |name: &&str| {
+                let kind = if *name == "model" { "string" } else { "integer" };
+                json!({"name": name, "in": "query", "schema": {"type": kind}})
+            };
+            methods[method]["parameters"] = fields.iter().map(parameter).collect();
+        }
         let names = path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'));
         let named =
             names.map(|name| json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}}));

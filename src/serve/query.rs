@@ -11,6 +11,13 @@ use super::{
 };
 use crate::ModelHandle;
 
+/// Of a budget.
+pub(super) const OF_DEVICE: &[&str] = &["device"];
+/// Of models, all without one.
+pub(super) const OF_MODEL: &[&str] = &["model"];
+/// Of sleep.
+pub(super) const OF_SLEEP: &[&str] = &["level", "model", "within"];
+
 /// The fields of a query.
 pub(super) struct Fields(BTreeMap<String, String>);
 

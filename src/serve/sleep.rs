@@ -10,7 +10,11 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{error::ApiError, query::Fields, service::Shared};
+use super::{
+    error::ApiError,
+    query::{Fields, OF_MODEL, OF_SLEEP},
+    service::Shared,
+};
 use crate::{Hint, SleepError, SleepLevel};
 
 /// How long running requests may take before the model stays awake instead, unless `within` says otherwise.
@@ -18,7 +22,7 @@ const WITHIN: Duration = Duration::from_secs(600);
 
 /// `POST /sleep?level=1&model=NAME&within=SECONDS`. vLLM has `level` alone. All models sleep if none is named.
 pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
-    let fields = Fields::of(&uri, &["level", "model", "within"])?;
+    let fields = Fields::of(&uri, OF_SLEEP)?;
     let level = fields.number("level")?.unwrap_or(1);
     let level = u8::try_from(level).ok().and_then(|level| SleepLevel::try_from(level).ok());
     let level = level.ok_or_else(|| ApiError::invalid("level", "`level` is 1 or 2").hint("2 keeps no weights"))?;
@@ -31,7 +35,7 @@ pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
 
 /// `POST /wake_up?model=NAME`.
 pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Response, ApiError> {
-    let fields = Fields::of(&uri, &["model"])?;
+    let fields = Fields::of(&uri, OF_MODEL)?;
     for (_, model) in fields.models(&shared)? {
         model.wake().await.map_err(told)?;
     }
@@ -40,7 +44,7 @@ pub(super) async fn wake_up(State(shared): State<Arc<Shared>>, uri: Uri) -> Resu
 
 /// `GET /is_sleeping?model=NAME`: whether it sleeps, or all do, and each with its level.
 pub(super) async fn is_sleeping(State(shared): State<Arc<Shared>>, uri: Uri) -> Result<Json<Value>, ApiError> {
-    let models = Fields::of(&uri, &["model"])?.models(&shared)?;
+    let models = Fields::of(&uri, OF_MODEL)?.models(&shared)?;
     let levels = models.iter().map(|(name, model)| (name.clone(), model.is_asleep()));
     let levels: BTreeMap<String, Option<SleepLevel>> = levels.collect();
     let is_sleeping = !levels.is_empty() && levels.values().all(Option::is_some);

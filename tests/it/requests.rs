@@ -1,5 +1,7 @@
 //! Requests out of range: every number that a chat may set, every text that is too long. Each fails alone and at once.
 
+use std::time::Duration;
+
 use bursar::{Chat, ChatError, Hint, LoadOptions, crates::model::error::TextError};
 
 use crate::stage::{
@@ -177,11 +179,8 @@ fn a_dropped_chat_counts_as_under_way_until_its_preparation_ends() {
     story_with_blocking_threads(4, async {
         let stage = Stage::set(LoadOptions { requests: 1, ..small() }).await;
         let kept = blocking_threads_kept(4);
-        {
-            let mut asking = std::pin::pin!(stage.model.chat(text("Who?")));
-            let begun = std::future::poll_fn(|context| std::task::Poll::Ready(asking.as_mut().poll(context))).await;
-            assert!(begun.is_pending(), "no thread is free to prepare it");
-        }
+        let asking = tokio::time::timeout(Duration::from_millis(50), stage.model.chat(text("Who?"))).await;
+        assert!(asking.is_err(), "no thread is free to prepare it");
         assert_eq!(stage.model.requests().0, 1, "it is to be prepared still");
         let error = ask(&stage.model, text("Who?")).await.expect_err("one too many");
         assert!(matches!(error, ChatError::Overloaded { limit: 1 }), "{error:?}");

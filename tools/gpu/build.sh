@@ -34,12 +34,13 @@ if [[ " $parts " == *" tests "* ]]; then
     sources=(*/tests/*cuda*.rs model/tests/seven_billion.rs)
     # Of the whole workspace, as everything else builds: dependencies have the same features, and are built once.
     cargo test --workspace --no-run --message-format=json \
-        $(basename -as .rs "${sources[@]}" | sort -u | sed 's/^/--test /') | executables >"$programs/built"
+        $(basename -as .rs "${sources[@]}" soak | sort -u | sed 's/^/--test /') | executables >"$programs/built"
     for source in "${sources[@]}"; do
         package=${source%%/*} name=$(basename "$source" .rs)
         strip -o "$programs/tests/test-$package-$name" \
             "$(awk -v package="$package" -v name="$name" '$1 == package && $2 == name { print $3 }' "$programs/built")"
     done
+    strip -o "$programs/tests/test-soak" "$(awk '$2 == "soak" { print $3 }' "$programs/built")"
     pack "$programs/tests" tests
 fi
 if [[ " $parts " == *" bench "* ]]; then

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Everything that wants a GPU, from what `tools/gpu/build.sh` has built, run at the root of this repository:
 #
-#     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|share|ranks|bench ...]   # if not told otherwise,
-#                                                                                                 # all but share and ranks
+#     tools/gpu/check.sh FOLDER [tests|drills|kernels|products|sanitizer|seven|share|ranks|soak|bench ...]
+#                                                              # if not told otherwise, all but share, ranks and soak
 #
 # tests      every GPU test that is over in a minute
 # drills     a neighbour that comes and goes, cards with too little: 7B's shape on a whole card (four minutes)
@@ -12,6 +12,7 @@
 # products   products of few rows and of many, checked and timed beside cuBLASLt's (`tools/gpu/{products,gated}.py`)
 # share      models of that shape that take turns and lend, and chats whose history does not fit the card (`turns.py`)
 # ranks      sums over all GPUs, checked and timed (`ranks.py`); `tests` has the tests of two GPUs, which skip on one
+# soak       chats through deaths, neighbours and sleep for BURSAR_SOAK_SECONDS (300); it wants the GPU to itself
 # bench      `bursar bench` on that shape
 #
 # BURSAR_CUDA_LIB names the folder of cuBLASLt, if it is at no usual place. What was run and whether it passed stands in
@@ -56,7 +57,7 @@ for part in $parts; do
     case $part in
     tests)
         for test in "$bin"/test-*; do
-            [[ $test == *-seven_billion || $test == *-cuda_drills ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
+            [[ $test == *-seven_billion || $test == *-cuda_drills || $test == *-soak ]] || check "$(basename "$test")" "$test" --test-threads=1 --nocapture
         done
         ;;
     drills)
@@ -89,6 +90,9 @@ for part in $parts; do
     ranks)
         check "sums over all GPUs" python3 tools/gpu/ranks.py
         ;;
+    soak)
+        check "a soak" "$bin/test-soak" --ignored --nocapture gpu
+        ;;
     products)
         check "products of few rows" python3 tools/gpu/products.py
         check "products of many rows" python3 tools/gpu/gated.py
@@ -97,7 +101,7 @@ for part in $parts; do
         check "the bench" "$bin/bursar" bench --shape qwen2.5-vl-7b --random
         ;;
     *)
-        echo "$part is none of tests, drills, kernels, products, sanitizer, seven, share, ranks and bench"
+        echo "$part is none of tests, drills, kernels, products, sanitizer, seven, share, ranks, soak and bench"
         exit 2
         ;;
     esac

@@ -265,15 +265,26 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
     story(async {
         let house = House::usual().await;
         let document = house.get("/openapi.json").await.json();
-        let mut asked = 0;
+        let (mut asked, mut queries) = (0, 0);
         for (path, methods) in document["paths"].as_object().expect("paths") {
             let is_kept = path.contains("{id}");
             let named = methods["parameters"].as_array().map_or(0, Vec::len);
             assert_eq!(named, path.matches('{').count(), "{path}");
             let path = path.replace("{name}", "demo").replace("{id}", "resp_none");
-            for method in methods.as_object().expect("methods").keys() {
+            for (method, operation) in methods.as_object().expect("methods") {
                 if method == "parameters" || path == "/v1/budget/events" {
                     continue; // It does not end.
+                }
+                for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                    let query = format!("{path}?{}=x", parameter["name"].as_str().expect("a name"));
+                    let answer =
+                        if method == "get" { house.get(&query).await } else { house.post(&query, &json!({})).await };
+                    assert!(
+                        answer.status >= 400 && !answer.body.contains("is not taken here"),
+                        "{query}: {}",
+                        answer.body
+                    );
+                    queries += 1;
                 }
                 let answer = match method.as_str() {
                     "get" => house.get(&path).await,
@@ -303,6 +314,7 @@ fn the_document_lists_what_there_is_and_its_references_hold() {
             }
         }
         assert!(asked > 15, "{asked} routes");
+        assert_eq!(queries, 8, "fields of queries");
         let mut open = vec![&document];
         let mut references = 0;
         while let Some(value) = open.pop() {

@@ -62,10 +62,6 @@ fn models_have_devices_of_their_own_and_one_server() {
         assert_eq!(models_of(&budgets[0]), ["first", "third"]);
         assert_eq!(models_of(&budgets[1]), ["second"]);
         assert!(budgets.iter().all(|told| told["devices"] == json!(["host#0", "host#1"])));
-        let metrics = house.get("/metrics").await.body;
-        assert!(
-            ["host#0", "host#1"].iter().all(|device| metrics.contains(&format!("total_bytes{{device=\"{device}\"}}")))
-        );
         house.post("/sleep?model=second", &json!({})).await;
         let told = house.get("/v1/budget").await.json();
         assert_eq!(told["models"][2]["state"], "asleep", "{told}");
@@ -94,6 +90,8 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
             let told = program.get(&format!("/v1/budget?device={number}"), "");
             let budget = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
             assert_eq!(models_of(&budget), [model], "of {size}");
+            let (metrics, own) = (program.get("/metrics", ""), format!("total_bytes{{device=\"host#{number}\"}}"));
+            assert!(metrics.contains(&own), "{own} in {metrics}");
             let asked = hello(json!({"model": model, "max_tokens": 2}));
             let answer = program.post("/v1/chat/completions", "", &asked);
             assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
