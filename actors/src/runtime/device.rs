@@ -115,7 +115,8 @@ impl DeviceChoice {
     }
 }
 
-fn group(
+/// The devices of all ranks as one.
+pub(super) fn group(
     ranks: impl Iterator<Item = Result<Arc<dyn Device>, DeviceError>>,
     label: String,
 ) -> Result<Arc<dyn Device>, DeviceError> {

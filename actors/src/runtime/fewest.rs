@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
+use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
 use bursar_kernels::Target;
 use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
@@ -10,7 +10,7 @@ use bursar_model::{
     registry,
 };
 
-use super::{DeviceChoice, ModelSource};
+use super::{DeviceChoice, ModelSource, device::group};
 use crate::{
     compute::Processor,
     engine::{FewestRanks, LoadOptions, Sought, StartError},
@@ -152,17 +152,29 @@ impl Found {
     }
 
     /// The fewest of them that a model fits on, which is one where none can be looked at.
-    pub(super) fn fewest(
+    fn fewest(
         &mut self,
         source: &ModelSource,
         options: &LoadOptions,
         canary: Option<Bytes>,
     ) -> Result<FewestRanks, StartError> {
-        let Some(Planned { checkpoint, target }) = self.planned(source, options)? else {
-            return Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() });
-        };
+        match self.planned(source, options)? {
+            Some(planned) => self.fewest_of(&planned, source, options, canary),
+            None => Ok(FewestRanks { model: source.name(), ranks: 1, too_few: Vec::new() }),
+        }
+    }
+
+    /// The fewest of them that a planned model fits on.
+    pub(super) fn fewest_of(
+        &mut self,
+        planned: &Planned,
+        source: &ModelSource,
+        options: &LoadOptions,
+        canary: Option<Bytes>,
+    ) -> Result<FewestRanks, StartError> {
+        let Planned { checkpoint, target } = planned;
         let name = options.name.clone().unwrap_or_else(|| source.name());
-        Sought { name: &name, checkpoint: &checkpoint, options }.fewest(|ranks| {
+        Sought { name: &name, checkpoint, options }.fewest(|ranks| {
             while self.opened.len() < ranks {
                 if !self.open_one()? {
                     return Ok(None);
@@ -171,7 +183,7 @@ impl Found {
             let places = self.opened[..ranks].iter().map(|device| Place::of_device(&**device, canary));
             let places = places.collect::<Result<Vec<_>, _>>()?;
             let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is one");
-            let target = match target {
+            let target = match *target {
                 Target::Cpu { threads } => Target::Cpu { threads: (threads / ranks).max(1) },
                 gpu @ Target::Cuda(_) => gpu,
             };
@@ -218,6 +230,5 @@ fn named_hosts(name: &str, capacity: Bytes, ranks: usize) -> Result<Arc<dyn Devi
     if ranks == 1 {
         return host(HostConfig { name: name.to_owned(), ..HostConfig::new(capacity) });
     }
-    let devices = (0..ranks).map(|_| host(HostConfig::new(capacity))).collect::<Result<_, _>>()?;
-    Ok(Arc::new(DeviceGroup::of(devices, name)?))
+    group((0..ranks).map(|_| host(HostConfig::new(capacity))), name.to_owned())
 }

@@ -86,12 +86,14 @@ impl Placing {
         let numbers = roomiest_first(&free);
         found.arrange(&numbers);
         let needs = self.models.iter().map(|(source, options)| {
-            let devices = self.ranks.unwrap_or_else(|| match found.fewest(source, options, self.canary) {
+            let planned = found.planned(source, options).ok().flatten();
+            let fewest = |planned| match found.fewest_of(planned, source, options, self.canary) {
                 Ok(fewest) => fewest.ranks,
                 Err(StartError::NoRanksFit(_)) => count,
                 Err(_) => 1,
-            });
-            Need::of(devices, found.planned(source, options).ok().flatten(), count)
+            };
+            let devices = self.ranks.unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
+            Need::of(devices, planned, count)
         });
         let needs: Vec<Need> = needs.collect();
         let placement =
