@@ -10,7 +10,11 @@ mod tiers;
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     fmt::Write,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -493,6 +497,21 @@ fn run_and_say(seed: u64, looks_ahead: bool) -> World {
     run(seed, looks_ahead)
 }
 
+/// The worlds of as many seeds, in any order, run on all processors.
+fn for_each_world(seeds: u64, mut take: impl FnMut(World)) {
+    let next = AtomicU64::new(0);
+    let one = || Some(next.fetch_add(1, Relaxed)).filter(|seed| *seed < seeds).map(|seed| run_and_say(seed, true));
+    std::thread::scope(|scope| {
+        let (worlds, done) = mpsc::sync_channel(1);
+        for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
+            let (worlds, one) = (worlds.clone(), &one);
+            scope.spawn(move || while one().is_some_and(|world| worlds.send(world).is_ok()) {});
+        }
+        drop(worlds);
+        done.iter().for_each(&mut take);
+    });
+}
+
 #[test]
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
@@ -501,8 +520,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut left, mut fetched) = (0, 0);
     let (mut brought, mut lost) = (0, 0);
     let (mut found_computed, mut missed) = (0, 0);
-    for seed in 0..1000 {
-        let world = run_and_say(seed, true);
+    for_each_world(1000, |world| {
         preemptions += world.preemptions;
         returned += world.returned;
         launched_ahead += world.launched_ahead;
@@ -516,7 +534,7 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         (brought, lost) = (brought + world.host_rows.brought, lost + world.host_rows.lost);
         steps += world.steps;
         planned_ahead += world.planned_ahead;
-    }
+    });
     assert!(preemptions > 100, "pools were scarce: {preemptions} preemptions");
     assert!(returned > 100, "some had let go of their pictures: {returned} came again");
     assert!(launched_ahead > 100, "{launched_ahead} launches were begun behind another");

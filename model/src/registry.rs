@@ -68,7 +68,8 @@ const NEAREST_SHOWN: usize = 3;
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
 pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, UnknownShape> {
-    Ok(RandomCheckpoint::new(shape, seed, known_files(shape)?))
+    let released = released_shape(shape)?;
+    Ok(RandomCheckpoint::new(shape, seed, files(released, released.decoder().tokenizer())))
 }
 
 /// As [`random_checkpoint`], with a tokenizer of bytes instead of one of the model's size, which takes most of the time
@@ -77,18 +78,21 @@ pub fn random_checkpoint(shape: &str, seed: u64) -> Result<RandomCheckpoint, Unk
 /// # Errors
 /// [`UnknownShape`] if no shape has that name.
 pub fn shape_settings(shape: &str) -> Result<RandomCheckpoint, UnknownShape> {
-    let mut files = known_files(shape)?;
-    for (_, content) in files.iter_mut().filter(|(name, _)| *name == "tokenizer.json") {
-        *content = byte_level::tokenizer(0, &[]);
-    }
-    Ok(RandomCheckpoint::new(shape, 0, files))
+    Ok(RandomCheckpoint::new(shape, 0, files(released_shape(shape)?, byte_level::tokenizer(0, &[]))))
 }
 
-fn known_files(shape: &str) -> Result<Files, UnknownShape> {
-    shape_files(shape).ok_or_else(|| {
-        let nearest = nearest_names(&shape.to_lowercase(), shapes(), NEAREST_SHOWN);
-        UnknownShape { name: shape.to_owned(), nearest }
+fn released_shape(name: &str) -> Result<&'static dyn ReleasedShape, UnknownShape> {
+    find_shape(name).ok_or_else(|| {
+        let nearest = nearest_names(&name.to_lowercase(), shapes(), NEAREST_SHOWN);
+        UnknownShape { name: name.to_owned(), nearest }
     })
+}
+
+fn files(shape: &dyn ReleasedShape, tokenizer: Vec<u8>) -> Files {
+    let mut files = shape.files();
+    files.extend(shape.decoder().text_files());
+    files.push(("tokenizer.json", tokenizer));
+    files
 }
 
 /// The checkpoint at `source` without its weights, for planning. It needs `config.json` and uses the other files that
@@ -162,8 +166,8 @@ macro_rules! families {
             [$(names::<$folder::Config>(),)*].concat().into_iter()
         }
 
-        fn shape_files(name: &str) -> Option<Files> {
-            None$(.or_else(|| files::<$folder::Config>(name)))*
+        fn find_shape(name: &str) -> Option<&'static dyn ReleasedShape> {
+            None$(.or_else(|| find_shape_of::<$folder::Config>(name)))*
         }
 
         /// See [`ReadText`](crate::families::ReadText).
@@ -376,8 +380,8 @@ fn names<S: Settings>() -> Vec<&'static str> {
     S::SHAPES.iter().map(ReleasedShape::name).collect()
 }
 
-fn files<S: Settings>(name: &str) -> Option<Files> {
-    S::SHAPES.iter().find(|shape| shape.name() == name).map(ReleasedShape::files)
+fn find_shape_of<S: Settings>(name: &str) -> Option<&'static dyn ReleasedShape> {
+    S::SHAPES.iter().find(|shape| shape.name() == name).map(|shape| shape as &dyn ReleasedShape)
 }
 
 fn unknown(checkpoint: &Checkpoint) -> UnknownArchitecture {
@@ -402,5 +406,18 @@ fn serves(checkpoint: &Checkpoint, known: &[(&str, &str)]) -> Result<bool, Confi
             Err(ConfigError::Contradiction(format!("architectures names {name}, but model_type is {other}")))
         }
         _ => Ok(true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_token_of_a_shape_has_a_row_of_its_vocabulary() {
+        for name in shapes() {
+            let decoder = released_shape(name).expect("a known shape").decoder();
+            assert!(decoder.words + decoder.text.control.len() <= decoder.vocabulary, "{name}");
+        }
     }
 }

@@ -134,18 +134,18 @@ impl Planner {
 mod tests {
     use std::sync::Arc;
 
-    use bursar::{
-        crates::{
-            kernels::{CudaTarget, DType},
-            model::checkpoint::{Checkpoint, CheckpointSource},
+    use bursar::crates::{
+        kernels::{CudaTarget, DType},
+        model::{
+            checkpoint::{Checkpoint, CheckpointSource},
+            registry::shape_settings,
         },
-        random_checkpoint,
     };
 
     use super::*;
 
     fn planner(shape: &str) -> Planner {
-        let random = random_checkpoint(shape, 0).expect("a known shape");
+        let random = shape_settings(shape).expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is planned");

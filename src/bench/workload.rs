@@ -167,9 +167,9 @@ impl Workload {
 mod tests {
     use std::sync::Arc;
 
-    use bursar::{
-        crates::model::checkpoint::{Checkpoint, CheckpointSource},
-        random_checkpoint,
+    use bursar::crates::model::{
+        checkpoint::{Checkpoint, CheckpointSource},
+        registry::shape_settings,
     };
 
     use super::*;
@@ -203,7 +203,7 @@ mod tests {
     fn no_picture_of_the_full_workload_is_resized() {
         for (shape, patch) in [("qwen2.5-vl-7b", 14), ("qwen3-vl-8b", 16)] {
             let workload = FULL.cut_by(PictureCut { patch, tiling: None });
-            let random = random_checkpoint(shape, 0).expect("a known shape");
+            let random = shape_settings(shape).expect("a known shape");
             let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
             let processor = checkpoint.image_processor.expect("it takes pictures");
             let pixels = workload.envelope().picture_patches as u64 * u64::from(patch).pow(2);

@@ -261,7 +261,7 @@ mod tests {
     use bursar_model::{
         checkpoint::{Checkpoint, CheckpointSource},
         demo,
-        registry::random_checkpoint,
+        registry::shape_settings,
     };
 
     use super::*;
@@ -289,7 +289,7 @@ mod tests {
 
     #[test]
     fn a_7b_model_on_an_h200_leaves_room_for_target_tokens() {
-        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is whole");
@@ -375,7 +375,7 @@ mod tests {
 
     #[test]
     fn a_text_model_claims_nothing_for_pictures() {
-        let random = random_checkpoint("qwen2.5-0.5b", 0).expect("a known shape");
+        let random = shape_settings("qwen2.5-0.5b").expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
         let target = Target::Cpu { threads: 1 };
         let model = Model::plan(&checkpoint, &target).expect("it is whole");

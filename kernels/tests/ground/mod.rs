@@ -14,7 +14,7 @@ mod routed;
 mod turned;
 mod wide;
 
-use std::sync::Arc;
+use std::{cell::Cell, sync::Arc};
 
 use bursar_budgets::*;
 use bursar_kernels::*;
@@ -45,11 +45,41 @@ impl ReleaseNotes for Nobody {
 
 /// A workspace of host memory where every unwritten element is NaN, or an index far out of bounds.
 pub fn poisoned(bytes: Bytes) -> Workspace {
-    let bytes = bytes.round_up(Bytes::kib(64));
-    let segment = leased(Arc::new(HostDevice::new(HostConfig::small(bytes)).unwrap()), bytes);
-    // SAFETY: the segment has this many backed bytes, and nothing else uses it yet.
-    unsafe { std::ptr::write_bytes(segment.address().0 as *mut u8, 0xff, segment.backed().as_usize()) };
-    Workspace::over(segment)
+    let ground = Ground::of(bytes);
+    ground.poison();
+    ground.workspace
+}
+
+/// The memory of a workspace, which may be poisoned again.
+struct Ground {
+    workspace: Workspace,
+    start: Address,
+    bytes: Bytes,
+}
+
+impl Ground {
+    fn of(bytes: Bytes) -> Ground {
+        let bytes = bytes.round_up(Bytes::kib(64));
+        let segment = leased(Arc::new(HostDevice::new(HostConfig::small(bytes)).unwrap()), bytes);
+        Ground { start: segment.address(), bytes: segment.backed(), workspace: Workspace::over(segment) }
+    }
+
+    fn poison(&self) {
+        assert_eq!(self.workspace.used(), Bytes(0));
+        // SAFETY: the workspace has this many backed bytes, and nothing in it is in use.
+        unsafe { std::ptr::write_bytes(self.start.0 as *mut u8, 0xff, self.bytes.as_usize()) };
+    }
+}
+
+/// Calls `pass` with 16 MiB as [`poisoned`] gives them, which belong to this thread: new ones for each of some hundred
+/// passes would take far longer than the passes.
+pub fn in_poison<T>(pass: impl FnOnce(&Workspace) -> T) -> T {
+    thread_local!(static LAST: Cell<Option<Ground>> = const { Cell::new(None) });
+    let ground = LAST.take().unwrap_or_else(|| Ground::of(Bytes::mib(16)));
+    ground.poison();
+    let result = pass(&ground.workspace);
+    LAST.set(Some(ground));
+    result
 }
 
 /// A backed segment of `device`.
@@ -73,8 +103,8 @@ pub fn first_largest(numbers: impl Iterator<Item = f32>) -> u32 {
 
 /// Runs `pass` on the CPU in poisoned memory.
 pub fn compute<T>(threads: usize, pass: impl FnOnce(&Scope<'_, Cpu>) -> Result<T, KernelError>) -> T {
-    let (cpu, workspace, counter) = (Cpu::new(threads), poisoned(Bytes::mib(16)), WorkCounter::default());
-    pass(&Scope::new(&cpu, &workspace, &counter)).unwrap()
+    let (cpu, counter) = (Cpu::new(threads), WorkCounter::default());
+    in_poison(|workspace| pass(&Scope::new(&cpu, workspace, &counter))).unwrap()
 }
 
 /// Runs `pass` on each of `ranks` host ranks, in poisoned memory of its own, and returns what each gets.

@@ -5,6 +5,7 @@ use bursar_kernels::{
     ops::{argmax::NO_CHOICE, attention_packed::Stretches, gelu::Gelu, transfer},
 };
 use candle_core::{D, Device, Tensor as Candle};
+use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::ground::{self, Pass, Product, Random, assert_close, compute, passes, widened};
 
@@ -32,10 +33,10 @@ fn tolerance(pass: &Pass) -> f64 {
 
 #[test]
 fn every_operation_gives_what_its_definition_gives_and_touches_nothing_else() {
-    for pass in passes() {
+    passes().into_par_iter().for_each(|pass| {
         let found = compute(2, |scope| pass.run(scope));
         assert_close(&format!("{pass:?}"), &found, &pass.expected(DType::F32), tolerance(&pass));
-    }
+    });
 }
 
 #[test]

@@ -1,19 +1,17 @@
 //! Injected faults: a faulty backend computes as the one that it wraps, but for the operations that are to fail.
 
-use bursar_budgets::Bytes;
 use bursar_kernels::{Cpu, FaultyBackend, KernelError, Scope, WorkCounter, ops::gelu::Gelu};
 
-use crate::ground::{compute, passes, poisoned};
+use crate::ground::{compute, in_poison, passes};
 
 /// Runs `pass` after `arm`.
 fn on_faulty<T>(
     arm: impl FnOnce(&FaultyBackend<Cpu>),
     pass: impl FnOnce(&Scope<'_, FaultyBackend<Cpu>>) -> Result<T, KernelError>,
 ) -> Result<T, KernelError> {
-    let (backend, workspace) = (FaultyBackend::over(Cpu::new(2)), poisoned(Bytes::mib(64)));
-    let counter = WorkCounter::default();
+    let (backend, counter) = (FaultyBackend::over(Cpu::new(2)), WorkCounter::default());
     arm(&backend);
-    pass(&Scope::new(&backend, &workspace, &counter))
+    in_poison(|workspace| pass(&Scope::new(&backend, workspace, &counter)))
 }
 
 #[test]

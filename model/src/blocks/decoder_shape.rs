@@ -155,14 +155,18 @@ impl DecoderShape {
         config
     }
 
-    /// The checkpoint's files about text.
-    pub fn text_files(&self) -> [(&'static str, Vec<u8>); 3] {
+    /// The checkpoint's files about text, but for the tokenizer.
+    pub fn text_files(&self) -> [(&'static str, Vec<u8>); 2] {
         let ends: Vec<_> = self.text.ends.iter().map(|token| self.id(token)).collect();
         let settings = json!({ "chat_template": self.text.template, "bos_token": self.text.control[0] });
         [
             ("generation_config.json", json!({ "eos_token_id": ends, "do_sample": false }).to_string().into_bytes()),
-            ("tokenizer.json", byte_level::tokenizer(self.words, self.text.control)),
             ("tokenizer_config.json", settings.to_string().into_bytes()),
         ]
+    }
+
+    /// A `tokenizer.json` with as many tokens as the release has.
+    pub fn tokenizer(&self) -> Vec<u8> {
+        byte_level::tokenizer(self.words, self.text.control)
     }
 }

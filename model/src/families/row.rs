@@ -9,6 +9,7 @@ use crate::{
     blocks::{
         ConfigError,
         decoder::{Decoder, DecoderConfig},
+        decoder_shape::DecoderShape,
         vision::PictureRow,
     },
     checkpoint::{Checkpoint, GgufArchitecture},
@@ -27,7 +28,10 @@ pub trait ReleasedShape: 'static {
     /// The name that [`random_checkpoint`](crate::registry::random_checkpoint) takes.
     fn name(&self) -> &'static str;
 
-    /// The files of its checkpoint.
+    /// Its text model.
+    fn decoder(&self) -> &DecoderShape;
+
+    /// The files of its checkpoint that are not about text: the configuration and the processors'.
     fn files(&self) -> Files;
 }
 

@@ -20,7 +20,15 @@ use crate::{
 const CPU: Target = Target::Cpu { threads: 1 };
 
 fn open(shape: &str, seed: u64) -> Checkpoint {
-    let random = registry::random_checkpoint(shape, seed).expect("a known shape");
+    opened(registry::random_checkpoint(shape, seed).expect("a known shape"))
+}
+
+/// With a tokenizer of bytes.
+fn settings(shape: &str) -> Checkpoint {
+    opened(registry::shape_settings(shape).expect("a known shape"))
+}
+
+fn opened(random: RandomCheckpoint) -> Checkpoint {
     Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("its files are in order")
 }
 
@@ -89,7 +97,7 @@ const INTERNVL: [(&str, f64, [usize; 3]); 12] = [
 #[test]
 fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
     for (shape, published, cached) in INTERNVL {
-        let model = Model::plan(&open(shape, 0), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let model = Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
         let found = model.parameters() as f64 / 1e9;
         assert!((found - published).abs() <= 0.051, "{shape}: {found}");
         let kv = model.kv_shape(&CPU);
@@ -100,7 +108,7 @@ fn shapes_on_a_text_model_of_another_family_have_the_published_parameters() {
 #[test]
 fn shapes_weigh_what_the_released_checkpoints_weigh() {
     for (shape, bytes, cached) in RELEASED {
-        let model = Model::plan(&open(shape, 0), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        let model = Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
         // Alignment adds a little, as tensors begin at multiples of 256 bytes.
         assert!((bytes..bytes + (1 << 20)).contains(&model.weight_bytes().0), "{shape}: {}", model.weight_bytes().0);
         let kv = model.kv_shape(&CPU);
@@ -139,7 +147,7 @@ fn a_chat_with_a_picture_and_a_video_is_rendered_as_the_family_renders_it() {
 #[test]
 fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
     let planned = |shape: &str, quantization| {
-        let model = Model::plan(&open(shape, 0).with_quantization(quantization), &CPU).expect("it is planned");
+        let model = Model::plan(&settings(shape).with_quantization(quantization), &CPU).expect("it is planned");
         (model.weight_bytes().0, model.parameters())
     };
     // Hidden, intermediate, query and key rows, layers, and projections of how many experts.
@@ -253,6 +261,6 @@ fn a_shape_that_nobody_wrote_down_is_refused_with_its_nearest_and_all_others_are
     assert!(refused.to_string().contains("qwen3-9b") && refused.to_string().contains("qwen3-8b"), "{refused}");
     assert!(refused.hint().contains("plan --shapes"), "{}", refused.hint());
     for shape in registry::shapes() {
-        Model::plan(&open(shape, 1), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
+        Model::plan(&settings(shape), &CPU).unwrap_or_else(|error| panic!("{shape}: {error}"));
     }
 }

@@ -5,7 +5,7 @@ use bursar_model::{
     checkpoint::{Checkpoint, CheckpointSource},
     demo,
     processor::ImageProcessorConfig,
-    registry::{FamilyConfig, random_checkpoint},
+    registry::{FamilyConfig, shape_settings},
 };
 use serde_json::{Value, json};
 
@@ -13,7 +13,7 @@ use super::*;
 use crate::knobs::Knobs;
 
 fn seven() -> Checkpoint {
-    let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+    let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
     Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens")
 }
 
@@ -79,7 +79,7 @@ fn pictures_that_round_up_past_the_processors_maximum_have_room() {
 
 #[test]
 fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
-    let random = random_checkpoint("internvl3-8b", 0).expect("a known shape");
+    let random = shape_settings("internvl3-8b").expect("a known shape");
     let tiled = Checkpoint::open(CheckpointSource::Random(std::sync::Arc::new(random))).expect("it opens");
     let limit = |settings: Value| {
         let lowered = on_a_gpu(&tiled, settings).expect("it goes together");

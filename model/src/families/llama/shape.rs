@@ -74,6 +74,10 @@ impl ReleasedShape for Shape {
         self.name
     }
 
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
     fn files(&self) -> Files {
         let mut config = self.decoder.config();
         let (architecture, model_type) = match self.maker {
@@ -92,8 +96,6 @@ impl ReleasedShape for Shape {
                 "original_max_position_embeddings": 8192,
             });
         }
-        let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(self.decoder.text_files());
-        files
+        vec![("config.json", config.to_string().into_bytes())]
     }
 }

@@ -29,12 +29,14 @@ impl ReleasedShape for Shape {
         self.name
     }
 
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
     fn files(&self) -> Files {
         let mut config = self.decoder.config();
         config["architectures"] = ["Qwen2ForCausalLM"].into();
         config["model_type"] = "qwen2".into();
-        let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(self.decoder.text_files());
-        files
+        vec![("config.json", config.to_string().into_bytes())]
     }
 }

@@ -51,14 +51,16 @@ impl ReleasedShape for Shape {
         self.name
     }
 
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
     fn files(&self) -> Files {
         let config = self.config();
-        let mut files = vec![
+        vec![
             ("config.json", config.to_string().into_bytes()),
             ("preprocessor_config.json", released_processor(&config).to_string().into_bytes()),
-        ];
-        files.extend(self.decoder.text_files());
-        files
+        ]
     }
 }
 

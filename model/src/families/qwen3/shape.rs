@@ -52,6 +52,10 @@ impl ReleasedShape for Shape {
         self.name
     }
 
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
     fn files(&self) -> Files {
         let mut config = self.decoder.config();
         let (class, kind) = match self.decoder.mixture {
@@ -61,8 +65,6 @@ impl ReleasedShape for Shape {
         config["architectures"] = [class].into();
         config["model_type"] = kind.into();
         config["attention_bias"] = false.into();
-        let mut files = vec![("config.json", config.to_string().into_bytes())];
-        files.extend(self.decoder.text_files());
-        files
+        vec![("config.json", config.to_string().into_bytes())]
     }
 }

@@ -78,11 +78,14 @@ impl ReleasedShape for Shape {
         self.name
     }
 
+    fn decoder(&self) -> &DecoderShape {
+        &self.decoder
+    }
+
     fn files(&self) -> Files {
         let config = self.config();
         let mut files = vec![("config.json", config.to_string().into_bytes())];
         files.extend(processors(&config));
-        files.extend(self.decoder.text_files());
         files
     }
 }

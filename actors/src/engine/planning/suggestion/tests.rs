@@ -8,7 +8,7 @@ use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
     demo,
-    registry::random_checkpoint,
+    registry::shape_settings,
 };
 
 use super::*;
@@ -37,7 +37,7 @@ impl Subject {
     }
 
     fn seven() -> Self {
-        let random = random_checkpoint("qwen2.5-vl-7b", 0).expect("a known shape");
+        let random = shape_settings("qwen2.5-vl-7b").expect("a known shape");
         let gpu = CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 };
         Subject::of(CheckpointSource::Random(Arc::new(random)), Target::Cuda(gpu))
     }
