@@ -281,10 +281,10 @@ impl DeviceOptions {
         }
     }
 
-    /// Serves the runtime's metrics from now on, if an address was given.
-    pub async fn show(&self, runtime: &Runtime) -> Result<(), Failure> {
+    /// Serves the runtimes' metrics from now on, if an address was given.
+    pub async fn show(&self, runtimes: &[Runtime]) -> Result<(), Failure> {
         #[cfg(feature = "prometheus")]
-        self.metrics.serve(runtime).await?;
+        self.metrics.serve(runtimes).await?;
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     process::ExitCode,
+    slice,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -97,7 +98,7 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?;
     let config = RuntimeConfig { device: choice, ..knobs };
     let runtime = Runtime::start(config).await?;
-    device.show(&runtime).await?;
+    device.show(slice::from_ref(&runtime)).await?;
     let asks = faults.has(Phase::Serve);
     let load = options.knobs.over(LoadOptions { name: Some(NAME.to_owned()), faults, ..LoadOptions::small() })?;
     let (attempts, outcome) = start(&runtime, model::source(&options.model), load, asks).await;

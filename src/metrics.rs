@@ -24,10 +24,11 @@ impl MetricsOptions {
         self.metrics.map(|MetricsAddress(address)| address)
     }
 
-    /// Serves a new runtime's metrics while the command runs, and prints the address.
-    pub async fn serve(&self, runtime: &Runtime) -> Result<(), Failure> {
-        let Some(address) = self.metrics else { return Ok(()) };
-        let server = runtime.serve_metrics(address).await?;
+    /// Serves the metrics of new runtimes while the command runs, and prints the address.
+    pub async fn serve(&self, runtimes: &[Runtime]) -> Result<(), Failure> {
+        let (Some(address), Some((first, others))) = (self.metrics, runtimes.split_first()) else { return Ok(()) };
+        let server = first.serve_metrics(address).await?;
+        others.iter().for_each(|runtime| server.add(runtime));
         logging::note(format_args!("metrics: http://{}/metrics", server.addr()));
         server.detach();
         Ok(())

@@ -1,6 +1,6 @@
 //! Starting a runtime and a model for a command.
 
-use std::path::Path;
+use std::{path::Path, slice};
 
 use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, random_checkpoint};
 use clap::Args;
@@ -56,7 +56,7 @@ pub type Models = Vec<(ModelSource, LoadOptions)>;
 /// A runtime on the chosen device for these models, for a command that names the device itself.
 pub async fn start(device: &DeviceOptions, config: RuntimeConfig, models: Models) -> Result<Runtime, Failure> {
     let runtime = Runtime::start(RuntimeConfig { device: device.choice_for(models)?, ..config }).await?;
-    device.show(&runtime).await?;
+    device.show(slice::from_ref(&runtime)).await?;
     Ok(runtime)
 }
 

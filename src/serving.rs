@@ -42,7 +42,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
         }
         runtimes.push(runtime);
     }
-    device.show(&runtimes[0]).await?;
+    device.show(&runtimes).await?;
     device.tell(&runtimes[0]);
     let service = Service::over(&runtimes, serve);
     for plan in &plans {

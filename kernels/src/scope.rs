@@ -2,7 +2,7 @@
 
 use bursar_budgets::{Bytes, Frame, Workspace};
 
-use crate::{Backend, DType, KernelError, Rank, Shape, Target, Tensor, Work, WorkCounter};
+use crate::{Activations, Backend, DType, KernelError, Rank, Shape, Target, Tensor, Work, WorkCounter};
 
 /// Where a pass takes its temporaries and runs its operations.
 ///
@@ -91,5 +91,11 @@ impl<'w, B: Backend> Scope<'w, B> {
 
     pub(crate) fn count(&self, work: Work) {
         self.counter.add(work);
+    }
+
+    /// Counts the work of a product of `x`.
+    pub(crate) fn count_product(&self, x: &Activations<'_>, work: Work) {
+        let is_e4m3 = x.rounded.is_some() && self.target().multiplies_e4m3();
+        self.count(Work { e4m3_flops: if is_e4m3 { work.flops } else { 0 }, ..work });
     }
 }

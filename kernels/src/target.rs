@@ -175,6 +175,14 @@ impl Target {
         }
     }
 
+    /// Whether products of E4M3 numbers are instructions of its own. Otherwise they are widened first.
+    pub fn multiplies_e4m3(&self) -> bool {
+        match self {
+            Target::Cpu { .. } => false,
+            Target::Cuda(cuda) => cuda.capability >= (8, 9),
+        }
+    }
+
     /// Whether there are kernels for keys and values in E4M3. A plan can be made either way.
     pub fn has_fp8_cache(&self) -> bool {
         match self {

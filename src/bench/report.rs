@@ -66,6 +66,8 @@ pub enum Unit {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct PlannedWork {
     pub flops: u64,
+    /// Of these, those of E4M3 numbers on a device that multiplies them.
+    pub e4m3_flops: u64,
     /// Bytes read and written in device memory.
     pub bytes: Bytes,
 }

@@ -16,6 +16,7 @@ use serde::Serialize;
 /// What a device does in a second.
 #[derive(Clone, Debug, Serialize)]
 pub struct Rates {
+    /// Of 16-bit operands; of E4M3 ones twice as many.
     pub flops_per_second: f64,
     /// Bytes read from and written to device memory.
     pub bytes_per_second: f64,
@@ -41,7 +42,7 @@ impl Rates {
     /// The fewest seconds that `passes` take in sequence; each pass is bound by the slower of arithmetic and memory.
     pub fn floor_seconds(&self, passes: &[Work]) -> f64 {
         let seconds = passes.iter().map(|work| {
-            let computing = work.flops as f64 / self.flops_per_second;
+            let computing = (work.flops - work.e4m3_flops / 2) as f64 / self.flops_per_second;
             computing.max(work.bytes.0 as f64 / self.bytes_per_second)
         });
         seconds.sum()
@@ -137,7 +138,7 @@ mod tests {
     use bursar::crates::{
         kernels::{CudaTarget, DType},
         model::{
-            checkpoint::{Checkpoint, CheckpointSource},
+            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
             registry::shape_settings,
         },
     };
@@ -145,9 +146,14 @@ mod tests {
     use super::*;
 
     fn planner(shape: &str) -> Planner {
+        planner_of(shape, (9, 0), None)
+    }
+
+    fn planner_of(shape: &str, capability: (u32, u32), quantization: Option<WeightQuantization>) -> Planner {
         let random = shape_settings(shape).expect("a known shape");
         let checkpoint = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-        let target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
+        let checkpoint = checkpoint.with_quantization(quantization);
+        let target = Target::Cuda(CudaTarget { capability, processors: 132, activation: DType::BF16 });
         let model = Model::plan(&checkpoint, &target).expect("it is planned");
         Planner { model, target, step_tokens: 8192, launch_patches: 3 * 5476 }
     }
@@ -179,6 +185,22 @@ mod tests {
     }
 
     #[test]
+    fn fp8_weights_halve_the_floor_where_the_device_multiplies_e4m3() {
+        let rates = Rates::of("NVIDIA H200").expect("its rates are known");
+        let prefill = |capability, quantization| {
+            let planner = planner_of("qwen2.5-vl-7b", capability, quantization);
+            rates.floor_seconds(&planner.prefill(64, 512).expect("it is planned"))
+        };
+        let attention = 28.0 * 4.0 * 256.5 * 3584.0 * (64.0 * 512.0) / 780e12;
+        let plain = prefill((9, 0), None);
+        for quantization in [WeightQuantization::Fp8PerBlock, WeightQuantization::Fp8PerChannel] {
+            let halved = prefill((9, 0), Some(quantization));
+            assert_near("but for attention", halved - attention, (plain - attention) / 2.0, 0.01);
+            assert_near("widened", prefill((8, 0), Some(quantization)), plain, 0.001);
+        }
+    }
+
+    #[test]
     fn prompts_fill_steps_in_order_and_pictures_fill_launches() {
         let planner = Planner { step_tokens: 64, launch_patches: 32, ..planner("qwen2.5-vl-tiny") };
         let steps = planner.prefill(3, 50).expect("they are planned");
@@ -196,8 +218,9 @@ mod tests {
     #[test]
     fn a_pass_is_bound_by_the_slower_of_compute_and_memory() {
         let rates = Rates::new(10.0, 2.0, "a story");
-        let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes) };
+        let work = |flops, bytes| Work { flops, bytes: bursar::Bytes(bytes), ..Work::default() };
         assert_eq!(rates.floor_seconds(&[work(100, 4), work(10, 6)]), 10.0 + 3.0);
+        assert_eq!(rates.floor_seconds(&[Work { e4m3_flops: 80, ..work(100, 4) }]), 6.0);
         assert!(Rates::of("host").is_none());
     }
 }

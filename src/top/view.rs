@@ -12,7 +12,7 @@ pub use self::{
 use super::{
     event::Event,
     rate::Since,
-    samples::{Labels, Samples},
+    samples::{Labels, Samples, Series},
     scrape::{Events, Scrape},
 };
 
@@ -69,7 +69,7 @@ impl View {
         View {
             devices: DeviceView::all(look),
             models: ModelView::all(look),
-            actors: Actor::of(look.now, ""),
+            actors: Actor::of_runtimes(look.now),
             events,
             no_events,
         }
@@ -77,9 +77,26 @@ impl View {
 }
 
 impl Actor {
-    /// Actors of a model, from the top of its tree down; those of no model if the name is empty.
+    /// Each runtime and its budget, by their device where there are several.
+    fn of_runtimes(now: &Samples) -> Vec<Self> {
+        let of = |actor: &str, name: &str| -> Vec<Self> {
+            let are_several = now.of(name, &[]).count() > 1;
+            let one = |series: &Series| {
+                let device = series.label("device");
+                let restarts = now.count(&format!("bursar_{actor}_restarts_total"), &[("device", device)]).unwrap_or(0);
+                let actor = if are_several { format!("{actor} {device}") } else { actor.to_owned() };
+                Actor { actor, is_up: series.value > 0.0, restarts }
+            };
+            let mut all: Vec<_> = now.of(name, &[]).map(one).collect();
+            all.sort_by(|one, other| one.actor.cmp(&other.actor));
+            all
+        };
+        [of("runtime", "bursar_runtime_up"), of("budget", "bursar_budget_up")].concat()
+    }
+
+    /// Actors of a model, from the top of its tree down.
     fn of(now: &Samples, model: &str) -> Vec<Self> {
-        const ORDER: [&str; 7] = ["runtime", "budget", "engine", "profile", "vision", "kv", "scheduler"];
+        const ORDER: [&str; 5] = ["engine", "profile", "vision", "kv", "scheduler"];
         let mut actors: Vec<_> = now
             .of("bursar_actor_up", &[("model", model)])
             .map(|series| {

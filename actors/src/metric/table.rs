@@ -85,6 +85,9 @@ table! {
     CANARY_BYTES: Gauge<DeviceLabel> = "bursar_canary_bytes", "Bytes kept free now.";
     CANARY_WANTED_BYTES: Gauge<DeviceLabel> = "bursar_canary_wanted_bytes", "Bytes that should be kept free.";
     CANARY_GIVEN_TOTAL: Counter<DeviceLabel> = "bursar_canary_given_total", "Times that part of the canary was given up.";
+    RUNTIME_UP: Gauge<DeviceLabel> = "bursar_runtime_up", "1 while a runtime is on the device, 0 once it has ended.";
+    BUDGET_UP: Gauge<DeviceLabel> = "bursar_budget_up", "1 while the device's budget actor runs, 0 while it does not.";
+    BUDGET_RESTARTS_TOTAL: Counter<DeviceLabel> = "bursar_budget_restarts_total", "Deaths of the device's budget actor that it was restarted after.";
     DEVICE_LOSSES_TOTAL: Counter<DeviceLabel> = "bursar_device_losses_total", "Times that the device was lost.";
     LEASE_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_bytes", "Bytes leased now; 0 once the lease has ended.";
     LEASE_PEAK_BYTES: Gauge<(DeviceLabel, Label, Class)> = "bursar_lease_peak_bytes", "The most bytes leased at once so far.";
@@ -125,7 +128,7 @@ table! {
     PROFILE_SECONDS: Gauge<Label> = "bursar_profile_seconds", "Duration of the last attempt that got ready, with loading.";
     PROFILE_TARGET_TOKENS: Gauge<Label> = "bursar_profile_target_tokens", "Tokens of keys and values that the last attempt settled on.";
     OOM_TOTAL: Counter<(Label, Phase)> = "bursar_oom_total", "Times that memory was refused, by phase.";
-    ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the actor runs, 0 while it does not. The model is empty for budget and runtime.";
+    ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the model's actor runs, 0 while it does not.";
     RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be restarted.";
     ASLEEP: Gauge<Label> = "bursar_asleep", "1 while the model sleeps and holds no device memory.";
     SLEEPS_TOTAL: Counter<(Label, SleepReason)> = "bursar_sleeps_total", "Times that the model fell asleep, by reason.";

@@ -1,7 +1,12 @@
 //! Metrics, the latest events and health over HTTP, for Prometheus, `bursar top`, process supervisors and load
 //! balancers.
 
-use std::{io, net::SocketAddr, pin::Pin, sync::Arc};
+use std::{
+    fmt, io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{Arc, PoisonError, RwLock},
+};
 
 use axum::{
     Router,
@@ -79,21 +84,29 @@ pub struct MetricsServer {
     /// Dropping this tells the server to end.
     stop: oneshot::Sender<()>,
     serving: JoinHandle<()>,
+    runtimes: Arc<RwLock<Vec<ShownRuntime>>>,
 }
 
 impl MetricsServer {
     fn open(address: SocketAddr, listener: TcpListener, shown: Shown) -> Self {
+        let runtimes = shown.runtimes.clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let serving =
             axum::serve(Door::new(listener), routes(shown)).with_graceful_shutdown(async { drop(stopped.await) });
         // The server ends only when it is stopped: a failed connection is dropped and the next one accepted.
         let serving = tokio::spawn(async { drop(serving.await) });
-        MetricsServer { address, stop, serving }
+        MetricsServer { address, stop, serving, runtimes }
     }
 
     /// The address it listens on, with the real port if port 0 was asked for.
     pub fn addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Shows the events and the health of this runtime too: each event then has the `device` of its runtime, and all
+    /// runtimes must be well for the endpoint to say so.
+    pub fn add(&self, runtime: &Runtime) {
+        self.runtimes.write().unwrap_or_else(PoisonError::into_inner).push(ShownRuntime::of(runtime));
     }
 
     /// Ends the endpoint and waits until the port is free. Clients being answered keep the few seconds they have left.
@@ -157,14 +170,8 @@ impl Runtime {
         let recorder = recorder::install()?;
         // A first look at the device, so that the first scrape shows it even if nothing was recorded yet.
         drop(self.budget().measure().await);
-        let budget = self.budget().clone();
-        let events = Arc::new(move || json!(budget.events().recent()));
-        let actor = self.actor();
-        let health = Arc::new(move || -> Asked<Health> {
-            let actor = actor.clone();
-            Box::pin(async move { Runtime::health_of(&actor).await })
-        });
-        Ok(MetricsServer::open(bound, listener, Shown { recorder, events, health }))
+        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime::of(self)]));
+        Ok(MetricsServer::open(bound, listener, Shown { recorder, runtimes }))
     }
 }
 
@@ -172,13 +179,72 @@ impl Runtime {
 #[derive(Clone)]
 struct Shown {
     recorder: PrometheusHandle,
-    /// Must not hold the runtime, which ends when its last clone is dropped.
-    events: Arc<dyn Fn() -> Value + Send + Sync>,
-    /// Must not hold the runtime either.
+    runtimes: Arc<RwLock<Vec<ShownRuntime>>>,
+}
+
+/// What is shown of a runtime. It must not hold the runtime, which ends when its last clone is dropped.
+#[derive(Clone)]
+struct ShownRuntime {
+    device: Arc<str>,
+    events: Arc<dyn Fn() -> Vec<Value> + Send + Sync>,
     health: Arc<dyn Fn() -> Asked<Health> + Send + Sync>,
 }
 
 type Asked<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl fmt::Debug for ShownRuntime {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.device)
+    }
+}
+
+impl ShownRuntime {
+    fn of(runtime: &Runtime) -> Self {
+        let (budget, actor) = (runtime.budget().clone(), runtime.actor());
+        ShownRuntime {
+            device: runtime.device().label().into(),
+            events: Arc::new(move || budget.events().recent().into_iter().map(|event| json!(event)).collect()),
+            health: Arc::new(move || {
+                let actor = actor.clone();
+                Box::pin(async move { Runtime::health_of(&actor).await })
+            }),
+        }
+    }
+}
+
+impl Shown {
+    fn runtimes(&self) -> Vec<ShownRuntime> {
+        self.runtimes.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The latest events, the oldest first.
+    fn events(&self) -> Vec<Value> {
+        let runtimes = self.runtimes();
+        let of = |runtime: &ShownRuntime| {
+            let mut events = (runtime.events)();
+            if runtimes.len() > 1 {
+                events.iter_mut().for_each(|event| event["device"] = json!(*runtime.device));
+            }
+            events
+        };
+        let mut events: Vec<_> = runtimes.iter().flat_map(of).collect();
+        let at = |event: &Value| event["at"].as_f64().unwrap_or(0.0);
+        events.sort_by(|one, other| at(one).total_cmp(&at(other)));
+        events
+    }
+
+    /// Of all runtimes together.
+    async fn health(&self) -> Health {
+        let mut whole = Health { is_live: true, ..Health::default() };
+        for runtime in self.runtimes() {
+            // Within a second each.
+            let Health { is_live, models } = (runtime.health)().await;
+            whole.is_live &= is_live;
+            whole.models.extend(models);
+        }
+        whole
+    }
+}
 
 fn routes(shown: Shown) -> Router {
     let routes = Router::new()
@@ -197,12 +263,12 @@ async fn metrics(State(shown): State<Shown>) -> impl IntoResponse {
 }
 
 async fn events(State(shown): State<Shown>) -> impl IntoResponse {
-    answer("application/json", (shown.events)().to_string())
+    answer("application/json", Value::Array(shown.events()).to_string())
 }
 
 /// Load balancers and process supervisors read the status, people the body.
 async fn health(shown: Shown, is_well: impl Fn(&Health) -> bool) -> impl IntoResponse {
-    let health = (shown.health)().await;
+    let health = shown.health().await;
     let status = if is_well(&health) { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     let body = json!({ "live": health.is_live, "ready": health.is_ready(), "models": health.models });
     (status, answer("application/json", body.to_string()))
@@ -234,11 +300,12 @@ mod tests {
         metrics::with_local_recorder(&recorder, || metrics::gauge!("bursar_here").set(7.0));
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
-        let events: Arc<dyn Fn() -> Value + Send + Sync> = Arc::new(|| Value::String("e".repeat(LARGE)));
+        let events = Arc::new(|| vec![Value::String("e".repeat(LARGE))]);
         let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
         let health = Health { is_live: true, models };
         let health = Arc::new(move || -> Asked<Health> { Box::pin(std::future::ready(health.clone())) });
-        MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), events, health })
+        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime { device: "host".into(), events, health }]));
+        MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), runtimes })
     }
 
     /// A client that has sent `says`.

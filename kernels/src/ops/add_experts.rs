@@ -84,7 +84,7 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(flops as u64, &[sum, &routing.choices, &routing.weights]);
         work.bytes += if accumulate { sum.bytes() } else { bursar_budgets::Bytes::ZERO };
         work.bytes += x.bytes() + routing.weight_bytes(&weight);
-        self.count(work);
+        self.count_product(&x, work);
         launch(Call {
             x: x.view(),
             weight: weight.view(),

@@ -38,7 +38,7 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(x.columns() == out.columns(), OP, "x", x, "as many columns as the output")?;
         let elements = from.rows() * out.columns();
         let bytes = out.dtype().bytes(3 * elements) + from.bytes() + to.bytes();
-        self.count(Work { flops: elements as u64, bytes });
+        self.count(Work { flops: elements as u64, bytes, ..Work::default() });
         self.backend.add_rows(Call { x: x.view(), from: from.view(), to: to.view(), out: out.view() })
     }
 }

@@ -50,7 +50,8 @@ impl<B: Backend> Scope<'_, B> {
         check::index_list(OP, "ids", ids)?;
         check::index_list(OP, "previous", previous)?;
         let out = self.empty([ids.rows(), table.columns()])?;
-        self.count(Work { flops: 0, bytes: table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes() });
+        let bytes = table.dtype().bytes(out.shape().elements()) + out.bytes() + ids.bytes();
+        self.count(Work { bytes, ..Work::default() });
         self.backend.embed(Call {
             table: table.view(),
             tokens,

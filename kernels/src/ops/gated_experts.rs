@@ -65,7 +65,7 @@ impl<B: Backend> Scope<'_, B> {
         let x = inner.wanted(&x, &weight, &room)?;
         let mut work = Work::over((choices * features * (4 * in_features + 5)) as u64, &[&routing.choices]);
         work.bytes += x.bytes() + out.bytes() + routing.weight_bytes(&weight);
-        self.count(work);
+        self.count_product(&x, work);
         self.backend.gated_experts(Call {
             x: x.view(),
             weight: weight.view(),

@@ -63,7 +63,8 @@ impl<B: Backend> Scope<'_, B> {
         let x = inner.wanted(&x, &weight, &room)?;
         let flops = (rows * features * (4 * in_features + 5)) as u64;
         let bias_bytes = bias.map_or(Bytes(0), Tensor::bytes);
-        self.count(Work { flops, bytes: x.bytes() + weight.bytes() + out.bytes() + bias_bytes });
+        let bytes = x.bytes() + weight.bytes() + out.bytes() + bias_bytes;
+        self.count_product(&x, Work { flops, bytes, ..Work::default() });
         self.backend.gated_linear(Call {
             x: x.view(),
             weight: weight.view(),

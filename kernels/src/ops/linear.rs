@@ -97,7 +97,7 @@ impl<B: Backend> Scope<'_, B> {
         let mut work = Work::over(2 * (x.rows() * out_features * in_features) as u64, &[out]);
         work.bytes += x.bytes() + weight.bytes() + bias.map_or(Bytes(0), Tensor::bytes);
         work.bytes += if accumulate { out.bytes() } else { Bytes(0) };
-        self.count(work);
+        self.count_product(&x, work);
         self.backend.linear(Call {
             x: x.view(),
             weight: weight.view(),

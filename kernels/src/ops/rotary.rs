@@ -92,7 +92,8 @@ impl<B: Backend> Scope<'_, B> {
         check_rope(OP, x, positions, rope)?;
         check::holds(heads * pairs * 2 <= x.columns(), OP, "x", x, "as many heads as are to be turned")?;
         let turned = x.rows() * heads * pairs * 2;
-        self.count(Work { flops: 3 * turned as u64, bytes: x.dtype().bytes(2 * turned) + positions.bytes() });
+        let bytes = x.dtype().bytes(2 * turned) + positions.bytes();
+        self.count(Work { flops: 3 * turned as u64, bytes, ..Work::default() });
         self.backend.rotary(Call {
             x: x.view(),
             heads,

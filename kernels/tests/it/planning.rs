@@ -83,11 +83,11 @@ fn a_product_costs_two_operations_for_each_weight_and_row_and_each_operand_once(
         .2
     };
     let upload = work(0);
-    assert_eq!(upload, Work { flops: 0, bytes: Bytes(30) });
+    assert_eq!(upload, Work { flops: 0, bytes: Bytes(30), ..Work::default() });
     let written = 4 * 35 + 2 * 15 + 4 * 21;
-    assert_eq!(work(1), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(written) });
+    assert_eq!(work(1), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(written), ..Work::default() });
     let added = written + 4 * 3 + 4 * 21;
-    assert_eq!(work(2), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(added) });
+    assert_eq!(work(2), Work { flops: 2 * 7 * 5 * 3, bytes: upload.bytes + Bytes(added), ..Work::default() });
 }
 
 #[test]
@@ -109,12 +109,15 @@ fn attention_costs_four_operations_for_each_pair_and_element_and_reads_what_lies
         scope.attention_paged(&scope.empty([2, 32]).unwrap(), &layer, &sequences, 1.0).unwrap();
     });
     let (uploads, tables, queries_and_out, cache) = (4 * (3 + 2 + 14), 4 * 14, 2 * 4 * 64, 137 * 2 * 2 * 8 * 4);
-    assert_eq!(work, Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache) });
+    assert_eq!(
+        work,
+        Work { flops: 4 * 137 * 32, bytes: Bytes(uploads + tables + queries_and_out + cache), ..Work::default() }
+    );
 
     let ((), _, work) = plan(1, |scope| {
         let starts = scope.upload([3], &[0u32, 2, 5]).unwrap();
         let stretches = Stretches { starts, longest: 3, query_key_pairs: 4 + 9 };
         scope.attention_packed(&scope.empty([5, 3 * 12]).unwrap(), 3, &stretches).unwrap();
     });
-    assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12) });
+    assert_eq!(work, Work { flops: 4 * 13 * 12, bytes: Bytes(4 * 3 + 4 * 5 * 36 + 4 * 5 * 12), ..Work::default() });
 }

@@ -113,11 +113,14 @@ fn a_models_state_follows_its_actors() {
 fn actors_are_listed_top_down_with_their_restarts() {
     let view = view(
         "bursar_actor_up{model=\"a\",actor=\"scheduler\"} 1\nbursar_actor_up{model=\"a\",actor=\"engine\"} 1\n\
-         bursar_actor_up{model=\"\",actor=\"budget\"} 0\nbursar_restarts_total{model=\"a\",actor=\"scheduler\"} 3\n",
+         bursar_budget_up{device=\"cuda:0\"} 0\nbursar_budget_restarts_total{device=\"cuda:0\"} 2\n\
+         bursar_restarts_total{model=\"a\",actor=\"scheduler\"} 3\n\
+         bursar_runtime_up{device=\"cuda:0\"} 1\nbursar_runtime_up{device=\"cuda:1\"} 1\n",
     );
     let actor = |actor: &str, is_up, restarts| Actor { actor: actor.to_owned(), is_up, restarts };
     assert_eq!(view.models[0].actors, [actor("engine", true, 0), actor("scheduler", true, 3)]);
-    assert_eq!(view.actors, [actor("budget", false, 0)]);
+    let runtimes = [actor("runtime cuda:0", true, 0), actor("runtime cuda:1", true, 0), actor("budget", false, 2)];
+    assert_eq!(view.actors, runtimes);
     assert_eq!(view.models[0].restarts(), 3);
 }
 

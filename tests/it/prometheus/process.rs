@@ -2,7 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use bursar::{FaultInjection, Health, Intensity, LoadOptions, messages::SchedulerMessage};
+use bursar::{
+    DeviceChoice, FaultInjection, Health, Intensity, LoadOptions, Placement, Placing, Runtime, RuntimeConfig,
+    messages::SchedulerMessage,
+};
 
 use super::*;
 
@@ -87,5 +90,52 @@ fn health_says_whether_to_restart_or_ask_a_process() {
         device.lose("a script says so");
         eventually("only another process helps", async || status("/health/live").await.0 == "503").await;
         metrics.shutdown().await;
+    });
+}
+
+#[test]
+fn one_address_shows_the_runtimes_of_several_devices() {
+    let name = "prometheus::process::one_address_shows_the_runtimes_of_several_devices";
+    alone(name, async {
+        let named = |name: &str| (ModelSource::demo(), LoadOptions { name: Some(name.to_owned()), ..small() });
+        let (of, models) = (DeviceChoice::HostRanks(2, Bytes::mib(192)), vec![named("first"), named("second")]);
+        let placed = Placing { of, ranks: Some(1), models: models.clone(), canary: None }.place().await;
+        let (mut runtimes, mut handles) = (Vec::new(), Vec::new());
+        for (Placement { device, .. }, (source, options)) in
+            placed.expect("there are two devices").into_iter().zip(models)
+        {
+            let config = RuntimeConfig { device, ..RuntimeConfig::default() };
+            let runtime = Runtime::start(config).await.expect("it starts");
+            handles.push(runtime.load_with(source, options, |_| {}).await.expect("it fits"));
+            runtimes.push(runtime);
+        }
+        let metrics = runtimes[0].serve_metrics("0").await.expect("there is a free port");
+        let asked = async |path: &str| get(metrics.addr(), path).await.expect("it answers");
+        let events = async || -> Vec<Value> { serde_json::from_str(&asked("/events").await.1).expect("a list") };
+        assert!(events().await.iter().all(|event| event["device"].is_null()), "of one alone");
+        metrics.add(&runtimes[1]);
+        let told = events().await;
+        for device in ["host#0", "host#1"] {
+            assert!(told.iter().any(|event| event["device"] == device && event["event"] == "ready"), "{told:?}");
+        }
+        assert!(told.is_sorted_by_key(|event| event["at"].as_f64()), "{told:?}");
+        let (status, body) = asked("/health").await;
+        let body: Value = serde_json::from_str(&body).expect("JSON");
+        assert!(status.contains("200") && body["models"] == json!({"first": "ready", "second": "ready"}), "{body}");
+        let are_up = async |second: u8| {
+            let text = asked("/metrics").await.1;
+            ["runtime", "budget"].iter().all(|actor| {
+                let up = |device: u8, is_up| {
+                    text.contains(&format!("bursar_{actor}_up{{device=\"host#{device}\"}} {is_up}\n"))
+                };
+                up(0, 1) && up(1, second)
+            })
+        };
+        eventually("both are up", async || are_up(1).await).await;
+        runtimes.remove(1).shutdown().await;
+        assert!(are_up(0).await, "{}", asked("/metrics").await.1);
+        assert!(asked("/health/live").await.0.contains("503"), "a part of it needs another process");
+        metrics.shutdown().await;
+        runtimes.remove(0).shutdown().await;
     });
 }

@@ -10,14 +10,13 @@ use super::{
     ActorParts, Engine, RuntimeState,
     memory::{bring_all_home, bring_home},
     naps::await_ready,
-    show::no_model,
 };
 use crate::{
     budget::Budget,
     chat::{ChatError, ModelHandle, SleepHandle},
     engine::{EngineActor, EngineArguments, Kept, StartError, Status, WeightStore},
     event::Event,
-    metric,
+    metric::{self, DeviceLabel},
     responder::Responder,
     runtime::{
         Home, Order, RuntimeMessage,
@@ -75,8 +74,9 @@ impl RuntimeState {
             Effect::Gone { name, is_let_go } => self.gone(name, is_let_go),
             Effect::Answer { waiter, cut_off } => waiter(cut_off),
             Effect::RespawnBudgetAfter { death, wait, reason } => {
-                metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 1);
-                metric::ACTOR_UP.set(&(no_model(), Role::Budget), false);
+                let device = DeviceLabel::of(self.device().as_ref());
+                metric::BUDGET_RESTARTS_TOTAL.add(&device, 1);
+                metric::BUDGET_UP.set(&device, false);
                 self.settings.mailbox().events().tell(Event::Restart {
                     model: None,
                     actor: Role::Budget.name(),

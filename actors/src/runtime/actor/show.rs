@@ -8,7 +8,6 @@ use crate::{
     metric::{self, Architecture, DeviceLabel, Dtype},
     sleep::Rest,
     supervise::runs,
-    tree::Role,
 };
 
 /// A model that was READY once, with the labels of its gauge.
@@ -42,20 +41,14 @@ impl Engine {
     }
 }
 
-/// The model label for what belongs to no model.
-pub(super) fn no_model() -> Label {
-    Label::from("")
-}
-
 impl RuntimeState {
     /// Sets the gauges. Counters start at 0.
     pub(super) fn show(&mut self) {
         metric::show_build();
-        let up = |role: Role, is_up: bool| metric::ACTOR_UP.set(&(no_model(), role), is_up);
-        up(Role::Runtime, true);
-        up(Role::Budget, runs(&self.budget));
-        metric::RESTARTS_TOTAL.add(&(no_model(), Role::Budget), 0);
-        metric::expect_device(&DeviceLabel::of(self.device().as_ref()));
+        let device = DeviceLabel::of(self.device().as_ref());
+        metric::RUNTIME_UP.set(&device, true);
+        metric::BUDGET_UP.set(&device, runs(&self.budget));
+        metric::expect_device(&device);
         for engine in self.engines.values_mut() {
             if !runs(&engine.cell) {
                 // Its actors died with it.
@@ -74,9 +67,6 @@ impl RuntimeState {
 impl Drop for RuntimeState {
     /// However the runtime ended, none of its actors runs any more.
     fn drop(&mut self) {
-        for role in [Role::Runtime, Role::Budget] {
-            metric::ACTOR_UP.set(&(no_model(), role), false);
-        }
         self.engines.values().for_each(|engine| metric::forget_model(&engine.arguments.label));
         let known = self.engines.values().filter_map(|engine| engine.known.as_ref());
         known.chain(self.fallen.values()).for_each(|known| known.show(false));
