@@ -1,6 +1,6 @@
 //! Whether the server is alive and takes requests.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     Json,
@@ -29,11 +29,8 @@ pub(super) async fn live(State(shared): State<Arc<Shared>>) -> Response {
 }
 
 async fn told(shared: &Shared, is_well: impl Fn(bool, bool) -> bool) -> Response {
-    let mut health = Health { is_live: true, models: BTreeMap::new() };
-    for Health { is_live, models } in join_all(shared.served.iter().map(|served| served.runtime.health())).await {
-        health.is_live &= is_live;
-        health.models.extend(models);
-    }
+    let all = join_all(shared.served.iter().map(|served| served.runtime.health())).await;
+    let health: Health = all.into_iter().collect();
     let entries = shared.models.all();
     let mut models = Map::new();
     // A model that failed is told of, and takes nothing from the others.

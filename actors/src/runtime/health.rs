@@ -13,6 +13,18 @@ pub struct Health {
     pub models: BTreeMap<String, ModelHealth>,
 }
 
+/// The health of several runtimes as one: alive while each is, with the models of all.
+impl FromIterator<Health> for Health {
+    fn from_iter<I: IntoIterator<Item = Health>>(all: I) -> Self {
+        let whole = Health { is_live: true, ..Health::default() };
+        all.into_iter().fold(whole, |mut whole, Health { is_live, models }| {
+            whole.is_live &= is_live;
+            whole.models.extend(models);
+            whole
+        })
+    }
+}
+
 /// The health of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

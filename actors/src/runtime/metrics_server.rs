@@ -235,14 +235,12 @@ impl Shown {
 
     /// Of all runtimes together.
     async fn health(&self) -> Health {
-        let mut whole = Health { is_live: true, ..Health::default() };
+        let mut all = Vec::new();
         for runtime in self.runtimes() {
             // Within a second each.
-            let Health { is_live, models } = (runtime.health)().await;
-            whole.is_live &= is_live;
-            whole.models.extend(models);
+            all.push((runtime.health)().await);
         }
-        whole
+        all.into_iter().collect()
     }
 }
 
