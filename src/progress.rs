@@ -7,7 +7,7 @@ use std::{
 };
 
 use bursar::{AttemptReport, Outcome, Progress};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 use crate::logging;
 
@@ -28,9 +28,17 @@ impl Bar {
     pub fn new(is_shown: bool) -> Self {
         let is_drawn = is_shown && !logging::is_json();
         let bar = if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {msg}");
+        let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {prefix}{msg}");
         bar.set_style(style.expect("the template is valid"));
         Bar { bar, is_shown, told: Arc::default() }
+    }
+
+    /// A visible bar of several at once, which says whose it is.
+    pub fn among(bars: &MultiProgress, whose: &str) -> Self {
+        let Bar { bar, is_shown, told } = Bar::new(true);
+        bar.set_prefix(format!("{whose}: "));
+        let bar = if logging::is_json() { bar } else { bars.add(bar) };
+        Bar { bar, is_shown, told }
     }
 
     /// Draws one progress event.
@@ -59,7 +67,7 @@ impl Bar {
 
     fn draw(&self, what: &str, done: u64, total: u64) {
         if self.tells_lines() {
-            return self.tell(what, done, total);
+            return self.tell(&format!("{}{what}", self.bar.prefix()), done, total);
         }
         self.bar.set_message(what.to_owned());
         self.bar.set_length(total);

@@ -1,10 +1,17 @@
-//! Models served by two GPUs, or by two ranks on the only one, which checks all but the links: their replies, those of a
+//! Models served by several GPUs, or by ranks on the only one, which checks all but the links: their replies, those of a
 //! mixture, through NCCL and about several pictures too, lanes that die or are refused a launch, a neighbour on one GPU, and
 //! that every byte comes home. Without a GPU, each story says so and passes.
 
 mod gpu;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use bursar_actors::{
     chat::{Chat, ChatEvent, ModelHandle},
@@ -23,11 +30,31 @@ use gpu::{
 /// The test that is the neighbour of others.
 const NEIGHBOUR: &str = "a_neighbour_takes_the_requested_bytes";
 
-/// Two GPUs, or one twice.
-fn pair(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
-    let second = CudaDevice::open(1).or_else(|_| CudaDevice::open(0)).expect("the first one opens");
-    println!("ranks on {} and {}", first.label(), second.label());
-    vec![first.clone(), Arc::new(second)]
+/// Two GPUs, or as many as `BURSAR_TEST_RANKS` says. The first one for all, where there are fewer.
+fn several(first: &Arc<CudaDevice>) -> Vec<Arc<CudaDevice>> {
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    let of = std::env::var("BURSAR_TEST_RANKS").map_or(2, |ranks| ranks.parse().expect("a number of ranks"));
+    let open = |ordinal| CudaDevice::open(ordinal).map(Arc::new);
+    let others = (1..of).map(open).collect::<Result<Vec<_>, _>>();
+    let others = others.unwrap_or_else(|_| (1..of).map(|_| open(0).expect("the first one opens")).collect());
+    let devices = [vec![first.clone()], others].concat();
+    println!("ranks on {:?}", devices.iter().map(|device| device.label()).collect::<Vec<_>>());
+    devices
+}
+
+/// A model that so many ranks can share out: the demo model has six heads.
+fn shared_by(devices: &[Arc<CudaDevice>]) -> ModelSource {
+    if 6 % devices.len() == 0 { ModelSource::demo() } else { mixture() }
+}
+
+/// How far apart likelihoods may be whose sums were rounded otherwise. The mixture's random experts may be others.
+fn bound(devices: &[Arc<CudaDevice>]) -> f32 {
+    if 6 % devices.len() == 0 { 0.1 } else { 0.3 }
+}
+
+/// A tiny one with four heads, two of keys and values, and pictures.
+fn mixture() -> ModelSource {
+    ModelSource::folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen3_vl_moe"))
 }
 
 async fn served(devices: &[Arc<CudaDevice>], source: ModelSource) -> (Runtime, ModelHandle) {
@@ -57,10 +84,12 @@ fn chats() -> Vec<Chat> {
     ]
 }
 
+/// Prompts are computed anew each time: what is cached would be computed in other steps, which round otherwise.
 async fn answers(model: &ModelHandle) -> Vec<String> {
-    let mut answers = Vec::new();
+    static TIMES: AtomicUsize = AtomicUsize::new(0);
+    let (mut answers, time) = (Vec::new(), TIMES.fetch_add(1, Ordering::Relaxed));
     for chat in chats() {
-        answers.push(answer(model, chat).await.expect("it answers"));
+        answers.push(answer(model, chat.cache_salt(format!("{time}"))).await.expect("it answers"));
     }
     answers
 }
@@ -79,16 +108,15 @@ async fn first(model: &ModelHandle) -> f32 {
 #[test]
 fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     story(async |Stage { runtime, device }| {
-        let mixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen3_vl_moe");
-        for source in [ModelSource::demo(), ModelSource::folder(mixture)] {
+        let devices = several(&device);
+        for source in [shared_by(&devices), mixture()] {
             let model = runtime.load_with(source.clone(), roomy(), |_| {}).await.expect("it starts");
             let of_one = first(&model).await;
             runtime.unload(model.name()).await.expect("it unloads");
-            let devices = pair(&device);
             let (ranks, model) = served(&devices, source).await;
-            let (said, of_two) = (answers(&model).await, first(&model).await);
-            println!("{said:?}; the first token: {of_one} on one rank, {of_two} on two");
-            assert!((of_one - of_two).abs() < 0.1, "{of_one} on one rank, {of_two} on two");
+            let (said, of_ranks) = (answers(&model).await, first(&model).await);
+            println!("{said:?}; the first token: {of_one} on one rank, {of_ranks} on several");
+            assert!((of_one - of_ranks).abs() < bound(&devices), "{of_one} on one rank, {of_ranks} on several");
             for _ in 0..3 {
                 assert_eq!(answers(&model).await, said);
             }
@@ -102,11 +130,11 @@ fn replies_are_the_same_each_time_and_close_to_one_ranks() {
     });
 }
 
-/// Whether these are two GPUs. If not, it says so.
-fn is_pair(devices: &[Arc<CudaDevice>]) -> bool {
-    let is_pair = devices[0].label() != devices[1].label();
-    (!is_pair).then(|| println!("skipped, this wants two GPUs"));
-    is_pair
+/// Whether each rank has a GPU of its own. If not, it says so.
+fn are_apart(devices: &[Arc<CudaDevice>]) -> bool {
+    let are_apart = devices[0].label() != devices[1].label();
+    (!are_apart).then(|| println!("skipped, this wants {} GPUs", devices.len()));
+    are_apart
 }
 
 /// Bytes of each device that the process holds and does not count. None where the driver does not tell.
@@ -122,19 +150,19 @@ const UNCOUNTED_MORE: Bytes = Bytes::mib(8);
 #[test]
 fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_our_kernels() {
     story(async |Stage { device, .. }| {
-        let devices = pair(&device);
-        if !is_pair(&devices) {
+        let devices = several(&device);
+        if !are_apart(&devices) {
             return;
         }
-        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let (ranks, model) = served(&devices, shared_by(&devices)).await;
         let (by_kernels, of_kernels) = (answers(&model).await, first(&model).await);
         let before = uncounted(&devices);
         ranks.shutdown().await;
         let options = LoadOptions { disable_custom_all_reduce: true, ..roomy() };
-        let (ranks, model) = loaded(&devices, ModelSource::demo(), options).await;
+        let (ranks, model) = loaded(&devices, shared_by(&devices), options).await;
         let (said, of_nccl) = (answers(&model).await, first(&model).await);
         println!("{by_kernels:?} by kernels, {said:?} by NCCL; the first token: {of_kernels}, {of_nccl}");
-        assert!((of_kernels - of_nccl).abs() < 0.1, "{of_kernels} by kernels, {of_nccl} by NCCL");
+        assert!((of_kernels - of_nccl).abs() < bound(&devices), "{of_kernels} by kernels, {of_nccl} by NCCL");
         for _ in 0..3 {
             assert_eq!(answers(&model).await, said);
         }
@@ -145,7 +173,7 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
             let more = now.zip(*before).map_or(0, |(now, before)| now - before);
             assert!(more <= UNCOUNTED_MORE.0 as i64, "what NCCL takes is counted: {more} bytes are not");
         }
-        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         let (ended, end) = Responder::new();
         engine.send_message(EngineMessage::KillLane { which: WhichLane::Step, ended }).expect("the engine lives");
         end.await.expect("all of its threads have ended");
@@ -179,15 +207,15 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
                 }
             }
         };
-        let model = runtime.load_with(ModelSource::demo(), roomy(), |_| {}).await.expect("it starts");
+        let devices = several(&device);
+        let model = runtime.load_with(shared_by(&devices), roomy(), |_| {}).await.expect("it starts");
         let mut of_one = Vec::new();
         for number in 0..12 {
             of_one.push(first_of(&model, number * 2).await);
         }
         runtime.unload(model.name()).await.expect("it unloads");
-        let devices = pair(&device);
-        let (ranks, model) = served(&devices, ModelSource::demo()).await;
-        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let (ranks, model) = served(&devices, shared_by(&devices)).await;
+        let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for (number, (token, likelihood)) in (0..).zip(of_one) {
             // In the middle of a launch, whose other rank finds that this one is gone.
             if number % 4 == 3 {
@@ -195,8 +223,8 @@ fn pictures_that_are_shared_out_are_read_as_by_one_rank_and_again_after_a_rank_f
                 engine.send_message(refused).expect("the engine lives");
             }
             let found = first_of(&model, number * 2).await;
-            println!("pictures {number}: {token} at {likelihood} on one rank, {found:?} on two");
-            assert!((found.1 - likelihood).abs() < 0.1, "{likelihood} on one rank, {} on two", found.1);
+            println!("pictures {number}: {token} at {likelihood} on one rank, {found:?} on several");
+            assert!((found.1 - likelihood).abs() < bound(&devices), "{likelihood} on one rank, {} on several", found.1);
         }
         ranks.shutdown().await;
         for device in &devices {
@@ -220,8 +248,8 @@ async fn scored(model: &ModelHandle, tokens: usize, salt: &str) -> Vec<(u32, u32
 #[test]
 fn a_thousand_steps_have_the_same_bits_in_two_runs() {
     story(async |Stage { device, .. }| {
-        let devices = pair(&device);
-        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let devices = several(&device);
+        let (ranks, model) = served(&devices, shared_by(&devices)).await;
         // The demo's context holds some 500 tokens.
         let (model, mut runs) = (&model, Vec::new());
         // A run that found its prompt cached would compute it in other steps, which round otherwise.
@@ -245,11 +273,11 @@ fn a_neighbour_takes_the_requested_bytes() {
 #[test]
 fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
     story(async |Stage { device, .. }| {
-        let devices = pair(&device);
-        if !is_pair(&devices) {
+        let devices = several(&device);
+        if !are_apart(&devices) {
             return;
         }
-        let (ranks, model) = loaded(&devices, ModelSource::demo(), options()).await;
+        let (ranks, model) = loaded(&devices, shared_by(&devices), options()).await;
         let kv = async || ranks.budget().measure().await.expect("the budget answers").of_class(&Class::Kv);
         let (before, said, wanted) = (kv().await, answers(&model).await, Bytes::gib(8));
         // It is on the first GPU alone.
@@ -263,7 +291,7 @@ fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
         .await;
         let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
         println!("{before} of keys and values before, {} now; {backed:?} backed", kv().await);
-        assert!(kv().await + Bytes::gib(6) < before && backed[0] == backed[1]);
+        assert!(kv().await + Bytes::gib(6) < before && backed.iter().all(|bytes| *bytes == backed[0]));
         assert_eq!(answers(&model).await, said);
         drop(neighbour);
         eventually("all is regained", async || kv().await == before).await;
@@ -275,11 +303,11 @@ fn a_neighbour_on_one_gpu_makes_all_ranks_shrink_and_grow_again() {
 #[test]
 fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
     story(async |Stage { device, .. }| {
-        let devices = pair(&device);
-        let (ranks, model) = served(&devices, ModelSource::demo()).await;
+        let devices = several(&device);
+        let (ranks, model) = served(&devices, shared_by(&devices)).await;
         let said = answers(&model).await;
         let backed: Vec<_> = devices.iter().map(|device| device.counts().backed).collect();
-        let engine = ranks.supervised().await.expect("the runtime answers").engines["demo"].clone();
+        let engine = ranks.supervised().await.expect("the runtime answers").engines[&model.name()].clone();
         for which in [WhichLane::Step, WhichLane::Vision] {
             let (ended, end) = Responder::new();
             engine.send_message(EngineMessage::KillLane { which, ended }).expect("the engine lives");

@@ -9,6 +9,8 @@
 // all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
 //                      has it; a block has whole rows
 // all_reduce_rms_norm_pieces: the same of two ranks, as all_reduce_pieces
+// all_reduce_rms_norm_shares: the same of more. Each rank sums its share of the rows, of what the others have written into its
+//                      memory, and writes the sums into theirs
 // all_reduce_rms_norm_pushed: the same of few rows, with one way instead of three (NCCL's LL): a rank writes its units into
 //                      memory of each other rank, every 4 bytes beside the epoch, and reads what the others have written
 // all_gather:          out[:, rank * columns..] = that rank's rows
@@ -144,6 +146,10 @@ __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
     return squares;
 }
 
+__device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint32_t column) {
+    return reinterpret_cast<uint4*>(place.start) + row * place.pitch + column;
+}
+
 // A thread has the same unit of each of its block's rows, of which a piece has `DEPTH`. They are added up and normalised
 // together.
 template <uint32_t DEPTH, typename Element>
@@ -174,25 +180,22 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
             }
         }
     };
-    const auto unit_in = [&](const Place& place, uint32_t row) {
-        return reinterpret_cast<uint4*>(place.start) + row * uint64_t(place.pitch) + vector;
-    };
     const auto push = [&](uint32_t piece) {
         uint4 own[DEPTH];
-        each(piece, [&](uint32_t i, uint32_t row, uint64_t) { own[i] = *unit_in(partial, row); });
+        each(piece, [&](uint32_t i, uint32_t row, uint64_t) { own[i] = *unit_in(partial, row, vector); });
         each(piece, [&](uint32_t i, uint32_t, uint64_t unit) { reinterpret_cast<uint4*>(there)[unit] = own[i]; });
     };
     const auto add = [&](uint32_t piece) {
         // All reads are under way before the first sum.
         uint4 own[DEPTH], other[DEPTH], before[DEPTH], sum[DEPTH] = {};
         each(piece, [&](uint32_t i, uint32_t row, uint64_t unit) {
-            own[i] = *unit_in(partial, row);
+            own[i] = *unit_in(partial, row, vector);
             other[i] = load_exchanged<uint4>(here + unit * sizeof(uint4));
-            before[i] = *unit_in(residual, row);
+            before[i] = *unit_in(residual, row, vector);
         });
         each(piece, [&](uint32_t i, uint32_t row, uint64_t) {
             sum[i] = add_pair<Element>(all, own[i], other[i], &before[i]);
-            *unit_in(residual, row) = sum[i];
+            *unit_in(residual, row, vector) = sum[i];
         });
         float squares[DEPTH];
 #pragma unroll
@@ -207,6 +210,136 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
     };
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     in_pieces(all, turn.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
+    leave(all, turn.epoch);
+}
+
+// A thread has the same unit of each of its block's rows, of which a piece has one of each of the at most `RANKS` ranks.
+// While what the ranks bring of one piece comes, the sums of the one before are on their way.
+template <uint32_t RANKS, typename Element>
+__device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
+                                                       const Element* weight, float epsilon, Element* out,
+                                                       uint32_t rows) {
+    constexpr uint32_t WIDTH = VECTOR<Element>;
+    // One is enough: between two pieces' norms all threads wait for sums.
+    __shared__ float squares_of[RANKS][WARPS_MAX];
+    const uint32_t vectors = partial.columns, vector = threadIdx.x;
+    const bool is_in = vector < vectors;
+    // No kernel writes weights.
+    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
+    if (all.apart != 0) {
+        let_next_kernel_start();
+    }
+    wait_for_previous_kernel();
+    const Turn turn = begin(all);
+    const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
+    const uint32_t pieces = (rows_of_a_block + all.ranks - 1) / all.ranks;
+    // Blocks begin with different ranks, so that few rows are shared out too.
+    const auto row_of = [&](uint32_t piece, uint32_t owner) {
+        const uint32_t after = (owner + all.ranks - blockIdx.x % all.ranks) % all.ranks;
+        return blockIdx.x + (piece * all.ranks + after) * gridDim.x;
+    };
+    const auto has_row = [&](uint32_t piece, uint32_t owner) { return row_of(piece, owner) < rows; };
+    // In a rank's half stand the sums of all rows, and then what each other rank brings for the rows of its share.
+    const auto unit_at = [&](uint32_t rank, uint64_t row) {
+        return all.data[rank] + turn.half + (row * vectors + vector) * sizeof(uint4);
+    };
+    const auto brought = [&](uint32_t to, uint32_t from, uint32_t piece) {
+        const uint64_t before = from < to ? from : from - 1;
+        return unit_at(to, rows + (before * pieces + piece) * gridDim.x + blockIdx.x);
+    };
+    // Of each row of a piece: its rank, and it.
+    const auto each = [&](uint32_t piece, auto work) {
+#pragma unroll
+        for (uint32_t owner = 0; owner < RANKS; ++owner) {
+            if (owner < all.ranks && is_in && has_row(piece, owner)) {
+                work(owner, row_of(piece, owner));
+            }
+        }
+    };
+    const auto push = [&](uint32_t piece) {
+        uint4 own[RANKS];
+        each(piece, [&](uint32_t owner, uint32_t row) { own[owner] = *unit_in(partial, row, vector); });
+        each(piece, [&](uint32_t owner, uint32_t) {
+            if (owner != all.rank) {
+                *reinterpret_cast<uint4*>(brought(owner, all.rank, piece)) = own[owner];
+            }
+        });
+    };
+    const auto add = [&](uint32_t piece) {
+        const uint32_t row = row_of(piece, all.rank);
+        if (!is_in) {
+            return;
+        }
+        uint4 read[RANKS];
+#pragma unroll
+        for (uint32_t rank = 0; rank < RANKS; ++rank) {
+            if (rank < all.ranks) {
+                read[rank] = rank == all.rank ? *unit_in(partial, row, vector)
+                                              : load_exchanged<uint4>(brought(all.rank, rank, piece));
+            }
+        }
+        uint4* to = unit_in(residual, row, vector);
+        const uint4 sum = add_up<Element>(all, read, to);
+        *to = sum;
+#pragma unroll
+        for (uint32_t rank = 0; rank < RANKS; ++rank) {
+            if (rank < all.ranks && rank != all.rank) {
+                *reinterpret_cast<uint4*>(unit_at(rank, row)) = sum;
+            }
+        }
+    };
+    const auto norm = [&](uint32_t piece) {
+        uint4 sum[RANKS] = {};
+        each(piece, [&](uint32_t owner, uint32_t row) {
+            sum[owner] = owner == all.rank ? *unit_in(residual, row, vector)
+                                           : load_exchanged<uint4>(unit_at(all.rank, row));
+        });
+        float squares[RANKS];
+#pragma unroll
+        for (uint32_t owner = 0; owner < RANKS; ++owner) {
+            squares[owner] = squares_of_unit<Element>(sum[owner]);
+        }
+        block_sums(squares, squares_of);
+        each(piece, [&](uint32_t owner, uint32_t row) {
+            if (owner != all.rank) {
+                *unit_in(residual, row, vector) = sum[owner];
+            }
+            const float factor = 1.0f / sqrtf(squares[owner] / (vectors * WIDTH) + epsilon);
+            write_scaled<WIDTH>(sum[owner], by_words, factor, out + (row * uint64_t(vectors) + vector) * WIDTH);
+        });
+    };
+    // Only a rank that has a row of the piece waits for what the others bring, and only it is waited for.
+    const auto are_brought = [&](uint32_t piece) {
+        return !has_row(piece, all.rank) || have_come(all, turn.epoch, BROUGHT, piece + 1, [](uint32_t) { return true; });
+    };
+    const auto are_summed = [&](uint32_t piece) {
+        return have_come(all, turn.epoch, SUMMED, piece + 1, [&](uint32_t rank) { return has_row(piece, rank); });
+    };
+    push(0);
+    announce(all, turn.epoch, BROUGHT, 1);
+    for (uint32_t piece = 0; piece <= pieces; ++piece) {
+        if (piece + 1 < pieces) {
+            push(piece + 1);
+        }
+        if (piece < pieces) {
+            if (!are_brought(piece)) {
+                break;
+            }
+            if (has_row(piece, all.rank)) {
+                add(piece);
+            }
+            announce(all, turn.epoch, SUMMED, piece + 1);
+        }
+        if (piece + 1 < pieces) {
+            announce(all, turn.epoch, BROUGHT, piece + 2);
+        }
+        if (piece > 0) {
+            if (!are_summed(piece - 1)) {
+                break;
+            }
+            norm(piece - 1);
+        }
+    }
     leave(all, turn.epoch);
 }
 
@@ -359,6 +492,8 @@ FOR_EACH_ACTIVATION(KERNELS)
     NORM(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
     NORM(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
     NORM(all_reduce_rms_norm_pieces_4, name, NORM_THREADS_MAX / 2, Element, sum_and_norm_in_pieces<4>)          \
+    NORM(all_reduce_rms_norm_shares_4, name, NORM_THREADS_MAX, Element, sum_and_norm_in_shares<4>)                 \
+    NORM(all_reduce_rms_norm_shares_8, name, NORM_THREADS_MAX, Element, sum_and_norm_in_shares<8>)                 \
     NORM(all_reduce_rms_norm_pushed_2, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 2>)                     \
     NORM(all_reduce_rms_norm_pushed_8, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 8>)
 FOR_EACH_ACTIVATION(NORMS)
@@ -383,4 +518,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 // Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks. Units are 16 bytes where
 // starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half. Of a norm: block (a thread for each
 // unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is at most PUSHED_UNITS.
-// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads.
+// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads. In shares of R ranks: rows * columns
+// units fit a half, and beside them R - 1 times the grid's for each piece, of which a block has one for each R of its rows.

@@ -119,7 +119,9 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
     // Of more than 128 KiB, two ranks write pieces of two rows, or of four shorter ones, to each other.
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
-    for (rows, columns, gap) in sizes.into_iter().chain(odd) {
+    // From 768 KiB on, more than two ranks have shares; of the first, a block has several pieces of them.
+    let shared = [(4099, 104, 8), (397, 1032, 8)];
+    for (rows, columns, gap) in sizes.into_iter().chain(odd).chain(shared) {
         for of in [2, 3, 4] {
             let wide = columns + gap;
             let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();

@@ -159,7 +159,8 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}"
     );
     if tensor == "logits" && worse < WORSE_IN_FP8 {
-        assert!(our_top + rows / 8 >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
+        // Random logits are nearly tied. Of 32 rows 28 agree, give or take 2, so two such counts differ by 3 and seldom by 8.
+        assert!(our_top + rows / 4 >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
     }
 }
 
@@ -205,22 +206,21 @@ fn open(folder: &Path) -> Checkpoint {
 }
 
 #[test]
-fn two_gpus_give_what_transformers_gives() {
+fn two_gpus_and_four_give_what_transformers_gives() {
     let Some(folder) = folder() else { return };
     let Some((_turn, gpu)) = gpu() else { return };
-    if CudaDevice::open(1).is_err() {
-        return println!("skipped, this wants two GPUs");
-    }
     let Target::Cuda(target) = gpu.kernels[0].target() else { unreachable!("a GPU's kernels") };
-    gpu.on_ranks(
-        2,
-        target,
-        ROOM,
-        || open(&folder),
-        |bench| {
+    for of in [2, 4] {
+        if let Err(error) = CudaDevice::open(of - 1) {
+            println!("skipped, this wants {of} GPUs: {error}");
+            continue;
+        }
+        let each = |bench: &Bench<Cuda>| {
             PROMPTS.into_iter().for_each(|name| run(bench, &Prompt::read(&folder, name, bench)));
-        },
-    );
+        };
+        println!("on {of} GPUs");
+        gpu.on_ranks(of, target, ROOM, || open(&folder), each);
+    }
 }
 
 #[test]

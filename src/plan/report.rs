@@ -183,8 +183,8 @@ fn told(suggestion: &Suggestion, total: &str) -> Option<Told> {
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let DeviceReport { name, target, dtype, total, overhead, foreign, available, .. } = &self.device;
-        let of_each = if self.ranks > 1 { format!("each of {} of ", self.ranks) } else { String::new() };
-        writeln!(f, "{} on {of_each}{name} ({target}, {dtype}), {total}\n\n{}", self.model, self.plan)?;
+        let of_each = if self.ranks > 1 { format!(" on each of {}", self.ranks) } else { String::new() };
+        writeln!(f, "{} on {name} ({target}, {dtype}), {total}{of_each}\n\n{}", self.model, self.plan)?;
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,

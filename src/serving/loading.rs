@@ -1,4 +1,4 @@
-//! Loading the models of a server, one after another, while it listens already.
+//! Loading the models of a server, those of a device one after another, while it listens already.
 
 use std::{
     collections::BTreeSet,
@@ -9,6 +9,9 @@ use bursar::{
     LoadOptions, ModelSource, Placement, Progress, Runtime,
     serve::{ModelState, Service},
 };
+
+use futures_util::future::join_all;
+use indicatif::MultiProgress;
 
 use super::options::Wanted;
 use crate::{
@@ -65,14 +68,14 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
     }
 }
 
-/// Each model with its runtime. Without knobs that say how large it is, models of a device share what is left evenly, or
+/// Each runtime with its models. Without knobs that say how large it is, models of a device share what is left evenly, or
 /// have all of it in turn.
-pub fn placed(mut plans: Vec<Plan>, runtimes: &[Runtime], placed: &[Placement], in_turn: bool) -> Vec<(Runtime, Plan)> {
-    let mut homes: Vec<Option<Runtime>> = vec![None; plans.len()];
-    for (runtime, Placement { models, .. }) in runtimes.iter().zip(placed) {
-        for (before, model) in models.iter().enumerate() {
-            homes[*model] = Some(runtime.clone());
-            let (options, others) = (&mut plans[*model].options, models.len() - 1 - before);
+pub fn placed(plans: Vec<Plan>, runtimes: &[Runtime], placed: &[Placement], in_turn: bool) -> Vec<(Runtime, Vec<Plan>)> {
+    let mut plans: Vec<_> = plans.into_iter().map(Some).collect();
+    let of = |(runtime, Placement { models, .. }): (&Runtime, &Placement)| {
+        let one = |(before, model): (usize, &usize)| {
+            let mut plan = plans[*model].take().expect("a model is placed once");
+            let (options, others) = (&mut plan.options, models.len() - 1 - before);
             let is_sized = options.memory_fraction.is_some()
                 || options.device_fraction.is_some()
                 || options.kv_tokens.is_some()
@@ -80,64 +83,85 @@ pub fn placed(mut plans: Vec<Plan>, runtimes: &[Runtime], placed: &[Placement], 
             if !is_sized && !in_turn && others > 0 {
                 options.memory_fraction = Some(1.0 / (others + 1) as f64);
             }
-        }
-    }
-    homes.into_iter().map(|home| home.expect("each model is placed")).zip(plans).collect()
+            plan
+        };
+        (runtime.clone(), models.iter().enumerate().map(one).collect())
+    };
+    runtimes.iter().zip(placed).map(of).collect()
 }
 
-/// Loads all in order, and tells the service how far they are. One that cannot be loaded is told of, and the others are
-/// served.
+/// Loads all models of a runtime in order, those of several runtimes at once, and tells the service how far they are. One
+/// that cannot be loaded is told of, and the others are served.
 ///
 /// # Errors
 /// If none could be loaded: the reason of the only one, or of several that each was told of.
-pub async fn load_all(service: Service, plans: Vec<(Runtime, Plan)>) -> Result<(), Failure> {
-    let count = plans.len();
-    let mut failed = Vec::new();
-    for (runtime, Plan { source, options, names }) in plans {
-        let bar = Bar::new(true);
-        let (told, heard) = (service.clone(), names.clone());
-        // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.
-        let last = Arc::new(Mutex::new(Some(String::new())));
-        let heard_last = last.clone();
-        let hear = move |progress: Progress| {
-            let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(last) = &mut *last else { return };
-            if let Some(now) = described(&progress).filter(|now| now != last) {
-                told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
-                *last = now;
-            }
-            bar.show(progress);
-        };
-        match runtime.load_with(source, options, hear).await {
-            Ok(model) => {
-                last.lock().unwrap_or_else(PoisonError::into_inner).take();
-                service.add(names.clone(), model);
-                logging::note(format_args!("ready: {}", names.join(", ")));
-            }
-            Err(error) => {
-                let failure = Failure::from(error);
-                let why = failure.told().0;
-                service.set(names.clone(), ModelState::Failed(why.as_str().into()));
-                if count == 1 {
-                    return Err(failure);
+pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Result<(), Failure> {
+    let count: usize = plans.iter().map(|(_, plans)| plans.len()).sum();
+    let (bars, are_several) = (MultiProgress::new(), plans.len() > 1);
+    let in_turn = async |(runtime, plans): (Runtime, Vec<Plan>)| {
+        let mut failed = Vec::new();
+        for plan in plans {
+            let name = plan.names.join(", ");
+            let bar = if are_several { Bar::among(&bars, &name) } else { Bar::new(true) };
+            match load(&service, &runtime, plan, bar).await {
+                Ok(()) => bars.suspend(|| logging::note(format_args!("ready: {name}"))),
+                Err(failure) if count == 1 => failed.push((name, failure)),
+                Err(Failure { error, hint }) => {
+                    let failure = Failure { error: format!("{name} failed to load: {error}"), hint };
+                    bars.suspend(|| failure::tell(&failure));
+                    failed.push((name, failure));
                 }
-                let name = names.join(", ");
-                failure::tell(&Failure { error: format!("{name} failed to load: {}", failure.error), ..failure });
-                failed.push(name);
             }
         }
+        failed
+    };
+    let mut failed: Vec<_> = join_all(plans.into_iter().map(in_turn)).await.into_iter().flatten().collect();
+    if failed.len() < count {
+        if !failed.is_empty() {
+            let names = failed.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
+            logging::note(format_args!(
+                "warning: not served, since they failed to load: {names}; the others are served"
+            ));
+        }
+        return Ok(());
     }
-    if !failed.is_empty() && failed.len() == count {
-        return Err(Failure {
+    Err(match failed.pop() {
+        Some((_, failure)) if count == 1 => failure,
+        _ => Failure {
             error: format!("none of the {count} models could be loaded"),
             hint: "the errors before this one say why, and what to change for each".to_owned(),
-        });
+        },
+    })
+}
+
+/// Loads a model and gives it to the service, which hears meanwhile how far it is.
+async fn load(service: &Service, runtime: &Runtime, plan: Plan, bar: Bar) -> Result<(), Failure> {
+    let Plan { source, options, names } = plan;
+    let (told, heard) = (service.clone(), names.clone());
+    // None once it is loaded: what is told of later starts, after a death or a sleep, is not of a model that is being loaded.
+    let last = Arc::new(Mutex::new(Some(String::new())));
+    let heard_last = last.clone();
+    let hear = move |progress: Progress| {
+        let mut last = heard_last.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(last) = &mut *last else { return };
+        if let Some(now) = described(&progress).filter(|now| now != last) {
+            told.set(heard.clone(), ModelState::Loading(now.as_str().into()));
+            *last = now;
+        }
+        bar.show(progress);
+    };
+    match runtime.load_with(source, options, hear).await {
+        Ok(model) => {
+            last.lock().unwrap_or_else(PoisonError::into_inner).take();
+            service.add(names, model);
+            Ok(())
+        }
+        Err(error) => {
+            let failure = Failure::from(error);
+            service.set(names, ModelState::Failed(failure.told().0.as_str().into()));
+            Err(failure)
+        }
     }
-    if !failed.is_empty() {
-        let failed = failed.join(", ");
-        logging::note(format_args!("warning: not served, since they failed to load: {failed}; the others are served"));
-    }
-    Ok(())
 }
 
 /// What is being done, in words and hundredths.

@@ -79,11 +79,12 @@ impl View {
 impl Actor {
     /// Each runtime and its budget, by their device where there are several.
     fn of_runtimes(now: &Samples) -> Vec<Self> {
-        let of = |actor: &str, name: &str| -> Vec<Self> {
+        // A runtime is not restarted.
+        let of = |actor: &str, name: &str, restarts: Option<&str>| -> Vec<Self> {
             let are_several = now.of(name, &[]).count() > 1;
             let one = |series: &Series| {
                 let device = series.label("device");
-                let restarts = now.count(&format!("bursar_{actor}_restarts_total"), &[("device", device)]).unwrap_or(0);
+                let restarts = restarts.and_then(|restarts| now.count(restarts, &[("device", device)])).unwrap_or(0);
                 let actor = if are_several { format!("{actor} {device}") } else { actor.to_owned() };
                 Actor { actor, is_up: series.value > 0.0, restarts }
             };
@@ -91,7 +92,8 @@ impl Actor {
             all.sort_by(|one, other| one.actor.cmp(&other.actor));
             all
         };
-        [of("runtime", "bursar_runtime_up"), of("budget", "bursar_budget_up")].concat()
+        let runtimes = of("runtime", "bursar_runtime_up", None);
+        [runtimes, of("budget", "bursar_budget_up", Some("bursar_budget_restarts_total"))].concat()
     }
 
     /// Actors of a model, from the top of its tree down.

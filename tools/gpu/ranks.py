@@ -28,7 +28,8 @@ RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.
 EPSILON = 1e-6
 HALF_BYTES = 128 << 20
 PATIENCE = 2_000_000_000
-READ, PUSHED, PIECES = NORMS = ("all_reduce_rms_norm", "all_reduce_rms_norm_pushed", "all_reduce_rms_norm_pieces")
+NORM = "all_reduce_rms_norm"
+READ, PUSHED, PIECES, SHARES = NORMS = (NORM, f"{NORM}_pushed", f"{NORM}_pieces", f"{NORM}_shares")
 TWO_SHOTS, SUM_OF_PIECES = "all_reduce_two_shot_", "all_reduce_pieces_"
 GATHERED, SUMMED = {16: "all_gather", 2: "all_gather_odd"}, {16: "all_reduce_", 2: "all_reduce_odd_"}
 
@@ -93,7 +94,8 @@ class Group:
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
         has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
-        form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2"}
+        form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2",
+                SHARES: "_4" if self.ranks <= 4 else "_8"}  # fmt: skip
         name = f"{name}{form.get(name, '')}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
@@ -271,7 +273,7 @@ def sums_of(group):
 
 def norms_of(group, rows, columns):
     """The forms of a sum with the norm that so many activations can take."""
-    return (READ,) + ((PUSHED,) if is_pushed(rows, columns) else ()) + ((PIECES,) if group.ranks == 2 else ())
+    return (READ,) + ((PUSHED,) if is_pushed(rows, columns) else ()) + ((PIECES,) if group.ranks == 2 else (SHARES,))
 
 
 def is_pushed(rows, columns):
@@ -482,8 +484,8 @@ def measure(group, nccl_too):
     sums_named = (SUMMED, TWO_SHOTS, SUM_OF_PIECES)
     ours = [[timed(group, name, *size) if name in sums_of(group) else 0.0 for name in sums_named] for size in SIZES]
     beside = nccl_times(group.ranks) if len(set(group.devices)) == group.ranks and nccl_too else [0.0] * len(SIZES)
-    print("| sum of | with the norm, read | pushed | in pieces | adding, one shot | two shots | in pieces | NCCL, not adding |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| sum of | with the norm, read | pushed | in pieces | in shares | adding, one shot | two shots | in pieces | NCCL, not adding |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, beside):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
         print(f"| {size} | " + " | ".join(f"{found:.1f}" for found in (*with_norm, *adding, nccl_time)) + " |", flush=True)

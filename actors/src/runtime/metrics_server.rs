@@ -21,6 +21,7 @@ use axum::{
 };
 use bursar_budgets::Hint;
 use metrics_exporter_prometheus::PrometheusHandle;
+use ractor::ActorId;
 use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
@@ -104,9 +105,12 @@ impl MetricsServer {
     }
 
     /// Shows the events and the health of this runtime too: each event then has the `device` of its runtime, and all
-    /// runtimes must be well for the endpoint to say so.
+    /// runtimes must be well for the endpoint to say so. One that is shown already is not shown twice.
     pub fn add(&self, runtime: &Runtime) {
-        self.runtimes.write().unwrap_or_else(PoisonError::into_inner).push(ShownRuntime::of(runtime));
+        let mut shown = self.runtimes.write().unwrap_or_else(PoisonError::into_inner);
+        if shown.iter().all(|other| other.actor != runtime.actor().get_id()) {
+            shown.push(ShownRuntime::of(runtime));
+        }
     }
 
     /// Ends the endpoint and waits until the port is free. Clients being answered keep the few seconds they have left.
@@ -185,6 +189,7 @@ struct Shown {
 /// What is shown of a runtime. It must not hold the runtime, which ends when its last clone is dropped.
 #[derive(Clone)]
 struct ShownRuntime {
+    actor: ActorId,
     device: Arc<str>,
     events: Arc<dyn Fn() -> Vec<Value> + Send + Sync>,
     health: Arc<dyn Fn() -> Asked<Health> + Send + Sync>,
@@ -202,6 +207,7 @@ impl ShownRuntime {
     fn of(runtime: &Runtime) -> Self {
         let (budget, actor) = (runtime.budget().clone(), runtime.actor());
         ShownRuntime {
+            actor: actor.get_id(),
             device: runtime.device().label().into(),
             events: Arc::new(move || budget.events().recent().into_iter().map(|event| json!(event)).collect()),
             health: Arc::new(move || {
@@ -302,7 +308,7 @@ mod tests {
         let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
         let health = Health { is_live: true, models };
         let health = Arc::new(move || -> Asked<Health> { Box::pin(std::future::ready(health.clone())) });
-        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime { device: "host".into(), events, health }]));
+        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime { actor: ActorId::Local(0), device: "host".into(), events, health }]));
         MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), runtimes })
     }
 

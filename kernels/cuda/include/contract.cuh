@@ -72,9 +72,9 @@ constexpr uint32_t NORM_THREADS_MAX = 1024;
 // Most units that are pushed at once. Each takes two, for the epoch beside it.
 constexpr uint32_t PUSHED_UNITS = 8192;
 // Where stands what other ranks push.
-constexpr uint32_t PUSHED_AT = 16384;
+constexpr uint32_t PUSHED_AT = 32768;
 // Where its data begin.
-constexpr uint32_t DATA_AT = 4210688;
+constexpr uint32_t DATA_AT = 4227072;
 }  // namespace all_reduce
 
 // argmax.cu: a cluster of blocks shares a row in Hopper's machine code; elsewhere a row has one block.

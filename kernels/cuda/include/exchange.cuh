@@ -17,8 +17,9 @@ struct Control {
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
-    // By block of the other of two ranks: the epoch in the upper half, and how many of its pieces have come. Only grows.
-    uint64_t pieces[BLOCKS_MAX];
+    // By what has come of a piece, block, and the rank that tells: the epoch in the upper half, and of how many pieces. Only
+    // grows.
+    uint64_t pieces[2][BLOCKS_MAX][RANKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
 static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");

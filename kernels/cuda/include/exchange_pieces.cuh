@@ -1,4 +1,4 @@
-// An exchange of two ranks in pieces: each writes into the other's memory and adds up in its own.
+// An exchange in pieces: ranks write into each other's memory and add up in their own.
 #pragma once
 
 #include "exchange.cuh"
@@ -7,25 +7,33 @@
 // for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
 constexpr uint32_t PIECE = 4;
 
-// Tells block b of the other rank that so many of this exchange's pieces are there. A release is cumulative: what all
-// threads wrote before the barrier comes before it. Only the first thread waits until that has arrived.
-__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+// What of a piece has come from a rank: what it brings, or sums that it has made of what all bring.
+constexpr uint32_t BROUGHT = 0, SUMMED = 1;
+
+// Tells block b of the other ranks that so many of this exchange's pieces are there. A release is cumulative: what all
+// threads wrote before the barrier comes before it. Only the first threads wait until that has arrived.
+__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t what, uint32_t pieces) {
     __syncthreads();
-    if (threadIdx.x == 0) {
-        store_release(&all.control[1 - all.rank]->pieces[blockIdx.x], uint64_t(epoch) << 32 | pieces);
+    if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
+        Control* other = all.control[threadIdx.x];
+        store_release(&other->pieces[what][blockIdx.x][all.rank], uint64_t(epoch) << 32 | pieces);
     }
 }
 
-// Waits until block b of the other rank has announced as many. False if it did not in time, here or before.
-__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
+// Waits until block b of each other rank that `is_awaited` has announced as many. False if one did not in time, here or
+// before.
+template <typename IsAwaited>
+__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t what, uint32_t pieces,
+                                          IsAwaited is_awaited) {
     bool came = true;
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < all.ranks && threadIdx.x != all.rank && is_awaited(threadIdx.x)) {
         Control* own = all.control[all.rank];
+        const uint64_t* theirs = &own->pieces[what][blockIdx.x][threadIdx.x];
         const uint64_t wanted = uint64_t(epoch) << 32 | pieces, start = nanoseconds();
         // Signed, so that the epoch may wrap. A later epoch stands there if the other rank has gone on.
-        while (static_cast<int64_t>(load_acquire(&own->pieces[blockIdx.x]) - wanted) < 0) {
+        while (static_cast<int64_t>(load_acquire(theirs) - wanted) < 0) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
-                give_up(all, 1 - all.rank);
+                give_up(all, threadIdx.x);
                 came = false;
                 break;
             }
@@ -34,23 +42,24 @@ __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, u
     return __syncthreads_and(came);
 }
 
-// `push(piece)` writes a piece into the other rank's memory, `add(piece)` adds up what the other wrote into this one's. The
-// next piece is on its way while one is added up.
+// Of two ranks: `push(piece)` writes a piece into the other's memory, `add(piece)` adds up what the other wrote into this
+// one's. The next piece is on its way while one is added up.
 template <typename Push, typename Add>
 __device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
+    const auto is_other = [](uint32_t) { return true; };
     push(0);
-    announce(all, epoch, 1);
+    announce(all, epoch, BROUGHT, 1);
     for (uint32_t piece = 0; piece < pieces; ++piece) {
         const bool is_last = piece + 1 == pieces;
         if (!is_last) {
             push(piece + 1);
         }
-        if (!have_come(all, epoch, piece + 1)) {
+        if (!have_come(all, epoch, BROUGHT, piece + 1, is_other)) {
             break;
         }
         add(piece);
         if (!is_last) {
-            announce(all, epoch, piece + 2);
+            announce(all, epoch, BROUGHT, piece + 2);
         }
     }
 }

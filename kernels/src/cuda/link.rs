@@ -48,9 +48,16 @@ pub(super) struct Rows {
     pitch: u32,
 }
 
-/// From here on two shots, each of a part, are taken for faster than one of all if there are more than two ranks: a
-/// guess, as no machine with more than two GPUs was there to measure it.
-const LARGE_FROM: Bytes = Bytes::kib(256);
+/// Of more than two ranks, from here on two shots, each of a part, are faster than one of all. On four H200s of one host they
+/// took 23 us and one 26 of 1.75 MiB, and 20 and 19 of 1 MiB (`tools/gpu/ranks.py`).
+const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
+
+/// The same of sums with a norm, in which ranks write their shares into each other's memory: 17.6 us and 19.6 of 1 MiB, 13.4
+/// and 12.4 of 448 KiB.
+const SHARES_FROM: Bytes = Bytes::kib(768);
+
+/// Most that is pushed to more than two ranks at once: of 7 KiB it took 6.5 us there and reading 6.7, of 16 KiB 9.8 and 7.7.
+const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
 /// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
 /// registers of a multiprocessor, so they are for blocks that have more than two rows: with fewer, a step is short, and the
@@ -122,15 +129,17 @@ impl CudaLink {
         Rank::new(self.exchange.rank as usize, self.exchange.ranks as usize)
     }
 
-    /// The rows of `part`, as many at a time as exchange memory holds. None if it does not hold one.
-    fn in_turns(&self, part: &Tensor<'_>) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
-        self.in_turns_of(part.rows(), bytes_of_a_row(part))
+    /// How many rows of so many bytes exchange memory holds at once.
+    fn at_once(&self, row: usize) -> usize {
+        self.exchange.half as usize / row.max(1)
     }
 
-    /// The same of `rows` that bring `bytes` each.
-    fn in_turns_of(&self, rows: usize, bytes: usize) -> Option<impl Iterator<Item = Range<usize>> + use<>> {
-        let at_once = self.exchange.half as usize / bytes.max(1);
-        (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
+    /// The same in shares: beside all rows stands what each other rank brings for those of a share, which may be larger
+    /// than the others by a piece of each block. See `all_reduce.cu`.
+    fn at_once_in_shares(&self, row: usize) -> usize {
+        let of = self.rank().of();
+        let uneven = (of - 1) * (self.blocks + self.blocks.div_ceil(of));
+        self.at_once(row).saturating_sub(uneven) * of / (2 * of - 1)
     }
 
     /// Where the device notes who did not come.
@@ -149,6 +158,11 @@ impl CudaLink {
             }
         }
     }
+}
+
+/// Rows, `at_once` at a time. None if that is not one.
+fn in_turns(rows: usize, at_once: usize) -> Option<impl Iterator<Item = Range<usize>>> {
+    (at_once > 0).then(|| (0..rows).step_by(at_once).map(move |first| first..rows.min(first + at_once)))
 }
 
 fn bytes_of_a_row(part: &Tensor<'_>) -> usize {
@@ -181,7 +195,7 @@ impl Cuda {
     ) -> Result<(), KernelError> {
         self.enter()?;
         let (unit, row) = (unit([part, out]), bytes_of_a_row(part));
-        for some in link.in_turns(part).ok_or(KernelError::NoKernel { op })? {
+        for some in in_turns(part.rows(), link.at_once(row)).ok_or(KernelError::NoKernel { op })? {
             let (part, out) = (part.row_range(some.clone()), out.row_range(some));
             let units = part.rows() * row / unit;
             let extent = Extent::line(units.div_ceil(THREADS).min(link.blocks), THREADS);
@@ -201,7 +215,7 @@ impl Cuda {
 pub(super) fn all_reduce(cuda: &Cuda, link: &CudaLink, call: all_reduce::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "all_reduce";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let whole = match (cuda.rank().of(), call.partial.bytes() >= LARGE_FROM) {
+    let whole = match (cuda.rank().of(), call.partial.bytes() >= TWO_SHOTS_FROM) {
         (2, _) => hopper.all_reduce_pieces,
         (3.., true) => hopper.all_reduce_two_shot,
         _ => hopper.all_reduce,
@@ -217,9 +231,11 @@ pub(super) fn all_reduce_rms_norm(
 ) -> Result<(), KernelError> {
     const OP: &str = "all_reduce_rms_norm";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    let (row, turns) = (bytes_of_a_row(&call.partial), link.in_turns(&call.partial));
+    let (row, of) = (bytes_of_a_row(&call.partial), cuda.rank().of());
+    let in_shares = if of > 2 && call.partial.bytes() >= SHARES_FROM { link.at_once_in_shares(row) } else { 0 };
+    let at_once = if in_shares > 0 { in_shares } else { link.at_once(row) };
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
-    let turns = turns.filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
+    let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
     // Rounded rows come of two launches.
     let (Some(out), None, Some(turns)) = (&call.out.plain, &call.out.rounded, turns) else {
         return all_reduce_rms_norm::in_two(cuda, call);
@@ -227,13 +243,15 @@ pub(super) fn all_reduce_rms_norm(
     cuda.enter()?;
     let threads = (row / UNIT).next_multiple_of(32);
     for some in turns {
-        let kernel = match (cuda.rank().of(), some.len() * row <= PUSHED_UNITS * UNIT) {
-            (..=2, true) => hopper.all_reduce_rms_norm_pushed[0],
-            (3.., true) => hopper.all_reduce_rms_norm_pushed[1],
-            (2, false) => {
+        let bytes = some.len() * row;
+        let kernel = match of {
+            2 if bytes > PUSHED_UNITS * UNIT => {
                 let has_four = threads <= PIECES_OF_4_THREADS_MAX && some.len() > 2 * link.blocks;
                 hopper.all_reduce_rms_norm_pieces[usize::from(has_four)]
             }
+            2 => hopper.all_reduce_rms_norm_pushed[0],
+            3.. if in_shares > 0 => hopper.all_reduce_rms_norm_shares[usize::from(of > 4)],
+            3.. if bytes <= PUSHED_TO_MANY_MAX.as_usize() => hopper.all_reduce_rms_norm_pushed[1],
             _ => hopper.all_reduce_rms_norm,
         };
         let extent = Extent::line(some.len().min(link.blocks), threads);
@@ -264,7 +282,7 @@ pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::C
     const OP: &str = "best_of_ranks";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     cuda.enter()?;
-    for some in link.in_turns_of(call.x.rows(), BEST_BYTES).ok_or(KernelError::NoKernel { op: OP })? {
+    for some in in_turns(call.x.rows(), link.at_once(BEST_BYTES)).ok_or(KernelError::NoKernel { op: OP })? {
         let extent = Extent::line(some.len().div_ceil(THREADS).min(link.blocks), THREADS);
         let arguments = arguments![
             link.exchange,

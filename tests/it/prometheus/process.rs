@@ -112,6 +112,7 @@ fn one_address_shows_the_runtimes_of_several_devices() {
         let metrics = runtimes[0].serve_metrics("0").await.expect("there is a free port");
         let asked = async |path: &str| get(metrics.addr(), path).await.expect("it answers");
         let events = async || -> Vec<Value> { serde_json::from_str(&asked("/events").await.1).expect("a list") };
+        metrics.add(&runtimes[0]);
         assert!(events().await.iter().all(|event| event["device"].is_null()), "of one alone");
         metrics.add(&runtimes[1]);
         let told = events().await;

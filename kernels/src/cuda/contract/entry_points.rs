@@ -120,6 +120,8 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce_rms_norm_pieces: [F; 2],
     /// For two ranks and for more.
     pub all_reduce_rms_norm_pushed: [F; 2],
+    /// For three or four ranks and for more.
+    pub all_reduce_rms_norm_shares: [F; 2],
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
@@ -266,6 +268,10 @@ impl<F> HopperEntryPoints<F> {
             all_reduce_rms_norm_pushed: [
                 all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_2")?,
                 all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_8")?,
+            ],
+            all_reduce_rms_norm_shares: [
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_4")?,
+                all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_8")?,
             ],
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
             attention_paged_split: all.sized(

@@ -80,7 +80,7 @@ contract! {
         /// Most units that are pushed at once. Each takes two, for the epoch beside it.
         const PUSHED_UNITS: usize = 8 << 10;
         /// Where stands what other ranks push.
-        const PUSHED_AT: usize = 16 << 10;
+        const PUSHED_AT: usize = 32 << 10;
         /// Where its data begin.
         const DATA_AT: usize = PUSHED_AT + 2 * RANKS_MAX * PUSHED_UNITS * 2 * UNIT;
     }
