@@ -70,7 +70,12 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
 
 /// Each runtime with its models. Without knobs that say how large it is, models of a device share what is left evenly, or
 /// have all of it in turn.
-pub fn placed(plans: Vec<Plan>, runtimes: &[Runtime], placed: &[Placement], in_turn: bool) -> Vec<(Runtime, Vec<Plan>)> {
+pub fn placed(
+    plans: Vec<Plan>,
+    runtimes: &[Runtime],
+    placed: &[Placement],
+    in_turn: bool,
+) -> Vec<(Runtime, Vec<Plan>)> {
     let mut plans: Vec<_> = plans.into_iter().map(Some).collect();
     let of = |(runtime, Placement { models, .. }): (&Runtime, &Placement)| {
         let one = |(before, model): (usize, &usize)| {

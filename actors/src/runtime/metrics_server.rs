@@ -308,7 +308,12 @@ mod tests {
         let models = BTreeMap::from([("a".to_owned(), ModelHealth::Ready), ("b".to_owned(), ModelHealth::Starting)]);
         let health = Health { is_live: true, models };
         let health = Arc::new(move || -> Asked<Health> { Box::pin(std::future::ready(health.clone())) });
-        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime { actor: ActorId::Local(0), device: "host".into(), events, health }]));
+        let runtimes = Arc::new(RwLock::new(vec![ShownRuntime {
+            actor: ActorId::Local(0),
+            device: "host".into(),
+            events,
+            health,
+        }]));
         MetricsServer::open(address, listener, Shown { recorder: recorder.handle(), runtimes })
     }
 
