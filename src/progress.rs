@@ -27,18 +27,20 @@ impl Bar {
     /// A visible or a hidden bar.
     pub fn new(is_shown: bool) -> Self {
         let is_drawn = is_shown && !logging::is_json();
-        let bar = if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() };
-        let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {prefix}{msg}");
-        bar.set_style(style.expect("the template is valid"));
-        Bar { bar, is_shown, told: Arc::default() }
+        Bar::around(if is_drawn { ProgressBar::new(1) } else { ProgressBar::hidden() }, is_shown, "")
     }
 
     /// A visible bar of several at once, which says whose it is.
     pub fn among(bars: &MultiProgress, whose: &str) -> Self {
-        let Bar { bar, is_shown, told } = Bar::new(true);
-        bar.set_prefix(format!("{whose}: "));
-        let bar = if logging::is_json() { bar } else { bars.add(bar) };
-        Bar { bar, is_shown, told }
+        let bar = if logging::is_json() { ProgressBar::hidden() } else { bars.add(ProgressBar::new(1)) };
+        Bar::around(bar, true, &format!("{whose}: "))
+    }
+
+    fn around(bar: ProgressBar, is_shown: bool, prefix: &str) -> Self {
+        let style = ProgressStyle::with_template("{bar:24} {percent:>3} %  {prefix}{msg}");
+        bar.set_style(style.expect("the template is valid"));
+        bar.set_prefix(prefix.to_owned());
+        Bar { bar, is_shown, told: Arc::default() }
     }
 
     /// Draws one progress event.
@@ -50,13 +52,15 @@ impl Bar {
             Progress::Profiling { what, done, total, .. } => self.draw(what, done as u64, total as u64),
             Progress::Phase(_) => {}
             Progress::Attempt(AttemptReport { attempt, outcome: Outcome::Refused { evidence }, .. }) => {
-                let text = format!("attempt {attempt}: {evidence}");
+                let text = format!("{}attempt {attempt}: {evidence}", self.bar.prefix());
                 if self.tells_lines() { logging::note(text) } else { self.bar.println(text) }
             }
             Progress::Attempt(_) => {}
-            Progress::Notice(notice) if self.is_shown => self.bar.suspend(|| logging::note(notice)),
+            Progress::Notice(notice) if self.is_shown => {
+                self.bar.suspend(|| logging::note(format_args!("{}{notice}", self.bar.prefix())));
+            }
             Progress::Notice(_) => {}
-            Progress::Ready if self.tells_lines() => logging::note("ready"),
+            Progress::Ready if self.tells_lines() => logging::note(format_args!("{}ready", self.bar.prefix())),
             Progress::Ready => self.bar.finish_and_clear(),
         }
     }

@@ -18,6 +18,9 @@ use ground::{Random, first_gpu, first_largest, leased, load};
 /// Less than a story's exchanges, so that some take several.
 const AT_ONCE: Bytes = Bytes::kib(320);
 
+/// The same of sums in shares, which are large.
+const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
+
 /// Longer than any start of a kernel, shorter than a test may hang.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -30,9 +33,9 @@ fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
 }
 
 /// Cleared exchange memory of each rank.
-fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize) -> Vec<Segment> {
+fn memory(device: &Arc<CudaDevice>, kernels: &Arc<CudaKernels>, of: usize, at_once: Bytes) -> Vec<Segment> {
     let cleared = |_| {
-        let segment = leased(device.clone(), CudaLink::bytes(AT_ONCE));
+        let segment = leased(device.clone(), CudaLink::bytes(at_once));
         // SAFETY: so many bytes are backed, and nothing else uses them yet.
         unsafe { CudaLink::clear(&Cuda::new(kernels).expect("a stream"), segment.address()) }.expect("it is copied");
         segment
@@ -46,14 +49,23 @@ fn on_gpu_ranks<T: Send>(
     of: usize,
     pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
 ) -> Option<Vec<T>> {
+    on_gpu_ranks_with(AT_ONCE, of, pass)
+}
+
+/// The same with exchanges of so many bytes at once.
+fn on_gpu_ranks_with<T: Send>(
+    at_once: Bytes,
+    of: usize,
+    pass: impl Fn(&Scope<'_, Cuda>, &Cuda) -> Result<T, KernelError> + Sync,
+) -> Option<Vec<T>> {
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let (device, target) = gpu()?;
     let kernels = load(&device, target);
-    let memory = memory(&device, &kernels, of);
+    let memory = memory(&device, &kernels, of, at_once);
     let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
     // SAFETY: the memory is cleared, and outlives the threads below.
-    let links = unsafe { CudaLink::between(&addresses, AT_ONCE, PATIENCE, target.processors, of) };
+    let links = unsafe { CudaLink::between(&addresses, at_once, PATIENCE, target.processors, of) };
     let begun = Barrier::new(of);
     let results = std::thread::scope(|scope| {
         let run = |link| {
@@ -86,8 +98,8 @@ fn bits(numbers: &[bf16]) -> Vec<u16> {
 
 #[test]
 fn each_rank_gets_the_sum_in_the_order_of_ranks() {
-    // Two ranks write pieces to each other, more than two of 256 KiB parts.
-    let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
+    // Two ranks write pieces to each other; more sum parts of exchanges that are large, as of the last.
+    let odd = [(1, 8192, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8), (1021, 1032, 0)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (64, 3584, 0), (131, 1032, 8), (1021, 256, 0)];
     for (rows, columns, gap) in sizes.into_iter().chain(odd) {
         for of in [2, 3, 4] {
@@ -119,10 +131,11 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
     // Of more than 128 KiB, two ranks write pieces of two rows, or of four shorter ones, to each other.
     let odd = [(3, 3584, 0), (37, 4104, 8), (255, 1000, 0), (257, 64, 8), (257, 1000, 8)];
     let sizes = [(1, 3584, 0), (5, 37, 3), (3, 8, 8), (15, 8192, 8), (131, 1032, 8), (1021, 256, 0)];
-    // From 768 KiB on, more than two ranks have shares; of the first, a block has several pieces of them.
-    let shared = [(4099, 104, 8), (397, 1032, 8)];
-    for (rows, columns, gap) in sizes.into_iter().chain(odd).chain(shared) {
-        for of in [2, 3, 4] {
+    let small = sizes.into_iter().chain(odd).map(|size| (size, AT_ONCE, vec![2, 3, 4]));
+    // In shares: a block has one piece, several, and several in each of two exchanges.
+    let shared = [(397, 2048, 8), (8200, 104, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 4, 5]));
+    for ((rows, columns, gap), at_once, ranks) in small.chain(shared) {
+        for of in ranks {
             let wide = columns + gap;
             let brought: Vec<_> = (0..of).map(|rank| numbers(31 + rank as u64, rows * wide)).collect();
             let (before, weight) = (numbers(5, rows * wide), numbers(6, columns));
@@ -130,7 +143,7 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
                 let sum = brought[1..].iter().fold(brought[0][at].to_f32(), |sum, other| sum + other[at].to_f32());
                 bf16::from_f32(before[at].to_f32() + sum)
             };
-            let found = on_gpu_ranks(of, |scope, _| {
+            let found = on_gpu_ranks_with(at_once, of, |scope, _| {
                 let partial = scope.upload([rows, wide], &brought[scope.rank().index()])?;
                 let mut residual = scope.upload([rows, wide], &before)?;
                 let weight = scope.upload([columns], &weight)?;

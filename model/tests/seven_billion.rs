@@ -91,6 +91,8 @@ struct Prompt {
     recorded: Vec<u8>,
     /// See [`worse`].
     worse: f64,
+    /// Ranks that share the model out.
+    ranks: usize,
 }
 
 impl Prompt {
@@ -113,7 +115,7 @@ impl Prompt {
             WeightFormats::Plain => worse(bench.backend.target().activation(), bench.model.expert_loads().is_some()),
             _ => WORSE_IN_FP8,
         };
-        Prompt { name, layout, images, recorded: file("safetensors"), worse }
+        Prompt { name, layout, images, recorded: file("safetensors"), worse, ranks: bench.backend.rank().of() }
     }
 
     /// A recorded tensor of two axes.
@@ -159,8 +161,10 @@ fn judge(prompt: &Prompt, activation: DType, what: &str, found: &[f32], tensor: 
         "{name}, {what}: the last row is {our_last:e} off, theirs {their_last:e}"
     );
     if tensor == "logits" && worse < WORSE_IN_FP8 {
-        // Random logits are nearly tied. Of 32 rows 28 agree, give or take 2, so two such counts differ by 3 and seldom by 8.
-        assert!(our_top + rows / 4 >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
+        // Random logits are nearly tied: two counts of some 28 of 32 rows that agree differ by 3, and one in twenty by more
+        // than 5. On four GPUs that was seen.
+        let fewer = if prompt.ranks > 2 { rows / 4 } else { rows / 8 };
+        assert!(our_top + fewer >= their_top, "{name}, {what}: {our_top} of {rows} agree, theirs {their_top}");
     }
 }
 

@@ -42,7 +42,7 @@ impl Plan {
 
     /// Clients hear that it is on its way.
     pub fn announce(&self, service: &Service) {
-        service.set(self.names.clone(), ModelState::Loading("waiting for its turn".into()));
+        service.set(self.names.clone(), ModelState::Loading("it has not begun".into()));
     }
 }
 
@@ -92,7 +92,9 @@ pub fn placed(
         };
         (runtime.clone(), models.iter().enumerate().map(one).collect())
     };
-    runtimes.iter().zip(placed).map(of).collect()
+    let placed = runtimes.iter().zip(placed).map(of).collect();
+    assert!(plans.iter().all(Option::is_none), "each model is placed");
+    placed
 }
 
 /// Loads all models of a runtime in order, those of several runtimes at once, and tells the service how far they are. One

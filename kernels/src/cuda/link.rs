@@ -49,14 +49,17 @@ pub(super) struct Rows {
 }
 
 /// Of more than two ranks, from here on two shots, each of a part, are faster than one of all. On four H200s of one host they
-/// took 23 us and one 26 of 1.75 MiB, and 20 and 19 of 1 MiB (`tools/gpu/ranks.py`).
+/// take 23.1 us and one 25.9 of 1.75 MiB, and 19.6 and 18.4 of 1 MiB (`tools/gpu/ranks.py`).
 const TWO_SHOTS_FROM: Bytes = Bytes::kib(1536);
 
 /// The same of sums with a norm, in which ranks write their shares into each other's memory: 17.6 us and 19.6 of 1 MiB, 13.4
 /// and 12.4 of 448 KiB.
 const SHARES_FROM: Bytes = Bytes::kib(768);
 
-/// Most that is pushed to more than two ranks at once: of 7 KiB it took 6.5 us there and reading 6.7, of 16 KiB 9.8 and 7.7.
+/// Least of each of several exchanges in shares, of which each takes 10 us more than a part of one that is read.
+const SEVERAL_SHARES_FROM: Bytes = Bytes::mib(3);
+
+/// Most that is pushed to more than two ranks at once: of 7 KiB it takes 6.5 us there and reading 6.8, of 16 KiB 10.0 and 7.8.
 const PUSHED_TO_MANY_MAX: Bytes = Bytes::kib(8);
 
 /// Most threads of a norm whose pieces have four rows; above, they have two. Both make 32 KiB at most. Four take all
@@ -134,12 +137,15 @@ impl CudaLink {
         self.exchange.half as usize / row.max(1)
     }
 
-    /// The same in shares: beside all rows stands what each other rank brings for those of a share, which may be larger
-    /// than the others by a piece of each block. See `all_reduce.cu`.
-    fn at_once_in_shares(&self, row: usize) -> usize {
+    /// The same of `rows` in shares, as even exchanges. None if they would be small. Of N ranks, exchange memory then holds the
+    /// sums of an exchange's rows and, from each other rank, its part of those of a share: at most 1/N of them, and one for
+    /// each block. See `all_reduce.cu`.
+    fn at_once_in_shares(&self, rows: usize, row: usize) -> Option<usize> {
         let of = self.rank().of();
-        let uneven = (of - 1) * (self.blocks + self.blocks.div_ceil(of));
-        self.at_once(row).saturating_sub(uneven) * of / (2 * of - 1)
+        let most = self.at_once(row).saturating_sub((of - 1) * self.blocks) * of / (2 * of - 1);
+        let turns = rows.div_ceil(most.max(1)).max(1);
+        let (at_once, least) = (rows.div_ceil(turns), if turns > 1 { SEVERAL_SHARES_FROM } else { SHARES_FROM });
+        (of > 2 && most > 0 && at_once * row >= least.as_usize()).then_some(at_once)
     }
 
     /// Where the device notes who did not come.
@@ -232,8 +238,8 @@ pub(super) fn all_reduce_rms_norm(
     const OP: &str = "all_reduce_rms_norm";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
     let (row, of) = (bytes_of_a_row(&call.partial), cuda.rank().of());
-    let in_shares = if of > 2 && call.partial.bytes() >= SHARES_FROM { link.at_once_in_shares(row) } else { 0 };
-    let at_once = if in_shares > 0 { in_shares } else { link.at_once(row) };
+    let in_shares = link.at_once_in_shares(call.partial.rows(), row);
+    let at_once = in_shares.unwrap_or_else(|| link.at_once(row));
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
     let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
     // Rounded rows come of two launches.
@@ -250,7 +256,7 @@ pub(super) fn all_reduce_rms_norm(
                 hopper.all_reduce_rms_norm_pieces[usize::from(has_four)]
             }
             2 => hopper.all_reduce_rms_norm_pushed[0],
-            3.. if in_shares > 0 => hopper.all_reduce_rms_norm_shares[usize::from(of > 4)],
+            3.. if in_shares.is_some() => hopper.all_reduce_rms_norm_shares[usize::from(of > 4)],
             3.. if bytes <= PUSHED_TO_MANY_MAX.as_usize() => hopper.all_reduce_rms_norm_pushed[1],
             _ => hopper.all_reduce_rms_norm,
         };
@@ -297,4 +303,36 @@ pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::C
         unsafe { cuda.launch(hopper.best_of_ranks, extent, arguments)? };
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(of: usize, largest: Bytes, processors: usize) -> CudaLink {
+        let memory = vec![Address(0); of];
+        // SAFETY: nothing is launched.
+        let ends = unsafe { CudaLink::between(&memory, largest, Duration::ZERO, processors, 1) };
+        ends.into_iter().next().expect("a rank")
+    }
+
+    #[test]
+    fn shares_fit_a_half_and_are_large() {
+        let row = 7168;
+        for of in 2..=RANKS_MAX {
+            for (tokens, processors) in [(128, 132), (512, 132), (1100, 132), (2048, 66), (8448, 132), (8448, 16)] {
+                let link = link(of, Bytes(tokens * row as u64), processors);
+                for rows in (1..=tokens as usize).step_by(37) {
+                    let Some(at_once) = link.at_once_in_shares(rows, row) else { continue };
+                    let grid = at_once.min(link.blocks);
+                    let pieces = at_once.div_ceil(grid).div_ceil(of);
+                    let used = at_once + (of - 1) * pieces * grid;
+                    assert!(used <= tokens as usize, "{at_once} of {rows} rows, {of} ranks, {tokens} tokens");
+                    assert!(of > 2 && at_once * row >= SHARES_FROM.as_usize());
+                }
+                let of_all = link.at_once_in_shares(tokens as usize, row);
+                assert_eq!(of_all.is_some(), of > 2 && tokens >= 2048, "{tokens} tokens of {of} ranks: {of_all:?}");
+            }
+        }
+    }
 }

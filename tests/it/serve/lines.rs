@@ -17,7 +17,7 @@ pub(super) struct Program {
     process: Child,
     address: String,
     lines: Receiver<Value>,
-    /// Its lines until the demo model answered.
+    /// Its lines until the demo model was ready.
     pub(super) begun: Vec<Value>,
 }
 
@@ -54,8 +54,16 @@ impl Program {
         BufReader::new(process.stdout.take().expect("a pipe")).read_line(&mut said).expect("it listens");
         let address = said.trim().strip_prefix("listening on http://").expect("where it listens").to_owned();
         let mut program = Program { process, address, lines, begun: Vec::new() };
-        program.begun = program.until(|line| line["message"].as_str() == Some("ready: demo"));
+        program.begun = program.until(|line| line["message"] == "ready: demo");
         program
+    }
+
+    /// Waits until it has said something that begins so.
+    pub(super) fn has_said(&self, words: &str) {
+        let is_it = |line: &Value| line["message"].as_str().is_some_and(|said| said.starts_with(words));
+        if !self.begun.iter().any(is_it) {
+            self.until(is_it);
+        }
     }
 
     /// The lines up to one.

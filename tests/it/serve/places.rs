@@ -86,6 +86,16 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
     for size in ["1", "auto"] {
         let flags = ["--tensor-parallel-size", size, "--model", "demo", "--model", "demo"];
         let program = Program::on("host:2", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+        // Neither waits for the other.
+        let first = |is_it: &dyn Fn(&str) -> bool| {
+            program.begun.iter().position(|line| line["message"].as_str().is_some_and(is_it)).unwrap_or(usize::MAX)
+        };
+        assert!(
+            first(&|said| said.starts_with("demo: ")) < first(&|said| said == "ready: other"),
+            "{:#?}",
+            program.begun
+        );
+        program.has_said("ready: other");
         for (number, model) in ["other", "demo"].into_iter().enumerate() {
             let told = program.get(&format!("/v1/budget?device={number}"), "");
             let budget = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
@@ -103,6 +113,7 @@ fn models_that_fit_on_one_device_are_spread_over_all() {
 fn a_model_that_cannot_be_planned_stops_no_other() {
     let flags = ["--tensor-parallel-size", "auto", "--model", "/no/such/folder", "--model", "demo"];
     let program = Program::on("host:2", &[&flags[..], &["--name", "broken", "--name", "demo"]].concat());
+    program.has_said("broken failed to load");
     let health = program.get("/health", "");
     assert!(health.starts_with("HTTP/1.1 200") && health.contains("there is no folder /no/such/folder"), "{health}");
 }
@@ -111,6 +122,7 @@ fn a_model_that_cannot_be_planned_stops_no_other() {
 fn two_groups_of_two_serve_a_model_each() {
     let flags = ["--tensor-parallel-size", "2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
     let program = Program::on("host:4", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+    program.has_said("ready: other");
     for (number, model) in ["other", "demo"].into_iter().enumerate() {
         let told = program.get(&format!("/v1/budget?device={number}"), "");
         let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
