@@ -57,7 +57,9 @@ impl Bar {
             }
             Progress::Attempt(_) => {}
             Progress::Notice(notice) if self.is_shown => {
-                self.bar.suspend(|| logging::note(format_args!("{}{notice}", self.bar.prefix())));
+                // A suspended bar cannot be asked.
+                let text = format!("{}{notice}", self.bar.prefix());
+                self.bar.suspend(|| logging::note(text));
             }
             Progress::Notice(_) => {}
             Progress::Ready if self.tells_lines() => logging::note(format_args!("{}ready", self.bar.prefix())),
