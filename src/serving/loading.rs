@@ -9,7 +9,6 @@ use bursar::{
     LoadOptions, ModelSource, Placement, Progress, Runtime,
     serve::{ModelState, Service},
 };
-
 use futures_util::future::join_all;
 use indicatif::MultiProgress;
 
@@ -112,10 +111,11 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
             let bar = if are_several { Bar::among(&bars, &name) } else { Bar::new(true) };
             match load(&service, &runtime, plan, bar).await {
                 Ok(()) => bars.suspend(|| logging::note(format_args!("ready: {name}"))),
-                Err(failure) if count == 1 => failed.push((name, failure)),
-                Err(Failure { error, hint }) => {
-                    let failure = Failure { error: format!("{name} failed to load: {error}"), hint };
-                    bars.suspend(|| failure::tell(&failure));
+                Err(mut failure) => {
+                    if count > 1 {
+                        failure.error = format!("{name} failed to load: {}", failure.error);
+                        bars.suspend(|| failure::tell(&failure));
+                    }
                     failed.push((name, failure));
                 }
             }
