@@ -130,6 +130,27 @@ fn agents_are_replayed_with_tools_and_pictures_in_their_history() {
 }
 
 #[test]
+fn what_went_to_the_host_and_came_back_is_counted() {
+    // Seven prompts of 1,000 tokens, where 4,096 are kept on the device; the first comes again.
+    let line = |number: u64| {
+        let hashes = format!("[{}, {}]", number % 7 * 2, number % 7 * 2 + 1);
+        let at = number * 200;
+        format!("{{\"timestamp\": {at}, \"input_length\": 1000, \"output_length\": 4, \"hash_ids\": {hashes}}}\n")
+    };
+    let folder = Folder::empty();
+    let trace = folder.path().join("again.jsonl");
+    fs::write(&trace, (0..8).map(line).collect::<String>()).expect("it is written");
+    let kept = ["--kv-tokens", "4096", "--sequences", "4", "--context-tokens", "1024", "--step-tokens", "256"];
+    let run = run(&[&["--trace", trace.to_str().expect("UTF-8"), "--swap-space", "0.1"][..], &kept].concat());
+    assert_eq!(run["answered"], 8, "{run}");
+    let counts = &run["counts"];
+    for count in ["kv_bytes_to_host", "kv_bytes_from_host", "prefix_tokens_from_host"] {
+        assert!(number(&counts[count]) >= 512.0, "{count}: {run}");
+    }
+    assert!(number(&counts["prediction_error_p50"]) <= number(&counts["prediction_error_p99"]), "{run}");
+}
+
+#[test]
 fn a_trace_is_played_at_its_times_and_its_rate_can_be_changed() {
     let folder = Folder::empty();
     let lines = [(0, "[1]"), (300, "[1]"), (900, "[2]")].map(|(at, hashes)| {

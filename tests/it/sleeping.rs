@@ -451,6 +451,30 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
 }
 
 #[test]
+fn a_reply_that_nobody_reads_keeps_its_model_awake_and_others_from_their_turn_no_longer() {
+    story(async {
+        let (_, runtime) = cramped(Some(Duration::from_millis(20))).await;
+        let soon = |name| LoadOptions { wake_within: Duration::from_millis(400), requests: 4, ..slim(name) };
+        let models = [demo(&runtime, soon("one")).await, demo(&runtime, soon("two")).await];
+        let expected = answer(&models[1], about(2)).await;
+        let unread = models[1].chat(endless(1)).await.expect("accepted");
+        let error = ask(&models[0], about(1)).await.expect_err("the other does not make room in time");
+        assert!(
+            matches!(&error, ChatError::Asleep(error) if matches!(**error, SleepError::TooLate { .. })),
+            "{error:?}"
+        );
+        // It tried to, and lets requests in again before they have waited too long.
+        for _ in 0..3 {
+            assert_eq!(answer(&models[1], about(2)).await, expected);
+        }
+        drop(unread);
+        eventually("there is room", async || ask(&models[0], about(2)).await.is_ok_and(|reply| reply.text == expected))
+            .await;
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
 fn a_request_waits_for_memory_that_another_gives_back() {
     story(async {
         let stage = Stage::set(small()).await;

@@ -5,6 +5,8 @@ use std::{path::PathBuf, time::Duration};
 use bursar::Chat;
 use serde_json::Value;
 
+use super::super::draw::Draw;
+
 /// Requests that are played together, as a trace gives them or as they are drawn.
 #[derive(Clone, Debug)]
 pub struct Arrivals {
@@ -96,13 +98,22 @@ impl Arrivals {
         (last > 0.0).then(|| self.requests() as f64 / last)
     }
 
-    /// The same callers, faster or slower by one factor, so that `rate` requests come each second.
-    pub fn at_rate(mut self, rate: f64) -> Self {
-        if let Some(factor) = self.rate().map(|own| own / rate) {
-            self.callers.iter_mut().for_each(|caller| caller.at = caller.at.mul_f64(factor));
-            self.name = format!("{} at {rate}/s", self.name);
+    /// The same callers, faster or slower by one factor, so that `rate` requests come each second. Those of a trace without
+    /// times come at times that are independent of each other, drawn from the seed.
+    pub fn at_rate(mut self, rate: f64, seed: u64) -> Self {
+        match self.rate() {
+            Some(own) => self.callers.iter_mut().for_each(|caller| caller.at = caller.at.mul_f64(own / rate)),
+            None => self.spread(self.requests() as f64 / rate, &mut Draw::new(seed)),
         }
+        self.name = format!("{} at {rate}/s", self.name);
         self
+    }
+
+    /// Spreads the callers over so many seconds, at times that are independent of each other (a Poisson process with a
+    /// given count).
+    pub fn spread(&mut self, seconds: f64, draw: &mut Draw) {
+        self.callers.iter_mut().for_each(|caller| caller.at = Duration::from_secs_f64(draw.share() * seconds));
+        self.callers.sort_by_key(|caller| caller.at);
     }
 
     /// Cuts prompts of tokens to what a context has room for beside their reply. Returns how many were cut.
@@ -140,9 +151,20 @@ mod tests {
         let callers = vec![caller(1.0, &[5], 1), caller(3.0, &[5], 1), caller(4.0, &[5], 1), caller(8.0, &[5], 1)];
         let arrivals = Arrivals { name: "a day".to_owned(), callers };
         assert_eq!(arrivals.rate(), Some(0.5));
-        let faster = arrivals.at_rate(2.0);
+        let faster = arrivals.at_rate(2.0, 7);
         let at: Vec<f64> = faster.callers.iter().map(|caller| caller.at.as_secs_f64()).collect();
         assert_eq!((&*faster.name, at), ("a day at 2/s", vec![0.25, 0.75, 1.0, 2.0]));
+    }
+
+    #[test]
+    fn requests_without_times_come_at_the_rate_too() {
+        let arrivals = Arrivals { name: "a batch".to_owned(), callers: vec![caller(0.0, &[5], 1); 400] };
+        assert_eq!(arrivals.rate(), None);
+        let spread = arrivals.clone().at_rate(8.0, 7);
+        let rate = spread.rate().expect("it has times");
+        assert!((7.9..8.4).contains(&rate) && spread.name == "a batch at 8/s", "{rate}");
+        let at = |arrivals: Arrivals| arrivals.callers.iter().map(|caller| caller.at).collect::<Vec<_>>();
+        assert!(at(spread.clone()).is_sorted() && at(spread) == at(arrivals.at_rate(8.0, 7)), "one seed, one order");
     }
 
     #[test]

@@ -5,16 +5,27 @@ use serde::Serialize;
 /// Counted from the start of a run to its end.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Counts {
-    /// Times that a sequence lost its blocks: to older ones, and because keys and values shrank.
+    /// Times that a sequence lost its blocks: to older ones, to more urgent ones, and because keys and values shrank.
     pub preempted_for_blocks: u64,
+    pub preempted_for_priority: u64,
     pub preempted_by_shrinks: u64,
-    /// Tokens of beginning sequences, and those of them that were in the prefix cache.
+    /// Tokens of beginning sequences, those of them that were in the prefix cache, and those that came back from the host,
+    /// for preempted sequences too.
     pub prefix_tokens_sought: u64,
     pub prefix_tokens_found: u64,
+    pub prefix_tokens_from_host: u64,
+    /// Bytes of keys and values that were copied to the host and back.
+    pub kv_bytes_to_host: u64,
+    pub kv_bytes_from_host: u64,
+    /// By how many tokens replies were longer or shorter than predicted, as far as its buckets tell.
+    pub prediction_error_p50: Option<f64>,
+    pub prediction_error_p99: Option<f64>,
     /// Pictures that requests showed, those of them whose tokens were computed already, and those that were encoded.
     pub pictures_wanted: u64,
     pub pictures_found_computed: u64,
     pub pictures_encoded: u64,
+    /// Pictures whose rows came back from the host.
+    pub pictures_from_host: u64,
     /// Times that a sequence had to get its pictures again.
     pub pictures_wanted_again: u64,
     /// Steps, and the slow end of their duration as far as its buckets tell, in milliseconds.
@@ -117,16 +128,24 @@ mod watching {
             };
             let sought = more("bursar_encoder_cache_queries_total", &[]);
             let computed = more("bursar_pictures_found_computed_total", &[]);
-            let steps =
-                after.histogram("bursar_step_seconds", &[]).since(&before.histogram("bursar_step_seconds", &[]));
+            let since = |name| after.histogram(name, &[]).since(&before.histogram(name, &[]));
+            let steps = since("bursar_step_seconds");
+            let errors = since("bursar_reply_prediction_error_tokens");
             Counts {
                 preempted_for_blocks: more("bursar_preemptions_total", &[("reason", "blocks")]),
+                preempted_for_priority: more("bursar_preemptions_total", &[("reason", "priority")]),
                 preempted_by_shrinks: more("bursar_preemptions_total", &[("reason", "shrink")]),
                 prefix_tokens_sought: more("bursar_prefix_cache_queries_total", &[]),
                 prefix_tokens_found: more("bursar_prefix_cache_hits_total", &[]),
+                prefix_tokens_from_host: more("bursar_prefix_cache_host_hits_total", &[]),
+                kv_bytes_to_host: more("bursar_kv_copied_bytes_total", &[("direction", "to_host")]),
+                kv_bytes_from_host: more("bursar_kv_copied_bytes_total", &[("direction", "to_device")]),
+                prediction_error_p50: errors.quantile(0.5),
+                prediction_error_p99: errors.quantile(0.99),
                 pictures_wanted: sought + computed,
                 pictures_found_computed: computed,
                 pictures_encoded: sought.saturating_sub(more("bursar_encoder_cache_hits_total", &[])),
+                pictures_from_host: more("bursar_encoder_cache_host_hits_total", &[]),
                 pictures_wanted_again: more("bursar_pictures_wanted_again_total", &[]),
                 steps: steps.count() as u64,
                 step_ms_p99: steps.quantile(0.99).map(|seconds| seconds * 1e3),

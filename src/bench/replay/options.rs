@@ -26,7 +26,7 @@ pub struct ReplayOptions {
     /// Plays requests that are drawn from the seed.
     #[arg(long, value_name = "KIND", conflicts_with = "only")]
     synthetic: Option<Synthetic>,
-    /// Requests a second; several play one run each. A trace is sped up or slowed down to it.
+    /// Requests a second; several play one run each. A trace is sped up or slowed down to it; one without times gets some.
     #[arg(long, value_name = "RATE,..", value_delimiter = ',', value_parser = rate)]
     rate: Vec<f64>,
     /// How long requests keep coming. With --synthetic.
@@ -45,8 +45,8 @@ pub struct ReplayOptions {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate > 0.0 && *rate <= 1e6);
-    rate.ok_or_else(|| "a number above 0 is wanted".to_owned())
+    let rate = text.parse().ok().filter(|rate: &f64| (1e-3..=1e6).contains(rate));
+    rate.ok_or_else(|| "a number from 0.001 to 1000000 is wanted".to_owned())
 }
 
 impl ReplayOptions {
@@ -70,7 +70,8 @@ impl ReplayOptions {
             if self.rate.is_empty() {
                 return Ok(read);
             }
-            let at_each = |arrivals: &Arrivals| self.rate.iter().map(|rate| arrivals.clone().at_rate(*rate)).collect();
+            let at_each =
+                |arrivals: &Arrivals| self.rate.iter().map(|rate| arrivals.clone().at_rate(*rate, seed)).collect();
             return Ok(read.iter().flat_map::<Vec<_>, _>(at_each).collect());
         }
         let Some(kind) = self.synthetic else { return Ok(Vec::new()) };

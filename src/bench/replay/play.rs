@@ -63,8 +63,9 @@ impl Player {
                 {
                     let bytes = std::fs::read(path).map_err(|error| Failure {
                         error: format!("the picture {} cannot be read: {error}", path.display()),
-                        hint: "give the folder of the trace's pictures with --pictures, or leave it out to draw them"
-                            .to_owned(),
+                        hint:
+                            "give the folder of the trace's pictures with --pictures-in, or leave it out to draw them"
+                                .to_owned(),
                     })?;
                     files.insert(path.clone(), bytes.into());
                 }

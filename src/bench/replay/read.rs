@@ -45,7 +45,7 @@ struct Drawn {
 /// A line.
 #[derive(Deserialize)]
 struct Line {
-    /// Milliseconds from the start.
+    /// In milliseconds; times count from the first one.
     #[serde(default)]
     timestamp: f64,
     input_length: Option<usize>,
@@ -82,14 +82,22 @@ pub fn trace(path: &Path, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, Fail
     let beside = pictures.folder.or(path.parent()).unwrap_or(Path::new("."));
     let arrivals = match serde_json::from_str::<Runs>(&text) {
         Ok(Runs { runs }) => runs.into_iter().map(|run| drawn(run, pictures)).collect::<Result<_, _>>(),
-        // A file of one object that is no line either: the reason is that of the object.
-        Err(error) if text.trim_start().starts_with("{\"runs\"") => Err(error.to_string()),
+        Err(error) if is_one_object(&text) => Err(error.to_string()),
         Err(_) => lines(name, &text, beside).map(|arrivals| vec![arrivals]),
     };
     let arrivals: Vec<Arrivals> = arrivals.map_err(wrong)?;
     match arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
         true => Ok(arrivals),
         false => Err(wrong("it has no request".to_owned())),
+    }
+}
+
+/// Whether a file was to be one object with runs, instead of lines.
+fn is_one_object(text: &str) -> bool {
+    let Some(first) = text.lines().find(|line| !line.trim().is_empty()) else { return false };
+    match serde_json::from_str::<Value>(first) {
+        Ok(line) => line.get("runs").is_some(),
+        Err(error) => error.is_eof(),
     }
 }
 
@@ -106,7 +114,11 @@ fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
                 Asked::Said { text: "Describe.".to_owned(), pictures: vec![picture] }
             }
         };
-        let at = seconds(t).ok_or_else(|| format!("request {number} of run {}: t is no time", run.name))?;
+        let wrong = |what: &str| format!("request {number} of run {}: {what}", run.name);
+        if kind == Kind::Text && prompt == 0 {
+            return Err(wrong("prompt is 0"));
+        }
+        let at = seconds(t).ok_or_else(|| wrong("t is no time"))?;
         Ok(alone(at, Turn { kind, pause: Duration::ZERO, asked, reply: out.max(1) }))
     };
     let callers = run.requests.into_iter().enumerate().map(caller).collect::<Result<_, String>>()?;
@@ -119,7 +131,11 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
         let read = serde_json::from_str(line).map_err(|error| error.to_string());
         read.and_then(|line| caller(line, beside)).map_err(|error| format!("line {}: {error}", number + 1))
     };
-    Ok(in_order(name, lines.map(read).collect::<Result<_, _>>()?))
+    let mut arrivals = in_order(name, lines.map(read).collect::<Result<_, _>>()?);
+    // Logs count from a day of their own.
+    let first = arrivals.callers.first().map(|caller| caller.at).unwrap_or_default();
+    arrivals.callers.iter_mut().for_each(|caller| caller.at -= first);
+    Ok(arrivals)
 }
 
 fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
@@ -245,6 +261,17 @@ mod tests {
     }
 
     #[test]
+    fn times_of_a_log_count_from_its_first() {
+        let line = |at: u64| format!("{{\"timestamp\": {at}, \"input_length\": 7, \"output_length\": 1}}\n");
+        let [run] = read(&(line(1_764_150_000_500) + &line(1_764_150_000_000)), &SIDE)
+            .expect("it is a trace")
+            .try_into()
+            .expect("one run");
+        let at: Vec<Duration> = run.callers.iter().map(|caller| caller.at).collect();
+        assert_eq!((at, run.rate()), (vec![Duration::ZERO, Duration::from_millis(500)], Some(4.0)));
+    }
+
+    #[test]
     fn a_wrong_line_is_named() {
         let good = "{\"input_length\": 7, \"output_length\": 1}\n";
         for (line, told) in [
@@ -260,6 +287,10 @@ mod tests {
             assert!(error.contains(told), "{error}");
         }
         assert!(read("", &SIDE).expect_err("nothing").contains("no request"));
+        let error = read("{\n  \"runs\": [{\"name\": \"a\", \"requests\": [}]\n}", &SIDE).expect_err("no request");
+        assert!(error.contains("line 2 column"), "{error}");
+        let zero = r#"{"runs": [{"name": "a", "requests": [{"t": 0, "prompt": 0, "out": 1, "seed": 1}]}]}"#;
+        assert!(read(zero, &SIDE).expect_err("no prompt").contains("request 0 of run a: prompt is 0"));
         assert!(read("{\"runs\": [{\"name\": 3}]}", &SIDE).expect_err("no name").contains("invalid type"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use bursar::Envelope;
+use bursar::{Bytes, Envelope};
 use serde::Serialize;
 
 use super::{
@@ -86,15 +86,21 @@ fn write_counts(f: &mut fmt::Formatter<'_>, counts: &Counts) -> fmt::Result {
     let Counts { pictures_wanted, pictures_encoded, steps, sequences, patches, .. } = counts;
     let mut line = |name: &str, value: String| writeln!(f, "  {name:<34}{value}");
     let (blocks, shrinks) = (counts.preempted_for_blocks, counts.preempted_by_shrinks);
-    line("preempted", format!("{blocks} for blocks, {shrinks} by shrinks"))?;
+    let urgent = counts.preempted_for_priority;
+    line("preempted", format!("{blocks} for blocks, {urgent} for priority, {shrinks} by shrinks"))?;
+    if let (Some(middle), Some(most)) = (counts.prediction_error_p50, counts.prediction_error_p99) {
+        line("replies off their prediction", format!("by {middle:.0} tokens (p50), {most:.0} (p99)"))?;
+    }
+    let (out, back) = (counts.kv_bytes_to_host, counts.kv_bytes_from_host);
+    if out > 0 {
+        let [out, back] = [out, back].map(Bytes);
+        line("to the host and back", format!("{out} and {back}, {} tokens", counts.prefix_tokens_from_host))?;
+    }
     if *pictures_wanted > 0 {
-        let (computed, again) = (counts.pictures_found_computed, counts.pictures_wanted_again);
-        line(
-            "pictures",
-            format!(
-                "{pictures_wanted} shown, {computed} found computed, {pictures_encoded} encoded, {again} wanted again"
-            ),
-        )?;
+        let (computed, again, host) =
+            (counts.pictures_found_computed, counts.pictures_wanted_again, counts.pictures_from_host);
+        let found = format!("{pictures_wanted} shown, {computed} found computed, {host} on the host");
+        line("pictures", format!("{found}, {pictures_encoded} encoded, {again} wanted again"))?;
     }
     let slow = counts.step_ms_p99.map(|time| format!(", p99 {time:.1} ms")).unwrap_or_default();
     line("steps", format!("{steps}{slow}"))?;

@@ -50,8 +50,7 @@ impl Synthetic {
         }
     }
 
-    /// Draws callers until they have as many requests as come in that time, at times that are independent of each other
-    /// (a Poisson process with a given count).
+    /// Draws callers until they have as many requests as come in that time, and spreads them over it.
     pub fn arrivals(self, amount: Amount, seed: u64) -> Arrivals {
         let mut draw = Draw::new(seed ^ 0x5ee7_ab1e ^ self as u64);
         let wanted = (amount.rate * amount.seconds).ceil().max(1.0) as usize;
@@ -61,11 +60,9 @@ impl Synthetic {
             requests += caller.turns.len();
             callers.push(caller);
         }
-        for caller in &mut callers {
-            caller.at = Duration::from_secs_f64(draw.share() * amount.seconds);
-        }
-        callers.sort_by_key(|caller| caller.at);
-        Arrivals { name: format!("{} {}/s", self.name(), amount.rate), callers }
+        let mut arrivals = Arrivals { name: format!("{} {}/s", self.name(), amount.rate), callers };
+        arrivals.spread(amount.seconds, &mut draw);
+        arrivals
     }
 
     fn caller(self, draw: &mut Draw, amount: Amount) -> Caller {

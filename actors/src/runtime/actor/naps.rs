@@ -197,7 +197,7 @@ async fn drain(
     level: Option<SleepLevel>,
     within: Option<Duration>,
 ) -> Result<(), SleepError> {
-    let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
+    let EngineArguments { label, budget, weight_store, wakefulness, device, options, .. } = arguments;
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
         let bytes = segment.backed() * device.ranks().len().max(1) as u64;
         let request = Request::new(arguments.sleep_owner(), Class::Host, label.clone(), bytes);
@@ -211,10 +211,8 @@ async fn drain(
             (Err(_), None) => {}
         }
     }
-    let Some(within) = within else {
-        wakefulness.empty().await;
-        return Ok(());
-    };
+    // Nobody's call: those who come meanwhile are let in again before they have waited too long.
+    let within = within.unwrap_or(options.wake_within / 2);
     if tokio::time::timeout(within, wakefulness.empty()).await.is_err() {
         let running = wakefulness.inside();
         weight_store.give_copy_back();

@@ -113,7 +113,7 @@ pub enum Effect<P: Parts> {
         /// The reason, in words.
         reason: String,
     },
-    /// Let no more requests in, and have those that are in end within the time, if one is set. At level 1 lease host
+    /// Let no more requests in, and have those that are in end within the time, or one that suits the model. At level 1 lease host
     /// memory for the weights first; without a level, only if there is some. [`Drained`](super::Input::Drained) follows.
     FallAsleep {
         /// The model's name.

@@ -4,7 +4,7 @@ use std::{mem, time::Duration};
 
 use super::{
     child::Child,
-    nap::{Hungry, Nap},
+    nap::{Hungry, Nap, Sleepers},
 };
 use crate::{sleep::SleepLevel, supervise::Intensity};
 
@@ -42,7 +42,7 @@ pub struct Ended<W> {
 impl<W, S> Model<W, S> {
     /// A model whose first engine starts.
     pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
-        let nap = Nap::Waking(Hungry { reason: None, since, was_tried: false, again: None });
+        let nap = Nap::Waking(Hungry { reason: None, since, was_tried: false, again: Sleepers::none() });
         Model { load, nap, sleep_after, life: Life::Goes(Child::new(intensity)), let_go: None }
     }
 

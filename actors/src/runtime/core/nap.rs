@@ -26,12 +26,22 @@ pub enum Nap<S> {
     Waking(Hungry<S>),
 }
 
+/// Who waits for a model to sleep, and what they asked for.
+pub struct Sleepers<S> {
+    /// The deepest level that one asked for.
+    pub level: SleepLevel,
+    /// The longest that running requests may take by one of them.
+    pub within: Duration,
+    /// Each.
+    pub each: Vec<S>,
+}
+
 /// A model whose requests end.
 pub struct Falling<S> {
     /// Why it is to sleep.
     pub reason: SleepReason,
     /// Who waits for that.
-    pub sleepers: Vec<S>,
+    pub sleepers: Sleepers<S>,
     /// It is to wake up at once.
     pub wanted: Option<WakeReason>,
 }
@@ -39,7 +49,7 @@ pub struct Falling<S> {
 /// A model whose memory is taken back.
 pub struct Lying<S> {
     /// Who waits for it to sleep.
-    pub sleepers: Vec<S>,
+    pub sleepers: Sleepers<S>,
     /// What follows.
     pub next: Next<S>,
     /// It is to end then, for this reason.
@@ -64,14 +74,23 @@ pub struct Hungry<S> {
     pub since: Duration,
     /// It has not fitted, and nothing has left since.
     pub was_tried: bool,
-    /// It is to sleep again once it is awake: how deeply, how long requests may take, and who waits for that.
-    pub again: Option<(SleepLevel, Duration, Vec<S>)>,
+    /// Who waits for it to sleep again once it is awake.
+    pub again: Sleepers<S>,
 }
 
-impl<S> Hungry<S> {
-    /// Those who wait for it to sleep again.
-    pub fn sleepers(self) -> Vec<S> {
-        self.again.map(|(_, _, sleepers)| sleepers).unwrap_or_default()
+impl<S> Sleepers<S> {
+    /// Nobody yet.
+    pub fn none() -> Self {
+        Sleepers { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
+    }
+
+    /// One more waits.
+    pub fn join(&mut self, level: SleepLevel, within: Duration, sleeper: S) {
+        if level == SleepLevel::Level2 {
+            self.level = level;
+        }
+        self.within = self.within.max(within);
+        self.each.push(sleeper);
     }
 }
 

@@ -10,7 +10,7 @@ use std::{mem, time::Duration};
 
 use super::{
     Effect, Parts, RuntimeCore,
-    nap::{Falling, Hungry, Lying, Nap, Next, Seen},
+    nap::{Falling, Hungry, Lying, Nap, Next, Seen, Sleepers},
 };
 use crate::{
     metric::{SleepReason, WakeReason},
@@ -30,22 +30,30 @@ impl<P: Parts> RuntimeCore<P> {
         };
         match &mut model.nap {
             Nap::Awake { .. } => {
-                let (reason, sleepers, wanted) = (SleepReason::Call, vec![sleeper], None);
-                model.nap = Nap::FallingAsleep(Falling { reason, sleepers, wanted });
+                let mut sleepers = Sleepers::none();
+                sleepers.join(level, within, sleeper);
+                model.nap = Nap::FallingAsleep(Falling { reason: SleepReason::Call, sleepers, wanted: None });
                 self.effects.push(Effect::FallAsleep { name, load, level: Some(level), within: Some(within) });
             }
-            Nap::FallingAsleep(falling) => falling.sleepers.push(sleeper),
-            Nap::LyingDown(lying) => lying.sleepers.push(sleeper),
             Nap::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
-                let (sleepers, next) = (vec![sleeper], Next::Sleep(SleepReason::Call, None));
+                let mut sleepers = Sleepers::none();
+                sleepers.join(level, within, sleeper);
+                let next = Next::Sleep(SleepReason::Call, None);
                 model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
                 self.effects.push(Effect::LieDown { name, load, level: Some(level) });
             }
             Nap::Asleep(_) => self.answer_sleepers([sleeper], Ok(())),
-            Nap::Hungry(hungry) | Nap::Waking(hungry) => {
-                hungry.again.get_or_insert((level, within, Vec::new())).2.push(sleeper);
+            Nap::Hungry(hungry) | Nap::Waking(hungry) | Nap::LyingDown(Lying { next: Next::Hunger(hungry), .. }) => {
+                hungry.again.join(level, within, sleeper);
+            }
+            Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => {
+                sleepers.join(level, within, sleeper);
             }
         }
+    }
+
+    fn sleep_all(&mut self, name: &str, load: u64, Sleepers { level, within, each }: Sleepers<P::Sleeper>) {
+        each.into_iter().for_each(|sleeper| self.sleep(name.to_owned(), load, (level, within), sleeper));
     }
 
     pub(super) fn wake(&mut self, name: String, load: u64, reason: WakeReason, now: Duration) {
@@ -57,7 +65,10 @@ impl<P: Parts> RuntimeCore<P> {
                 *next = Next::Sleep(SleepReason::Call, Some(reason));
             }
             Nap::Asleep(_) => {
-                self.hunger(name, Hungry { reason: Some(reason), since: now, was_tried: false, again: None });
+                self.hunger(
+                    name,
+                    Hungry { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() },
+                );
             }
             Nap::LyingDown(_) | Nap::Hungry(_) | Nap::Waking(_) | Nap::Awake { .. } => {}
         }
@@ -118,9 +129,13 @@ impl<P: Parts> RuntimeCore<P> {
                 model.nap = Nap::LyingDown(Lying { sleepers, next: Next::Sleep(reason, wanted), end: None });
                 self.effects.push(Effect::LieDown { name, load, level: None });
             }
-            (Nap::FallingAsleep(Falling { sleepers, .. }), Err(error)) => {
-                self.effects.push(Effect::StayAwake { name });
-                self.answer_sleepers(sleepers, Err(error));
+            (Nap::FallingAsleep(Falling { reason, sleepers, .. }), Err(error)) => {
+                self.effects.push(Effect::StayAwake { name: name.clone() });
+                match reason {
+                    SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
+                    // They may have more time.
+                    SleepReason::Idle | SleepReason::Room => self.sleep_all(&name, load, sleepers),
+                }
                 self.feed();
             }
             (nap, _) => model.nap = nap,
@@ -134,28 +149,29 @@ impl<P: Parts> RuntimeCore<P> {
             return;
         };
         if let Some(reason) = end {
-            self.answer_sleepers(sleepers, Ok(()));
+            self.answer_sleepers(sleepers.each, Ok(()));
             if let Next::Hunger(hungry) = next {
-                self.answer_sleepers(hungry.sleepers(), Ok(()));
+                self.answer_sleepers(hungry.again.each, Ok(()));
             }
             return self.end(name, reason);
         }
+        // Somebody asked for more while it fell asleep.
+        if (level, sleepers.level) == (SleepLevel::Level1, SleepLevel::Level2) {
+            model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
+            return self.effects.push(Effect::LieDown { name, load, level: Some(SleepLevel::Level2) });
+        }
         let (reason, wanted) = match next {
-            Next::Hunger(hungry) => {
-                self.answer_sleepers(sleepers, Ok(()));
-                return self.hunger(name, hungry);
-            }
+            Next::Hunger(hungry) => return self.hunger(name, hungry),
             Next::Sleep(reason, wanted) => (Some(reason), wanted),
             Next::SleepOn => (None, None),
         };
         self.effects.push(Effect::ShowAsleep { name: name.clone(), level, reason });
-        self.answer_sleepers(sleepers, Ok(()));
+        self.answer_sleepers(sleepers.each, Ok(()));
         // What it held is there for the one that waits longest.
         self.try_again();
         match wanted {
-            Some(reason) => {
-                self.hunger(name, Hungry { reason: Some(reason), since: now, was_tried: false, again: None })
-            }
+            Some(reason) => self
+                .hunger(name, Hungry { reason: Some(reason), since: now, was_tried: false, again: Sleepers::none() }),
             None => self.feed(),
         }
     }
@@ -167,10 +183,7 @@ impl<P: Parts> RuntimeCore<P> {
             Nap::Waking(Hungry { reason, since, again, .. }) => {
                 let took = now.saturating_sub(since);
                 self.effects.push(Effect::ShowAwake { name: name.clone(), reason, took });
-                if let Some((level, within, sleepers)) = again {
-                    let each = sleepers.into_iter();
-                    each.for_each(|sleeper| self.sleep(name.clone(), load, (level, within), sleeper));
-                }
+                self.sleep_all(&name, load, again);
                 self.feed();
             }
             nap => model.nap = nap,
@@ -198,14 +211,14 @@ impl<P: Parts> RuntimeCore<P> {
     fn lie_down_after(&mut self, name: String, load: u64, hungry: Hungry<P::Sleeper>, may_wait: bool) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let (sleepers, next) = match (may_wait, hungry) {
-            (true, hungry) => (Vec::new(), Next::Hunger(Hungry { was_tried: true, ..hungry })),
+            (true, hungry) => (Sleepers::none(), Next::Hunger(Hungry { was_tried: true, ..hungry })),
             (false, hungry @ Hungry { reason: None, .. }) => {
                 model.nap = Nap::Waking(hungry);
                 return self.fail_start(name);
             }
             (false, hungry) => {
                 self.effects.push(Effect::TellNotWoken { name: name.clone() });
-                (hungry.sleepers(), Next::SleepOn)
+                (hungry.again, Next::SleepOn)
             }
         };
         model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
@@ -265,7 +278,7 @@ impl<P: Parts> RuntimeCore<P> {
             let Some(model) = self.models.get_mut(name).filter(|model| model.is_going()) else { continue };
             match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
                 Nap::Hungry(hungry) if hungry.reason.is_some() => {
-                    let (load, sleepers) = (model.load, hungry.sleepers());
+                    let (load, sleepers) = (model.load, hungry.again);
                     model.nap = Nap::LyingDown(Lying { sleepers, next: Next::SleepOn, end: None });
                     self.effects.push(Effect::LieDown { name: name.clone(), load, level: None });
                     self.hungry.retain(|hungry| hungry != name);
@@ -287,7 +300,7 @@ impl<P: Parts> RuntimeCore<P> {
     fn fall_asleep(&mut self, name: String, reason: SleepReason) {
         let Some(model) = self.models.get_mut(&name) else { return };
         let load = model.load;
-        model.nap = Nap::FallingAsleep(Falling { reason, sleepers: Vec::new(), wanted: None });
+        model.nap = Nap::FallingAsleep(Falling { reason, sleepers: Sleepers::none(), wanted: None });
         self.effects.push(Effect::FallAsleep { name, load, level: None, within: None });
     }
 
@@ -295,8 +308,10 @@ impl<P: Parts> RuntimeCore<P> {
     pub(super) fn end_nap(&mut self, name: &str) {
         let Some(model) = self.models.get_mut(name) else { return };
         let sleepers = match mem::replace(&mut model.nap, Nap::Asleep(SleepLevel::Level2)) {
-            Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => sleepers,
-            Nap::Hungry(hungry) | Nap::Waking(hungry) => hungry.sleepers(),
+            Nap::LyingDown(Lying { next: Next::Hunger(hungry), .. }) | Nap::Hungry(hungry) | Nap::Waking(hungry) => {
+                hungry.again.each
+            }
+            Nap::FallingAsleep(Falling { sleepers, .. }) | Nap::LyingDown(Lying { sleepers, .. }) => sleepers.each,
             Nap::Awake { .. } | Nap::Asleep(_) => Vec::new(),
         };
         self.answer_sleepers(sleepers, Err(SleepError::Stopped { reason: "it has ended".into() }));

@@ -34,6 +34,8 @@ struct World {
     has_device: bool,
     /// Waiters and loaders without an answer.
     waiting: BTreeSet<u64>,
+    /// Models that were asked to wake up since they were last awake, or failed to.
+    wanted: BTreeSet<String>,
     next: u64,
     end: Option<End>,
 }
@@ -52,7 +54,7 @@ enum Event {
     Forget(usize, u64),
     EngineDies(usize),
     EngineGivesUp(usize),
-    Sleep(usize, u64),
+    Sleep(usize, u64, u8),
     Wake(usize, u64),
     DoesNotStart(usize, bool),
     BudgetDies,
@@ -69,7 +71,7 @@ fn events() -> impl Strategy<Value = Event> {
         1 => (name.clone(), 0u64..8).prop_map(|(name, load)| Event::Forget(name, load)),
         3 => name.clone().prop_map(Event::EngineDies),
         1 => name.clone().prop_map(Event::EngineGivesUp),
-        2 => (name.clone(), 0u64..4).prop_map(|(name, load)| Event::Sleep(name, load)),
+        2 => (name.clone(), 0u64..4, 1u8..3).prop_map(|(name, load, level)| Event::Sleep(name, load, level)),
         2 => (name.clone(), 0u64..4).prop_map(|(name, load)| Event::Wake(name, load)),
         2 => (name, any::<bool>()).prop_map(|(name, may_fit)| Event::DoesNotStart(name, may_fit)),
         1 => Just(Event::BudgetDies),
@@ -93,6 +95,7 @@ impl World {
             has_budget: true,
             has_device: true,
             waiting: BTreeSet::new(),
+            wanted: BTreeSet::new(),
             next: 0,
             end: None,
         }
@@ -126,11 +129,17 @@ impl World {
             Event::EngineGivesUp(which) if self.dies(which) => {
                 Input::EngineGaveUp { name: name(which), reason: "it gave up".to_owned() }
             }
-            Event::Sleep(which, load) => {
-                let (level, within) = (SleepLevel::Level1, Duration::ZERO);
+            Event::Sleep(which, load, level) => {
+                let (level, within) = (level.try_into().expect("there are two"), Duration::ZERO);
                 Input::Sleep { name: name(which), load, level, within, sleeper: self.waiter() }
             }
-            Event::Wake(which, load) => Input::Wake { name: name(which), load, reason: WakeReason::Call },
+            Event::Wake(which, load) => {
+                let model = self.core.of_load(NAMES[which], load);
+                if model.is_some_and(|model| model.is_going() && !matches!(model.nap, nap::Nap::Awake { .. })) {
+                    self.wanted.insert(name(which));
+                }
+                Input::Wake { name: name(which), load, reason: WakeReason::Call }
+            }
             Event::DoesNotStart(which, may_fit) if self.dies(which) => Input::NotWoken { name: name(which), may_fit },
             Event::BudgetDies if self.has_budget => {
                 self.has_budget = false;
@@ -169,7 +178,8 @@ impl World {
         self.next += 1;
         let seen = |(at, name): (usize, &String)| {
             let is_busy = (self.next + at as u64).is_multiple_of(3);
-            Seen { name: name.clone(), idle_for: (!is_busy).then_some(Duration::ZERO), is_awaited: is_busy }
+            let is_awaited = is_busy || self.wanted.contains(name);
+            Seen { name: name.clone(), idle_for: (!is_awaited).then_some(Duration::ZERO), is_awaited }
         };
         Input::Look(self.models.keys().enumerate().map(seen).collect())
     }
@@ -197,7 +207,10 @@ impl World {
                 self.models.insert(name.clone(), false);
                 self.promised.push(Input::Ended { name, load, cut_off: 1 });
             }
-            Effect::Gone { name, .. } => assert_eq!(self.models.remove(&name), Some(false), "it is dead"),
+            Effect::Gone { name, .. } => {
+                self.wanted.remove(&name);
+                assert_eq!(self.models.remove(&name), Some(false), "it is dead");
+            }
             Effect::Answer { waiter, .. } => self.answered(waiter),
             Effect::RespawnBudgetAfter { death, .. } => self.promised.push(Input::RespawnBudget { death }),
             Effect::SpawnBudget => assert!(!mem::replace(&mut self.has_budget, true), "one budget at a time"),
@@ -210,14 +223,15 @@ impl World {
                 self.has_budget = true;
                 self.has_device = true;
             }
-            Effect::FallAsleep { name, load, within, .. } => {
+            Effect::FallAsleep { name, load, .. } => {
+                self.next += 1;
                 let busy = SleepError::Busy { running: 1, within: Duration::ZERO };
-                let drained = if within.is_some() && load % 2 == 1 { Err(busy) } else { Ok(()) };
+                let drained = if self.next.is_multiple_of(2) { Err(busy) } else { Ok(()) };
                 self.promised.push(Input::Drained { name, load, drained });
             }
-            Effect::LieDown { name, load, .. } => {
+            Effect::LieDown { name, load, level } => {
                 self.models.insert(name.clone(), false);
-                self.promised.push(Input::FellAsleep { name, load, level: SleepLevel::Level1 });
+                self.promised.push(Input::FellAsleep { name, load, level: level.unwrap_or(SleepLevel::Level1) });
             }
             Effect::Waken { name, load, .. } => {
                 assert!(self.has_device, "engines start on a device");
@@ -230,12 +244,10 @@ impl World {
             }
             Effect::AnswerSleeper { sleeper, .. } => self.answered(sleeper),
             Effect::Look => unreachable!("looked at above"),
-            Effect::StayAwake { .. }
-            | Effect::ShowAsleep { .. }
-            | Effect::ShowWaking { .. }
-            | Effect::ShowAwake { .. }
-            | Effect::TellNotWoken { .. }
-            | Effect::FailStart { .. } => {}
+            Effect::StayAwake { name } | Effect::ShowAwake { name, .. } | Effect::TellNotWoken { name } => {
+                self.wanted.remove(&name);
+            }
+            Effect::ShowAsleep { .. } | Effect::ShowWaking { .. } | Effect::FailStart { .. } => {}
             // What waits hears that the runtime is gone.
             Effect::Fail { .. } => self.end = Some(End::Failed),
             Effect::Stop => {
@@ -273,6 +285,23 @@ proptest! {
         prop_assert!(world.end.is_some(), "{} promises are left", world.promised.len());
         if world.end == Some(End::Stopped) {
             prop_assert!(world.waiting.is_empty(), "without an answer: {:?}", world.waiting);
+        }
+    }
+
+    #[test]
+    fn every_model_that_is_to_wake_up_does_or_says_that_it_could_not(
+        happened in prop::collection::vec(events(), 0..80),
+        makes_room in any::<bool>(),
+    ) {
+        let mut world = World::new(makes_room.then_some(Duration::from_millis(50)));
+        let happened = happened.into_iter().filter(|event| !matches!(event, Event::ShutDown));
+        for event in happened.chain([Event::Promised(0); 1000]) {
+            if world.end.is_none() {
+                world.happen(event);
+            }
+        }
+        if world.end.is_none() {
+            prop_assert!(world.wanted.is_empty(), "they wait for ever: {:?}", world.wanted);
         }
     }
 }

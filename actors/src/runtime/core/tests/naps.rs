@@ -26,7 +26,10 @@ pub(super) fn told(effect: &Effect<Names>) -> String {
 
 impl Bed {
     fn sleep(&mut self, name: &str, load: u64, sleeper: &'static str) -> Vec<String> {
-        let level = SleepLevel::Level1;
+        self.sleep_at(SleepLevel::Level1, name, load, sleeper)
+    }
+
+    fn sleep_at(&mut self, level: SleepLevel, name: &str, load: u64, sleeper: &'static str) -> Vec<String> {
         self.give(Input::Sleep { name: text(name), load, level, within: SECOND, sleeper })
     }
 
@@ -36,6 +39,11 @@ impl Bed {
 
     fn drained(&mut self, name: &str, load: u64) -> Vec<String> {
         self.give(Input::Drained { name: text(name), load, drained: Ok(()) })
+    }
+
+    fn stayed_busy(&mut self, name: &str, load: u64) -> Vec<String> {
+        let drained = Err(SleepError::Busy { running: 1, within: SECOND });
+        self.give(Input::Drained { name: text(name), load, drained })
     }
 
     fn fell_asleep(&mut self, name: &str, load: u64) -> Vec<String> {
@@ -101,10 +109,20 @@ fn a_model_whose_requests_run_too_long_stays_awake() {
     bed.woken("demo", 0);
     bed.sleep("demo", 0, "user");
     bed.wake("demo", 0);
-    let busy = Err(SleepError::Busy { running: 1, within: SECOND });
-    let stays = bed.give(Input::Drained { name: text("demo"), load: 0, drained: busy });
-    assert_eq!(stays, ["demo stays awake", "answer user: false"]);
+    assert_eq!(bed.stayed_busy("demo", 0), ["demo stays awake", "answer user: false"]);
     assert!(bed.drained("demo", 0).is_empty(), "that is late");
+}
+
+#[test]
+fn who_asks_for_a_deeper_sleep_meanwhile_gets_it() {
+    let mut bed = serving();
+    bed.woken("demo", 0);
+    bed.sleep("demo", 0, "first");
+    assert!(bed.sleep_at(SleepLevel::Level2, "demo", 0, "second").is_empty(), "first it falls asleep");
+    bed.drained("demo", 0);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo lies down"], "its weights go too");
+    let effects = bed.give(Input::FellAsleep { name: text("demo"), load: 0, level: SleepLevel::Level2 });
+    assert_eq!(effects, ["demo sleeps at 2 for Some(Call)", "answer first: true", "answer second: true"]);
 }
 
 #[test]
@@ -179,6 +197,46 @@ fn a_load_without_room_puts_the_model_to_sleep_that_was_used_longest_ago() {
     let seen = [("demo", None), ("other", Some(2)), ("third", Some(3))];
     assert_eq!(bed.look(&seen), ["third falls asleep within None"]);
     assert!(bed.look(&seen).is_empty(), "one at a time");
+}
+
+#[test]
+fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_room() {
+    let mut bed = in_turn();
+    bed.load("third");
+    bed.woken("third", 3);
+    bed.wake("demo", 0);
+    bed.not_woken("demo", true);
+    bed.fell_asleep("demo", 0);
+    bed.now += 5 * SECOND;
+    let busy = [("demo", None), ("other", None), ("third", None)];
+    assert_eq!(bed.look(&busy), ["other falls asleep within None"]);
+    bed.sleep("other", 1, "user");
+    let effects = bed.stayed_busy("other", 1);
+    assert_eq!(effects, ["other stays awake", "other falls asleep within Some(1s)"], "the user allowed other time");
+    assert_eq!(bed.stayed_busy("other", 1), ["other stays awake", "answer user: false", "look"]);
+    assert_eq!(bed.look(&busy), ["third falls asleep within None"]);
+    assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
+    assert_eq!(bed.look(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
+    bed.now += 5 * SECOND;
+    assert_eq!(bed.look(&busy), ["other falls asleep within None"], "it has served for another turn");
+    bed.drained("other", 1);
+    assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(Room)", "waken demo as 5"]);
+}
+
+#[test]
+fn who_asks_a_model_to_sleep_that_waits_for_room_hears_of_it_after_it_was_awake() {
+    let mut bed = in_turn();
+    bed.wake("demo", 0);
+    assert_eq!(bed.not_woken("demo", true), ["demo lies down"]);
+    assert!(bed.sleep("demo", 0, "user").is_empty());
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo is waking", "look"]);
+    bed.look(&[("demo", None), ("other", Some(1))]);
+    bed.drained("other", 1);
+    bed.fell_asleep("other", 1);
+    let effects = bed.woken("demo", 0);
+    assert_eq!(effects, ["demo is awake for Some(Request) after 0ns", "demo falls asleep within Some(1s)"]);
+    bed.drained("demo", 0);
+    assert_eq!(bed.fell_asleep("demo", 0), ["demo sleeps at 1 for Some(Call)", "answer user: true"]);
 }
 
 #[test]
