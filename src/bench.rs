@@ -106,12 +106,13 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let config = options.knobs.runtime(HOST_BYTES, 1, device.ranks())?;
     let runtime = model::start_with(device, config, vec![(source.clone(), load.clone())]).await?;
     let (quantization, kv_cache_dtype) = (load.quantization, load.kv_cache_dtype);
+    let ranks = runtime.device().ranks().len().max(1);
     let loaded = model::load_with(&runtime, source.clone(), load, !options.json).await?;
     let ready = since_process_start(main);
     let serving = loaded.serving().await?;
     let fits = Fits::of(&serving);
     let planner = Planner {
-        model: planned(source.clone(), serving.target, quantization, kv_cache_dtype).await?,
+        model: planned(source.clone(), serving.target, ranks, quantization, kv_cache_dtype).await?,
         target: serving.target,
         step_tokens: serving.record.step_tokens,
         launch_patches: serving.record.launch_patches,
@@ -189,10 +190,11 @@ async fn picture_cut(source: &ModelSource) -> Option<PictureCut> {
     tokio::task::spawn_blocking(cut).await.ok()?
 }
 
-/// The model without its weights.
+/// What the heaviest of so many ranks has of the model, without its weights.
 async fn planned(
     source: ModelSource,
     target: Target,
+    ranks: usize,
     quantization: Option<WeightQuantization>,
     kv_cache_dtype: KvCacheType,
 ) -> Result<Model, Failure> {
@@ -201,7 +203,7 @@ async fn planned(
         // Loading has fetched its files already.
         let checkpoint = Checkpoint::open(source.origin().clone().bring(&())?)?.with_quantization(quantization);
         let checkpoint = checkpoint.with_cache(cache);
-        Model::plan(&checkpoint, &target)
+        Model::plan_heaviest(&checkpoint, &target, ranks)
     };
     let planned = tokio::task::spawn_blocking(plan).await;
     let planned = planned.map_err(|died| Failure {

@@ -194,9 +194,10 @@ impl DeviceOptions {
             return Err(capacity_of_a_gpu());
         }
         let (capacity, named) = (self.capacity(), self.named());
-        let ranks = match self.ranks() {
-            ranks if named == 1 || named == ranks => ranks,
-            ranks => return Err(at_odds(named, ranks)),
+        let ranks = match self.tensor_parallel_size {
+            Some(Ranks::Number(ranks)) if named != 1 && named != ranks => return Err(at_odds(named, ranks)),
+            Some(Ranks::Number(ranks)) => ranks,
+            Some(Ranks::Auto) | None => named,
         };
         Ok(match (&self.device, ranks) {
             (Named::Auto, 1) => DeviceChoice::Auto(capacity),
@@ -211,11 +212,12 @@ impl DeviceOptions {
         })
     }
 
-    /// How many devices share each model out, or may.
+    /// How many devices share each model out, or may at most.
     pub fn ranks(&self) -> usize {
-        match self.tensor_parallel_size {
-            Some(Ranks::Number(ranks)) => ranks,
-            Some(Ranks::Auto) | None => self.named(),
+        match (self.tensor_parallel_size, &self.device) {
+            (Some(Ranks::Number(ranks)), _) => ranks,
+            (Some(Ranks::Auto), Named::Auto) => RANKS_MAX as usize,
+            (Some(Ranks::Auto) | None, _) => self.named(),
         }
     }
 
@@ -363,7 +365,7 @@ mod tests {
             ("--device cuda:1", "Cuda(1)", 1),
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
-            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", 1),
+            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", 8),
             ("--device host:4 --tp auto", "Fewest(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
             ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {

@@ -25,8 +25,9 @@ mod serving;
 mod told;
 mod top;
 mod tour;
+mod typed;
 
-use std::{process::ExitCode, time::Instant};
+use std::{env, process::ExitCode, time::Instant};
 
 use clap::{Parser, Subcommand};
 use device::DeviceOptions;
@@ -87,7 +88,7 @@ fn main() -> ExitCode {
 #[tokio::main]
 async fn run() -> ExitCode {
     let main = Instant::now();
-    let cli = Cli::try_parse().unwrap_or_else(|error| logging::refuse(&error));
+    let cli = Cli::try_parse_from(typed::as_ours(env::args_os())).unwrap_or_else(|error| logging::refuse(&error));
     cli.log.begin(cli.command.as_ref().map_or(Requests::Steps, Command::requests));
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),

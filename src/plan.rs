@@ -12,7 +12,6 @@ use bursar::{
     crates::{
         actors::{
             engine::{Forecast, Question, RanksLack, RanksTried, Sought},
-            profile::Place,
             runtime::open_settings,
         },
         kernels::Target,
@@ -89,7 +88,8 @@ pub async fn run(device: &DeviceOptions, options: Options) -> ExitCode {
 /// Lists all shapes: 0, or 2 if they cannot be planned.
 async fn list(device: &DeviceOptions, options: Options) -> ExitCode {
     let (device, is_json) = (device.clone(), options.json);
-    let list = move || Shapes::of(&options.knobs.options(device.blas())?, options.knobs.canary()?);
+    let ranks = if device.is_any_number() { 1 } else { device.ranks() };
+    let list = move || Shapes::of(&options.knobs.options(device.blas())?, ranks, options.knobs.canary()?);
     let listed = tokio::task::spawn_blocking(list).await;
     match listed.unwrap_or_else(|died| Err(death(&died))) {
         Ok(shapes) if is_json => println!("{}", json!(shapes)),
@@ -124,7 +124,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         is_small: options.is_demo(),
         is_any_number: device.is_any_number(),
     })?;
-    let (files, place) = (source.origin().clone().bring_settings()?, planned.place);
+    let files = source.origin().clone().bring_settings()?;
     let target = load.dtype.on(planned.target, files.stored_type()?).map_err(StartError::from)?;
     let mut notes: Vec<_> = options.knobs.knobs()?.notes().into_iter().map(str::to_owned).collect();
     let checkpoint = open(files, &mut notes)?.with_quantization(load.quantization);
@@ -133,15 +133,17 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
     let name = load.name.clone().unwrap_or_else(|| source.name());
     let sought = Sought { name: &name, checkpoint: &checkpoint, options: &load };
     let ranks = match device.is_any_number() {
-        true => fewest_ranks(&sought, planned.found, target, place, &mut notes)?,
+        true => fewest_ranks(&sought, &planned, target, &mut notes)?,
         false => device.ranks(),
     };
+    let (whole, target, place) = (target, target.of_ranks(ranks), planned.place_of(ranks));
     let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
     model.config().check_vocabulary(checkpoint.prompts()?.tokenizer())?;
     let question = Question { model, pictures, target, options: &load, place };
     let forecast = Forecast::of(&question)?;
     if !forecast.fits() && !device.is_any_number() {
-        let more = |ranks: &usize| matches!(sought.lack(*ranks, target, place), Ok(None));
+        let more =
+            |ranks: &usize| matches!(sought.lack(*ranks, whole.of_ranks(*ranks), planned.place_of(*ranks)), Ok(None));
         let enough = (ranks + 1..=RANKS_MAX as usize).find(more);
         notes.extend(
             enough.map(|ranks| {
@@ -149,19 +151,19 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             }),
         );
     }
-    let planned = Planned { target, ..planned };
+    let planned = Planned { target, places: vec![place], ..planned };
     Ok(Report::of(&name, &planned, model, &forecast, notes))
 }
 
-/// The fewest of `found` devices that the model fits on, or the most that can share it out.
+/// The fewest of the found devices that the model fits on, or the most that can share it out.
 fn fewest_ranks(
     sought: &Sought<'_>,
-    found: usize,
+    planned: &Planned,
     target: Target,
-    place: Place,
     notes: &mut Vec<String>,
 ) -> Result<usize, Failure> {
-    match sought.fewest(|ranks| Ok((ranks <= found).then_some((target, place)))) {
+    let on = |ranks| (ranks <= planned.found).then(|| (target.of_ranks(ranks), planned.place_of(ranks)));
+    match sought.fewest(|ranks| Ok(on(ranks))) {
         Ok(fewest) => {
             notes.push(fewest.to_string());
             Ok(fewest.ranks)

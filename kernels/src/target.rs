@@ -67,6 +67,14 @@ pub enum Target {
 }
 
 impl Target {
+    /// The target of each of so many ranks: those on a CPU share its threads.
+    pub fn of_ranks(self, ranks: usize) -> Self {
+        match self {
+            Target::Cpu { threads } => Target::Cpu { threads: (threads / ranks).max(1) },
+            gpu @ Target::Cuda(_) => gpu,
+        }
+    }
+
     /// The type of activations, and of cached keys and values that are not rounded.
     pub fn activation(&self) -> DType {
         match self {

@@ -1,5 +1,7 @@
 //! The device that a plan is made for: one in this machine, or one by its properties.
 
+use std::cmp::Reverse;
+
 use bursar::{
     Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
     crates::{
@@ -25,7 +27,8 @@ pub struct Planned {
     /// Whether it is in this machine.
     pub is_here: bool,
     pub target: Target,
-    pub place: Place,
+    /// The devices, the roomiest first; one where all are alike.
+    pub places: Vec<Place>,
     /// How many such devices there are to share a model out.
     pub found: usize,
     /// The flag that sets its memory.
@@ -56,16 +59,18 @@ impl Planned {
         if let Some(gpu) = wish.gpu {
             return Planned::absent(gpu, &format!("{} by its numbers", gpu.name), wish);
         }
-        // Ranks are planned for devices that are all like the first one.
         match wish.choice {
             DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, 1, wish)),
             DeviceChoice::HostRanks(ranks, capacity) => Ok(Planned::host(capacity, ranks, wish)),
-            DeviceChoice::Cuda(ordinal) => Planned::present(ordinal, || 1, wish).map_err(Failure::from),
-            DeviceChoice::CudaRanks(ref ordinals) => {
-                Planned::present(ordinals[0], || ordinals.len(), wish).map_err(Failure::from)
-            }
+            DeviceChoice::Cuda(ordinal) => Ok(Planned::present(&[ordinal], wish)?),
+            DeviceChoice::CudaRanks(ref ordinals) => Ok(Planned::present(ordinals, wish)?),
             DeviceChoice::Auto(capacity) | DeviceChoice::AutoRanks(_, capacity) => {
-                match Planned::present(0, gpus, wish) {
+                let count = match wish.choice {
+                    DeviceChoice::AutoRanks(ranks, _) => ranks,
+                    _ if wish.is_any_number => gpus().max(1),
+                    _ => 1,
+                };
+                match Planned::present(&(0..count).collect::<Vec<_>>(), wish) {
                     Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
                     Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
                     Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
@@ -83,7 +88,8 @@ impl Planned {
         let name = "the host, standing in for a GPU".to_owned();
         // A start has no other flag, and no typed flag contradicts it.
         let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
-        Planned { name, is_here: true, target: Target::Cpu { threads: wish.threads }, place, found, total_flag }
+        let target = Target::Cpu { threads: wish.threads };
+        Planned { name, is_here: true, target, places: vec![place], found, total_flag }
     }
 
     fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
@@ -101,18 +107,43 @@ impl Planned {
             name: name.to_owned(),
             is_here: false,
             target: Target::Cuda(gpu.target()),
-            place,
+            places: vec![place],
             found: RANKS_MAX as usize,
             total_flag: TOTAL,
         })
     }
 
-    fn present(ordinal: usize, found: impl Fn() -> usize, wish: &Wish<'_>) -> Result<Self, DeviceError> {
-        let device = CudaDevice::open(ordinal)?;
-        let target = Target::Cuda(CudaTarget::of(&device)?);
-        let place = Place::of_device(&device, wish.canary)?;
-        let place = Place { total: wish.total.unwrap_or(place.total), ..place };
-        let found = if wish.is_any_number { found() } else { 1 };
-        Ok(Planned { name: device.name().to_owned(), is_here: true, target, place, found, total_flag: TOTAL })
+    fn present(ordinals: &[usize], wish: &Wish<'_>) -> Result<Self, DeviceError> {
+        let devices = ordinals.iter().map(|ordinal| CudaDevice::open(*ordinal)).collect::<Result<Vec<_>, _>>()?;
+        let target = Target::Cuda(CudaTarget::of(&devices[0])?);
+        let place = |device: &CudaDevice| {
+            let place = Place::of_device(device, wish.canary)?;
+            Ok(Place { total: wish.total.unwrap_or(place.total), ..place })
+        };
+        let mut places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
+        places.sort_by_key(|place| Reverse(place.available()));
+        let (name, found) = (devices[0].name().to_owned(), devices.len());
+        Ok(Planned { name, is_here: true, target, places, found, total_flag: TOTAL })
+    }
+
+    /// The fullest of the devices that so many ranks would have, which bounds them all.
+    pub fn place_of(&self, ranks: usize) -> Place {
+        self.places[ranks.min(self.places.len()) - 1]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_fullest_device_of_a_group_bounds_all() {
+        let place = |gib| absent_place(Bytes::gib(gib), None);
+        let target = Target::Cpu { threads: 1 };
+        let places = [80, 80, 10].map(place).to_vec();
+        let planned = Planned { name: String::new(), is_here: true, target, places, found: 3, total_flag: TOTAL };
+        assert_eq!([1, 2, 3].map(|ranks| planned.place_of(ranks).total.0 >> 30), [80, 80, 10]);
+        let alike = Planned { places: vec![place(80)], ..planned };
+        assert_eq!(alike.place_of(8).total, Bytes::gib(80));
     }
 }

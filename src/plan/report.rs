@@ -109,7 +109,7 @@ struct Picture {
 impl Report {
     pub fn of(name: &str, planned: &Planned, model: &Model, forecast: &Forecast, notes: Vec<String>) -> Self {
         let envelope = forecast.inputs.envelope.clone();
-        let place = &planned.place;
+        let place = planned.place_of(1);
         let mut claims: BTreeMap<_, _> =
             forecast.plan.claims().iter().map(|claim| (claim.class.label(), forecast.of_class(&claim.class))).collect();
         claims.insert(Class::Canary.label(), place.canary());

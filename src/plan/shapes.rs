@@ -24,6 +24,8 @@ use crate::failure::Failure;
 pub struct Shapes {
     cards: Vec<Card>,
     shapes: Vec<Shape>,
+    /// How many cards share each shape out.
+    ranks: usize,
     /// What the decoder's projections are rounded to.
     #[serde(skip_serializing_if = "Option::is_none")]
     quantization: Option<WeightQuantization>,
@@ -40,27 +42,34 @@ struct Card {
 struct Shape {
     name: &'static str,
     parameters: u64,
-    /// On a GPU, in 16 bits, with what tiles are padded by.
+    /// On each GPU, in 16 bits, with what tiles are padded by.
     weight_bytes: Bytes,
-    /// Keys and values of a token.
+    /// Keys and values of a token on each GPU.
     kv_bytes_per_token: Bytes,
-    /// Tokens of keys and values by the card's name; none if it does not fit there.
+    /// Tokens of keys and values by the card's name; none if it does not fit there or cannot be shared out.
     kv_tokens: BTreeMap<String, Option<usize>>,
 }
 
 impl Shapes {
-    /// Plans every shape with `load`, leaving `canary` free.
-    pub fn of(load: &LoadOptions, canary: Option<Bytes>) -> Result<Self, Failure> {
+    /// Plans every shape with `load` for cards of which so many share it out, leaving `canary` free on each.
+    pub fn of(load: &LoadOptions, ranks: usize, canary: Option<Bytes>) -> Result<Self, Failure> {
         let cards: Vec<Gpu> = Gpu::of_each_size().collect();
-        let shapes = registry::shapes().map(|name| Shape::of(name, &cards, load, canary)).collect::<Result<_, _>>()?;
+        let shape = |name| Shape::of(name, &cards, ranks, load, canary);
+        let shapes = registry::shapes().map(shape).collect::<Result<_, _>>()?;
         let named = |gpu: &Gpu| Card { name: gpu.name.clone(), total: gpu.total.unwrap_or_default() };
         let quantization = load.quantization;
-        Ok(Shapes { cards: cards.iter().map(named).collect(), shapes, quantization })
+        Ok(Shapes { cards: cards.iter().map(named).collect(), shapes, ranks, quantization })
     }
 }
 
 impl Shape {
-    fn of(name: &'static str, cards: &[Gpu], load: &LoadOptions, canary: Option<Bytes>) -> Result<Self, Failure> {
+    fn of(
+        name: &'static str,
+        cards: &[Gpu],
+        ranks: usize,
+        load: &LoadOptions,
+        canary: Option<Bytes>,
+    ) -> Result<Self, Failure> {
         let settings = registry::shape_settings(name).map_err(|error| Failure::of(&error))?;
         let files = CheckpointSource::Random(Arc::new(settings));
         let stored = files.stored_type()?;
@@ -68,17 +77,23 @@ impl Shape {
         let on = |gpu: &Gpu| load.dtype.on(Target::Cuda(gpu.target()), stored).map_err(StartError::from);
         let usual = on(&Gpu::expected())?;
         let checkpoint = checkpoint.with_cache(load.kv_cache_dtype.on(&usual).map_err(StartError::from)?);
-        let model = Model::plan(&checkpoint, &usual)?;
+        let whole = Model::plan(&checkpoint, &usual)?;
+        let parameters = whole.parameters();
+        // Its heads may not be shared out by so many.
+        let (model, is_shared) = match Model::plan_heaviest(&checkpoint, &usual, ranks) {
+            Ok(model) => (model, true),
+            Err(_) => (whole, false),
+        };
         let mut kv_tokens = BTreeMap::new();
         for gpu in cards {
             let (target, place) = (on(gpu)?, absent_place(gpu.total.unwrap_or_default(), canary));
             let pictures = checkpoint.image_processor.as_ref();
             let tokens = Question { model: &model, pictures, target, options: load, place }.kv_tokens()?;
-            kv_tokens.insert(gpu.name.clone(), tokens);
+            kv_tokens.insert(gpu.name.clone(), tokens.filter(|_| is_shared));
         }
         Ok(Shape {
             name,
-            parameters: model.parameters(),
+            parameters,
             weight_bytes: model.weight_bytes(),
             kv_bytes_per_token: model.kv_shape(&usual).token_bytes(),
             kv_tokens,
@@ -103,6 +118,9 @@ impl fmt::Display for Shapes {
         match self.quantization {
             Some(format) => write!(f, "\nThe decoder's projections are {format}, other weights have 16 bits.")?,
             None => write!(f, "\nWeights have 16 bits.")?,
+        }
+        if self.ranks > 1 {
+            write!(f, " {} cards share each shape out; weights and keys and values are those of each.", self.ranks)?;
         }
         writeln!(
             f,

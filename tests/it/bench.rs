@@ -11,9 +11,13 @@ use serde_json::Value;
 use crate::stage::Folder;
 
 fn bench(arguments: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
     // Otherwise it would take a GPU.
-    command.args(["bench", "--device", "host"]).args(arguments).output().expect("the binary is there")
+    bench_on("host", arguments)
+}
+
+fn bench_on(device: &str, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(["bench", "--device", device]).args(arguments).output().expect("the binary is there")
 }
 
 /// The single JSON object that it printed.
@@ -106,6 +110,17 @@ fn decoding_is_measured_at_the_asked_context_and_batches() {
     let expected = [2, 3].map(|batch| format!("\"decode, a step of batch {batch} at 200 to 216\""));
     assert_eq!(names, expected);
     assert_eq!(bench(&["--batches", "0"]).status.code(), Some(2));
+}
+
+#[test]
+fn the_roofline_of_ranks_is_that_of_what_each_has() {
+    let asked = ["--quick", "--json", "--seed", "7", "--only", "prefill", "--teraflops", "5", "--terabytes", "0.5"];
+    let work = |device| {
+        let figures = figures(&report(&bench_on(device, &asked)));
+        number(&figures["prefill_2x256"]["work"]["flops"])
+    };
+    let (one, two) = (work("host"), work("host:2"));
+    assert!((0.45..0.75).contains(&(two / one)), "{two} of {one}");
 }
 
 /// A replay's only run.

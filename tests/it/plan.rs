@@ -100,6 +100,18 @@ fn every_shape_is_listed_and_a_card_holds_as_many_tokens_as_its_own_plan_says() 
 }
 
 #[test]
+fn shapes_are_listed_as_several_cards_share_them_out() {
+    let listed = object(&plan(&["--shapes", "--json", "-tp", "2"]));
+    let shapes = listed["shapes"].as_array().expect("a list");
+    let of = |name: &str| shapes.iter().find(|shape| shape["name"] == name).unwrap_or_else(|| panic!("no {name}"));
+    let alone = object(&plan(&["--shape", "qwen2.5-vl-72b", "--gpu", "h200", "--tensor_parallel_size=2", "--json"]));
+    let (shared, claims) = (of("qwen2.5-vl-72b"), &alone["claims"]);
+    assert_eq!((&listed["ranks"], &shared["kv_tokens"]["h200"]), (&json!(2), &alone["kv_tokens"]));
+    let over = number(&claims["weights"]) - number(&shared["weight_bytes"]);
+    assert!(over < 2 << 20, "a claim is in whole pages: {over} more");
+}
+
+#[test]
 fn a_shape_that_is_none_is_answered_with_its_nearest_and_where_all_are() {
     let told = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
     let error = "no shape is called \"Qwen2.5-VL-8B\"; the nearest are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
@@ -367,6 +379,13 @@ async fn start(total: Bytes, canary: Option<Bytes>, options: LoadOptions) -> Res
     };
     runtime.shutdown().await;
     loaded.and(tokens)
+}
+
+#[test]
+fn ranks_on_the_host_are_planned_as_they_start() {
+    let host = ["--device", "host:2", "--capacity", "40MiB", "--threads", "64"];
+    let planned = object(&plan(&[&["--json"], &host[..]].concat()));
+    assert_eq!((&planned["fits"], &planned["error"]), (&json!(false), &refused_chat(&host)["error"]), "{planned}");
 }
 
 #[test]

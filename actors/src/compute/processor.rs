@@ -42,6 +42,10 @@ enum OfRank {
 /// How long a rank waits for the others before they count as gone.
 const PATIENCE: Duration = Duration::from_secs(20);
 
+/// How long one does that has encoded its pictures, if any: they are shared out whole, so others may have all the work. A
+/// rank that dies is missed at once.
+const PICTURES_PATIENCE: Duration = Duration::from_secs(600);
+
 /// The loaded kernels of a GPU. Unloading takes a moment, and waits for any thread that takes or measures memory of the
 /// device. If the last clone is dropped on a tokio thread, other threads take over that thread's tasks. The drop
 /// returns only when unloading is done, because a program that ended earlier would take the driver away from under it.
@@ -77,7 +81,7 @@ impl Processor {
         let ranks = devices(device);
         match ranks[0].clone().as_cuda() {
             Some(cuda) => Ok(Target::Cuda(CudaTarget::of(&cuda)?)),
-            None => Ok(Target::Cpu { threads: (threads / ranks.len()).max(1) }),
+            None => Ok(Target::Cpu { threads }.of_ranks(ranks.len())),
         }
     }
 
@@ -159,8 +163,9 @@ impl Processor {
         let is_step = Arc::ptr_eq(workspace, &memory.step_workspace);
         let copies = if is_step { memory.host_kv.is_some() } else { memory.host_pictures.is_some() };
         let is_linked = is_linked && self.ranks.len() > 1;
+        let patience = if is_step { PATIENCE } else { PICTURES_PATIENCE };
         let mut on_host = Vec::new();
-        let mut links = if is_linked { HostLink::between(self.ranks.len(), PATIENCE) } else { Vec::new() }.into_iter();
+        let mut links = if is_linked { HostLink::between(self.ranks.len(), patience) } else { Vec::new() }.into_iter();
         for ((rank, model), device) in ranks() {
             if let OfRank::Cpu { threads } = rank {
                 let cpu = links.next().map_or_else(|| Cpu::new(*threads), |link| Cpu::linked(*threads, link));
@@ -176,7 +181,7 @@ impl Processor {
             (true, true) => self.link(device_of_all, memory)?,
             // Kernels that wait for other ranks in two lanes at once could wait for each other.
             (true, false) => {
-                CopyLink::between(&gpus(device_of_all), PATIENCE)?.into_iter().map(RankLink::from).collect()
+                CopyLink::between(&gpus(device_of_all), patience)?.into_iter().map(RankLink::from).collect()
             }
         }
         .into_iter();

@@ -60,6 +60,12 @@ pub enum KnobError {
         /// The number of videos.
         videos: u64,
     },
+    /// It is said of the runtime, which may have several models.
+    #[error("`{name}` is no knob of a model: it is said of the runtime")]
+    OfRuntime {
+        /// The name that was set.
+        name: String,
+    },
     /// A kind of input was allowed that no model here takes.
     #[error("`{name}` is {value}, but no model here takes {what}")]
     Modality {
@@ -77,6 +83,9 @@ impl KnobError {
         let known = TABLE.iter().flat_map(|knob| std::iter::once(knob.name).chain(names_of(knob)));
         let known = known.chain(NESTED.iter().map(|nested| nested.name));
         let typed = name.to_lowercase().replace('-', "_");
+        if ["tensor_parallel_size", "tp_size", "tp", "device"].contains(&&*typed) {
+            return KnobError::OfRuntime { name: name.to_owned() };
+        }
         let nearest = nearest_names(&typed, known, 1);
         KnobError::Unknown { name: name.to_owned(), nearest: nearest[0] } // the table has lines
     }
@@ -92,6 +101,11 @@ impl Hint for KnobError {
     fn hint(&self) -> String {
         match self {
             KnobError::Unknown { nearest, .. } => format!("set `{nearest}`, or see docs/knobs.md for all names"),
+            KnobError::OfRuntime { .. } => {
+                "leave it out, and say `--device` or `--tensor-parallel-size`, or in a program \
+                                            `RuntimeConfig::device`"
+                    .to_owned()
+            }
             KnobError::Value { name, expected, .. } => format!("set `{name}` to {expected}"),
             KnobError::Twice { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Contradiction { first, second, .. } => format!("leave out `{first}` or `{second}`"),

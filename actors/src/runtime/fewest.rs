@@ -20,7 +20,7 @@ use crate::{
 /// As few of some devices as each of these models fits on, by plan, and as its heads allow.
 #[derive(Clone)]
 pub struct FewestFor {
-    /// The devices to choose from, of which the first are taken: those that are named, or with [`DeviceChoice::Auto`]
+    /// The devices to choose from, of which the roomiest are taken: those that are named, or with [`DeviceChoice::Auto`]
     /// every GPU. One that its caller makes is taken as it is.
     pub of: DeviceChoice,
     /// The models that the runtime will load, with their options, each planned as if alone. The one that needs the most
@@ -34,7 +34,7 @@ impl fmt::Debug for FewestFor {
     }
 }
 
-/// The devices that may be taken, opened one after the other as larger numbers are tried.
+/// The devices that may be taken, and of them those that are open, in the order in which numbers of them are tried.
 pub(super) struct Found {
     of: DeviceChoice,
     pub(super) opened: Vec<Arc<dyn Device>>,
@@ -53,14 +53,14 @@ impl FewestFor {
     /// The device to take, and what each model says of it. It reads the models' settings, and opens devices.
     pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
-        let mut found = Found::of(of);
+        let (found, numbers) = Found::roomiest_of(of)?;
         let chosen: Vec<_> = self
             .models
             .iter()
             .map(|(source, options)| found.fewest(source, options, canary))
             .collect::<Result<_, _>>()?;
         let ranks = chosen.iter().map(|model| model.ranks).max().unwrap_or(1);
-        Ok((found.first(ranks), chosen))
+        Ok((found.first(&numbers, ranks), chosen))
     }
 }
 
@@ -87,12 +87,35 @@ pub fn open_settings(files: CheckpointSource) -> Result<(Checkpoint, Option<Stri
 
 impl Found {
     /// None is open yet.
-    pub(super) fn of(of: DeviceChoice) -> Self {
+    fn of(of: DeviceChoice) -> Self {
         Found { of, opened: Vec::new() }
     }
 
+    /// All of them, the roomiest first, with their numbers in that order. Of those that nobody named, the ones before the
+    /// first that cannot be used.
+    ///
+    /// # Errors
+    /// One that is named is not there; those of a device.
+    pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<usize>), DeviceError> {
+        let mut found = Found::of(of);
+        loop {
+            match found.open_one() {
+                Ok(true) => {}
+                Err(_) if matches!(found.of, DeviceChoice::Auto(_)) && !found.opened.is_empty() => break,
+                Ok(false) => break,
+                Err(error) => return Err(error),
+            }
+        }
+        if let Some(missing) = found.missing() {
+            // Opening it says what is wrong.
+            missing.open()?;
+        }
+        let numbers = found.arrange()?;
+        Ok((found, numbers))
+    }
+
     /// Opens one more device. False if there is no other.
-    pub(super) fn open_one(&mut self) -> Result<bool, DeviceError> {
+    fn open_one(&mut self) -> Result<bool, DeviceError> {
         let number = self.opened.len();
         let host = |capacity| Ok(Some(Arc::new(HostDevice::new(HostConfig::new(capacity))?) as Arc<dyn Device>));
         let gpu = |ordinal| match CudaDevice::open(ordinal) {
@@ -116,7 +139,7 @@ impl Found {
     }
 
     /// The first that was named and is not there.
-    pub(super) fn missing(&self) -> Option<DeviceChoice> {
+    fn missing(&self) -> Option<DeviceChoice> {
         let named = match &self.of {
             DeviceChoice::CudaRanks(ordinals) => ordinals.len(),
             DeviceChoice::Cuda(_) => 1,
@@ -126,24 +149,20 @@ impl Found {
         (next < named).then(|| self.these(&[next]))
     }
 
-    /// Puts the opened devices in this order, in which numbers of them are tried.
-    pub(super) fn arrange(&mut self, numbers: &[usize]) {
+    /// Puts the opened devices in order, the roomiest first, and returns their numbers in that order.
+    fn arrange(&mut self) -> Result<Vec<usize>, DeviceError> {
+        let free = self.opened.iter().map(|device| Ok(device.memory()?.free));
+        let numbers = roomiest_first(&free.collect::<Result<Vec<Bytes>, DeviceError>>()?);
         self.opened = numbers.iter().map(|number| self.opened[*number].clone()).collect();
+        Ok(numbers)
     }
 
     /// A model as the first of them would compute it. None if there is none: a device that the caller has made, or no such
     /// GPU, which opening it will say.
-    pub(super) fn planned(
-        &mut self,
-        source: &ModelSource,
-        options: &LoadOptions,
-    ) -> Result<Option<Planned>, StartError> {
+    pub(super) fn planned(&self, source: &ModelSource, options: &LoadOptions) -> Result<Option<Planned>, StartError> {
         let files = source.origin().clone().bring_settings()?;
         let stored = files.stored_type()?;
         let checkpoint = open_settings(files)?.0.with_quantization(options.quantization);
-        if self.opened.is_empty() {
-            self.open_one()?;
-        }
         let Some(first) = self.opened.first() else { return Ok(None) };
         let best = Processor::best_target(first, options.threads)?;
         let target = options.dtype.on(best, stored)?;
@@ -153,7 +172,7 @@ impl Found {
 
     /// The fewest of them that a model fits on, which is one where none can be looked at.
     fn fewest(
-        &mut self,
+        &self,
         source: &ModelSource,
         options: &LoadOptions,
         canary: Option<Bytes>,
@@ -166,7 +185,7 @@ impl Found {
 
     /// The fewest of them that a planned model fits on.
     pub(super) fn fewest_of(
-        &mut self,
+        &self,
         planned: &Planned,
         source: &ModelSource,
         options: &LoadOptions,
@@ -175,30 +194,25 @@ impl Found {
         let Planned { checkpoint, target } = planned;
         let name = options.name.clone().unwrap_or_else(|| source.name());
         Sought { name: &name, checkpoint, options }.fewest(|ranks| {
-            while self.opened.len() < ranks {
-                if !self.open_one()? {
-                    return Ok(None);
-                }
-            }
-            let places = self.opened[..ranks].iter().map(|device| Place::of_device(&**device, canary));
+            let Some(first) = self.opened.get(..ranks) else { return Ok(None) };
+            let places = first.iter().map(|device| Place::of_device(&**device, canary));
             let places = places.collect::<Result<Vec<_>, _>>()?;
             let fullest = *places.iter().min_by_key(|place| place.available()).expect("there is one");
-            let target = match *target {
-                Target::Cpu { threads } => Target::Cpu { threads: (threads / ranks).max(1) },
-                gpu @ Target::Cuda(_) => gpu,
-            };
-            Ok(Some((target, fullest)))
+            Ok(Some((target.of_ranks(ranks), fullest)))
         })
     }
 
-    /// The first `ranks` of them.
-    fn first(self, ranks: usize) -> DeviceChoice {
+    /// The first `ranks` of them, which are in the order of `numbers`.
+    fn first(self, numbers: &[usize], ranks: usize) -> DeviceChoice {
         match (self.of, ranks) {
+            // They are alike.
             (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
             (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
-            (DeviceChoice::CudaRanks(ordinals), ranks) => gpus_of(ordinals[..ranks].to_vec()),
-            (DeviceChoice::Auto(capacity), ranks) if ranks > 1 => DeviceChoice::AutoRanks(ranks, capacity),
-            (one, _) => one,
+            (of, ranks) => {
+                let mut first: Vec<usize> = numbers.iter().take(ranks).copied().collect();
+                first.sort_unstable();
+                Found { of, opened: self.opened }.these(&first)
+            }
         }
     }
 
@@ -211,10 +225,23 @@ impl Found {
                 DeviceChoice::Made(Arc::new(move || named_hosts(&format!("host#{label}"), capacity, ranks)))
             }
             DeviceChoice::CudaRanks(ordinals) => gpus_of(numbers.iter().map(|number| ordinals[*number]).collect()),
-            DeviceChoice::Auto(_) if !self.opened[0].is_host_memory() => gpus_of(numbers.to_vec()),
+            DeviceChoice::Auto(_) if self.opened.first().is_some_and(|device| !device.is_host_memory()) => {
+                gpus_of(numbers.to_vec())
+            }
             one => one.clone(),
         }
     }
+}
+
+/// What devices may differ by and count as equally free.
+const ALIKE: Bytes = Bytes::gib(1);
+
+/// Numbers of devices, those with the most free bytes first, equal ones in their order.
+pub(super) fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
+    let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
+    let mut numbers: Vec<usize> = (0..free.len()).collect();
+    numbers.sort_by_key(|device| ((most - free[*device]).0 / ALIKE.0, *device));
+    numbers
 }
 
 fn gpus_of(ordinals: Vec<usize>) -> DeviceChoice {
@@ -231,4 +258,32 @@ fn named_hosts(name: &str, capacity: Bytes, ranks: usize) -> Result<Arc<dyn Devi
         return host(HostConfig { name: name.to_owned(), ..HostConfig::new(capacity) });
     }
     group((0..ranks).map(|_| host(HostConfig::new(capacity))), name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_roomiest_of_the_named_devices_are_taken() {
+        let host =
+            |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
+        let found = |of: DeviceChoice| {
+            let mut found = Found { of, opened: [10, 80, 79, 80].map(host).to_vec() };
+            let numbers = found.arrange().expect("they say what is free");
+            move |ranks| {
+                format!("{:?}", Found { of: found.of.clone(), opened: found.opened.clone() }.first(&numbers, ranks))
+            }
+        };
+        let named = found(DeviceChoice::CudaRanks(vec![4, 5, 6, 7]));
+        assert_eq!([1, 2, 4].map(named), ["Cuda(5)", "CudaRanks([5, 7])", "CudaRanks([4, 5, 6, 7])"]);
+        // They are alike.
+        assert!(found(DeviceChoice::HostRanks(4, Bytes::gib(1)))(2).starts_with("HostRanks(2"));
+    }
+
+    #[test]
+    fn a_device_that_is_named_and_not_there_is_told_of() {
+        let of = DeviceChoice::CudaRanks(vec![61, 62]);
+        assert!(matches!(Found::roomiest_of(of), Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })));
+    }
 }

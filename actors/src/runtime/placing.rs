@@ -8,7 +8,7 @@ use bursar_model::Model;
 
 use super::{
     DeviceChoice, ModelSource, RuntimeError,
-    fewest::{Found, Planned},
+    fewest::{Found, Planned, roomiest_first},
 };
 use crate::engine::{LoadOptions, StartError};
 
@@ -64,12 +64,7 @@ impl Placing {
     }
 
     fn placed(self) -> Result<Vec<Placement>, RuntimeError> {
-        let mut found = Found::of(self.of.clone());
-        while found.open_one()? {}
-        if let Some(missing) = found.missing() {
-            // Opening it says what is wrong.
-            missing.open()?;
-        }
+        let (found, numbers) = Found::roomiest_of(self.of.clone())?;
         if found.opened.is_empty() {
             let ranks = self.ranks.unwrap_or(1);
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
@@ -80,11 +75,11 @@ impl Placing {
             let hint = "name more devices, or share models out over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
         }
-        let free = found.opened.iter().map(|device| Ok(device.memory()?.free));
-        let free = free.collect::<Result<Vec<Bytes>, DeviceError>>()?;
-        // Numbers of devices are tried with the roomiest first.
-        let numbers = roomiest_first(&free);
-        found.arrange(&numbers);
+        // By number.
+        let mut free = vec![Bytes::ZERO; count];
+        for (number, device) in numbers.iter().zip(&found.opened) {
+            free[*number] = device.memory()?.free;
+        }
         let needs = self.models.iter().map(|(source, options)| {
             let planned = found.planned(source, options).ok().flatten();
             let fewest = |planned| match found.fewest_of(planned, source, options, self.canary) {
@@ -118,17 +113,6 @@ impl Need {
         let ranks = group.devices.len();
         ranks == self.devices || ranks > self.devices && self.cuts.contains(&ranks)
     }
-}
-
-/// What devices may differ by and count as equally free.
-const ALIKE: Bytes = Bytes::gib(1);
-
-/// Numbers of devices, those with the most free bytes first, equal ones in their order.
-fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
-    let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
-    let mut numbers: Vec<usize> = (0..free.len()).collect();
-    numbers.sort_by_key(|device| ((most - free[*device]).0 / ALIKE.0, *device));
-    numbers
 }
 
 /// Groups of devices, each as many as its first model needs, and their models. Models come in the order of the devices

@@ -1,0 +1,54 @@
+//! The command line, in the spellings that other engines take.
+
+use std::ffi::OsString;
+
+/// Flags of more than one letter behind one hyphen, as vLLM has them, and ours.
+const SHORT: [(&str, &str); 1] = [("-tp", "--tensor-parallel-size")];
+
+/// The words with our spelling of each flag: an underscore counts as a hyphen, as in vLLM. What follows `--` stays.
+pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut are_flags = true;
+    words.into_iter().map(move |word| {
+        are_flags &= word != "--";
+        match word.to_str() {
+            Some(text) if are_flags => ours(text).into(),
+            _ => word,
+        }
+    })
+}
+
+fn ours(word: &str) -> String {
+    let (name, value) = word.find('=').map_or((word, ""), |end| word.split_at(end));
+    let name = match SHORT.iter().find(|(short, _)| *short == name) {
+        Some((_, ours)) => (*ours).to_owned(),
+        None if name.starts_with("--") => name.replace('_', "-"),
+        None => return word.to_owned(),
+    };
+    name + value
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn typed(line: &str) -> String {
+        let words: Vec<_> = as_ours(line.split(' ').map(OsString::from)).collect();
+        words.join(" ".as_ref()).into_string().expect("UTF-8")
+    }
+
+    #[test]
+    fn flags_are_taken_as_vllm_spells_them() {
+        assert_eq!(
+            typed("bursar serve -tp 2 --max_model_len=4096"),
+            "bursar serve --tensor-parallel-size 2 --max-model-len=4096"
+        );
+        assert_eq!(typed("x -tp=2 --swap_space 4"), "x --tensor-parallel-size=2 --swap-space 4");
+    }
+
+    #[test]
+    fn values_stay_as_they_are() {
+        for line in ["x --model a_b/c_d", "x --knobs=my_file.json -m a_b", "x -t -- --not_a_flag -tp"] {
+            assert_eq!(typed(line), line);
+        }
+    }
+}
