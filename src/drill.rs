@@ -7,8 +7,8 @@ use std::{
 };
 
 use bursar::{
-    AttemptReport, Bytes, Chat, DeviceChoice, FaultPlan, FaultPlanError, HostConfig, HostDevice, LoadOptions,
-    ModelSource, Outcome, Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
+    AttemptReport, Bytes, Chat, Device, DeviceChoice, DeviceGroup, FaultPlan, FaultPlanError, HostConfig, HostDevice,
+    LoadOptions, ModelSource, Outcome, Phase, Progress, Runtime, RuntimeConfig, RuntimeError,
 };
 use clap::Args;
 use serde::Serialize;
@@ -20,8 +20,8 @@ use crate::{
     model, told,
 };
 
-/// What happens when the device refuses memory, tried on host memory phase by phase. Of the device options only
-/// --capacity counts, and no profile is read or written.
+/// What happens when the device refuses memory, tried on host memory phase by phase; of several devices, when the last one
+/// refuses it inside a job. Of the device options only their number and --capacity count, and no profile is read or written.
 #[derive(Args)]
 pub struct Options {
     /// Where to refuse memory: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
@@ -92,10 +92,16 @@ fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
 }
 
 async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> Result<Drilled, Failure> {
-    let host = Arc::new(HostDevice::new(HostConfig::small(device.capacity())).map_err(RuntimeError::from)?);
-    let choice = DeviceChoice::Custom(host.clone());
+    let host = |_| HostDevice::new(HostConfig::small(device.capacity())).map(Arc::new);
+    let ranks = if device.is_any_number() { 1 } else { device.ranks() };
+    let hosts = (0..ranks).map(host).collect::<Result<Vec<_>, _>>().map_err(RuntimeError::from)?;
+    let each: Vec<_> = hosts.iter().map(|host| host.clone() as Arc<dyn Device>).collect();
+    let choice = DeviceChoice::Custom(match &each[..] {
+        [alone] => alone.clone(),
+        _ => Arc::new(DeviceGroup::of(each, format!("host:{ranks}")).map_err(RuntimeError::from)?),
+    });
     options.knobs.tell_notes()?;
-    let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, device.ranks())?;
+    let knobs = options.knobs.runtime(RuntimeConfig::default().host_bytes, 1, ranks)?;
     let config = RuntimeConfig { device: choice, ..knobs };
     let runtime = Runtime::start(config).await?;
     device.show(slice::from_ref(&runtime)).await?;
@@ -105,7 +111,9 @@ async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> 
     // Taken before the runtime ends, which would free everything.
     runtime.unload(NAME).await?;
     let ledger = runtime.budget().snapshot().await.map_err(RuntimeError::from)?;
-    let leaked_bytes = ledger.granted.max(host.counts().backed);
+    // What is leased is leased on each.
+    let backed = hosts.iter().map(|host| host.counts().backed).max().unwrap_or_default();
+    let leaked_bytes = ledger.granted.max(backed);
     runtime.shutdown().await;
     let is_refused = attempts.iter().any(|report| matches!(report.outcome, Outcome::Refused { .. }));
     let (error, hint) = match outcome {

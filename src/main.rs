@@ -55,8 +55,8 @@ enum Command {
     Bench(Box<bench::Options>),
     /// Sizes a model on this device anew, prints what was measured, and records it for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose and reports each attempt. It uses host memory, whatever --device and --profile-cache
-    /// say. Exits with 1 if a byte was lost, and with 2 if the faults cannot be read.
+    /// Refuses memory on purpose and reports each attempt. It uses host memory, on as many devices as are named, whatever
+    /// --profile-cache says. Exits with 1 if a byte was lost, and with 2 if the faults cannot be read.
     Drill(Box<drill::Options>),
     /// Says what a model would take of a device and serve there, without a GPU. Exits with 0 if it fits, and with 1 if
     /// not.

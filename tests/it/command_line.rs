@@ -181,9 +181,19 @@ fn a_device_is_chosen_by_name_or_refused_with_a_hint() {
 
 #[test]
 fn a_drill_reports_each_attempt_and_loses_no_byte() {
-    for (fault, attempts, ready) in [("validate:2", 3, true), ("validate:4", 4, false), ("load:1,serve:1", 2, true)] {
-        let output = bursar(&["drill", "--fault", fault, "--json"]);
-        assert!(output.status.success(), "{fault}");
+    for (device, fault, attempts, ready) in [
+        ("host", "validate:2", 3, true),
+        ("host", "validate:4", 4, false),
+        ("host", "load:1,serve:1", 2, true),
+        ("host:2", "load:1", 2, true),
+        ("host:2", "probe:1", 2, true),
+        ("host:2", "capture:1", 2, true),
+        ("host:2", "back:1", 2, true),
+        ("host:2", "validate:1", 2, true),
+        ("host:2", "serve:1", 2, true),
+    ] {
+        let output = bursar(&["drill", "--device", device, "--fault", fault, "--json"]);
+        assert!(output.status.success(), "{fault} on {device}: {}", String::from_utf8_lossy(&output.stdout));
         let told = object(&output);
         let targets: Vec<u64> = told["attempts"]
             .as_array()

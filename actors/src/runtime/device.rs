@@ -1,6 +1,6 @@
 //! Which device a runtime leases, and how it is opened, or reopened after a loss.
 
-use std::{fmt, sync::Arc};
+use std::{collections::BTreeSet, fmt, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, DeviceGroup, HostConfig, HostDevice};
 
@@ -100,6 +100,10 @@ impl DeviceChoice {
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
+            DeviceChoice::CudaRanks(ordinals) if ordinals.iter().collect::<BTreeSet<_>>().len() < ordinals.len() => {
+                let reason = format!("a GPU is named twice in {ordinals:?}, and each can have one part of a model");
+                return Err(DeviceError::Unusable { reason, hint: "name each GPU once".to_owned() });
+            }
             DeviceChoice::CudaRanks(ordinals) => Arc::new(move || {
                 let open = |ordinal: &usize| Ok(Arc::new(CudaDevice::open(*ordinal)?) as Arc<dyn Device>);
                 let label = ordinals.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -147,6 +151,18 @@ mod tests {
         let error = DeviceChoice::Cuda(4096).open().err().expect("no machine has as many");
         assert!(matches!(error, DeviceError::NoDevice { .. }), "{error:?}");
         assert!(!error.hint().expect("there is something to do").is_empty());
+    }
+
+    #[test]
+    fn a_group_of_none_or_of_one_twice_is_refused() {
+        for choice in [
+            DeviceChoice::CudaRanks(vec![]),
+            DeviceChoice::CudaRanks(vec![1, 0, 1]),
+            DeviceChoice::HostRanks(0, Bytes::mib(1)),
+        ] {
+            let error = choice.open().err().expect("it shares nothing out");
+            assert!(matches!(error, DeviceError::Unusable { .. }) && error.hint().is_some(), "{error:?}");
+        }
     }
 
     #[test]

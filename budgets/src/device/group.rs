@@ -26,12 +26,12 @@ impl DeviceGroup {
     /// Joins devices, in the order of the ranks. `label` is the word that selects them.
     ///
     /// # Errors
-    /// [`DeviceError::Unusable`] if they are not of one kind.
-    ///
-    /// # Panics
-    /// Without a device.
+    /// [`DeviceError::Unusable`] if there is none, or they are not of one kind.
     pub fn of(ranks: Vec<Arc<dyn Device>>, label: impl Into<String>) -> Result<Self, DeviceError> {
-        let first = ranks.first().expect("a group has a device");
+        let Some(first) = ranks.first() else {
+            let reason = "a group of no devices shares nothing out".to_owned();
+            return Err(DeviceError::Unusable { reason, hint: "name one device or more".to_owned() });
+        };
         if let Some(other) = ranks.iter().find(|other| other.name() != first.name() || other.page() != first.page()) {
             let reason = format!("{} and {} cannot share a model out", first.name(), other.name());
             let hint = "name devices of one kind".to_owned();

@@ -213,8 +213,8 @@ pub enum Job {
         /// Launches that are refused.
         count: usize,
     },
-    /// Makes the next step, launch, worst case or capture fail for lack of memory, on every rank, as when a GPU has
-    /// none left for the driver itself. Nothing of that job is begun.
+    /// Makes the next step, launch, worst case or capture fail for lack of memory, as when a GPU has none left for the
+    /// driver itself; of several ranks, on the last one. Nothing of that job is begun there.
     Refuse,
     /// Makes the thread panic, as a bug would; of several ranks, the last one's. A failing job is only an answer and
     /// does not end the thread.

@@ -140,16 +140,17 @@ impl<B: Backend> ModelRunner<B> {
         self.is_apart.get()
     }
 
-    /// Runs `run`, unless a fault plan refuses it memory, which it does to all ranks alike. Ranks that are linked and
-    /// run it may be anywhere in it when it fails on this one: then this rank ends, which ends the others.
+    /// Runs `run`, unless a fault plan refuses it memory. Ranks that are linked and run it may be anywhere in it when it
+    /// fails on this one: then this rank ends, which ends the others.
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
-        if !self.refuses.take() {
-            let outcome = self.past_on_panic(run);
-            if outcome.is_err() && self.backend.rank().of() > 1 {
-                self.is_apart.set(true);
-            }
-            return outcome;
+        let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
+        if outcome.is_err() && self.backend.rank().of() > 1 {
+            self.is_apart.set(true);
         }
+        outcome
+    }
+
+    fn refused<T>(&self) -> Result<T, LaneError> {
         let device = self.workspace.segment().map(|segment| segment.device());
         let free = device.and_then(|device| device.memory().ok()).map(|memory| memory.free).unwrap_or_default();
         let asked = device.map(|device| device.page()).unwrap_or_default();

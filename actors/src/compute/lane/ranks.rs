@@ -60,8 +60,8 @@ impl Job {
             }
             Job::FailLaunches { after, count } => only_last(ranks, Job::FailLaunches { after, count }),
             Job::Die => only_last(ranks, Job::Die),
+            Job::Refuse => only_last(ranks, Job::Refuse),
             Job::Wake => (0..ranks).map(|_| Job::Wake).collect(),
-            Job::Refuse => (0..ranks).map(|_| Job::Refuse).collect(),
         }
     }
 }
