@@ -175,14 +175,15 @@ impl Device for DeviceGroup {
 
     fn open_to_ranks(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         let gpus: Option<Vec<_>> = self.ranks.iter().map(|rank| rank.clone().as_cuda()).collect();
-        for (own, address) in gpus.iter().flatten().zip(self.addresses(address)) {
-            own.open_to(gpus.iter().flatten(), address, bytes)?;
+        for ((rank, own), address) in gpus.iter().flatten().enumerate().zip(self.addresses(address)) {
+            self.named(rank, own.open_to(gpus.iter().flatten(), address, bytes))?;
         }
         Ok(())
     }
 
     fn copy_out(self: Arc<Self>, address: Address, bytes: Bytes) -> Result<HostCopy, DeviceError> {
-        let copies = self.ranks.iter().zip(self.addresses(address)).map(|(rank, at)| rank.clone().copy_out(at, bytes));
+        let each = self.numbered().zip(self.addresses(address));
+        let copies = each.map(|((rank, device), at)| self.named(rank, device.clone().copy_out(at, bytes)));
         Ok(HostCopy::OfRanks(copies.collect::<Result<_, _>>()?))
     }
 
@@ -191,8 +192,8 @@ impl Device for DeviceGroup {
             HostCopy::OfRanks(copies) if copies.len() == self.ranks.len() => copies,
             _ => return Err(of_another_device(address)),
         };
-        let mut of_ranks = self.ranks.iter().zip(self.addresses(address)).zip(copies);
-        of_ranks.try_for_each(|((rank, at), copy)| rank.copy_in(copy, at))
+        let mut each = self.numbered().zip(self.addresses(address)).zip(copies);
+        each.try_for_each(|(((rank, device), at), copy)| self.named(rank, device.copy_in(copy, at)))
     }
 
     fn timeline(&self) -> Timeline {
