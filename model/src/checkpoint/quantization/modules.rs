@@ -12,7 +12,9 @@ use super::QuantizationError;
 /// `visual` or `model.layers.0.mlp.gate`. That is what transformers (5.17, `should_convert_module`: a prefix or an end)
 /// and vLLM (0.26, `is_layer_skipped`: whole names) have in common, without `layers.1` meaning `layers.10` as well. The
 /// parts `model` and `language_model` do not count, as releases of a model differ in them. With a `*`, which stands for
-/// anything, an entry is the whole name, and `?` and brackets are themselves; after `re:` it is a regular expression that the name begins with.
+/// anything, an entry is the whole name, and `?` and brackets are themselves; after `re:` it is a regular expression that
+/// the name begins with. Both are held against every name that the module has in some release: ModelOpt writes
+/// `model.visual*` for files that say `visual.` (vLLM's issue 28072).
 #[derive(Clone, Debug, Default)]
 pub struct Modules {
     /// What counts of each name.
@@ -22,6 +24,13 @@ pub struct Modules {
 
 /// Parts of names that releases of one model differ in.
 const OUTER: [&str; 2] = ["model", "language_model"];
+
+/// What stands before a decoder's names in one release or another.
+const BEFORE_DECODER: [&str; 5] = ["", "model.", "language_model.", "model.language_model.", "language_model.model."];
+/// The same of a tower and what joins it to a decoder.
+const BEFORE_TOWER: [&str; 2] = ["", "model."];
+/// The first parts of a decoder's names that count.
+const DECODER: [&str; 4] = ["layers", "embed_tokens", "norm", "lm_head"];
 
 impl Modules {
     /// A list of `entries` from `file`.
@@ -50,9 +59,12 @@ impl Modules {
     /// Whether the list names `module`.
     pub fn has(&self, module: &str) -> bool {
         let inner = inner(module);
-        self.names_a_part_of(&inner)
-            || self.names_a_part_of(module)
-            || self.patterns.iter().any(|pattern| pattern.is_match(module) || pattern.is_match(&inner))
+        if self.names_a_part_of(&inner) || self.names_a_part_of(module) {
+            return true;
+        }
+        let names = elsewhere(&inner);
+        let is_named = |pattern: &Regex| pattern.is_match(module) || names.iter().any(|name| pattern.is_match(name));
+        self.patterns.iter().any(is_named)
     }
 
     /// Whether some parts of `name`, one after the other, are an entry.
@@ -67,6 +79,13 @@ impl Modules {
 fn inner(name: &str) -> String {
     let parts: Vec<&str> = name.split('.').filter(|part| !OUTER.contains(part)).collect();
     if parts.is_empty() { name.to_owned() } else { parts.join(".") }
+}
+
+/// The names of the module `inner` in releases of its model.
+fn elsewhere(inner: &str) -> Vec<String> {
+    let first = inner.split('.').next().unwrap_or_default();
+    let before = if DECODER.contains(&first) { &BEFORE_DECODER[..] } else { &BEFORE_TOWER };
+    before.iter().map(|before| format!("{before}{inner}")).collect()
 }
 
 #[cfg(test)]
@@ -101,11 +120,38 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_for_the_beginning_and_globs_for_the_whole() {
+    fn patterns_and_globs_know_the_names_of_every_release() {
         assert!(has("re:.*lm_head", "model.lm_head") && has("re:visual.*", "model.visual.merger.mlp.0"));
         assert!(!has("re:down_proj", "layers.0.mlp.down_proj"), "a name begins with it or does not");
         assert!(has("model.layers.*.mlp.gate", "model.layers.7.mlp.gate"));
         assert!(!has("*.mlp.gate", "model.layers.7.mlp.gate_proj"));
+        let (tower, layer) = ("visual.blocks.3.attn.qkv", "model.language_model.layers.0.self_attn.q_proj");
+        for (entry, module) in [
+            ("visual*", tower),
+            ("model.visual*", tower),
+            ("*visual*", tower),
+            ("re:model.visual.*", tower),
+            (r"re:^model\.visual\.", tower),
+            ("model.visual*", "model.visual.merger.mlp.0"),
+            ("visual*", "model.visual.merger.mlp.0"),
+            ("model.layers.0.self_attn*", layer),
+            ("language_model.layers.0.self_attn*", layer),
+            ("model.language_model.layers.0.self_attn*", layer),
+            ("language_model.model.layers.0.self_attn*", layer),
+            ("layers.0.self_attn*", layer),
+            (r"re:language_model\.model\.layers\.0\.", "model.layers.0.self_attn.q_proj"),
+            ("language_model.lm_head*", "lm_head"),
+        ] {
+            assert!(has(entry, module), "{entry} names {module}");
+        }
+        for (entry, module) in [
+            ("model.layers.0.self_attn*", "model.language_model.layers.10.self_attn.q_proj"),
+            ("language_model*", tower),
+            ("re:.*language_model", tower),
+            ("model.visual*", layer),
+        ] {
+            assert!(!has(entry, module), "{entry} does not name {module}");
+        }
         let error = Modules::new("config.json", ["re:(?=x)"]).expect_err("it looks ahead");
         assert!(error.to_string().starts_with("config.json: the pattern \"re:(?=x)\" of modules"), "{error}");
     }
