@@ -108,10 +108,12 @@ impl WeightMap<'_> {
         }
     }
 
-    /// Claims `module.weight` of modules with so many rows each, one after the other.
+    /// Claims `module.weight` of modules with so many rows each, one after the other. Their activations are rounded as
+    /// those of `inputs`, the same modules or more.
     pub(super) fn weight(
         &mut self,
         modules: &[(String, Share)],
+        inputs: &[String],
         in_features: Share,
         place: Place,
     ) -> Result<Weight<'static>, WeightError> {
@@ -145,7 +147,7 @@ impl WeightMap<'_> {
                 self.scales([more, across], WeightSource::Zeros);
             }
         }
-        let names = modules.iter().map(|(name, _)| format!("{name}.input_scale"));
+        let names = inputs.iter().map(|name| format!("{name}.input_scale"));
         self.scaled(data, fp8, start, height, names.collect())
     }
 
@@ -248,7 +250,8 @@ impl WeightMap<'_> {
         Ok(())
     }
 
-    /// The largest of the scales of activations that the parts of a product have, as vLLM takes it for them all.
+    /// The largest of the scales of activations that the parts of a product have, as vLLM takes it for them all: of all
+    /// experts too, whichever ranks have them, so that replies do not depend on the number of ranks.
     fn input_scale(&mut self, names: Vec<String>) -> Result<f32, WeightError> {
         let mut largest = 0.0f32;
         for name in names {

@@ -246,8 +246,13 @@ impl<'c> WeightMap<'c> {
         let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = experts.range().map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
-        let gate_up = self.weight(&gate_up, hidden.into(), Place::default())?;
-        let both = [gate_up, self.weight(&down, intermediate.into(), Place::default())?];
+        // All experts round their rows alike, those of other ranks too.
+        let inputs = |parts: &[&str]| -> Vec<String> {
+            let of = |expert| parts.iter().map(move |part| format!("{name}.{expert}.{part}_proj"));
+            (0..experts.whole).flat_map(of).collect()
+        };
+        let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), Place::default())?;
+        let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), Place::default())?];
         self.served_experts(experts.count, both)
     }
 
@@ -305,7 +310,8 @@ impl<'c> WeightMap<'c> {
     ) -> Result<Linear, WeightError> {
         let rows: usize = parts.iter().map(|(_, rows)| rows.count).sum();
         let modules: Vec<_> = parts.iter().map(|(name, rows)| ((*name).to_owned(), *rows)).collect();
-        let weight = self.weight(&modules, in_features, place)?;
+        let inputs: Vec<_> = parts.iter().map(|(name, _)| (*name).to_owned()).collect();
+        let weight = self.weight(&modules, &inputs, in_features, place)?;
         let biases: Vec<_> = parts.iter().map(|(name, rows)| (format!("{name}.bias"), *rows)).collect();
         let bias = match bias {
             true if in_features.first > 0 => {

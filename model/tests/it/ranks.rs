@@ -354,7 +354,7 @@ fn blocks_of_fp8_are_not_cut_within_one() {
 
 #[test]
 fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
-    // A fixed scale of activations gives the same numbers; by row each rank rounds by what it has.
+    // By a fixed scale of activations all ranks round alike; by row each rounds by what it has.
     for (folder, tolerance) in
         [("tests/golden/qwen3_fp8_modelopt", NOISE_TOLERANCE), ("tests/golden/qwen3_fp8_dynamic", 0.1)]
     {
@@ -363,6 +363,47 @@ fn fp8_by_row_and_by_tensor_answers_nearly_alike() {
         println!("{folder}: {error:e}");
         assert!(error <= tolerance, "{folder}: {error:e}");
     }
+}
+
+/// A mixture as ModelOpt writes it, with a scale for each matrix and these largest activations of its four experts.
+fn modelopt_mixture(largest: [f32; 4]) -> Copy {
+    const SETTINGS: &str = "quantization_config";
+    let settings = json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "*.mlp.gate"] });
+    let folder = Copy::of("tests/golden/qwen3_moe_fp8").set("config.json", &[SETTINGS], settings);
+    folder.rewrite(FILE, |header, data| {
+        let entries = header.as_object_mut().expect("an object");
+        let names: Vec<String> = entries.keys().filter(|name| name.ends_with(".weight_scale_inv")).cloned().collect();
+        for name in names {
+            let of_blocks = entries.remove(&name).expect("scales");
+            let start = of_blocks["data_offsets"][0].as_u64().expect("a place") as usize;
+            let scale = half::bf16::from_le_bytes([data[start], data[start + 1]]).to_f32();
+            let expert = name.split(".experts.").nth(1).and_then(|rest| rest[..1].parse::<usize>().ok());
+            let input = expert.map_or(4.0, |expert| largest[expert]) / 448.0;
+            for (end, number) in [("weight_scale", scale), ("input_scale", input)] {
+                let place = [data.len(), data.len() + 4];
+                data.extend(number.to_le_bytes());
+                let entry = json!({ "dtype": "F32", "shape": [], "data_offsets": place });
+                entries.insert(name.replace("weight_scale_inv", end), entry);
+            }
+        }
+        compact(header, data);
+    })
+}
+
+#[test]
+fn experts_round_by_the_largest_scale_of_all_ranks() {
+    let of = |largest, of| {
+        let copy = modelopt_mixture(largest);
+        logits(|| copy.open(), "tests/golden/qwen3_moe_fp8", of)
+    };
+    // The last two experts are the second rank's.
+    let uneven = [0.5, 1.0, 7.0, 20.0];
+    let whole = of(uneven, 1);
+    let error = relative_error(&of(uneven, 2), &whole);
+    println!("{error:e}");
+    assert!(error <= NOISE_TOLERANCE, "{error:e}");
+    assert_eq!(of([20.0; 4], 1), whole, "the largest counts");
+    assert!(relative_error(&of([1.0; 4], 1), &whole) > 1e-3, "scales of a rank's own experts would be heard");
 }
 
 #[test]
