@@ -47,8 +47,7 @@ impl WeightMap<'_> {
             WeightFormats::Plain => None,
             WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Fp8 { scheme: *scheme, stored: None }),
             WeightFormats::Stored(stored) => {
-                let (plain, rounded): (Vec<_>, Vec<_>) =
-                    modules.into_iter().partition(|name| stored.plain.has(name) || self.is_convolution(name));
+                let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| stored.plain.has(name));
                 if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
                     let (name, other) = ((*name).to_owned(), (*other).to_owned());
                     return Err(WeightError::PartlyQuantized { name, other });
@@ -92,12 +91,6 @@ impl WeightMap<'_> {
         Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
-    /// Whether the file has more than a matrix: tools round linear layers alone, and lists need not name others.
-    fn is_convolution(&self, module: &str) -> bool {
-        let name = format!("{module}.weight");
-        self.has(&name) && self.checkpoint.tensor(&name).is_ok_and(|found| found.shape.len() > 2)
-    }
-
     /// The type to keep a weight in that the file has as `found`.
     pub(super) fn kept(&self, name: &str, found: DType, fp8: Option<Fp8>) -> Result<DType, WeightError> {
         let is_stored = fp8.is_some_and(|fp8| fp8.stored.is_some());
@@ -119,7 +112,11 @@ impl WeightMap<'_> {
     ) -> Result<Weight<'static>, WeightError> {
         let parts: Vec<_> = modules.iter().map(|(name, rows)| (format!("{name}.weight"), *rows)).collect();
         let shape = [modules.iter().map(|(_, rows)| rows.count).sum(), in_features.count];
-        let Some(fp8) = self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))? else {
+        let scheme = match place.is_always_plain {
+            true => None,
+            false => self.scheme_of(modules.iter().map(|(name, _)| name.as_str()))?,
+        };
+        let Some(fp8) = scheme else {
             return Ok(Weight::plain(self.stacked(&parts, shape.into(), in_features, place)?));
         };
         let first = self.copies.len();

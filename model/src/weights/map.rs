@@ -36,6 +36,8 @@ pub(super) struct Place {
     pub kept: Option<DType>,
     /// Whether the file has FP8 numbers.
     pub is_fp8: bool,
+    /// Whether it is plain whatever the configuration says of its kind.
+    pub is_always_plain: bool,
 }
 
 /// Assigns places in the segment, one claim after the other.
@@ -156,6 +158,19 @@ impl<'c> WeightMap<'c> {
         bias: bool,
     ) -> Result<Linear, WeightError> {
         self.fused_linear(&[(name, out_features.into())], in_features, bias)
+    }
+
+    /// As [`linear`](Self::linear), the convolution that embeds patches, whose kernel becomes a matrix. It is always plain:
+    /// tools round linear layers alone, and their lists need not name others.
+    pub fn patch_embedding(
+        &mut self,
+        name: &str,
+        out_features: usize,
+        in_features: usize,
+        bias: bool,
+    ) -> Result<Linear, WeightError> {
+        let place = Place { is_always_plain: true, ..Place::default() };
+        self.padded_linear(&[(name, out_features.into())], in_features.into(), bias, place)
     }
 
     /// As [`linear`](Self::linear) with a bias, where output `i` is multiplied by element `i` of the tensor `scale`

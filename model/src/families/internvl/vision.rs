@@ -108,7 +108,7 @@ impl VisionTower {
         let (hidden, patches) = (config.hidden, config.tile().patches());
         let class = map.tensor(&names.class, [1, hidden])?;
         let table = map.tensor(&names.positions, [1, (1 + patches) * hidden])?.into_shape([1 + patches, hidden]);
-        let projection = map.linear(&names.patch, hidden, config.patch().values(), true)?;
+        let projection = map.patch_embedding(&names.patch, hidden, config.patch().values(), true)?;
         let embedding = PatchEmbedding { projection, table, others: 1, side: config.tile().h as usize };
         let sizes = LayerSizes {
             hidden,

@@ -106,7 +106,8 @@ impl VisionTower {
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, merged) = (config.hidden_size, config.tower.merge().patches_per_token());
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
+        let patch_embedding =
+            map.patch_embedding(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
         let layer = |index| Layer::claim(&config, &name(&format!("blocks.{index}")), map);
         let layers = (0..config.tower.depth).map(layer).collect::<Result<_, _>>()?;
         let merger_norm = map.tensor(&name("merger.ln_q.weight"), [hidden])?;

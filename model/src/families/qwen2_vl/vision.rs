@@ -77,7 +77,8 @@ impl VisionTower {
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let (hidden, heads) = (config.embed_dim, config.tower.num_heads);
-        let patch_embedding = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
+        let patch_embedding =
+            map.patch_embedding(&name("patch_embed.proj"), hidden, config.tower.patch().values(), false)?;
         let sizes = LayerSizes {
             hidden,
             intermediate: config.mlp_ratio * hidden,

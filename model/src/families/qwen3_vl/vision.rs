@@ -75,7 +75,7 @@ impl VisionTower {
     fn claim(config: VisionConfig, prefix: &str, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
         let name = |part: &str| format!("{prefix}.{part}");
         let hidden = config.hidden_size;
-        let projection = map.linear(&name("patch_embed.proj"), hidden, config.tower.patch().values(), true)?;
+        let projection = map.patch_embedding(&name("patch_embed.proj"), hidden, config.tower.patch().values(), true)?;
         let table = map.tensor(&name("pos_embed.weight"), [config.num_position_embeddings, hidden])?;
         let embedding = PatchEmbedding { projection, table, others: 0, side: config.grid_side() };
         let (intermediate, heads) = (config.intermediate_size, config.tower.num_heads);
