@@ -24,7 +24,7 @@ pub use hub::{HubError, HubModel, HubOptions};
 pub use open::Checkpoint;
 pub use origin::{CheckpointOrigin, FetchWatch};
 pub use quantization::{
-    Fp8Scheme, QuantizationError, RoundedBy, ScaledBy, StoredFp8, WeightFormats, WeightQuantization,
+    Fp8Scheme, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8, WeightFormats, WeightQuantization,
 };
 pub use random_checkpoint::{RandomCheckpoint, RandomTensor};
 pub use stored::{BlockType, Stored};

@@ -10,7 +10,10 @@ use super::{
     scaling::numbers,
 };
 use crate::{
-    checkpoint::{Fp8Scheme, RoundedBy, ScaledBy, TensorInfo, WeightFormats, random_checkpoint::DEVIATION},
+    checkpoint::{
+        Fp8Scheme, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8, TensorInfo, TensorType, WeightFormats,
+        random_checkpoint::DEVIATION,
+    },
     flow::CacheFormat,
 };
 
@@ -47,7 +50,9 @@ impl WeightMap<'_> {
             WeightFormats::Plain => None,
             WeightFormats::Made(scheme) => self.is_in_decoder.then_some(Fp8 { scheme: *scheme, stored: None }),
             WeightFormats::Stored(stored) => {
-                let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| stored.plain.has(name));
+                let is_plain =
+                    |name: &str| stored.plain.has(name) || !self.is_in_decoder && self.is_found_plain(name, stored);
+                let (plain, rounded): (Vec<_>, Vec<_>) = modules.into_iter().partition(|name| is_plain(name));
                 if let (Some(name), Some(other)) = (rounded.first(), plain.first()) {
                     let (name, other) = ((*name).to_owned(), (*other).to_owned());
                     return Err(WeightError::PartlyQuantized { name, other });
@@ -56,6 +61,18 @@ impl WeightMap<'_> {
             }
         };
         Ok(found)
+    }
+
+    /// Whether the file has plain numbers and no scale for a module of a tower, which lists of ModelOpt before 0.39 do not
+    /// name: vLLM takes towers as plain there (0.26, `modelopt.py`). So do plans without the file.
+    fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
+        let weight = format!("{module}.weight");
+        if self.checkpoint.tensors.random(&weight, 0).is_some() {
+            return stored.method == QuantizationMethod::ModelOpt;
+        }
+        let is_wide =
+            self.has(&weight) && self.checkpoint.tensor(&weight).is_ok_and(|it| it.dtype != TensorType::F8E4M3);
+        is_wide && !self.has(&format!("{module}.{}", stored.scale))
     }
 
     /// Refuses FP8 that the target has no kernels for, unless only a plan is made.
@@ -231,7 +248,7 @@ impl WeightMap<'_> {
         let swapped = of.swapped && fp8.scheme.weights == ScaledBy::Block;
         let [one, other] = if swapped { [across, down] } else { [down, across] };
         check_shape(name, &found, of.count.whole, [one.whole, other.whole])?;
-        if found.dtype == crate::checkpoint::TensorType::F8E4M3 {
+        if found.dtype == TensorType::F8E4M3 {
             let (name, expected) = (name.to_owned(), "it holds scales");
             return Err(WeightError::Format { name, expected, found: DType::F8E4M3 });
         }

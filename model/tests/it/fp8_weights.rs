@@ -1,11 +1,13 @@
 //! FP8 checkpoints that contradict themselves or ask for what is not served, and plain ones that are rounded while they
 //! load.
 
+use std::sync::Arc;
+
 use bursar_budgets::{Address, Bytes, Hint};
 use bursar_kernels::{CudaTarget, DType, E4m3, Scales, Target};
 use bursar_model::{
     LoadError, Model,
-    checkpoint::{Checkpoint, QuantizationError, WeightQuantization},
+    checkpoint::{Checkpoint, CheckpointSource, QuantizationError, WeightQuantization},
     error::CheckpointError,
     registry,
     weights::{WeightError, WeightMap, WeightSource},
@@ -398,10 +400,9 @@ fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
         alone(bench, &case, &rows, &[usize::MAX]).logits.remove(0)
     };
     let expected = answer(&plain);
-    let in_decoder = |name: &str| name.starts_with("model.layers.") && name.ends_with("_proj.weight");
     let in_tower = |name: &str| name.starts_with("visual.") && name.ends_with(".weight");
-    let decoder = by_channel(QWEN2_5_VL, json!(["lm_head", "re:visual.*"]), in_decoder);
-    let both = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| in_decoder(name) || in_tower(name));
+    let decoder = by_channel(QWEN2_5_VL, json!(["lm_head", "re:visual.*"]), is_decoders);
+    let both = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) || in_tower(name));
     let [decoder, both] = [decoder, both].map(|copy| Bench::of(copy.open(), 2));
     let [one, two] = [&decoder, &both].map(answer);
     for (found, what) in [(&one, "decoder"), (&two, "decoder and tower")] {
@@ -414,6 +415,56 @@ fn a_model_with_pictures_has_fp8_in_its_decoder_and_in_its_tower_too() {
     // The same numbers as when the plain checkpoint is rounded while it loads.
     let rounded = Bench::of(rounded(QWEN2_5_VL, WeightQuantization::Fp8PerChannel), 2);
     assert_eq!(answer(&rounded), one);
+}
+
+/// Whether a tensor is a matrix of the decoder's layers.
+fn is_decoders(name: &str) -> bool {
+    name.starts_with("model.layers.") && name.ends_with("_proj.weight")
+}
+
+#[test]
+fn a_plain_tower_that_no_list_names_is_read_from_the_file() {
+    let [listed, silent] =
+        [json!(["lm_head", "re:visual.*"]), json!(["lm_head"])].map(|list| by_channel(QWEN2_5_VL, list, is_decoders));
+    let answers = [&listed, &silent].map(|copy| {
+        let bench = Bench::of(copy.open(), 2);
+        let case = Case::read(QWEN2_5_VL, &bench.checkpoint, "single_image");
+        let rows = encode(&bench, &case);
+        alone(&bench, &case, &rows, &[usize::MAX]).logits.remove(0)
+    });
+    assert_eq!(answers[0], answers[1]);
+    // In a decoder the list decides, and a scale without FP8 numbers is no plain tower.
+    let down = "model.layers.1.mlp.down_proj.weight";
+    let unlisted = by_channel(QWEN2_5_VL, json!(["lm_head"]), |name| is_decoders(name) && name != down).error();
+    assert_eq!(unlisted.to_string(), format!("tensor {down} holds bf16, but quantization_config says that it is FP8"));
+    let (file, index) = ("model-00001-of-00002.safetensors", "model.safetensors.index.json");
+    let scale = "visual.merger.mlp.0.weight_scale";
+    let scaled = silent.add(file, scale).set(index, &["weight_map", scale], json!(file)).error();
+    let expected = "tensor visual.merger.mlp.0.weight holds bf16, but quantization_config says that it is FP8";
+    assert_eq!(scaled.to_string(), expected);
+}
+
+#[test]
+fn a_plan_without_weights_weighs_what_one_with_them_does() {
+    let weigh = |checkpoint: &Checkpoint| Model::plan(checkpoint, &CPU).expect("it is planned").weight_bytes();
+    let settings = |copy: &Copy| {
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
+        Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens")
+    };
+    // llm-compressor names linear layers alone, so not the patch embedding.
+    let layers = ["attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"];
+    let of_blocks = (0..3).flat_map(|block| layers.map(|layer| format!("visual.blocks.{block}.{layer}")));
+    let ends = ["lm_head", "visual.merger.mlp.0", "visual.merger.mlp.2"].map(str::to_owned);
+    let list: Vec<String> = of_blocks.chain(ends).collect();
+    let copy = by_channel(QWEN2_5_VL, json!(list), is_decoders);
+    assert_eq!(weigh(&settings(&copy)), weigh(&copy.open()));
+    // ModelOpt's early lists name no tower, and later ones name it as other releases do.
+    let modelopt = |list| json!({ "quant_method": "modelopt", "quant_algo": "FP8", "ignore": list });
+    let rounded = weigh(&open(QWEN2_5_VL).with_quantization(Some(WeightQuantization::Fp8PerTensor)));
+    for list in [json!(["lm_head"]), json!(["lm_head", "visual*"]), json!(["lm_head", "model.visual*"])] {
+        let copy = Copy::of(QWEN2_5_VL).set(CONFIG, &["quantization_config"], modelopt(list));
+        assert_eq!(weigh(&settings(&copy)), rounded);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{Fp8Scheme, Modules, QuantizationError, RoundedBy, ScaledBy, StoredFp8};
+use super::{Fp8Scheme, Modules, QuantizationError, QuantizationMethod, RoundedBy, ScaledBy, StoredFp8};
 
 /// Characters of a value that an error shows.
 const SHOWN: usize = 60;
@@ -53,7 +53,8 @@ fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "ignored_layers",
     ])?;
     let plain = part.modules(&["modules_to_not_convert", "ignored_layers"])?;
-    Ok(StoredFp8 { scheme: Fp8Scheme::BLOCK, scale: "weight_scale_inv", plain, has_cache_scales: false })
+    let (method, scheme) = (QuantizationMethod::Fp8, Fp8Scheme::BLOCK);
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain, has_cache_scales: false })
 }
 
 /// FP8 of compressed-tensors, as llm-compressor writes it: one group of all linear layers.
@@ -119,7 +120,8 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         weights.among("block_structure", &[Value::Null], "null")?;
         [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
     }
-    Ok(StoredFp8 { scheme, scale: "weight_scale", plain: part.modules(&["ignore"])?, has_cache_scales })
+    let (method, plain) = (QuantizationMethod::CompressedTensors, part.modules(&["ignore"])?);
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain, has_cache_scales })
 }
 
 /// Whether compressed-tensors has scales of keys and values, one for all heads of a layer or one for each.
@@ -154,8 +156,8 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         .iter()
         .any(|key| part.fields.get(*key).is_some_and(|at| !at.is_null()));
     let scheme = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
-    let plain = part.modules(&["ignore", "exclude_modules"])?;
-    Ok(StoredFp8 { scheme, scale: "weight_scale", plain, has_cache_scales })
+    let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain, has_cache_scales })
 }
 
 /// An object of a file.

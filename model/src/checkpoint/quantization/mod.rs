@@ -114,9 +114,33 @@ impl Fp8Scheme {
     pub const CHANNEL: Fp8Scheme = Fp8Scheme { weights: ScaledBy::Row, activations: RoundedBy::Row };
 }
 
+/// What has quantised a checkpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum QuantizationMethod {
+    /// transformers' own FP8, as Qwen and DeepSeek release it.
+    Fp8,
+    /// llm-compressor and others that write compressed-tensors.
+    CompressedTensors,
+    /// NVIDIA's ModelOpt.
+    ModelOpt,
+}
+
+impl QuantizationMethod {
+    /// Its name in `quant_method`.
+    pub fn name(self) -> &'static str {
+        match self {
+            QuantizationMethod::Fp8 => "fp8",
+            QuantizationMethod::CompressedTensors => "compressed-tensors",
+            QuantizationMethod::ModelOpt => "modelopt",
+        }
+    }
+}
+
 /// FP8 weights that a checkpoint has.
 #[derive(Clone, Debug)]
 pub struct StoredFp8 {
+    /// What has written them.
+    pub method: QuantizationMethod,
     /// How they are scaled.
     pub scheme: Fp8Scheme,
     /// The end of the names of their scales: `weight_scale_inv` or `weight_scale`.
