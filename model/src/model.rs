@@ -73,6 +73,15 @@ impl Hint for LoadError {
             LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
                 "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()
             }
+            LoadError::Weights(WeightError::ScaleShape { .. }) => {
+                "quantization_config says how many numbers share a scale: check it against the checkpoint's release"
+                    .to_owned()
+            }
+            LoadError::Weights(WeightError::AttentionScale { .. }) => {
+                "load a release that has scales of keys and values alone, or remove those of queries and probabilities \
+                 from the file: the weights do not need them"
+                    .to_owned()
+            }
             LoadError::Weights(WeightError::Scale { .. }) => {
                 "the file is damaged, or what has quantised it failed; download it again".to_owned()
             }

@@ -18,10 +18,13 @@ use crate::text::error::TextError;
 use crate::text::template_source::TemplateFiles;
 use crate::text::{ChatTemplate, PromptEncoder, TemplateLimits, TemplateSources, Tokenizer, VocabularyFiles};
 
+/// What a text model's part of `config.json` is called.
+const TEXT_PARTS: [&str; 2] = ["text_config", "llm_config"];
+
 /// An open checkpoint.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// The whole of `config.json`, which families read themselves.
+    /// The whole of `config.json`, which families read themselves, without what a part repeats of how weights are quantised.
     pub config: Map<String, Value>,
     /// `generation_config.json`; if it has no end tokens, those of `config.json`, or else of its text part and the
     /// tokenizer's own.
@@ -51,7 +54,8 @@ impl Checkpoint {
     /// [`CheckpointError`] if a file is missing, damaged or hostile.
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
-        let config: Map<String, Value> = object("config.json", &config_json)?;
+        let mut config: Map<String, Value> = object("config.json", &config_json)?;
+        forget_repeated_quantization(&mut config);
         let files = TextFiles::read(&source)?;
         let tensors = TensorIndex::open(&source)?;
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
@@ -185,6 +189,19 @@ impl Checkpoint {
     }
 }
 
+/// Removes a text part's `quantization_config` that is the whole model's, as some tools write it.
+fn forget_repeated_quantization(config: &mut Map<String, Value>) {
+    const KEY: &str = "quantization_config";
+    let Some(whole) = config.get(KEY).cloned() else { return };
+    for part in TEXT_PARTS {
+        if let Some(Value::Object(part)) = config.get_mut(part)
+            && part.get(KEY) == Some(&whole)
+        {
+            part.remove(KEY);
+        }
+    }
+}
+
 /// Parses a file that must hold a JSON object.
 fn object(file: &str, json: &[u8]) -> Result<Map<String, Value>, CheckpointError> {
     let malformed = |reason: String| CheckpointError::Malformed { file: file.into(), reason };
@@ -276,7 +293,7 @@ fn generation_defaults(files: &TextFiles, config: &Map<String, Value>) -> Result
     };
     defaults.eos_ids = ids(config.get("eos_token_id"))?;
     if defaults.eos_ids.is_empty() {
-        let text = ["text_config", "llm_config"].iter().find_map(|part| config.get(*part)?.get("eos_token_id"));
+        let text = TEXT_PARTS.iter().find_map(|part| config.get(*part)?.get("eos_token_id"));
         defaults.eos_ids = ids(text)?;
         let own = files.end_token().and_then(|token| files.added_token(&token));
         let own = own.filter(|id| !defaults.eos_ids.contains(id));

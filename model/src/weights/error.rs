@@ -73,6 +73,22 @@ pub enum WeightError {
         /// What a scale is, in words.
         expected: &'static str,
     },
+    /// Scales of FP8 numbers that are more or fewer than those numbers ask for.
+    #[error("the scales {name} have shape {found:?}, but quantization_config asks for {expected:?}")]
+    ScaleShape {
+        /// The tensor's name.
+        name: String,
+        /// The shape that the configuration implies.
+        expected: Vec<usize>,
+        /// The shape in the file.
+        found: Vec<usize>,
+    },
+    /// A scale of queries or probabilities in FP8.
+    #[error("{name} is a scale of queries or probabilities in FP8, which attention here keeps wider")]
+    AttentionScale {
+        /// The tensor's name.
+        name: String,
+    },
     /// Tensors that are fused have different element types.
     #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
     Mixed {

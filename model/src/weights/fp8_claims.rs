@@ -291,11 +291,15 @@ impl WeightMap<'_> {
         if !self.is_dry() && !self.target.has_fp8_cache() {
             return Err(WeightError::Unserved { what: "FP8 keys and values", target: self.target.name() });
         }
-        // Under compressed-tensors' name or ModelOpt's.
-        let names = ["k", "v"]
-            .map(|part| [format!("{attention}.{part}_scale"), format!("{attention}.{part}_proj.{part}_scale")]);
-        let is_promised = matches!(&self.formats, WeightFormats::Stored(stored) if stored.has_cache_scales);
-        let scales = match is_promised && names.iter().flatten().any(|name| self.has(name)) {
+        let names = ["k", "v"].map(|part| {
+            [
+                format!("{attention}.{part}_scale"),             // of compressed-tensors
+                format!("{attention}.{part}_proj.{part}_scale"), // of ModelOpt
+                format!("{attention}.{part}_proj.output_scale"), // of either, in early releases
+            ]
+        });
+        let is_stored = matches!(&self.formats, WeightFormats::Stored(_));
+        let scales = match is_stored && names.iter().flatten().any(|name| self.has(name)) {
             false => vec![1.0; 2 * kv_heads.count],
             true => {
                 let [keys, values] = names;
@@ -305,23 +309,25 @@ impl WeightMap<'_> {
         Ok(Some(self.constant(&scales).into_shape([2, kv_heads.count])))
     }
 
-    /// The checkpoint's scales of each head, under either name.
-    fn stored_cache_scales(&mut self, [own, other]: [String; 2], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
-        let name = if self.has(&own) { own } else { other };
+    /// The checkpoint's scales of each head, under whichever name it has.
+    fn stored_cache_scales(&mut self, names: [String; 3], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
+        let [_, of_modelopt, _] = &names;
+        let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();
         let found = self.checkpoint.tensor(&name)?;
         let scales = numbers(&found);
         if scales.len() != 1 && scales.len() != kv_heads.whole {
-            return Err(WeightError::Shape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
+            return Err(WeightError::ScaleShape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
         }
         scales.iter().try_for_each(|scale| check_scale(&name, *scale, true))?;
         self.read.push(name);
         Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
 
-    /// Whether a tensor is a scale of cached keys or values, which plain ones do not need.
-    pub(super) fn is_cache_scale(&self, name: &str) -> bool {
-        let WeightFormats::Stored(stored) = &self.formats else { return false };
-        stored.has_cache_scales && [".k_scale", ".v_scale"].iter().any(|end| name.ends_with(end))
+    /// Whether a tensor is a scale of keys or values that are kept plain, which do not need it.
+    pub(super) fn is_unread_cache_scale(&self, name: &str) -> bool {
+        const ENDS: [&str; 4] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
+        let is_stored = matches!(&self.formats, WeightFormats::Stored(_));
+        is_stored && self.checkpoint.cache() == CacheFormat::Plain && ENDS.iter().any(|end| name.ends_with(end))
     }
 
     /// Call this after the last claim. It reads the checkpoint's scales, and refuses those that cannot be one.
@@ -353,6 +359,11 @@ fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
     starts.fold(FP8_BLOCK, |height, start| height.min(1 << start.trailing_zeros().min(7)))
 }
 
+/// Whether a tensor is a scale of queries or of probabilities, which attention here does not round.
+pub(super) fn is_attention_scale(name: &str) -> bool {
+    [".q_scale", ".q_proj.output_scale", ".prob_scale"].iter().any(|end| name.ends_with(end))
+}
+
 /// Scales must be `count` matrices of `shape`, where axes of one may be left out.
 fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 2]) -> Result<(), WeightError> {
     let inner = |shape: &[usize]| -> Vec<usize> { shape.iter().copied().filter(|extent| *extent != 1).collect() };
@@ -361,7 +372,7 @@ fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 
         return Ok(());
     }
     let expected = expected[usize::from(count == 1)..].to_vec();
-    Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() })
+    Err(WeightError::ScaleShape { name: name.to_owned(), expected, found: found.shape.to_vec() })
 }
 
 fn check_scale(name: &str, value: f32, is_above_zero: bool) -> Result<(), WeightError> {

@@ -8,7 +8,7 @@ use bursar_kernels::{DType, Rank, Shape, Share, Target, Tensor, Weight};
 use super::{
     Linear, RoutingSkew, WeightCopy, WeightError, WeightSource,
     cut::{Cut, whole_units},
-    fp8_claims::Matrices,
+    fp8_claims::{Matrices, is_attention_scale},
 };
 use crate::checkpoint::{Checkpoint, RandomTensor, Stored, TensorType, WeightFormats};
 
@@ -392,7 +392,7 @@ impl<'c> WeightMap<'c> {
     /// out.
     ///
     /// # Errors
-    /// [`WeightError::Extra`].
+    /// [`WeightError::Extra`], and [`WeightError::AttentionScale`] for scales that attention here has no use for.
     pub fn refuse_extra(&self) -> Result<(), WeightError> {
         let claimed: BTreeSet<&str> = self.copies.iter().filter_map(|copy| copy.source.name()).collect();
         let is_extra = |name: &&str| {
@@ -400,18 +400,21 @@ impl<'c> WeightMap<'c> {
                 && !self.folded.iter().any(|(folded, _)| folded == name)
                 && !self.read.iter().any(|read| read == name)
                 && !self.is_elsewhere(name)
-                && !self.is_cache_scale(name)
+                && !self.is_unread_cache_scale(name)
                 && !self.twins.iter().any(|(twin, _)| twin == name)
                 && !BUFFERS.iter().any(|buffer| name.ends_with(buffer))
         };
         let extra: Vec<&str> = self.checkpoint.tensors.names().filter(is_extra).collect();
-        match extra.is_empty() {
-            true => Ok(()),
-            false => Err(WeightError::Extra {
+        if extra.is_empty() {
+            return Ok(());
+        }
+        Err(match extra.iter().find(|name| is_attention_scale(name)) {
+            Some(&name) => WeightError::AttentionScale { name: name.to_owned() },
+            None => WeightError::Extra {
                 count: extra.len(),
                 first: extra.iter().take(EXTRA_SHOWN).map(|&name| name.to_owned()).collect(),
-            }),
-        }
+            },
+        })
     }
 
     /// Whether other ranks read the tensor `name`.

@@ -1,5 +1,6 @@
 //! Keys and values in FP8: their memory, their scales, and how far logits are from those over a plain cache.
 
+use bursar_budgets::Hint;
 use bursar_kernels::{CudaTarget, DType, Target};
 use bursar_model::{
     LoadError, Model, checkpoint::Checkpoint, error::CheckpointError, flow::CacheFormat, weights::WeightError,
@@ -91,6 +92,40 @@ fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
     let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
     let of_plain = logits(copy.open(), TENSOR);
     assert_eq!(of_plain, plain, "a plain cache does not read them");
+}
+
+#[test]
+fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() {
+    let stored = logits(open(TENSOR, CacheFormat::Fp8), TENSOR);
+    let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
+    for end in ["self_attn.{}_scale", "self_attn.{}_proj.output_scale"] {
+        let other = |name: &str| {
+            ["k", "v"].iter().fold(name.to_owned(), |name, part| {
+                name.replace(&format!("self_attn.{part}_proj.{part}_scale"), &end.replace("{}", part))
+            })
+        };
+        let copy = Copy::of(TENSOR).rename(FILE, other);
+        assert_eq!(logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR), stored, "{end}");
+        assert_eq!(logits(copy.open(), TENSOR), plain, "{end}");
+    }
+    // The settings need not announce them.
+    let silent = Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], json!(null));
+    assert_eq!(logits(silent.open().with_cache(CacheFormat::Fp8), TENSOR), stored);
+    assert_eq!(logits(silent.open(), TENSOR), plain);
+}
+
+#[test]
+fn scales_of_queries_and_probabilities_are_refused_with_what_to_do() {
+    for end in ["self_attn.q_scale", "self_attn.q_proj.q_scale", "self_attn.prob_scale"] {
+        let name = format!("model.layers.0.{end}");
+        for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
+            let error = refused(Copy::of(TENSOR).add(FILE, &name).open().with_cache(cache));
+            assert!(matches!(&error, LoadError::Weights(WeightError::AttentionScale { .. })), "{error:?}");
+            let words = "is a scale of queries or probabilities in FP8, which attention here keeps wider";
+            assert_eq!(error.to_string(), format!("{name} {words}"));
+            assert!(error.hint().contains("remove those of queries and probabilities"), "{}", error.hint());
+        }
+    }
 }
 
 #[test]

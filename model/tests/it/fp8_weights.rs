@@ -74,6 +74,32 @@ fn settings_that_are_not_served_are_refused_by_name() {
             if words.starts_with("the pattern") { "config.json: " } else { "config.json: quantization_config." };
         assert!(error.starts_with(place) && error.contains(words), "'{error}' does not say '{words}'");
     }
+    let whole = json!({ "num_bits": 8, "type": "float", "dynamic": false });
+    let modelopt = json!({
+        "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head", "model.layers.1.self_attn*"],
+        "kv_cache_scheme": whole,
+        "config_groups": { "group_0": { "targets": ["Linear"], "weights": whole, "input_activations": whole } },
+    });
+    let with = |field: &[&str], value| {
+        let copy = Copy::of(TENSOR).set(CONFIG, &["quantization_config"], modelopt.clone());
+        copy.set(CONFIG, &[&["quantization_config"], field].concat(), value)
+    };
+    Model::plan(&with(&["ignore"], modelopt["ignore"].clone()).open(), &CPU).expect("it is served");
+    for (field, value, words) in [
+        (vec!["kv_cache_scheme", "num_bits"], json!(4), "kv_cache_scheme.num_bits is 4, supported: 8"),
+        (vec!["kv_cache_scheme", "type"], json!("int"), "kv_cache_scheme.type is int, supported: float"),
+        (vec!["kv_cache_scheme", "dynamic"], json!(true), "kv_cache_scheme.dynamic is true, supported: false"),
+        (vec!["kv_cache_scheme", "strategy"], json!("attn_head"), "kv_cache_scheme.strategy is attn_head"),
+        (group(&["weights", "num_bits"]), json!(4), "config_groups.group_0.weights.num_bits is 4, supported: 8"),
+        (group(&["weights", "group_size"]), json!(16), "config_groups.group_0.weights.group_size is 16, which may"),
+        (group(&["input_activations", "dynamic"]), json!(true), "group_0.input_activations.dynamic is true"),
+        (group(&["input_activations"]), json!(null), "group_0.input_activations is missing, supported: an object"),
+        (group(&["targets"]), json!(["Conv2d"]), "group_0.targets is [\"Conv2d\"], supported: [\"Linear\"]"),
+    ] {
+        let error = with(&field, value).error();
+        assert!(matches!(error, LoadError::Quantization(_)), "{error:?}");
+        assert!(error.to_string().contains(words), "'{error}' does not say '{words}'");
+    }
     let field = ["quantization", "quant_algo"];
     let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("NVFP4")).error();
     assert_eq!(error.to_string(), "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8");
@@ -134,12 +160,25 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     assert_eq!(tensor, &scale);
     assert!(missing.hint().contains("weight_scale"), "{}", missing.hint());
     let shape = retold(BLOCK, &scale, |entry| entry["shape"] = json!([1, 4]));
-    assert_eq!(shape, format!("tensor {scale} has shape [1, 4], but config.json asks for [2, 2]"));
+    assert_eq!(shape, format!("the scales {scale} have shape [1, 4], but quantization_config asks for [2, 2]"));
     let rows = retold(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
-    assert!(rows.contains("has shape [8, 17], but config.json asks for [136, 1]"), "{rows}");
-    let spare =
-        Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], Value::Null).error();
-    assert!(spare.to_string().contains("no place for"), "scales of keys and values need a reason: {spare}");
+    assert!(rows.contains("have shape [8, 17], but quantization_config asks for [136, 1]"), "{rows}");
+    let shape = Copy::of(BLOCK).retell(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
+    assert!(shape.hint().starts_with("quantization_config says how many numbers share a scale"), "{}", shape.hint());
+}
+
+#[test]
+fn a_text_part_may_repeat_how_the_model_is_quantised() {
+    let copy = by_channel(QWEN2_5_VL, json!(["lm_head"]), is_decoders);
+    let config = copy.json(CONFIG);
+    let mut text: Value = config.clone();
+    for key in ["vision_config", "architectures", "model_type"] {
+        text.as_object_mut().expect("an object").remove(key);
+    }
+    let copy = copy.set(CONFIG, &["text_config"], text);
+    Model::plan(&copy.open(), &CPU).expect("both say the same");
+    let error = copy.set(CONFIG, &["text_config", "quantization_config", "format"], json!("other")).error();
+    assert!(error.to_string().contains("text_config.quantization_config"), "{error}");
 }
 
 /// The error of a checkpoint whose tensor `name` begins with these bytes.

@@ -11,6 +11,11 @@ const SHOWN: usize = 60;
 const CONFIG: &str = "config.json";
 /// ModelOpt's own file, which older releases have instead of a part of `config.json`.
 pub(crate) const MODELOPT: &str = "hf_quant_config.json";
+/// The part of it that counts.
+const MODELOPT_PART: &str = "quantization";
+
+/// Formats of compressed-tensors with a byte for each number. Early releases wrote the second for FP8 too.
+const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
 /// Reads what a checkpoint says about its weights; `None` if they are plain.
 ///
@@ -21,15 +26,21 @@ pub(crate) fn stored_formats(
     modelopt: Option<&Value>,
 ) -> Result<Option<StoredFp8>, QuantizationError> {
     if let Some(part) = Fields::part(CONFIG, "", config, "quantization_config")? {
-        return match part.text("quant_method") {
-            Some("fp8") => block(&part).map(Some),
-            Some("compressed-tensors") => compressed(&part).map(Some),
-            Some("modelopt") => tensor(&part).map(Some),
+        let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
+        return match (part.text("quant_method"), own) {
+            // The content of ModelOpt's own file.
+            (Some("modelopt") | None, Some(own)) => {
+                part.refuse_others(&["quant_method", "producer", MODELOPT_PART])?;
+                tensor(&own).map(Some)
+            }
+            (Some("fp8"), _) => block(&part).map(Some),
+            (Some("compressed-tensors"), _) => compressed(&part).map(Some),
+            (Some("modelopt"), None) => tensor(&part).map(Some),
             _ => Err(part.refused("quant_method", "fp8, compressed-tensors and modelopt")),
         };
     }
     let Some(modelopt) = modelopt.and_then(Value::as_object) else { return Ok(None) };
-    match Fields::part(MODELOPT, "", modelopt, "quantization")? {
+    match Fields::part(MODELOPT, "", modelopt, MODELOPT_PART)? {
         Some(part) if part.fields.get("quant_algo").is_some_and(|algorithm| !algorithm.is_null()) => {
             tensor(&part).map(Some)
         }
@@ -54,13 +65,13 @@ fn block(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     ])?;
     let plain = part.modules(&["modules_to_not_convert", "ignored_layers"])?;
     let (method, scheme) = (QuantizationMethod::Fp8, Fp8Scheme::BLOCK);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain, has_cache_scales: false })
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale_inv", plain })
 }
 
 /// FP8 of compressed-tensors, as llm-compressor writes it: one group of all linear layers.
 fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
-    part.among("format", &[json!("float-quantized")], "float-quantized")?;
-    part.among("quantization_status", &[json!("compressed"), Value::Null], "compressed")?;
+    part.among("format", &FLOAT_QUANTIZED.map(Value::from), "float-quantized")?;
+    part.among("quantization_status", &[json!("compressed"), json!("frozen"), Value::Null], "compressed")?;
     part.refuse_others(&[
         "quant_method",
         "format",
@@ -71,20 +82,19 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "version",
         "kv_cache_scheme",
     ])?;
-    let has_cache_scales = cache_scheme(part)?;
+    check_cache_scheme(part, &[json!("tensor"), json!("attn_head")], "tensor and attn_head")?;
     let groups = part.inner("config_groups")?;
     let one = "one group";
     let mut names = groups.fields.keys();
     let (Some(name), None) = (names.next(), names.next()) else { return Err(part.refused("config_groups", one)) };
     let group = groups.inner(name)?;
     group.among("targets", &[json!(["Linear"])], "[\"Linear\"]")?;
-    group.among("format", &[json!("float-quantized"), Value::Null], "float-quantized")?;
+    let [format, early] = FLOAT_QUANTIZED.map(Value::from);
+    group.among("format", &[format, early, Value::Null], "float-quantized")?;
     group.refuse_others(&["targets", "format", "weights", "input_activations"])?;
     let (weights, activations) = (group.inner("weights")?, group.inner("input_activations")?);
     for part in [&weights, &activations] {
-        part.among("num_bits", &[json!(8)], "8")?;
-        part.among("type", &[json!("float")], "float")?;
-        part.among("symmetric", &[json!(true), Value::Null], "true")?;
+        part.are_e4m3()?;
         part.refuse_others(&[
             "num_bits",
             "type",
@@ -121,27 +131,31 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         [&weights, &activations].iter().try_for_each(|part| part.among("group_size", &[Value::Null], "null"))?;
     }
     let (method, plain) = (QuantizationMethod::CompressedTensors, part.modules(&["ignore"])?);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain, has_cache_scales })
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
 }
 
-/// Whether compressed-tensors has scales of keys and values, one for all heads of a layer or one for each.
-fn cache_scheme(part: &Fields<'_>) -> Result<bool, QuantizationError> {
-    let Some(scheme) = Fields::part(part.file, &part.place, part.fields, "kv_cache_scheme")? else { return Ok(false) };
-    scheme.among("num_bits", &[json!(8)], "8")?;
-    scheme.among("type", &[json!("float")], "float")?;
-    scheme.among("symmetric", &[json!(true), Value::Null], "true")?;
+/// Checks how keys and values are scaled, if `kv_cache_scheme` says it: a layer has one scale of each, or one for each head
+/// if `strategies` has that.
+fn check_cache_scheme(
+    part: &Fields<'_>,
+    strategies: &[Value],
+    supported: &'static str,
+) -> Result<(), QuantizationError> {
+    let Some(scheme) = Fields::part(part.file, &part.place, part.fields, "kv_cache_scheme")? else { return Ok(()) };
+    scheme.are_e4m3()?;
     scheme.among("dynamic", &[json!(false), Value::Null], "false")?;
-    scheme.among("strategy", &[json!("tensor"), json!("attn_head")], "tensor and attn_head")?;
+    scheme.among("strategy", strategies, supported)?;
     scheme.among("group_size", &[Value::Null], "null")?;
     scheme.among("block_structure", &[Value::Null], "null")?;
-    scheme.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])?;
-    Ok(true)
+    scheme.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy", "observer", "observer_kwargs"])
 }
 
 /// FP8 of ModelOpt, as NVIDIA releases it.
 fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
-    part.among("quant_algo", &[json!("FP8")], "FP8")?;
-    part.among("kv_cache_quant_algo", &[json!("FP8"), Value::Null], "FP8")?;
+    part.among("quant_algo", &[json!("FP8"), json!("fp8")], "FP8")?;
+    part.among("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
+    check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
+    check_modelopt_groups(part)?;
     part.refuse_others(&[
         "quant_method",
         "quant_algo",
@@ -152,12 +166,27 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "exclude_modules",
         "producer",
     ])?;
-    let has_cache_scales = ["kv_cache_quant_algo", "kv_cache_scheme"]
-        .iter()
-        .any(|key| part.fields.get(*key).is_some_and(|at| !at.is_null()));
     let scheme = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
     let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
-    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain, has_cache_scales })
+    Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
+}
+
+/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3 with a scale for each matrix
+/// (`convert_hf_config.py`).
+fn check_modelopt_groups(part: &Fields<'_>) -> Result<(), QuantizationError> {
+    let Some(groups) = Fields::part(part.file, &part.place, part.fields, "config_groups")? else { return Ok(()) };
+    for name in groups.fields.keys() {
+        let group = groups.inner(name)?;
+        group.among("targets", &[json!(["Linear"]), Value::Null], "[\"Linear\"]")?;
+        group.refuse_others(&["targets", "weights", "input_activations"])?;
+        for part in [group.inner("weights")?, group.inner("input_activations")?] {
+            part.are_e4m3()?;
+            part.among("dynamic", &[json!(false), Value::Null], "false")?;
+            part.among("strategy", &[json!("tensor"), Value::Null], "tensor")?;
+            part.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy"])?;
+        }
+    }
+    Ok(())
 }
 
 /// An object of a file.
@@ -205,6 +234,13 @@ impl<'c> Fields<'c> {
             }
         }
         Modules::new(self.file, entries)
+    }
+
+    /// Refuses numbers of another type than E4M3.
+    fn are_e4m3(&self) -> Result<(), QuantizationError> {
+        self.among("num_bits", &[json!(8)], "8")?;
+        self.among("type", &[json!("float")], "float")?;
+        self.among("symmetric", &[json!(true), Value::Null], "true")
     }
 
     /// Refuses a value that is not `among`; `null` among them allows that there is none.
@@ -307,17 +343,41 @@ mod tests {
     #[test]
     fn modelopts_settings_stand_in_either_file() {
         let fixed = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
+        let of_all = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
         let part = json!({
             "quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": { "name": "modelopt" },
-            "kv_cache_scheme": { "dynamic": false, "num_bits": 8, "type": "float" },
+            "kv_cache_scheme": of_all,
+            "config_groups": {
+                "group_0": { "weights": of_all, "input_activations": of_all, "targets": ["Linear"] },
+            },
         });
-        let found = read(json!({ "quantization_config": part }), None);
-        assert!(found.scheme == fixed && found.has_cache_scales && found.plain.has("lm_head"));
-        let own =
-            json!({ "quantization": { "quant_algo": "FP8", "kv_cache_quant_algo": null, "exclude_modules": [] } });
-        let found = read(json!({}), Some(own));
-        assert!(found.scheme == fixed && !found.has_cache_scales);
+        let own = json!({
+            "producer": { "name": "modelopt" },
+            "quantization": { "quant_algo": "fp8", "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"] },
+        });
+        let mut named = own.clone();
+        named["quant_method"] = json!("modelopt");
+        let in_config = |part: Value| read(json!({ "quantization_config": part }), None);
+        let found = [in_config(part), in_config(own.clone()), in_config(named), read(json!({}), Some(own))];
+        for found in found {
+            let is_modelopt = found.method == QuantizationMethod::ModelOpt;
+            assert!(is_modelopt && found.scheme == fixed && found.plain.has("lm_head"), "{found:?}");
+        }
         let none = json!({ "quantization": { "quant_algo": null } });
         assert!(stored_formats(&Map::new(), Some(&none)).expect("it is served").is_none());
+    }
+
+    #[test]
+    fn early_names_of_compressed_tensors_are_known() {
+        let linear = |strategy, is_dynamic| json!({ "num_bits": 8, "type": "float", "symmetric": true, "strategy": strategy, "dynamic": is_dynamic });
+        let group = json!({
+            "targets": ["Linear"], "weights": linear("tensor", false), "input_activations": linear("tensor", false),
+        });
+        let settings = json!({
+            "quant_method": "compressed-tensors", "format": "naive-quantized", "quantization_status": "frozen",
+            "ignore": ["lm_head"], "config_groups": { "group_0": group },
+        });
+        let found = read(json!({ "quantization_config": settings }), None);
+        assert_eq!(found.scheme, Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed });
     }
 }

@@ -147,8 +147,6 @@ pub struct StoredFp8 {
     pub scale: &'static str,
     /// The modules that are plain.
     pub plain: Modules,
-    /// Whether there are scales for keys and values too. They are read if keys and values are kept in FP8.
-    pub has_cache_scales: bool,
 }
 
 /// The formats of a model's weights.
