@@ -275,7 +275,7 @@ impl WeightMap<'_> {
             let found = self.checkpoint.tensor(&name)?;
             check_shape(&name, &found, 1, [1, 1])?;
             let value = numbers(&found)[0];
-            check_scale(&name, value, true)?;
+            check_scale(&name, value, ScaleOf::Activations)?;
             largest = largest.max(value);
             self.read.push(name);
         }
@@ -318,7 +318,7 @@ impl WeightMap<'_> {
         if scales.len() != 1 && scales.len() != kv_heads.whole {
             return Err(WeightError::ScaleShape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
         }
-        scales.iter().try_for_each(|scale| check_scale(&name, *scale, true))?;
+        scales.iter().try_for_each(|scale| check_scale(&name, *scale, ScaleOf::Activations))?;
         self.read.push(name);
         Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
@@ -338,7 +338,8 @@ impl WeightMap<'_> {
         for copy in self.copies() {
             if let WeightSource::Scales(name, spread) = &copy.source {
                 let found = numbers(&self.checkpoint.tensor(name)?);
-                found.into_iter().try_for_each(|value| check_scale(name, value, spread.is_above_zero))?;
+                let of = if spread.is_above_zero { ScaleOf::Matrix } else { ScaleOf::Parts };
+                found.into_iter().try_for_each(|value| check_scale(name, value, of))?;
             }
         }
         Ok(())
@@ -375,12 +376,28 @@ fn check_shape(name: &str, found: &TensorInfo<'_>, count: usize, shape: [usize; 
     Err(WeightError::ScaleShape { name: name.to_owned(), expected, found: found.shape.to_vec() })
 }
 
-fn check_scale(name: &str, value: f32, is_above_zero: bool) -> Result<(), WeightError> {
-    let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && !is_above_zero);
-    if is_scale {
-        return Ok(());
-    }
-    let expected = if is_above_zero { "a number above 0" } else { "a number of at least 0" };
+/// What a scale belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum ScaleOf {
+    /// Weights with scales for blocks or outputs, some of which may be zeros alone.
+    Parts,
+    /// A whole matrix.
+    Matrix,
+    /// Activations, keys or values, which are divided by it.
+    Activations,
+}
+
+/// Refuses a number that cannot be a scale. The largest E4M3 number times a scale has to be an f32, and what activations
+/// are divided by a normal one, or they become infinite.
+fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
+    let is_scale = value.is_finite() && (value > 0.0 || value == 0.0 && of == ScaleOf::Parts);
+    let expected = match of {
+        ScaleOf::Parts if !is_scale => "a number of at least 0",
+        _ if !is_scale => "a number above 0",
+        _ if !(value * E4m3::MAX).is_finite() => "small enough: 448 times it is beyond f32",
+        ScaleOf::Activations if value < f32::MIN_POSITIVE => "at least 1.18e-38, the smallest normal number",
+        _ => return Ok(()),
+    };
     Err(WeightError::Scale { name: name.to_owned(), value, expected })
 }
 

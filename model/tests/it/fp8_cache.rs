@@ -131,7 +131,7 @@ fn scales_of_queries_and_probabilities_are_refused_with_what_to_do() {
 #[test]
 fn a_scale_that_is_missing_or_no_scale_is_a_typed_error() {
     let rounded = |copy: Copy| refused(copy.open().with_cache(CacheFormat::Fp8));
-    for bytes in [f32::NAN, 0.0, -1.0, f32::INFINITY].map(f32::to_le_bytes) {
+    for bytes in [f32::NAN, 0.0, -1.0, f32::INFINITY, 1e38, 1e-39].map(f32::to_le_bytes) {
         let error = rounded(Copy::of(TENSOR).rewrite(FILE, |header, data| {
             let start = header[KEYS]["data_offsets"][0].as_u64().expect("a place") as usize;
             data[start..start + 4].copy_from_slice(&bytes);

@@ -183,11 +183,12 @@ fn a_text_part_may_repeat_how_the_model_is_quantised() {
 
 /// The error of a checkpoint whose tensor `name` begins with these bytes.
 fn with_bytes(folder: &str, name: &str, bytes: &[u8]) -> String {
-    let copy = Copy::of(folder).rewrite(FILE, |header, data| {
-        let start = header[name]["data_offsets"][0].as_u64().expect("a place") as usize;
-        data[start..start + bytes.len()].copy_from_slice(bytes);
-    });
-    copy.error().to_string()
+    Copy::of(folder).rewrite(FILE, |header, data| overwrite(header, data, name, bytes)).error().to_string()
+}
+
+fn overwrite(header: &Value, data: &mut [u8], name: &str, bytes: &[u8]) {
+    let start = header[name]["data_offsets"][0].as_u64().expect("a place") as usize;
+    data[start..start + bytes.len()].copy_from_slice(bytes);
 }
 
 #[test]
@@ -206,6 +207,27 @@ fn scales_that_cannot_be_one_are_named_with_their_value() {
             assert!(error.ends_with("which is not a number above 0"), "{error}");
         }
     }
+}
+
+#[test]
+fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
+    // bf16 has f32's exponents.
+    let block = format!("{UP}.weight_scale_inv");
+    let huge = half::bf16::from_f32(1e36);
+    let error = with_bytes(BLOCK, &block, &huge.to_le_bytes());
+    let beyond = "which is not small enough: 448 times it is beyond f32";
+    assert_eq!(error, format!("{block} holds the scale {}, {beyond}", huge.to_f32()));
+    for part in ["weight_scale", "input_scale"] {
+        let name = format!("model.layers.0.mlp.down_proj.{part}");
+        let error = with_bytes(TENSOR, &name, &7.7e35f32.to_le_bytes());
+        assert!(error.starts_with(&name) && error.ends_with(beyond), "{error}");
+        let copy =
+            Copy::of(TENSOR).rewrite(FILE, |header, data| overwrite(header, data, &name, &7.5e35f32.to_le_bytes()));
+        Model::plan(&copy.open(), &CPU).expect("f32 holds 448 times it");
+    }
+    let name = "model.layers.0.mlp.down_proj.input_scale";
+    let error = with_bytes(TENSOR, name, &1e-39f32.to_le_bytes());
+    assert!(error.ends_with("which is not at least 1.18e-38, the smallest normal number"), "{error}");
 }
 
 #[test]
