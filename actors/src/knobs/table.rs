@@ -66,7 +66,9 @@ impl Kind {
             Kind::Name => "a text that is not empty",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
-            Kind::Format => "fp8, fp8_per_channel, fp8_per_block or fp8_per_tensor",
+            Kind::Format => {
+                "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: compressed-tensors or modelopt"
+            }
             Kind::Weights => "names with whole weights from 1 to 1000, such as gold=4,free=1, of 64 tenants at most",
             Kind::Switch => "true or false",
         }
@@ -320,7 +322,7 @@ knobs! {
     threads: usize, Kind::Count("threads"), [];
     /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it.
+    /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it, and takes fp8 or its own format: compressed-tensors, modelopt.
     quantization: WeightQuantization, Kind::Format, [];
     /// Type of cached keys and values: auto (that of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
     kv_cache_dtype: KvCacheType, Kind::CacheType, [];

@@ -307,7 +307,7 @@ fn what_is_rounded_while_it_loads_weighs_half_and_answers_nearly_alike() {
     for folder in [QWEN2, "tests/golden/qwen3", QWEN3_MOE, QWEN3_VL_MOE] {
         let plain = Bench::of(open(folder), 2);
         let expected = logits(&plain, folder);
-        for quantization in WeightQuantization::ALL {
+        for quantization in WeightQuantization::ROUNDING {
             let bench = Bench::of(rounded(folder, quantization), 2);
             let error = relative_error(&logits(&bench, folder), &expected);
             println!("{folder} {quantization}: {error:.1e}");
@@ -324,19 +324,35 @@ fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
     let shape = |folder: &str, quantization| {
         Model::plan(&open(folder).with_quantization(quantization), &CPU).expect("it is planned").weight_bytes()
     };
-    for (folder, quantization) in
-        [(BLOCK, WeightQuantization::Fp8PerBlock), (CHANNEL, WeightQuantization::Fp8PerChannel)]
-    {
+    for (folder, quantization) in [
+        (BLOCK, WeightQuantization::Fp8PerBlock),
+        (CHANNEL, WeightQuantization::Fp8PerChannel),
+        (CHANNEL, WeightQuantization::CompressedTensors),
+        (TENSOR, WeightQuantization::ModelOpt),
+    ] {
         let stored = shape(folder, None);
         assert_eq!(shape(folder, Some(WeightQuantization::Fp8)), stored);
         assert_eq!(shape(folder, Some(quantization)), stored);
     }
-    let error = Model::plan(&rounded(BLOCK, WeightQuantization::Fp8PerTensor), &CPU).err().expect("it is blocks");
-    assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
-    assert_eq!(
-        error.to_string(),
-        "quantization is fp8_per_tensor, but the checkpoint is quantised in another way already"
-    );
+    for (folder, quantization) in [
+        (BLOCK, WeightQuantization::Fp8PerTensor),
+        (BLOCK, WeightQuantization::ModelOpt),
+        (TENSOR, WeightQuantization::CompressedTensors),
+    ] {
+        let error = Model::plan(&rounded(folder, quantization), &CPU).err().expect("it has another");
+        assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
+        let words = "but the checkpoint is quantised in another way already";
+        assert_eq!(error.to_string(), format!("quantization is {quantization}, {words}"));
+    }
+    for quantization in WeightQuantization::STORED {
+        let error = Model::plan(&rounded(QWEN2, quantization), &CPU).err().expect("it is plain");
+        assert_eq!(
+            error.to_string(),
+            format!("quantization is {quantization}, but the checkpoint's weights are plain")
+        );
+        assert!(error.hint().contains("set it to fp8"), "{}", error.hint());
+        assert_eq!(quantization.name().parse(), Ok(quantization));
+    }
 }
 
 #[test]

@@ -177,7 +177,7 @@ fn a_file_is_rounded_to_fp8_as_the_checkpoint_it_was_made_of() {
     // Rows of Llama's queries and keys stand in another order.
     for name in ["llama", "qwen2"] {
         let (folder, file) = (format!("tests/golden/{name}"), File::of(&recorded(name)));
-        for quantization in WeightQuantization::ALL.map(Some) {
+        for quantization in WeightQuantization::ROUNDING.map(Some) {
             let [one, other] = [open(&folder), file.open().expect("it opens")]
                 .map(|checkpoint| Bench::of(checkpoint.with_quantization(quantization), 2));
             let case = Case::read(&folder, &one.checkpoint, "short");

@@ -177,7 +177,7 @@ fn fp8_takes_the_decoders_projections_to_a_byte_each_and_their_scales() {
 fn a_random_checkpoint_in_fp8_has_logits_as_large_as_a_plain_one() {
     let spread = |row: &[f32]| row.iter().map(|logit| logit * logit).sum::<f32>() / row.len() as f32;
     let plain = spread(&logits(&Bench::of(open("qwen2.5-vl-tiny", 5), 2)));
-    for quantization in WeightQuantization::ALL {
+    for quantization in WeightQuantization::ROUNDING {
         let row = logits(&Bench::of(open("qwen2.5-vl-tiny", 5).with_quantization(Some(quantization)), 2));
         assert!((spread(&row) / plain - 1.0).abs() < 0.3, "{quantization}: {} beside {plain}", spread(&row));
     }

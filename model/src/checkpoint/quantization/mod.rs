@@ -12,7 +12,7 @@ use thiserror::Error;
 pub(super) use config::{MODELOPT, stored_formats};
 pub use modules::Modules;
 
-/// How a user wants the weights of a plain checkpoint rounded while they load.
+/// How a user wants the weights of a plain checkpoint rounded while they load, or has named a checkpoint's own format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum WeightQuantization {
     /// The checkpoint's own FP8, or else by channel.
@@ -24,16 +24,22 @@ pub enum WeightQuantization {
     Fp8PerBlock,
     /// FP8 with a scale for each matrix, and for each row of activations.
     Fp8PerTensor,
+    /// The checkpoint's own FP8, which compressed-tensors has written.
+    CompressedTensors,
+    /// The checkpoint's own FP8, which ModelOpt has written.
+    ModelOpt,
 }
 
 impl WeightQuantization {
-    /// All, in the order of a help text.
-    pub const ALL: [WeightQuantization; 4] = [
+    /// Those that round plain weights, in the order of a help text.
+    pub const ROUNDING: [WeightQuantization; 4] = [
         WeightQuantization::Fp8,
         WeightQuantization::Fp8PerChannel,
         WeightQuantization::Fp8PerBlock,
         WeightQuantization::Fp8PerTensor,
     ];
+    /// Those that only name what has quantised a checkpoint.
+    pub const STORED: [WeightQuantization; 2] = [WeightQuantization::CompressedTensors, WeightQuantization::ModelOpt];
 
     /// Its name, which is vLLM's.
     pub fn name(self) -> &'static str {
@@ -42,15 +48,30 @@ impl WeightQuantization {
             WeightQuantization::Fp8PerChannel => "fp8_per_channel",
             WeightQuantization::Fp8PerBlock => "fp8_per_block",
             WeightQuantization::Fp8PerTensor => "fp8_per_tensor",
+            WeightQuantization::CompressedTensors => QuantizationMethod::CompressedTensors.name(),
+            WeightQuantization::ModelOpt => QuantizationMethod::ModelOpt.name(),
         }
     }
 
-    /// What weights that are rounded while they load become.
-    fn scheme(self) -> Fp8Scheme {
+    /// What weights that are rounded while they load become; `None` if it rounds none.
+    fn scheme(self) -> Option<Fp8Scheme> {
         match self {
-            WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Fp8Scheme::CHANNEL,
-            WeightQuantization::Fp8PerBlock => Fp8Scheme::BLOCK,
-            WeightQuantization::Fp8PerTensor => Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Row },
+            WeightQuantization::Fp8 | WeightQuantization::Fp8PerChannel => Some(Fp8Scheme::CHANNEL),
+            WeightQuantization::Fp8PerBlock => Some(Fp8Scheme::BLOCK),
+            WeightQuantization::Fp8PerTensor => {
+                Some(Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Row })
+            }
+            WeightQuantization::CompressedTensors | WeightQuantization::ModelOpt => None,
+        }
+    }
+
+    /// Whether it names what a checkpoint has.
+    fn names(self, stored: &StoredFp8) -> bool {
+        match self {
+            WeightQuantization::Fp8 => true,
+            WeightQuantization::CompressedTensors => stored.method == QuantizationMethod::CompressedTensors,
+            WeightQuantization::ModelOpt => stored.method == QuantizationMethod::ModelOpt,
+            _ => self.scheme() == Some(stored.scheme),
         }
     }
 }
@@ -59,7 +80,8 @@ impl FromStr for WeightQuantization {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        Self::ALL.into_iter().find(|one| one.name() == name.trim()).ok_or(())
+        let mut all = Self::ROUNDING.into_iter().chain(Self::STORED);
+        all.find(|one| one.name() == name.trim()).ok_or(())
     }
 }
 
@@ -164,13 +186,13 @@ impl WeightFormats {
     /// What a checkpoint has, and what a user asks for.
     ///
     /// # Errors
-    /// [`QuantizationError::Twice`].
+    /// [`QuantizationError::Twice`] and [`QuantizationError::Plain`].
     pub(super) fn of(stored: Option<StoredFp8>, asked: Option<WeightQuantization>) -> Result<Self, QuantizationError> {
         match (stored, asked) {
             (None, None) => Ok(WeightFormats::Plain),
-            (None, Some(asked)) => Ok(WeightFormats::Made(asked.scheme())),
-            (Some(stored), None | Some(WeightQuantization::Fp8)) => Ok(WeightFormats::Stored(stored)),
-            (Some(stored), Some(asked)) if stored.scheme == asked.scheme() => Ok(WeightFormats::Stored(stored)),
+            (None, Some(asked)) => asked.scheme().map(WeightFormats::Made).ok_or(QuantizationError::Plain { asked }),
+            (Some(stored), None) => Ok(WeightFormats::Stored(stored)),
+            (Some(stored), Some(asked)) if asked.names(&stored) => Ok(WeightFormats::Stored(stored)),
             (Some(_), Some(asked)) => Err(QuantizationError::Twice { asked }),
         }
     }
@@ -225,6 +247,12 @@ pub enum QuantizationError {
         /// What was asked for.
         asked: WeightQuantization,
     },
+    /// What should have quantised the checkpoint has not.
+    #[error("quantization is {asked}, but the checkpoint's weights are plain")]
+    Plain {
+        /// What was asked for.
+        asked: WeightQuantization,
+    },
 }
 
 impl Hint for QuantizationError {
@@ -233,6 +261,9 @@ impl Hint for QuantizationError {
     fn hint(&self) -> String {
         match self {
             QuantizationError::Twice { .. } => "leave quantization out: the checkpoint's own is served".to_owned(),
+            QuantizationError::Plain { .. } => {
+                "leave quantization out, or set it to fp8 to round weights while they load".to_owned()
+            }
             QuantizationError::Malformed { .. } => {
                 "fetch the file again: it says how the weights are scaled".to_owned()
             }
