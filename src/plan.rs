@@ -4,6 +4,7 @@ mod gpu;
 mod place;
 mod report;
 mod shapes;
+mod unquantized;
 
 use std::process::ExitCode;
 
@@ -17,7 +18,7 @@ use bursar::{
         kernels::Target,
         model::{
             LoadError, Model,
-            checkpoint::{Checkpoint, CheckpointSource},
+            checkpoint::{Checkpoint, CheckpointSource, WeightFormats},
         },
     },
 };
@@ -25,7 +26,7 @@ use clap::Args;
 use serde_json::json;
 use tokio::task::JoinError;
 
-use self::{gpu::Gpu, place::Planned, place::Wish, report::Report, shapes::Shapes};
+use self::{gpu::Gpu, place::Planned, place::Wish, report::Report, shapes::Shapes, unquantized::Unquantized};
 use crate::{
     DeviceOptions,
     device::RANKS_MAX,
@@ -151,8 +152,13 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
             }),
         );
     }
+    if let WeightFormats::Stored(stored) = checkpoint.weight_formats().map_err(LoadError::from)? {
+        notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
+    }
+    let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
+    notes.extend(unquantized.as_ref().map(|plain| plain.note(model, &target, &forecast)));
     let planned = Planned { target, places: vec![place], ..planned };
-    Ok(Report::of(&name, &planned, model, &forecast, notes))
+    Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }
 
 /// The fewest of the found devices that the model fits on, or the most that can share it out.

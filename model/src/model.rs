@@ -104,6 +104,7 @@ impl Hint for LoadError {
 pub struct Model {
     config: FamilyConfig,
     family: Family,
+    quantization: Option<&'static str>,
     cache: CacheFormat,
     weight_bytes: Bytes,
     parameters: u64,
@@ -125,13 +126,15 @@ impl Model {
     /// As [`plan`](Self::plan); [`WeightError::Ranks`] and [`WeightError::Cut`] if so many ranks cannot share it out.
     pub fn plan_rank(checkpoint: &Checkpoint, target: &Target, rank: Rank) -> Result<Self, LoadError> {
         let config = FamilyConfig::of(checkpoint)?;
-        let mut map = WeightMap::dry(checkpoint, *target, checkpoint.weight_formats()?).of_rank(rank);
+        let formats = checkpoint.weight_formats()?;
+        let quantization = formats.name();
+        let mut map = WeightMap::dry(checkpoint, *target, formats).of_rank(rank);
         let family = config.clone().claim(&mut map)?;
         map.refuse_extra()?;
         map.refuse_untied()?;
         map.refuse_bad_scales()?;
         let (cache, weight_bytes, parameters) = (checkpoint.cache(), map.used(), map.parameters());
-        Ok(Model { config, family, cache, weight_bytes, parameters, segment: None })
+        Ok(Model { config, family, quantization, cache, weight_bytes, parameters, segment: None })
     }
 
     /// As [`plan_rank`](Self::plan_rank), the one of `ranks` ranks that has the most weights. All else is the same on
@@ -183,6 +186,7 @@ impl Model {
         let segment = segment.into();
         let config = FamilyConfig::of(checkpoint)?;
         let formats = checkpoint.weight_formats()?;
+        let quantization = formats.name();
         // SAFETY: the model keeps the segment for as long as it keeps the tensors, and the assertion below holds
         // before a tensor is used.
         let map = unsafe { WeightMap::at(checkpoint, *backend.target(), formats, segment.address_on(rank.index())) };
@@ -207,7 +211,7 @@ impl Model {
         }
         let (cache, parameters) = (checkpoint.cache(), map.parameters());
         let segment = Some(segment);
-        Ok(Model { config, family, cache, weight_bytes: total, parameters, segment })
+        Ok(Model { config, family, quantization, cache, weight_bytes: total, parameters, segment })
     }
 
     /// The memory of its weights, which all ranks of a group share. None for a plan.
@@ -218,6 +222,17 @@ impl Model {
     /// The family's configuration.
     pub fn config(&self) -> &FamilyConfig {
         &self.config
+    }
+
+    /// The name of what has rounded weights to FP8, while they loaded or in the checkpoint; `None` if all are plain. See
+    /// [`WeightFormats::name`](crate::checkpoint::WeightFormats::name).
+    pub fn quantization(&self) -> Option<&'static str> {
+        self.quantization
+    }
+
+    /// How its keys and values are kept.
+    pub fn cache(&self) -> CacheFormat {
+        self.cache
     }
 
     /// Bytes of the weights' segment.

@@ -12,7 +12,7 @@ use bursar::{
 };
 use serde::Serialize;
 
-use super::place::Planned;
+use super::{place::Planned, unquantized::Unquantized};
 use crate::knobs;
 
 /// Common sequence lengths, prompt and reply together; the context length is added.
@@ -24,6 +24,12 @@ pub struct Report {
     /// Cards that share the model out. All that follows is of one of them.
     ranks: usize,
     device: DeviceReport,
+    /// What rounds weights to FP8, or has rounded the checkpoint's; none if all are plain.
+    quantization: Option<&'static str>,
+    /// The type of keys and values.
+    kv_cache_dtype: &'static str,
+    /// The same in the plain type; none if nothing but the checkpoint's own weights is FP8.
+    unquantized: Option<Unquantized>,
     /// Whether the model would become READY.
     pub fits: bool,
     /// Tokens of keys and values if it fits.
@@ -72,7 +78,7 @@ struct Told {
 struct DeviceReport {
     name: String,
     target: &'static str,
-    /// Type of activations, and on a GPU of weights.
+    /// Type of activations, and on a GPU of weights that are not FP8.
     dtype: String,
     /// Whether it is in this machine; otherwise its overhead is an estimate.
     is_here: bool,
@@ -107,7 +113,14 @@ struct Picture {
 }
 
 impl Report {
-    pub fn of(name: &str, planned: &Planned, model: &Model, forecast: &Forecast, notes: Vec<String>) -> Self {
+    pub fn of(
+        name: &str,
+        planned: &Planned,
+        model: &Model,
+        forecast: &Forecast,
+        unquantized: Option<Unquantized>,
+        notes: Vec<String>,
+    ) -> Self {
         let envelope = forecast.inputs.envelope.clone();
         let place = planned.place_of(1);
         let mut claims: BTreeMap<_, _> =
@@ -135,6 +148,9 @@ impl Report {
                 foreign: place.foreign,
                 available: forecast.available,
             },
+            quantization: model.quantization(),
+            kv_cache_dtype: model.cache().type_name(&planned.target),
+            unquantized,
             fits: forecast.fits(),
             kv_tokens: forecast.kv_tokens,
             claims,

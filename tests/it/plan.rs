@@ -181,6 +181,51 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
 }
 
 #[test]
+fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
+    let seven = ["--gpu", "h200", "--shape", "qwen2.5-vl-7b"];
+    let of = |more: &[&str]| object(&plan(&[&seven[..], &["--json"], more].concat()));
+    let plain = of(&[]);
+    assert_eq!(
+        [&plain["quantization"], &plain["unquantized"], &plain["kv_cache_dtype"]],
+        [&json!(null), &json!(null), &json!("bf16")]
+    );
+    assert_eq!(plain["notes"], json!([]));
+    let weights = |report: &Value| number(&report["claims"]["weights"]);
+    for (more, quantization, cache) in [
+        (&["--quantization", "fp8"][..], json!("fp8_per_channel"), json!("bf16")),
+        (&["--quantization", "fp8_per_block", "--kv-cache-dtype", "fp8"], json!("fp8_per_block"), json!("fp8")),
+        (&["--kv-cache-dtype", "fp8"], json!(null), json!("fp8")),
+    ] {
+        let report = of(more);
+        assert_eq!((&report["quantization"], &report["kv_cache_dtype"]), (&quantization, &cache));
+        let (unquantized, notes) = (&report["unquantized"], report["notes"].to_string());
+        assert_eq!(unquantized["kv_tokens"], plain["kv_tokens"], "{more:?}");
+        let page = 2 << 20;
+        assert!(weights(&plain) - number(&unquantized["weight_bytes"]) < page, "{report}");
+        let tokens = format!("hold {} tokens instead of {}", report["kv_tokens"], plain["kv_tokens"]);
+        assert!(notes.contains(&tokens) && number(&report["kv_tokens"]) > number(&plain["kv_tokens"]), "{notes}");
+        let is_said = notes.contains("weights take ") && notes.contains(" in FP8 instead of 15.");
+        assert_eq!(is_said, !quantization.is_null(), "{notes}");
+    }
+    let table = String::from_utf8(plan(&[&seven[..], &["--quantization", "fp8"]].concat()).stdout).expect("UTF-8");
+    assert!(table.contains("256-byte steps, FP8 (fp8_per_channel)"), "{table}");
+    let tight = ["--total", "16GiB", "--quantization", "fp8", "--max-model-len", "4096", "--max-pixels", "1003520"];
+    let notes = of(&tight)["notes"].to_string();
+    assert!(notes.contains("tokens instead of none, as it would not fit"), "{notes}");
+    // What is stored in FP8 has nothing to be compared with.
+    for (folder, method, words) in [
+        ("qwen3_fp8", "fp8", "FP8 with a scale for each block of 128 x 128 (fp8)"),
+        ("qwen3_fp8_dynamic", "compressed-tensors", "FP8 with a scale for each output (compressed-tensors)"),
+        ("qwen3_fp8_modelopt", "modelopt", "FP8 with a scale for each matrix (modelopt)"),
+    ] {
+        let folder = format!("{}/tests/golden/{folder}", env!("CARGO_MANIFEST_DIR"));
+        let report = object(&plan(&["--json", "--device", "host", "--total", "512MiB", "--model", &folder]));
+        assert_eq!((&report["quantization"], &report["unquantized"]), (&json!(method), &json!(null)));
+        assert!(report["notes"].to_string().contains(&format!("the checkpoint's weights are {words}")), "{report}");
+    }
+}
+
+#[test]
 fn smaller_pictures_give_their_memory_to_keys_and_values() {
     let at = |pixels: Option<&str>| {
         let pixels = pixels.map_or(Vec::new(), |pixels| vec!["--max-pixels", pixels]);

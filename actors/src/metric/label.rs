@@ -71,6 +71,15 @@ impl<A: LabelValue, B: LabelValue, C: LabelValue> LabelSet for (A, B, C) {
     }
 }
 
+impl<A: LabelValue, B: LabelValue, C: LabelValue, D: LabelValue, E: LabelValue> LabelSet for (A, B, C, D, E) {
+    const NAMES: &'static [&'static str] = &[A::NAME, B::NAME, C::NAME, D::NAME, E::NAME];
+    const WORDS: &'static [Words] = &[A::WORDS, B::WORDS, C::WORDS, D::WORDS, E::WORDS];
+
+    fn labels(&self) -> Vec<metrics::Label> {
+        vec![label(&self.0), label(&self.1), label(&self.2), label(&self.3), label(&self.4)]
+    }
+}
+
 /// A device by the name used on the command line: `host`, `cuda:0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceLabel(Arc<str>);
@@ -195,6 +204,10 @@ given! {
     Architecture = "architecture";
     /// The element type that a model computes in.
     Dtype = "dtype";
+    /// What rounds a model's weights to FP8, or has rounded its checkpoint: `none` if they are plain.
+    Quantization = "quantization";
+    /// The element type of keys and values.
+    KvCacheDtype = "kv_cache_dtype";
 }
 
 macro_rules! words {

@@ -3,8 +3,8 @@
 use bursar_budgets::{Class, Label, Refusal};
 
 use super::{
-    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram, Late,
-    Permit, Preempted, RequestEnd, Row, SleepReason, Version, WakeReason,
+    Architecture, AttemptEnd, Build, Counter, DeviceLabel, Direction, Dtype, Gauge, GroupLabel, Histogram,
+    KvCacheDtype, Late, Permit, Preempted, Quantization, RequestEnd, Row, SleepReason, Version, WakeReason,
 };
 use crate::{deadline::Deadline, phase::Phase, tenant::Tenant, tree::Role};
 
@@ -62,7 +62,7 @@ const LEASE: &[f64] = &[0.0001, 0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.
 
 table! {
     BUILD_INFO: Gauge<(Version, Build)> = "bursar_build_info", "Always 1. The labels name the version and build.";
-    MODEL_INFO: Gauge<(Label, Architecture, Dtype)> = "bursar_model_info", "1 for a model that has been ready and was not unloaded since, even if it does not serve now.";
+    MODEL_INFO: Gauge<(Label, Architecture, Dtype, Quantization, KvCacheDtype)> = "bursar_model_info", "1 for a model that has been ready and was not unloaded since, even if it does not serve now.";
     PROCESS_START_TIME_SECONDS: Gauge<()> = "process_start_time_seconds", "Start time of the process, in seconds since 1970.";
     PROCESS_CPU_SECONDS_TOTAL: Counter<()> = "process_cpu_seconds_total", "CPU time used, in whole seconds.";
     PROCESS_RESIDENT_MEMORY_BYTES: Gauge<()> = "process_resident_memory_bytes", "Host memory in use.";

@@ -21,6 +21,8 @@ use crate::{
 pub struct Needs {
     /// Bytes of the checkpoint's tensors.
     pub weights: Bytes,
+    /// What has rounded them to FP8. None if they are plain.
+    pub quantization: Option<&'static str>,
     /// Bytes of the largest step's temporaries.
     pub step_workspace: Bytes,
     /// The shape of the buffers in which steps choose tokens.
@@ -126,6 +128,7 @@ impl Needs {
         });
         Ok(Needs {
             weights: model.weight_bytes().round_up(page),
+            quantization: model.quantization(),
             step_workspace: peak(true),
             sampling: SamplingShape {
                 sequences: envelope.sequences,
@@ -215,8 +218,9 @@ impl Needs {
     }
 
     fn memory_beside_kv(&self) -> MemoryPlan {
-        let mut plan =
-            MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, "sum of tensors, 256-byte steps");
+        let format = self.quantization.map_or_else(String::new, |name| format!(", FP8 ({name})"));
+        let how = format!("sum of tensors, 256-byte steps{format}");
+        let mut plan = MemoryPlan::new().claim(Class::Weights, "checkpoint", self.weights, how);
         plan.push(
             Class::StepWorkspace,
             "largest step",

@@ -21,6 +21,14 @@ impl CacheFormat {
         }
     }
 
+    /// The name of that type, as `--kv-cache-dtype` has it.
+    pub fn type_name(self, target: &Target) -> &'static str {
+        match self {
+            CacheFormat::Plain => target.activation().name(),
+            CacheFormat::Fp8 => "fp8",
+        }
+    }
+
     /// Its name in fingerprints.
     pub fn name(self) -> &'static str {
         match self {

@@ -25,8 +25,8 @@ fn process_facts_are_exported_beside_its_metrics() {
         };
         let build = format!("bursar_build_info{{version=\"{}\",build=\"debug\"}}", env!("CARGO_PKG_VERSION"));
         assert_eq!(value(&build.replace("debug", if cfg!(debug_assertions) { "debug" } else { "release" })).await, 1.0);
-        let info =
-            "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\"}";
+        let info = "bursar_model_info{model=\"demo\",architecture=\"Qwen2_5_VLForConditionalGeneration\",dtype=\"f32\",\
+                    quantization=\"none\",kv_cache_dtype=\"f32\"}";
         // Once a second.
         eventually("the model is known", async || scraped().await.contains(info)).await;
         assert_eq!(value(info).await, 1.0);

@@ -5,20 +5,20 @@ use bursar_budgets::Label;
 use super::{Engine, RuntimeState};
 use crate::{
     engine::Status,
-    metric::{self, Architecture, DeviceLabel, Dtype},
+    metric::{self, Architecture, DeviceLabel, Dtype, KvCacheDtype, Quantization},
     sleep::Rest,
     supervise::runs,
 };
 
 /// A model that was READY once, with the labels of its gauge.
 #[derive(Clone)]
-pub(super) struct Known(Label, Architecture, Dtype);
+pub(super) struct Known(Label, Architecture, Dtype, Quantization, KvCacheDtype);
 
 impl Known {
     /// Shows whether the model is loaded, until it is unloaded.
     pub(super) fn show(&self, is_there: bool) {
-        let Known(model, architecture, dtype) = self.clone();
-        metric::MODEL_INFO.set(&(model, architecture, dtype), is_there);
+        let Known(model, architecture, dtype, quantization, kv_cache_dtype) = self.clone();
+        metric::MODEL_INFO.set(&(model, architecture, dtype, quantization, kv_cache_dtype), is_there);
     }
 
     /// Shows that none of its actors runs.
@@ -35,8 +35,11 @@ impl Engine {
         let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
         if let (true, Some(model), Some(processor)) = (is_due, weight_store.model(), weight_store.processor()) {
+            let (label, architecture) = (self.arguments.label.clone(), Architecture(model.config().architecture()));
             let dtype = Dtype(processor.target().activation().name());
-            self.known = Some(Known(self.arguments.label.clone(), Architecture(model.config().architecture()), dtype));
+            let quantization = Quantization(model.quantization().unwrap_or("none"));
+            let kv_cache_dtype = KvCacheDtype(model.cache().type_name(&processor.target()));
+            self.known = Some(Known(label, architecture, dtype, quantization, kv_cache_dtype));
         }
     }
 }

@@ -158,6 +158,16 @@ impl QuantizationMethod {
     }
 }
 
+impl fmt::Display for Fp8Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.weights {
+            ScaledBy::Block => "FP8 with a scale for each block of 128 x 128",
+            ScaledBy::Row => "FP8 with a scale for each output",
+            ScaledBy::Tensor => "FP8 with a scale for each matrix",
+        })
+    }
+}
+
 /// FP8 weights that a checkpoint has.
 #[derive(Clone, Debug)]
 pub struct StoredFp8 {
@@ -183,6 +193,19 @@ pub enum WeightFormats {
 }
 
 impl WeightFormats {
+    /// The name of what rounds weights while they load, or has rounded the checkpoint; `None` if all are plain.
+    pub fn name(&self) -> Option<&'static str> {
+        const NAMED: [WeightQuantization; 3] =
+            [WeightQuantization::Fp8PerChannel, WeightQuantization::Fp8PerBlock, WeightQuantization::Fp8PerTensor];
+        match self {
+            WeightFormats::Plain => None,
+            WeightFormats::Stored(stored) => Some(stored.method.name()),
+            WeightFormats::Made(scheme) => {
+                NAMED.into_iter().find(|one| one.scheme() == Some(*scheme)).map(WeightQuantization::name)
+            }
+        }
+    }
+
     /// What a checkpoint has, and what a user asks for.
     ///
     /// # Errors
