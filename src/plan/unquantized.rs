@@ -1,7 +1,7 @@
 //! What FP8 saves: the same plan without it.
 
 use bursar::{
-    Bytes, Forecast, LoadOptions, StartError,
+    Bytes, Forecast, LoadOptions,
     crates::{
         actors::{engine::Question, profile::Place},
         kernels::Target,
@@ -41,7 +41,7 @@ impl Unquantized {
         let checkpoint = checkpoint.with_quantization(None).with_cache(CacheFormat::Plain);
         let model = &Model::plan_heaviest(&checkpoint, &target, ranks)?;
         let question = Question { model, pictures: checkpoint.image_processor.as_ref(), target, options, place };
-        let kv_tokens = question.kv_tokens().map_err(StartError::from)?;
+        let kv_tokens = question.kv_tokens()?;
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }
 
