@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, ops::ControlFlow, sync::Arc};
 
-use bursar_budgets::{Address, Bytes, Hint, Segment};
+use bursar_budgets::{Address, Bytes, Segment};
 use bursar_kernels::{
     Backend, DType, E4m3, KernelError, KvShape, Rank, Scope, Target, Tensor,
     ops::{
@@ -12,93 +12,19 @@ use bursar_kernels::{
 };
 use half::bf16;
 use rayon::prelude::*;
-use thiserror::Error;
 
 use crate::{
     Depth,
-    blocks::{ConfigError, decoder::StepCaches, vision::share_out},
-    checkpoint::{Checkpoint, QuantizationError, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
-    error::CheckpointError,
+    blocks::{decoder::StepCaches, vision::share_out},
+    checkpoint::{Checkpoint, RandomTensor, TensorInfo, random_checkpoint::DEVIATION},
     flow::{CacheFormat, LogitsOf, ResizedImage, StepBatch, StepLayout},
-    registry::{Family, FamilyConfig, PictureBatch, UnknownArchitecture},
+    load_error::LoadError,
+    registry::{Family, FamilyConfig, PictureBatch},
     weights::{
         Cut, MadeScales, WeightCopy, WeightError, WeightMap, WeightSource, dtype, room_for, rounded_parts,
         rounded_to_fp8, scaled_parts, spread, swapped_parts, unpacked_parts,
     },
 };
-
-/// A checkpoint that did not become a model.
-#[derive(Debug, Error)]
-pub enum LoadError {
-    /// No family serves it.
-    #[error(transparent)]
-    Architecture(#[from] UnknownArchitecture),
-    /// No model can be built from its configuration.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// How its weights are quantised is not served.
-    #[error(transparent)]
-    Quantization(#[from] QuantizationError),
-    /// A tensor is missing or not what the configuration asks for.
-    #[error(transparent)]
-    Weights(#[from] WeightError),
-    /// The copy to the device failed.
-    #[error(transparent)]
-    Kernel(#[from] KernelError),
-    /// The `progress` callback asked to stop.
-    #[error("loading was stopped")]
-    Stopped,
-}
-
-impl Hint for LoadError {
-    type Text = String;
-
-    fn hint(&self) -> String {
-        match self {
-            LoadError::Architecture(error) => format!("use a checkpoint of one of: {}", error.known),
-            LoadError::Config(_) => "check config.json against the checkpoint's release".to_owned(),
-            LoadError::Quantization(error) => error.hint(),
-            LoadError::Weights(WeightError::Checkpoint(error)) => error.hint(),
-            LoadError::Weights(WeightError::Ranks(error)) => {
-                let possible: Vec<_> = error.possible.iter().map(ToString::to_string).collect();
-                format!("use a number of ranks that divides all of it: {}", possible.join(", "))
-            }
-            LoadError::Weights(WeightError::Cut { .. }) => {
-                "use fewer ranks, or a checkpoint that is not quantised".to_owned()
-            }
-            LoadError::Weights(WeightError::Unserved { .. }) => {
-                "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
-                    .to_owned()
-            }
-            LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
-                "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()
-            }
-            LoadError::Weights(WeightError::ScaleShape { .. }) => {
-                "quantization_config says how many numbers share a scale: check it against the checkpoint's release"
-                    .to_owned()
-            }
-            LoadError::Weights(WeightError::AttentionScale { .. }) => {
-                "load a release that has scales of keys and values alone, or remove those of queries and probabilities \
-                 from the file: the weights do not need them"
-                    .to_owned()
-            }
-            LoadError::Weights(WeightError::Scale { .. }) => {
-                "the file is damaged, or what has quantised it failed; download it again".to_owned()
-            }
-            LoadError::Weights(WeightError::Extra { .. }) => {
-                "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
-                 ignored, but here it is an error"
-                    .to_owned()
-            }
-            LoadError::Weights(WeightError::Untied { name, .. }) => {
-                format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
-            }
-            LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
-            LoadError::Stopped => "load it again".to_owned(),
-            LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
-        }
-    }
-}
 
 /// A loaded model, or a planned one. A planned model runs on [`Plan`](bursar_kernels::Plan) only.
 pub struct Model {
@@ -580,12 +506,6 @@ fn upload_rounded<B: Backend>(
         to = to.offset(Bytes(rounded.len() as u64));
         fill(backend, rounded, place)
     })
-}
-
-impl From<CheckpointError> for LoadError {
-    fn from(error: CheckpointError) -> Self {
-        LoadError::Weights(error.into())
-    }
 }
 
 #[cfg(test)]

@@ -185,7 +185,7 @@ mod tests {
             assert!(help.ends_with('.') && !help.contains('\n'), "{name} is told in sentences");
             let known =
                 ["device", "group", "model", "class", "phase", "reason", "actor", "permit", "tenant", "direction"];
-            let of_info = ["version", "build", "architecture", "dtype"];
+            let of_info = ["version", "build", "architecture", "dtype", "quantization", "kv_cache_dtype"];
             let is_known = |label: &&str| known.contains(label) || name.ends_with("_info") && of_info.contains(label);
             assert!(labels.iter().all(is_known), "{name}: {labels:?}");
         }
