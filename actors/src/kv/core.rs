@@ -7,6 +7,7 @@
 //! begins with it.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fmt,
 };
@@ -437,12 +438,14 @@ impl KvCore {
     }
 
     /// Makes all blocks but the first `to` blank. Every sequence with a block in that tail is released, because blocks
-    /// cannot be moved, and no other sequence is. Returns the released ones, youngest first; their other blocks keep their
-    /// content for now. With a host tier, what the tail has [leaves](Self::take_leaving).
-    pub fn vacate(&mut self, to: usize) -> Vec<SequenceId> {
+    /// cannot be moved, and no other sequence is. Returns the released ones, in the order of their `place`; their other
+    /// blocks keep their content for now, those of the last for longest. With a host tier, what the tail has
+    /// [leaves](Self::take_leaving).
+    pub fn vacate<P: Ord>(&mut self, to: usize, place: impl Fn(SequenceId) -> P) -> Vec<SequenceId> {
         let tail = to as u32..;
         let holds = |(_, blocks): &(&SequenceId, &Vec<u32>)| blocks.iter().any(|block| tail.contains(block));
-        let holders: Vec<SequenceId> = self.tables.iter().rev().filter(holds).map(|(id, _)| *id).collect();
+        let mut holders: Vec<SequenceId> = self.tables.iter().filter(holds).map(|(id, _)| *id).collect();
+        holders.sort_by_key(|holder| place(*holder));
         holders.iter().for_each(|holder| self.release(*holder));
         let idle: Vec<_> = self.idle.iter().filter(|(_, block)| tail.contains(block)).copied().collect();
         for (since, block) in idle {
@@ -454,9 +457,10 @@ impl KvCore {
         holders
     }
 
-    /// Gives up all blocks but the first `to`, [vacated](Self::vacate) first. What has not left by then is lost.
+    /// Gives up all blocks but the first `to`, [vacated](Self::vacate) first, by the youngest first. What has not left by
+    /// then is lost.
     pub fn shrink(&mut self, to: usize) -> Vec<SequenceId> {
-        let holders = self.vacate(to);
+        let holders = self.vacate(to, Reverse);
         let gone = self.blank.split_off(&(to as u32));
         assert_eq!(
             gone.len(),

@@ -23,7 +23,7 @@ use bursar_model::flow::{SequencePart, StepBatch};
 use self::queue::Turn;
 use super::{
     admission::ReplyLengths,
-    sequence::{Finish, NewSequence, Sequence},
+    sequence::{Charge, Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
     tenants::Tenants,
 };
@@ -144,8 +144,8 @@ pub struct SchedulerCore {
     /// By how many tokens predictions of replies missed that have ended since this was last taken.
     missed_by: Vec<usize>,
     preemptions: Preemptions,
-    /// How often each sequence was preempted that was sent back to its driver.
-    preempted: BTreeMap<SequenceId, u32>,
+    /// What is remembered of those that are to come again.
+    sent_away: BTreeMap<SequenceId, admit::Past>,
     /// What tenants were given.
     tenants: Tenants,
     /// The time since it began.
@@ -178,7 +178,7 @@ impl SchedulerCore {
             replies: ReplyLengths::default(),
             missed_by: Vec::new(),
             preemptions: Preemptions::default(),
-            preempted: BTreeMap::new(),
+            sent_away: BTreeMap::new(),
             tenants: Tenants::default(),
             now: Duration::ZERO,
             turn: Turn::default(),
@@ -303,12 +303,22 @@ impl SchedulerCore {
         self.waiting.remove(&sequence);
         if let Some(running) = self.running.get_mut(&sequence) {
             if self.under_way.is_empty() && !running.is_fetching {
-                self.running.remove(&sequence);
+                self.take_out(sequence);
                 self.release(vec![sequence], effects);
             } else {
                 running.cancelled = true;
             }
         }
+    }
+
+    /// Takes a sequence from those that run. One that has not begun costs its tenant nothing.
+    fn take_out(&mut self, id: SequenceId) -> Option<Sequence> {
+        let mut sequence = self.running.remove(&id)?;
+        if sequence.charge == Charge::Whole {
+            self.tenants.refund(&sequence.spec.standing.tenant, sequence.prompt);
+            sequence.charge = Charge::None;
+        }
+        Some(sequence)
     }
 
     /// Whether the next step can be planned: none is running, or one is and the host must see the tokens of few
@@ -324,7 +334,7 @@ impl SchedulerCore {
 
     /// Whether few enough sequences would be left out of a step planned ahead.
     fn few_wait_to_be_seen(&self) -> bool {
-        let would_run = self.running.values().filter(|sequence| !sequence.is_complete());
+        let would_run = self.running.values().filter(|sequence| !sequence.is_over());
         let waiting = would_run.filter(|sequence| sequence.waits_to_be_seen()).count();
         waiting * LEFT_OUT <= self.running.len()
     }
@@ -388,7 +398,7 @@ impl SchedulerCore {
     /// Sends sequences to their drivers for the rows of pictures whose blocks have gone meanwhile.
     fn send_for_pictures(&mut self, sequences: Vec<SequenceId>, effects: &mut Vec<Effect>) {
         for id in &sequences {
-            let sequence = self.running.remove(id).expect("it has a share");
+            let sequence = self.take_out(*id).expect("it has a share");
             self.begin_again(sequence, effects);
         }
         self.release(sequences, effects);
@@ -494,7 +504,8 @@ impl SchedulerCore {
         }
         if !sequence.has_begun {
             sequence.has_begun = true;
-            if sequence.is_first_life() {
+            if sequence.charge == Charge::Whole {
+                sequence.charge = Charge::Computed;
                 self.tenants.find(&sequence.spec.standing.tenant, sequence.prompt, table.held);
             }
             effects.push(Effect::Found(share.sequence, table.held));
@@ -507,7 +518,7 @@ impl SchedulerCore {
             sequence.forget_cache();
             self.wait(sequence);
         } else {
-            self.sent_away(&sequence);
+            self.remember(&sequence);
             effects.push(Effect::ComeAgain(sequence.id()));
         }
     }
@@ -557,7 +568,7 @@ impl SchedulerCore {
         let cancelled = self.running.values().filter(|s| s.cancelled && !s.is_fetching).map(Sequence::id);
         let cancelled: Vec<_> = cancelled.filter(|id| !ended.contains(id)).collect();
         ended.extend(cancelled);
-        ended.iter().for_each(|id| drop(self.running.remove(id)));
+        ended.iter().for_each(|id| drop(self.take_out(*id)));
         let mut released = step.released_behind;
         for id in ended {
             match self.under_way.front_mut().filter(|next| next.has(id)) {

@@ -122,8 +122,10 @@ pub(super) struct Sequence {
     pub(super) holds_pictures: bool,
     /// Its first tokens, up to the last picture without rows: it begins with blocks that hold these, or not at all.
     pub(super) must_find: usize,
-    /// How often it lost its blocks to others.
+    /// How often it lost its blocks: to others, or to a shrink.
     pub(super) preemptions: u32,
+    /// What its tenant pays for its prompt.
+    pub(super) charge: Charge,
     /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
     pub(super) has_turn: bool,
     /// When it must have got how far, on the clock of [`Input::Now`](super::Input::Now).
@@ -132,6 +134,18 @@ pub(super) struct Sequence {
     pub(super) passed: u32,
     /// Tokens that it was expected to produce in all when it was first admitted.
     pub(super) expected: Option<usize>,
+}
+
+/// What a sequence's tenant pays for its prompt: what is computed of it, once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Charge {
+    /// Nothing.
+    #[default]
+    None,
+    /// All of it. The sequence runs and has not begun; if it leaves so, this is given back.
+    Whole,
+    /// What it did not find computed when it began. This is for good.
+    Computed,
 }
 
 /// The tokens that a step runs of a sequence.
@@ -164,6 +178,7 @@ impl Sequence {
             holds_pictures,
             must_find,
             preemptions: 0,
+            charge: Charge::None,
             has_turn: false,
             due: Deadlines::default(),
             passed: 0,
@@ -185,11 +200,6 @@ impl Sequence {
         self.spec.produced + self.to_come
     }
 
-    /// Whether it has produced nothing and lost nothing: its tenant was not charged for its prompt before.
-    pub(super) fn is_first_life(&self) -> bool {
-        self.produced() == 0 && self.preemptions == 0
-    }
-
     /// Tokens that no step has been planned for: one while decoding, more before.
     pub(super) fn pending(&self) -> usize {
         self.tokens() - self.cached
@@ -207,6 +217,11 @@ impl Sequence {
     /// Whether the running steps end it, whatever they choose.
     pub(super) fn is_complete(&self) -> bool {
         self.to_come > 0 && self.remaining() == 0
+    }
+
+    /// Whether no further step is planned for it: the running ones end it, or its caller has gone.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_complete() || self.cancelled
     }
 
     /// Whether nothing more can be planned for it until the host has seen what the running steps choose.

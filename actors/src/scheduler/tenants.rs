@@ -66,13 +66,22 @@ impl Tenants {
         *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);
     }
 
+    /// It left before anything of its prompt was computed.
+    pub(super) fn refund(&mut self, tenant: &Tenant, prompt: usize) {
+        self.give_back(tenant, prompt);
+    }
+
     /// Of its prompt so many tokens were found computed: they cost nothing.
     pub(super) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
-        let cost = self.cost(tenant, PROMPT * found as u64);
+        self.give_back(tenant, found);
+        self.count(tenant, prompt - found);
+    }
+
+    fn give_back(&mut self, tenant: &Tenant, prompt: usize) {
+        let cost = self.cost(tenant, PROMPT * prompt as u64);
         if let Some(counter) = self.counters.get_mut(tenant) {
             *counter = counter.saturating_sub(cost);
         }
-        self.count(tenant, prompt - found);
     }
 
     /// A token of a reply was computed.

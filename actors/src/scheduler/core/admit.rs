@@ -10,34 +10,45 @@ use crate::{
     scheduler::{
         NewSequence,
         admission::{SequenceForecast, predicted_peak},
+        sequence::Charge,
     },
 };
 
 /// A sequence that lost its blocks this often is admitted again only when the pool holds it to its end, and then keeps
-/// them while others lose theirs.
+/// them while others lose theirs. Only a shrink takes what lies in its tail from it too, because blocks cannot be moved.
 const PREEMPTIONS_MAX: u32 = 2;
 
-/// Sequences sent back to their drivers whose preemptions are remembered. Drivers that never come back leave theirs.
+/// Sequences sent back to their drivers whose past is remembered. Drivers that never come back leave theirs.
 const REMEMBERED: usize = 1024;
+
+/// What is remembered of a sequence that was sent back to its driver.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Past {
+    preemptions: u32,
+    charge: Charge,
+}
 
 impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
-        let preemptions = self.preempted.remove(&spec.id).unwrap_or(0);
+        let Past { preemptions, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
         let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
         self.tenants.arrive(&spec.standing.tenant, waiting);
         let known = || self.waiting.values().chain(self.running.values());
         self.tenants
             .forget(|tenant| known().any(|s| s.spec.standing.tenant == *tenant) || spec.standing.tenant == *tenant);
         let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
-        self.wait(Sequence { preemptions, due, ..Sequence::new(spec) });
+        self.wait(Sequence { preemptions, charge, due, ..Sequence::new(spec) });
     }
 
     /// Its driver is to admit it again.
-    pub(super) fn sent_away(&mut self, sequence: &Sequence) {
-        self.preempted.insert(sequence.id(), sequence.preemptions);
-        if self.preempted.len() > REMEMBERED {
-            self.preempted.pop_first();
+    pub(super) fn remember(&mut self, sequence: &Sequence) {
+        let past = Past { preemptions: sequence.preemptions, charge: sequence.charge };
+        if past != Past::default() {
+            self.sent_away.insert(sequence.id(), past);
+        }
+        if self.sent_away.len() > REMEMBERED {
+            self.sent_away.pop_first();
         }
     }
 
@@ -51,8 +62,9 @@ impl SchedulerCore {
             self.count_turn(id);
             let mut sequence = self.waiting.remove(&id).expect("it waits");
             (sequence.has_turn, sequence.passed) = (has_turn, 0);
-            if sequence.is_first_life() {
+            if sequence.charge == Charge::None && sequence.produced() == 0 {
                 self.tenants.admit(&sequence.spec.standing.tenant, sequence.prompt);
+                sequence.charge = Charge::Whole;
             }
             if sequence.expected.is_none() {
                 sequence.expected = Some(sequence.produced() + self.expected(&sequence, false));
@@ -179,7 +191,7 @@ impl SchedulerCore {
     /// Takes the blocks of a sequence. Its pictures may have left the vision cache since it read them. Only its driver can
     /// get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
-        let mut sequence = self.running.remove(&id).expect("it runs");
+        let mut sequence = self.take_out(id).expect("it runs");
         sequence.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);

@@ -13,7 +13,7 @@ impl SchedulerCore {
     /// running replies, up to what the promised interval allows.
     pub(super) fn shares(&self) -> Vec<Share> {
         let runs = |sequence: &&Sequence| {
-            !sequence.is_complete()
+            !sequence.is_over()
                 && !sequence.waits_to_be_seen()
                 && !self.finds_more_soon(sequence)
                 && !self.waits_for_host(sequence)
@@ -34,11 +34,11 @@ impl SchedulerCore {
 
     /// Sequences whose readers wait for their next token.
     pub fn streams(&self) -> usize {
-        self.running.values().filter(|s| s.is_decoding() && !s.is_complete() && !s.cancelled).count()
+        self.running.values().filter(|s| s.is_decoding() && !s.is_over()).count()
     }
 
     fn has_streams(&self) -> bool {
-        self.running.values().any(|s| s.is_decoding() && !s.is_complete() && !s.cancelled)
+        self.running.values().any(|s| s.is_decoding() && !s.is_over())
     }
 
     /// What the step of these shares computes.

@@ -81,7 +81,7 @@ impl SchedulerCore {
         if !self.kv.has_host() || self.shrinks_to.is_some() {
             return;
         }
-        let waits = |sequence: &&Sequence| !sequence.is_fetching && self.waits_for_host(sequence);
+        let waits = |s: &&Sequence| !s.is_fetching && !s.cancelled && self.waits_for_host(s);
         let waiting: Vec<_> = self.running.values().filter(waits).map(Sequence::id).collect();
         for id in waiting {
             if self.copies.under_way.len() >= AHEAD {
@@ -126,7 +126,7 @@ impl SchedulerCore {
         let sequence = self.running.get_mut(&id).expect("its blocks are kept while a copy fills them");
         sequence.is_fetching = false;
         if sequence.cancelled {
-            self.running.remove(&id);
+            self.take_out(id);
             return self.release(vec![id], effects);
         }
         (sequence.cached, sequence.named) = (tokens, tokens);

@@ -1,6 +1,8 @@
 //! A pool that shrinks and grows while sequences run. No sequence is preempted while a step runs, so shrinking waits
 //! for the lane's steps and plans no new ones.
 
+use std::cmp::Reverse;
+
 use super::{Effect, SchedulerCore};
 
 impl SchedulerCore {
@@ -19,15 +21,21 @@ impl SchedulerCore {
         effects.push(Effect::Resized);
     }
 
-    /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks wait in order of age
-    /// and are recomputed.
+    /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks are preempted, the
+    /// least urgent first and those that are kept last: what the last ones had is found again for longest.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         let is_idle = self.under_way.is_empty() && !self.is_copying();
         let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
-        let holders = self.kv.vacate(to);
+        let running = &self.running;
+        let place = |holder| {
+            let sequence = &running[&holder];
+            (sequence.is_kept(), Reverse(sequence.urgency()))
+        };
+        let holders = self.kv.vacate(to, place);
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
-            let sequence = self.running.remove(holder).expect("only running sequences hold blocks");
+            let mut sequence = self.take_out(*holder).expect("only running sequences hold blocks");
+            sequence.preemptions += 1;
             self.begin_again(sequence, effects);
         }
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));

@@ -91,7 +91,7 @@ impl SchedulerCore {
         let late: Vec<_> = self.waiting.values().chain(without_share).filter_map(missed).collect();
         for (id, deadline) in late {
             self.waiting.remove(&id);
-            self.running.remove(&id);
+            self.take_out(id);
             // What came from host memory stays known.
             self.kv.release(id);
             effects.push(Effect::Late(id, deadline));

@@ -14,6 +14,7 @@ use crate::scheduler::{PicturePlace, Standing};
 
 mod admit;
 mod ahead;
+mod charges;
 mod host;
 mod pace;
 mod pictures;
@@ -58,6 +59,30 @@ struct Bed {
     running_max: usize,
     /// Whether a burst's gathering time is over at once.
     is_hasty: bool,
+    /// How often the pool became smaller.
+    shrinks: usize,
+    /// Whether it is reported too that a sequence found nothing.
+    hears_all: bool,
+}
+
+/// How often sequences lost their blocks.
+#[derive(Debug, Default)]
+struct Losses {
+    /// Of each sequence, by the number of shrinks before each loss, and with it.
+    of: BTreeMap<SequenceId, Vec<usize>>,
+}
+
+impl Losses {
+    /// These have lost their blocks, and wait.
+    fn note(&mut self, bed: &Bed, released: &[SequenceId]) {
+        for id in released.iter().filter(|id| bed.scheduler.is_known(**id)) {
+            let shrinks = self.of.entry(*id).or_default();
+            shrinks.push(bed.shrinks);
+            // After the second only a shrink takes the blocks that lie in its tail, or leaves too few for all.
+            let beyond = shrinks.get(1).map_or(0, |second| bed.shrinks - second);
+            assert!(shrinks.len() <= 2 + beyond, "{id} lost its blocks after so many shrinks: {shrinks:?}");
+        }
+    }
 }
 
 impl Bed {
@@ -72,7 +97,15 @@ impl Bed {
     }
 
     fn of(scheduler: SchedulerCore, running_max: usize) -> Bed {
-        Bed { scheduler, heard: Vec::new(), running: VecDeque::new(), running_max, is_hasty: true }
+        Bed {
+            scheduler,
+            heard: Vec::new(),
+            running: VecDeque::new(),
+            running_max,
+            is_hasty: true,
+            shrinks: 0,
+            hears_all: false,
+        }
     }
 
     fn give(&mut self, input: Input) -> &mut Bed {
@@ -80,6 +113,7 @@ impl Bed {
         let is_idle = self.running.is_empty();
         let effects = self.scheduler.step(input);
         assert!(self.scheduler.kv.blocks() >= blocks || is_idle, "blocks go that a step under way may name");
+        self.shrinks += usize::from(self.scheduler.kv.blocks() < blocks);
         self.hear(effects)
     }
 
@@ -98,7 +132,8 @@ impl Bed {
                 }
                 Effect::Gather if self.is_hasty => effects.extend(self.scheduler.step(Input::Gathered)),
                 // Finding nothing, and how often a sequence waits, is not reported.
-                Effect::Found(_, 0) | Effect::Short(..) => {}
+                Effect::Found(_, 0) if !self.hears_all => {}
+                Effect::Short(..) => {}
                 effect => self.heard.push(effect),
             }
         }

@@ -224,6 +224,23 @@ fn a_cancelled_sequence_is_released_after_its_last_step() {
 }
 
 #[test]
+fn a_cancelled_sequence_is_given_no_more_work() {
+    let mut bed = Bed::ahead(limits(2, 64, 16));
+    bed.is_hasty = false;
+    bed.admit(sequence(1, 200, 9)).admit(sequence(2, 3, 9)).cancel(1);
+    bed.give(Input::Gathered);
+    assert_eq!(
+        (&bed.plan(0).parts[..], &bed.plan(1).parts[..]),
+        (&[SequenceId(1)][..], &[SequenceId(2)][..]),
+        "64 more tokens of it would be for nobody"
+    );
+    bed.stepped(5);
+    assert!(bed.heard().contains(&released(&[1])));
+    bed.cancel(2).stepped(5).stepped(5);
+    bed.assert_all_home();
+}
+
+#[test]
 fn a_row_of_nans_ends_its_sequence_despite_a_begun_step() {
     let mut bed = Bed::ahead(limits(2, 64, 8));
     bed.admit(alike(1, 32, 9)).broke();

@@ -105,6 +105,29 @@ fn a_cancelled_sequence_keeps_its_blocks_until_the_copy_has_ended() {
 }
 
 #[test]
+fn nothing_is_fetched_for_a_cancelled_sequence() {
+    let mut bed = bed(limits(8, 400, 24));
+    (1..=5).for_each(|id| _ = bed.admit(sequence(id, 40, 1)).stepped(5));
+    bed.admit(sequence(6, 24 * BLOCK_TOKENS - 4, 1)).stepped(5);
+    bed.all_copied();
+    bed.admit(sequence(7, 4, 30));
+    bed.all_copied();
+    bed.heard();
+    (1..=5).for_each(|id| _ = bed.admit(NewSequence { id: SequenceId(10 + id), ..sequence(id, 44, 2) }));
+    bed.stepped(5);
+    let fetched = copied(&mut bed).1 / 2;
+    assert!(fetched < 5 && bed.scheduler.counts() == (0, 6), "no more copies are begun yet: {fetched}");
+    (11 + fetched as u64..=15).for_each(|id| _ = bed.cancel(id));
+    bed.give(Input::Copied(10)).give(Input::Copied(10));
+    assert_eq!(copied(&mut bed).1, 0);
+    while !bed.running.is_empty() {
+        bed.stepped(5);
+        bed.all_copied();
+    }
+    bed.assert_all_home();
+}
+
+#[test]
 fn a_pool_shrinks_only_after_the_copies_under_way() {
     let mut bed = pushed_out(4);
     bed.admit(again(3));

@@ -140,3 +140,40 @@ fn a_caller_leaving_during_a_shrink_disturbs_no_sequence() {
     }
     bed.assert_all_home();
 }
+
+/// The first of two has lost its blocks to a shrink, and a small one waits that would fit.
+#[test]
+fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
+    let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 8)));
+    resize(&mut bed, 5);
+    bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
+    assert_eq!(bed.scheduler.counts(), (2, 1), "the second is next, and does not fit");
+    let second = &bed.scheduler.waiting[&SequenceId(2)];
+    assert_eq!((second.preemptions, second.is_kept()), (1, false));
+}
+
+#[test]
+fn shrinks_count_among_the_losses_after_which_a_sequence_is_kept() {
+    let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 12)));
+    for blocks in [4, 12, 4, 12] {
+        resize(&mut bed, blocks);
+        bed.stepped(6);
+    }
+    assert!(bed.scheduler.running[&SequenceId(2)].is_kept());
+}
+
+#[test]
+fn those_that_are_kept_are_vacated_last_and_others_by_urgency() {
+    let mut bed = Bed::new(limits(8, 200, 24));
+    for (id, priority) in [(1, 0), (2, 1), (3, 0), (4, 0)] {
+        let standing = Standing { priority, ..Standing::default() };
+        bed.admit(NewSequence { standing, ..sequence(id, 40, 4) });
+    }
+    bed.stepped(5);
+    bed.scheduler.running.get_mut(&SequenceId(3)).expect("it runs").preemptions = 2;
+    bed.heard();
+    resize(&mut bed, 3);
+    bed.stepped(5);
+    let heard = bed.heard();
+    assert!(heard.contains(&released(&[2, 4, 3])), "what the last had is found longest: {heard:?}");
+}
