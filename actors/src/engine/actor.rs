@@ -23,6 +23,7 @@ use crate::{
     capture::Recaptured,
     compute::lane::{Job, Lane},
     metric,
+    pace::Card,
     profile::{Course, Evidence, Needs, Phase, Profiled},
     sleep::Wakefulness,
     supervise::{BackgroundTask, Latest, end_of},
@@ -44,6 +45,8 @@ pub struct EngineArguments {
     pub budget: Budget,
     /// The device that backs its memory.
     pub device: Arc<dyn Device>,
+    /// What all models do on it.
+    pub card: Arc<Card>,
     /// Weights, lanes and kernels that outlive this engine.
     pub weight_store: WeightStore,
     /// What a wake need not find out again.

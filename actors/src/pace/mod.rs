@@ -56,7 +56,7 @@ pub struct Pacing {
     pub promise: Option<Duration>,
     /// What the profile measured.
     pub measured: MeasuredCosts,
-    /// What the lanes do on the card that they share.
+    /// What the lanes of all models do on the card that they share.
     pub card: Arc<Card>,
 }
 

@@ -80,6 +80,8 @@ pub struct Attempt {
     pub progress: ProgressSink,
     /// Where the lanes are found if this attempt dies.
     pub weight_store: WeightStore,
+    /// What is done on the device that other models share.
+    pub card: Arc<Card>,
 }
 
 /// The progress of an attempt, readable after it has ended in any way. Clones share it.
@@ -136,7 +138,7 @@ pub struct Profiled {
     pub memory: Arc<EngineMemory>,
     /// The threads.
     pub lanes: Lanes,
-    /// What the threads do on the device.
+    /// What the threads do on the device, beside those of other models.
     pub card: Arc<Card>,
 }
 
@@ -178,7 +180,7 @@ impl Attempt {
         let blocks = self.settle(&memory, &faulty).await?;
         if let Some(slept) = &self.woken {
             let record = ProfileRecord { kv_blocks: blocks, ..slept.as_ref().clone() };
-            return Ok(Profiled { record, memory, lanes, card: Arc::default() });
+            return Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) });
         }
         self.enter(Phase::Validate);
         self.refuse_a_job_if_due(&lanes.step, Phase::Validate);
@@ -197,7 +199,7 @@ impl Attempt {
             costs,
         };
         self.write_down(&record).await;
-        Ok(Profiled { record, memory, lanes, card: Arc::default() })
+        Ok(Profiled { record, memory, lanes, card: Arc::new(self.card.beside()) })
     }
 
     /// Records what this start measured, for later starts. A failure to do so must not fail the start.

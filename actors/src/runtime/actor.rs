@@ -30,6 +30,7 @@ use crate::{
     credit::Credits,
     engine::{EngineArguments, Status},
     metric,
+    pace::Card,
     responder::Responder,
     sleep::{Rest, SleepError, SleepOrder},
     supervise::{Intensity, end_of},
@@ -67,6 +68,8 @@ pub struct RuntimeState {
     again: Option<MakeDevice>,
     settings: BudgetSettings,
     budget: ActorCell,
+    /// What all models do on the device.
+    card: Arc<Card>,
     /// The core's models.
     engines: BTreeMap<String, Engine>,
     /// Models that were READY and then ended by themselves. An entry stays until the model is unloaded or its name is
@@ -127,6 +130,7 @@ impl Actor for RuntimeActor {
             again,
             settings,
             budget,
+            card: Arc::default(),
             engines: BTreeMap::new(),
             fallen: BTreeMap::new(),
             look: JoinSet::new(),

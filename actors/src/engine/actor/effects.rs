@@ -155,6 +155,7 @@ impl EngineState {
             processor,
             progress: self.arguments.progress.clone(),
             weight_store: self.arguments.weight_store.clone(),
+            card: self.arguments.card.clone(),
         };
         let engine = myself.clone();
         let report: ReportAttempt = Box::new(move |outcome| {

@@ -139,6 +139,7 @@ impl RuntimeState {
             options,
             budget: Budget::at(self.settings.mailbox().clone()),
             device: self.device(),
+            card: self.card.clone(),
             weight_store: WeightStore::default(),
             kept: Kept::default(),
             wakefulness,
