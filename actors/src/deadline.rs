@@ -76,7 +76,8 @@ impl Deadlines {
     }
 
     /// Each time that there is, changed.
-    pub(crate) fn map(self, change: impl Fn(Deadline, Duration) -> Option<Duration>) -> Deadlines {
+    #[must_use]
+    pub fn map(self, change: impl Fn(Deadline, Duration) -> Option<Duration>) -> Deadlines {
         let changed = |deadline| self.of(deadline).and_then(|time| change(deadline, time));
         Deadlines {
             queue: changed(Deadline::Queue),

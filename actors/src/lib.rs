@@ -21,6 +21,7 @@ pub mod knobs;
 pub mod kv;
 pub mod losses;
 pub mod metric;
+pub mod order;
 pub mod pace;
 pub mod phase;
 pub mod profile;

@@ -9,6 +9,7 @@ use bursar::{
         actors::{
             budget::BudgetMessage,
             compute::lane::Answer,
+            order::Rank,
             responder::Responder,
             runtime::RuntimeMessage,
             scheduler::SchedulerMessage,
@@ -126,7 +127,8 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             let limits = VisualLimits { envelope: &serving.context.envelope, image: &serving.context.image_limits };
             let processors = serving.context.processors.as_ref().expect("the demo model takes pictures");
             let pictures = processors.plan(&[Visual::Image(picture)], limits).map_err(|error| said(&error))?;
-            let embedded = question.ask(&vision, |reply| VisionMessage::Embed { pictures, reply }).await;
+            let embedded =
+                question.ask(&vision, |reply| VisionMessage::Embed { pictures, rank: Rank::default(), reply }).await;
             embedded.map_err(|error| said(&error))?.map(drop).map_err(|error| said(&error))
         }),
         ("name pictures", _) => Box::pin(async move {

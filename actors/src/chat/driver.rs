@@ -21,6 +21,7 @@ use crate::{
     engine::{ModelContext, Serving},
     kv::SequenceId,
     metric::RequestEnd,
+    order::Rank,
     scheduler::{Admission, Delivery, Finish, NewSequence, SchedulerMessage, Standing},
 };
 
@@ -269,8 +270,10 @@ impl Driver {
         may_be_computed: bool,
     ) -> Result<Option<RequestPictures>, ChatError> {
         let may_be_computed = may_be_computed && self.scores.is_none();
-        let Preparation { prompt, pictures, prefix, .. } = &mut self.preparation;
-        RequestPictures::get(serving, pictures, prompt, prefix, may_be_computed).await
+        let had_turn = !self.produced.is_empty();
+        let Preparation { prompt, pictures, prefix, standing, .. } = &mut self.preparation;
+        let rank = Rank { priority: standing.priority, tenant: standing.tenant.clone(), had_turn };
+        RequestPictures::get(serving, pictures, prompt, prefix, may_be_computed, rank).await
     }
 
     fn sequence(&self, id: SequenceId, pictures: &RequestPictures) -> NewSequence {

@@ -11,6 +11,7 @@ use ractor::ActorRef;
 use super::ChatError;
 use crate::{
     engine::Serving,
+    order::Rank,
     responder::AskError,
     scheduler::{PicturePlace, SchedulerMessage},
     tree,
@@ -27,7 +28,8 @@ pub(super) struct RequestPictures {
 }
 
 impl RequestPictures {
-    /// Finds out which of a request's pictures are computed, and gets rows for the others. None if an actor died.
+    /// Finds out which of a request's pictures are computed, and gets rows for the others, at this rank among other
+    /// requests. None if an actor died.
     ///
     /// # Errors
     /// [`ChatError::Vision`] for a picture that cannot be read.
@@ -37,6 +39,7 @@ impl RequestPictures {
         prompt: &PromptLayout,
         prefix: &mut PrefixKeys,
         may_be_computed: bool,
+        rank: Rank,
     ) -> Result<Option<Self>, ChatError> {
         let Some(vision) = serving.vision.as_ref().filter(|_| !files.is_empty()) else {
             return Ok(Some(RequestPictures::default()));
@@ -50,7 +53,8 @@ impl RequestPictures {
         if others.is_empty() {
             return Ok(Some(RequestPictures { computed, pins: None }));
         }
-        match tree::EMBED_PICTURES.ask(vision, |reply| VisionMessage::Embed { pictures: others, reply }).await {
+        let embed = |reply| VisionMessage::Embed { pictures: others, rank, reply };
+        match tree::EMBED_PICTURES.ask(vision, embed).await {
             Ok(Ok(pins)) => Ok(Some(RequestPictures { computed, pins: Some(Arc::new(pins)) })),
             Ok(Err(error)) => Err(ChatError::Vision(Arc::new(error))),
             Err(AskError::Gone { .. }) => Ok(None),

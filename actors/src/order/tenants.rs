@@ -12,12 +12,12 @@ const REPLY: u64 = 2;
 /// Parts of a token in a counter, so that any weight divides it.
 const PARTS: u64 = TenantWeights::WEIGHT_MAX as u64;
 
-/// Tenants that are remembered though they have no sequence.
+/// Tenants that are remembered though they have no request.
 const REMEMBERED: usize = 1024;
 
 /// The counters.
 #[derive(Debug, Default)]
-pub(super) struct Tenants {
+pub(crate) struct Tenants {
     weights: TenantWeights,
     counters: BTreeMap<Tenant, u64>,
     /// The counter of the tenant that was served last, before it was served.
@@ -27,19 +27,19 @@ pub(super) struct Tenants {
 }
 
 impl Tenants {
-    pub(super) fn new(weights: TenantWeights) -> Self {
+    pub(crate) fn new(weights: TenantWeights) -> Self {
         Tenants { weights, ..Tenants::default() }
     }
 
     /// What a tenant was given: the least is next.
-    pub(super) fn counter(&self, tenant: &Tenant) -> u64 {
+    pub(crate) fn counter(&self, tenant: &Tenant) -> u64 {
         // Among sequences of one tenant it decides nothing, so it is not looked up for each.
         if self.counters.len() < 2 { 0 } else { self.counters.get(tenant).copied().unwrap_or(0) }
     }
 
-    /// A sequence comes, beside those of the `waiting` tenants. A tenant that had none waiting gets no credit for the time
+    /// A request comes, beside those of the `waiting` tenants. A tenant that had none waiting gets no credit for the time
     /// that it was away: its counter rises to the least of those that wait, or to what the last one had.
-    pub(super) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
+    pub(crate) fn arrive<'t>(&mut self, tenant: &Tenant, waiting: impl Iterator<Item = &'t Tenant> + Clone) {
         let is_new = !waiting.clone().any(|other| other == tenant);
         let least = waiting.map(|other| self.counters.get(other).copied().unwrap_or(0)).min();
         let counter = self.counters.entry(tenant.clone()).or_default();
@@ -49,7 +49,7 @@ impl Tenants {
     }
 
     /// Forgets the tenants with the least counters that are not `active`, if there are too many.
-    pub(super) fn forget(&mut self, is_active: impl Fn(&Tenant) -> bool) {
+    pub(crate) fn forget(&mut self, is_active: impl Fn(&Tenant) -> bool) {
         if self.counters.len() <= REMEMBERED {
             return;
         }
@@ -60,19 +60,19 @@ impl Tenants {
         idle.into_iter().take(too_many).for_each(|(_, tenant)| _ = self.counters.remove(&tenant));
     }
 
-    /// A sequence with a prompt of so many tokens is admitted for the first time.
-    pub(super) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
+    /// A sequence with a prompt of so many tokens is admitted, or pictures of so many patches are served.
+    pub(crate) fn admit(&mut self, tenant: &Tenant, prompt: usize) {
         self.last = self.counters.get(tenant).copied().unwrap_or(0);
         *self.counters.entry(tenant.clone()).or_default() += self.cost(tenant, PROMPT * prompt as u64);
     }
 
     /// It left before anything of its prompt was computed.
-    pub(super) fn refund(&mut self, tenant: &Tenant, prompt: usize) {
+    pub(crate) fn refund(&mut self, tenant: &Tenant, prompt: usize) {
         self.give_back(tenant, prompt);
     }
 
     /// Of its prompt so many tokens were found computed: they cost nothing.
-    pub(super) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
+    pub(crate) fn find(&mut self, tenant: &Tenant, prompt: usize, found: usize) {
         self.give_back(tenant, found);
         self.count(tenant, prompt - found);
     }
@@ -85,7 +85,7 @@ impl Tenants {
     }
 
     /// A token of a reply was computed.
-    pub(super) fn token(&mut self, tenant: &Tenant) {
+    pub(crate) fn token(&mut self, tenant: &Tenant) {
         let cost = self.cost(tenant, REPLY);
         if let Some(counter) = self.counters.get_mut(tenant) {
             *counter += cost;
@@ -104,7 +104,7 @@ impl Tenants {
     }
 
     /// The tokens of prompts and replies that were computed since the last call, by tenant.
-    pub(super) fn take_used(&mut self) -> BTreeMap<Tenant, usize> {
+    pub(crate) fn take_used(&mut self) -> BTreeMap<Tenant, usize> {
         std::mem::take(&mut self.used)
     }
 }

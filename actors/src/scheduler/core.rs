@@ -20,16 +20,15 @@ use std::{
 use bursar_kernels::BLOCK_TOKENS;
 use bursar_model::flow::{SequencePart, StepBatch};
 
-use self::queue::Turn;
 use super::{
     admission::ReplyLengths,
     sequence::{Charge, Finish, NewSequence, Sequence},
     step::{ChosenRow, PartUnderWay, Scored, Share, Shown, StepPlan, StepUnderWay},
-    tenants::Tenants,
 };
 use crate::{
     deadline::Deadline,
     kv::{Allotment, BlockEvent, Copies, Demand, KvCore, SequenceId, Table},
+    order::{Tenants, Turn},
     pace::Pace,
     tenant::{Tenant, TenantWeights},
 };
@@ -151,7 +150,7 @@ pub struct SchedulerCore {
     /// The time since it began.
     now: Duration,
     /// When the oldest that waits is next.
-    turn: Turn,
+    turn: Turn<SequenceId>,
     /// The promised token interval. None: steps beside running streams are as large as others.
     pace: Option<Pace>,
     /// Pictures are being encoded on the same card.

@@ -8,7 +8,6 @@ mod message;
 mod sequence;
 mod standing;
 mod step;
-mod tenants;
 
 pub use actor::{SchedulerActor, SchedulerArguments};
 pub use admission::{SequenceForecast, predicted_peak};

@@ -9,19 +9,20 @@ use bursar_model::{
     processor::{ProcessedPicture, VisualKey, VisualPlan, VisualProcessors},
 };
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::sync::Semaphore;
 use tracing::{Instrument, Level, Span, debug, debug_span, enabled};
 
 use super::{
-    Effect, Found, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
+    Effect, EmbedRequest, Found, Input, PictureRequest, PinnedPicture, PinnedPictures, Ticket, VisionCore, VisionError,
     VisionMessage, known::KnownFiles,
 };
 use crate::{
     budget::Budget,
     compute::lane::{Answer, Copied, CopyJob, EncodeJob, Job, Lane, RefusalSink},
     metric::{self, Permit},
+    order::{Line, Rank},
     pace::Pacing,
     responder::Responder,
+    tenant::TenantWeights,
     tree,
 };
 
@@ -57,6 +58,8 @@ pub struct VisionArguments {
     pub launch_patches: usize,
     /// The promised token interval, which launches beside running replies keep to.
     pub pacing: Pacing,
+    /// The shares of tenants.
+    pub tenant_weights: TenantWeights,
     /// How many requests' pictures are decoded at once.
     pub decode_threads: usize,
     /// Called when a launch is refused memory. The engine then replaces this actor.
@@ -72,7 +75,10 @@ pub struct VisionState {
     known: KnownFiles<VisualKey>,
     pending: BTreeMap<Ticket, Pending>,
     last_ticket: Ticket,
-    decoding: Arc<Semaphore>,
+    /// Requests that wait for a thread to decode their files.
+    undecoded: Line<Ticket, Undecoded>,
+    /// Requests that have one.
+    decoding: usize,
     /// A launch was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,
 }
@@ -86,7 +92,24 @@ struct Pixels {
 /// What a file was decoded to.
 type Known = Vec<(PictureHash, Grid)>;
 
+/// A request, and for each of its files its pictures, if they need no pixels.
+struct Undecoded {
+    request: EmbedRequest,
+    held: Vec<Option<Known>>,
+}
+
+/// One of the threads that decode.
+struct Decoder(ActorRef<VisionMessage>);
+
+impl Drop for Decoder {
+    fn drop(&mut self) {
+        // An actor that is gone decodes nothing more.
+        drop(self.0.send_message(VisionMessage::DecoderFree));
+    }
+}
+
 struct Pending {
+    rank: Rank,
     grids: Vec<Grid>,
     keys: Vec<PictureHash>,
     /// The files, should pictures be lost that were not decoded.
@@ -108,8 +131,10 @@ impl Actor for VisionActor {
         Ok(VisionState {
             core: VisionCore::new(arguments.cache_rows, arguments.launch_patches)
                 .beside_streams(arguments.pacing.launch_patches())
+                .with_tenants(arguments.tenant_weights.clone())
                 .with_host(arguments.host_rows),
-            decoding: Arc::new(Semaphore::new(arguments.decode_threads.max(1))),
+            undecoded: Line::new(arguments.tenant_weights.clone()),
+            decoding: 0,
             pixels: BTreeMap::new(),
             known: KnownFiles::new(KNOWN_MAX),
             pending: BTreeMap::new(),
@@ -127,15 +152,23 @@ impl Actor for VisionActor {
     ) -> Result<(), ActorProcessingErr> {
         state.core.step(Input::Streams(state.arguments.pacing.card.has_streams()));
         let effects = match message {
-            VisionMessage::Embed { pictures, reply } => state.embed(&myself, pictures, reply),
+            VisionMessage::Embed { pictures, rank, reply } => {
+                state.last_ticket = state.last_ticket.next();
+                let request = EmbedRequest { ticket: state.last_ticket, rank, plans: pictures.into(), reply };
+                state.embed(&myself, request)
+            }
             VisionMessage::Name { files, reply } => {
                 let mut name = |file| Some(state.known.pictures(file)?.iter().map(|(picture, _)| *picture).collect());
                 reply.answer(files.iter().map_while(&mut name).collect());
                 return Ok(());
             }
-            VisionMessage::Prepared { plans, held, pictures, host, reply } => {
+            VisionMessage::Prepared { request, held, pictures, host } => {
                 let pixels = |ProcessedPicture { image, hash }| (hash, Pixels { image, host: host.clone() });
-                state.want(plans, held, pictures.into_iter().map(pixels).collect(), reply)
+                state.want(request, held, pictures.into_iter().map(pixels).collect())
+            }
+            VisionMessage::DecoderFree => {
+                state.decoding -= 1;
+                Vec::new()
             }
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
@@ -161,6 +194,7 @@ impl Actor for VisionActor {
         };
         effects.into_iter().for_each(|effect| state.act(&myself, effect));
         state.forget_cancelled(&myself);
+        state.decode(&myself);
         let VisionState { core, pixels, .. } = state;
         pixels.retain(|key, _| core.needs_pixels(key));
         state.count_found();
@@ -195,42 +229,35 @@ impl VisionState {
     }
 
     /// Answers from the cache, or has decoded what has no rows anywhere.
-    fn embed(
-        &mut self,
-        myself: &ActorRef<VisionMessage>,
-        plans: Vec<VisualPlan>,
-        reply: Responder<Result<PinnedPictures, VisionError>>,
-    ) -> Vec<Effect> {
+    fn embed(&mut self, myself: &ActorRef<VisionMessage>, request: EmbedRequest) -> Vec<Effect> {
         let known: Vec<Option<Known>> =
-            plans.iter().map(|plan| self.known.pictures(&plan.key()).map(<[_]>::to_vec)).collect();
+            request.plans.iter().map(|plan| self.known.pictures(&plan.key()).map(<[_]>::to_vec)).collect();
         let keys = |known: &Known| known.iter().map(|(key, _)| *key).collect::<Vec<_>>();
         if let Some(all) = known.iter().cloned().collect::<Option<Vec<_>>>().map(|all| all.concat())
             && let Some(rows) = self.core.recall(&keys(&all))
         {
             self.count_query(all.len(), all.len());
             let pictures = all.into_iter().zip(rows).map(|((key, grid), rows)| PinnedPicture { key, grid, rows });
-            reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
+            request.reply.answer(Ok(PinnedPictures { pictures: pictures.collect(), vision: myself.clone() }));
             return Vec::new();
         }
         let is_held = |known: &Known| self.core.holds_all(&keys(known));
         let held: Vec<_> = known.into_iter().map(|known| known.filter(is_held)).collect();
         if held.iter().all(Option::is_some) {
-            return self.want(plans.into(), held, Vec::new(), reply);
+            return self.want(request, held, Vec::new());
         }
-        self.prepare(myself.clone(), plans.into(), held, reply);
+        self.prepare(request, held);
         Vec::new()
     }
 
     /// A request waits for rows.
     fn want(
         &mut self,
-        plans: Arc<[VisualPlan]>,
+        request: EmbedRequest,
         held: Vec<Option<Known>>,
         decoded: Vec<(PictureHash, Pixels)>,
-        reply: Responder<Result<PinnedPictures, VisionError>>,
     ) -> Vec<Effect> {
-        self.last_ticket = self.last_ticket.next();
-        let ticket = self.last_ticket;
+        let EmbedRequest { ticket, rank, plans, reply } = request;
         let merge = self.arguments.processors.pictures.config().merge();
         let (mut wanted, mut grids) = (Vec::new(), Vec::new());
         let mut decoded = decoded.into_iter();
@@ -253,35 +280,53 @@ impl VisionState {
             }
         }
         let keys = wanted.iter().map(|picture| picture.key).collect();
-        self.pending.insert(ticket, Pending { grids, keys, plans, reply });
-        self.core.step(Input::Want(ticket, wanted))
+        self.pending.insert(ticket, Pending { rank: rank.clone(), grids, keys, plans, reply });
+        self.core.step(Input::Want(ticket, rank, wanted))
     }
 
-    /// Leases host memory and decodes the files that are not held, outside the actor. A failure ends this request alone.
-    fn prepare(
+    /// A request waits for a thread to decode the files that are not held.
+    fn prepare(&mut self, request: EmbedRequest, held: Vec<Option<Known>>) {
+        self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held });
+    }
+
+    /// Decodes files of the requests that are next, while threads are free.
+    fn decode(&mut self, myself: &ActorRef<VisionMessage>) {
+        while self.decoding < self.arguments.decode_threads.max(1)
+            && let Some(next) = self.undecoded.order().first()
+        {
+            let Undecoded { request, held } = self.undecoded.get(*next).expect("it waits");
+            let is_wanted: Vec<bool> = held.iter().map(Option::is_none).collect();
+            let host_bytes = HostBytes::of(&request.plans, &is_wanted);
+            let Undecoded { request, held } = self.undecoded.serve(*next, host_bytes.pixels.as_usize());
+            self.decoding += 1;
+            self.begin_decoding(Decoder(myself.clone()), request, held, is_wanted, host_bytes);
+        }
+    }
+
+    /// Leases host memory and decodes the files that are wanted, outside the actor. A failure ends this request alone.
+    fn begin_decoding(
         &self,
-        myself: ActorRef<VisionMessage>,
-        plans: Arc<[VisualPlan]>,
+        decoder: Decoder,
+        mut request: EmbedRequest,
         held: Vec<Option<Known>>,
-        mut reply: Responder<Result<PinnedPictures, VisionError>>,
+        is_wanted: Vec<bool>,
+        host_bytes: HostBytes,
     ) {
+        let myself = decoder.0.clone();
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
-        let (processors, decoding) = (self.arguments.processors.clone(), self.decoding.clone());
-        let is_wanted: Vec<bool> = held.iter().map(Option::is_none).collect();
+        let processors = self.arguments.processors.clone();
         let files = is_wanted.iter().filter(|is_wanted| **is_wanted).count();
-        let span = debug_span!(parent: reply.span(), "decode", files);
-        let decoding_plans = plans.clone();
+        let span = debug_span!(parent: request.reply.span(), "decode", files);
+        let plans = request.plans.clone();
         let prepare = async move {
             let prepare = async {
-                let host_bytes = HostBytes::of(&decoding_plans, &is_wanted);
-                let request = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
-                let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, request, true).await?);
-                let slot = decoding.acquire_owned().await.expect("the semaphore is never closed");
+                let bytes = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
+                let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, bytes, true).await?);
                 let decoded = tokio::task::spawn_blocking(move || {
-                    // The thread owns the lease and the slot, because it keeps decoding even if the request is dropped.
-                    let _slot = slot;
-                    let processed = processors.process(&decoding_plans, &limits, |file| is_wanted[file]);
+                    // The thread owns the lease and counts, because it keeps decoding even if the request is dropped.
+                    let _decoder = decoder;
+                    let processed = processors.process(&plans, &limits, |file| is_wanted[file]);
                     processed.map(|pictures| (pictures, host))
                 });
                 // A panic ends this request with an error. Otherwise its driver would wait for a successor of a living
@@ -293,16 +338,16 @@ impl VisionState {
             };
             let prepared = tokio::select! {
                 prepared = prepare => prepared,
-                () = reply.given_up() => return,
+                () = request.reply.given_up() => return,
             };
             match prepared {
                 Ok((pictures, host)) => {
                     // An actor that is gone drops the reply, which makes the driver submit its request again.
-                    drop(myself.send_message(VisionMessage::Prepared { plans, held, pictures, host, reply }));
+                    drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }
                 // This actor is ending. Dropping the reply says so, and the model's status tells the driver why.
-                Err(VisionError::Host(error)) if error.is_the_end() => drop(reply),
-                Err(error) => reply.answer(Err(error)),
+                Err(VisionError::Host(error)) if error.is_the_end() => drop(request),
+                Err(error) => request.reply.answer(Err(error)),
             }
         };
         tokio::spawn(prepare.instrument(span));
@@ -310,6 +355,7 @@ impl VisionState {
 
     /// Drops requests whose callers have gone, to make room for later ones.
     fn forget_cancelled(&mut self, myself: &ActorRef<VisionMessage>) {
+        self.undecoded.retain(|undecoded| !undecoded.request.reply.is_given_up());
         let gone: Vec<Ticket> =
             self.pending.iter().filter(|(_, pending)| pending.reply.is_given_up()).map(|(ticket, _)| *ticket).collect();
         for ticket in gone {
@@ -332,9 +378,10 @@ impl VisionState {
                 self.arguments.lane.submit(Job::Copy(Box::new(job)));
             }
             Effect::Lost(ticket) => {
-                let Pending { plans, reply, .. } = self.pending.remove(&ticket).expect("each ticket is answered once");
+                let Pending { rank, plans, reply, .. } =
+                    self.pending.remove(&ticket).expect("each ticket is answered once");
                 let held = vec![None; plans.len()];
-                self.prepare(myself.clone(), plans, held, reply);
+                self.prepare(EmbedRequest { ticket, rank, plans, reply }, held);
             }
             Effect::Ready(ticket, rows) => {
                 let Pending { grids, keys, reply, .. } =

@@ -10,12 +10,16 @@ use bursar_kernels::ops::copy_blocks::BlockCopy;
 use bursar_model::flow::PictureHash;
 
 use super::host::HostPlace;
-use crate::compute::LAUNCHES;
+use crate::{
+    compute::LAUNCHES,
+    order::{Line, Rank},
+    tenant::TenantWeights,
+};
 
 /// Copies under way at once. Their number is bounded because a lane's queue is.
 const COPIES: usize = 4;
 
-/// The number of a request.
+/// The number of a request, in order of arrival.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
@@ -42,8 +46,8 @@ pub struct PictureRequest {
 /// An event for the vision actor.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// A request's pictures are decoded or held. It needs all of them at once.
-    Want(Ticket, Vec<PictureRequest>),
+    /// A request's pictures are decoded or held. It needs all of them at once, and waits at this rank.
+    Want(Ticket, Rank, Vec<PictureRequest>),
     /// The oldest running launch has ended.
     Encoded,
     /// The oldest copies have ended.
@@ -138,12 +142,15 @@ pub struct VisionCore {
     has_streams: bool,
     free: BTreeSet<u32>,
     entries: BTreeMap<PictureHash, Entry>,
-    /// Requests waiting for rows, in order of arrival. A request gets rows for all its pictures at once: two requests
-    /// that each held some and waited for the rest would wait forever.
-    waiting: VecDeque<(Ticket, Vec<PictureRequest>)>,
+    /// Requests waiting for rows, or for room in the next launch. A request gets rows for all its pictures at once: two
+    /// requests that each held some and waited for the rest would wait forever.
+    waiting: Line<Ticket, Vec<PictureRequest>>,
+    /// The one that is next lacks rows.
+    lacks_rows: bool,
     /// Requests whose pictures have rows but are not all encoded.
     pending: VecDeque<(Ticket, Vec<PictureHash>)>,
-    /// Pictures with rows that are in no launch yet.
+    /// Pictures with rows that are in no launch yet: little more than the next launch takes, so that later requests may
+    /// still be before others.
     queue: VecDeque<PictureHash>,
     /// The launches that the lane has, the oldest first.
     under_way: VecDeque<Vec<PictureHash>>,
@@ -167,7 +174,8 @@ impl VisionCore {
             has_streams: false,
             free: (0..rows as u32).collect(),
             entries: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            waiting: Line::new(TenantWeights::default()),
+            lacks_rows: false,
             pending: VecDeque::new(),
             queue: VecDeque::new(),
             under_way: VecDeque::with_capacity(LAUNCHES),
@@ -186,6 +194,12 @@ impl VisionCore {
         self
     }
 
+    /// Shares launches out by these weights.
+    #[must_use]
+    pub fn with_tenants(self, weights: TenantWeights) -> Self {
+        VisionCore { waiting: Line::new(weights), ..self }
+    }
+
     /// Lets evicted pictures go to so many rows in host memory (ADR 50).
     #[must_use]
     pub fn with_host(self, rows: usize) -> Self {
@@ -196,7 +210,7 @@ impl VisionCore {
     pub fn step(&mut self, input: Input) -> Vec<Effect> {
         let mut effects = Vec::new();
         match input {
-            Input::Want(ticket, pictures) => self.want(ticket, pictures, &mut effects),
+            Input::Want(ticket, rank, pictures) => self.want(ticket, rank, pictures, &mut effects),
             Input::Encoded => {
                 let launched = self.under_way.pop_front().expect("a launch came back that was not under way");
                 self.are_there(&launched);
@@ -212,11 +226,14 @@ impl VisionCore {
             }
             Input::Unpin(keys) => keys.iter().for_each(|key| self.unpin(key)),
         }
-        self.serve_waiting(&mut effects);
-        self.copy(&mut effects);
-        self.answer_pending(&mut effects);
-        self.launch(&mut effects);
-        effects
+        loop {
+            self.serve_waiting(&mut effects);
+            self.copy(&mut effects);
+            self.answer_pending(&mut effects);
+            if !self.launch(&mut effects) {
+                return effects;
+            }
+        }
     }
 
     /// Free rows, and pictures in the cache.
@@ -250,9 +267,9 @@ impl VisionCore {
     }
 
     /// The rows of these pictures, in order, and pinned. None, with nothing pinned, if one is missing or not readable
-    /// yet. None also while a request waits for rows: pictures recalled again and again would never make room for it.
+    /// yet. None also while a request lacks rows: pictures recalled again and again would never make room for it.
     pub fn recall(&mut self, keys: &[PictureHash]) -> Option<Vec<Arc<[u32]>>> {
-        if !self.waiting.is_empty() {
+        if self.is_short() {
             return None;
         }
         let is_there = |key: &PictureHash| self.entries.get(key).is_some_and(|entry| entry.state == State::There);
@@ -271,7 +288,7 @@ impl VisionCore {
     /// request gets its turn.
     pub fn needs_pixels(&self, key: &PictureHash) -> bool {
         let is_queued = self.entries.get(key).is_some_and(|entry| entry.state == State::Queued);
-        let mut waiting = self.waiting.iter().flat_map(|(_, pictures)| pictures);
+        let mut waiting = self.waiting.values().flatten();
         is_queued || waiting.any(|picture| picture.key == *key && picture.has_pixels)
     }
 
@@ -281,18 +298,27 @@ impl VisionCore {
         }
     }
 
-    fn want(&mut self, ticket: Ticket, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
+    /// Whether a request waits that lacks rows.
+    fn is_short(&self) -> bool {
+        self.lacks_rows && !self.waiting.is_empty()
+    }
+
+    fn want(&mut self, ticket: Ticket, rank: Rank, pictures: Vec<PictureRequest>, effects: &mut Vec<Effect>) {
         let rows = distinct(&pictures).map(|picture| picture.rows).sum();
         let too_large = pictures.iter().any(|picture| picture.patches > self.launch_patches);
         if rows > self.rows_total || too_large {
-            effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
-        } else {
-            self.waiting.push_back((ticket, pictures));
+            return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
+        }
+        // It delays none: no launch is larger for it, and none waits for the rows that it takes.
+        let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
+        self.waiting.join(ticket, rank, pictures);
+        if delays_none && self.copying.len() < COPIES && self.fits(ticket) {
+            self.serve(ticket);
         }
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
-        self.waiting.retain(|(waiting, _)| *waiting != ticket);
+        self.waiting.leave(ticket);
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
             let (_, keys) = self.pending.remove(place).expect("just found");
             keys.iter().for_each(|key| self.unpin(key));
@@ -306,29 +332,55 @@ impl VisionCore {
         entry.used = self.clock;
     }
 
-    /// Gives rows to waiting requests in order, while there are enough, and copies may begin.
+    /// Gives rows to waiting requests in order, while there are enough, the next launch is not full, and copies may begin.
+    /// If the next lacks rows others may pass it that do not, so many.
     fn serve_waiting(&mut self, effects: &mut Vec<Effect>) {
-        while self.copying.len() < COPIES
-            && let Some((ticket, pictures)) = self.waiting.pop_front()
-        {
-            let is_there = |picture: &PictureRequest| picture.has_pixels || self.holds_all(&[picture.key]);
-            if !pictures.iter().all(is_there) {
-                effects.push(Effect::Lost(ticket));
+        while self.copying.len() < COPIES && !self.is_launch_full() {
+            let order = self.waiting.order();
+            let is_lost = |ticket: &&Ticket| !self.waiting.get(**ticket).is_some_and(|wanted| self.have_places(wanted));
+            if let Some(lost) = order.iter().find(is_lost) {
+                self.waiting.leave(*lost);
+                effects.push(Effect::Lost(*lost));
                 continue;
             }
-            if !self.make_room(&pictures) {
-                return self.waiting.push_front((ticket, pictures));
+            let Some(next) = order.first() else { return };
+            self.lacks_rows = !self.fits(*next);
+            if !self.lacks_rows {
+                self.serve(*next);
+                continue;
             }
-            let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
-            let is_cached = |key: &&PictureHash| self.holds(key);
-            let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
-            let host_hits = missing.iter().filter(|key| self.host.holds(key)).count();
-            self.found.pictures += keys.len();
-            self.found.hits += cached.len() + host_hits;
-            self.found.host_hits += host_hits;
-            pictures.iter().for_each(|picture| self.pin(picture));
-            self.pending.push_back((ticket, keys));
+            match order[1..].iter().find(|ticket| self.fits(**ticket)) {
+                Some(other) if self.waiting.lets_pass(*next) => self.serve(*other),
+                _ => return,
+            }
         }
+    }
+
+    /// Whether each of these has pixels or a place.
+    fn have_places(&self, pictures: &[PictureRequest]) -> bool {
+        pictures.iter().all(|picture| picture.has_pixels || self.holds_all(&[picture.key]))
+    }
+
+    /// Patches of those that are nowhere yet.
+    fn patches_to_encode(&self, pictures: &[PictureRequest]) -> usize {
+        let is_new = |picture: &&PictureRequest| !self.holds(&picture.key) && !self.host.holds(&picture.key);
+        distinct(pictures).filter(is_new).map(|picture| picture.patches).sum()
+    }
+
+    /// Gives a waiting request its rows, for which there is room.
+    fn serve(&mut self, ticket: Ticket) {
+        let patches = self.patches_to_encode(self.waiting.get(ticket).expect("it waits"));
+        let pictures = self.waiting.serve(ticket, patches);
+        self.make_room(&pictures);
+        let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
+        let is_cached = |key: &&PictureHash| self.holds(key);
+        let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
+        let host_hits = missing.iter().filter(|key| self.host.holds(key)).count();
+        self.found.pictures += keys.len();
+        self.found.hits += cached.len() + host_hits;
+        self.found.host_hits += host_hits;
+        pictures.iter().for_each(|picture| self.pin(picture));
+        self.pending.push_back((ticket, keys));
     }
 
     /// Begins the copies that were decided.
@@ -340,18 +392,35 @@ impl VisionCore {
         }
     }
 
-    /// Evicts unpinned pictures, the longest unused first, until `pictures` fit. They go to host memory, if there is room
-    /// beside what is fetched from there. Evicts nothing if they cannot fit.
-    fn make_room(&mut self, pictures: &[PictureRequest]) -> bool {
-        let missing = distinct(pictures).filter(|picture| !self.entries.contains_key(&picture.key));
-        let needed: usize = missing.map(|picture| picture.rows).sum();
-        let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
-        let mut idle: Vec<_> = self
+    /// Rows that these need beside those that they have.
+    fn rows_lacking(&self, pictures: &[PictureRequest]) -> usize {
+        distinct(pictures).filter(|picture| !self.holds(&picture.key)).map(|picture| picture.rows).sum()
+    }
+
+    /// Pictures that may be evicted for these: when they were last used, and their rows.
+    fn idle<'a>(&'a self, wanted: &'a [PictureRequest]) -> impl Iterator<Item = (u64, PictureHash, usize)> + 'a {
+        let is_wanted = |key: &PictureHash| wanted.iter().any(|picture| picture.key == *key);
+        let idle = self
             .entries
             .iter()
-            .filter(|(key, entry)| entry.pins == 0 && entry.state == State::There && !wanted(key))
-            .map(|(key, entry)| (entry.used, *key, entry.rows.len()))
-            .collect();
+            .filter(move |(key, entry)| entry.pins == 0 && entry.state == State::There && !is_wanted(key));
+        idle.map(|(key, entry)| (entry.used, *key, entry.rows.len()))
+    }
+
+    /// Whether there is room for a waiting request, if idle pictures go.
+    fn fits(&self, ticket: Ticket) -> bool {
+        let pictures = self.waiting.get(ticket).expect("it waits");
+        let lacking = self.rows_lacking(pictures);
+        lacking <= self.free.len()
+            || lacking <= self.free.len() + self.idle(pictures).map(|(.., rows)| rows).sum::<usize>()
+    }
+
+    /// Evicts unpinned pictures, the longest unused first, until `pictures`, which [fit](Self::fits), have room. They go to
+    /// host memory, if there is room beside what is fetched from there.
+    fn make_room(&mut self, pictures: &[PictureRequest]) {
+        let needed = self.rows_lacking(pictures);
+        let wanted = |key: &PictureHash| pictures.iter().any(|picture| picture.key == *key);
+        let mut idle: Vec<_> = if needed > self.free.len() { self.idle(pictures).collect() } else { Vec::new() };
         idle.sort_unstable();
         let mut free = self.free.len();
         let victims: Vec<_> = idle
@@ -362,9 +431,7 @@ impl VisionCore {
                 short
             })
             .collect();
-        if free < needed {
-            return false;
-        }
+        assert!(free >= needed, "{needed} rows were there a moment ago, and now {free} are");
         for (_, key, _) in victims {
             let Entry { rows, used, .. } = self.entries.remove(&key).expect("listed above");
             let is_kept = |key: &PictureHash| wanted(key) || self.batch.coming.contains(key);
@@ -372,7 +439,6 @@ impl VisionCore {
             self.batch.to_host.extend(slots.iter().flat_map(|slots| copies(&rows, slots)));
             self.free.extend(rows.iter());
         }
-        true
     }
 
     fn pin(&mut self, picture: &PictureRequest) {
@@ -409,24 +475,30 @@ impl VisionCore {
         });
     }
 
-    /// Begins launches, as full as the order of arrival allows. While one runs, another begins only if it is full,
-    /// because later arrivals would fill it.
-    fn launch(&mut self, effects: &mut Vec<Effect>) {
-        while self.under_way.len() < LAUNCHES {
-            let (pictures, is_full) = self.next_launch();
-            if pictures == 0 || (!is_full && !self.under_way.is_empty()) {
-                return;
-            }
-            let launched: Vec<_> = self.queue.drain(..pictures).collect();
-            let launch = |key| {
-                let entry: &mut Entry = self.entries.get_mut(key).expect("a queued picture has rows");
-                entry.state = State::Launched;
-                (*key, entry.rows.clone())
-            };
-            let pictures = launched.iter().map(launch).collect();
-            self.under_way.push_back(launched);
-            effects.push(Effect::Launch(pictures));
+    /// Begins a launch, as full as the order allows. While one runs, another begins only if it is full, because later
+    /// arrivals would fill it. False if none can begin.
+    fn launch(&mut self, effects: &mut Vec<Effect>) -> bool {
+        let (pictures, is_full) = self.next_launch();
+        let is_idle = self.under_way.is_empty();
+        if self.under_way.len() >= LAUNCHES || pictures == 0 || (!is_full && !is_idle) {
+            return false;
         }
+        let launched: Vec<_> = self.queue.drain(..pictures).collect();
+        let launch = |key| {
+            let entry: &mut Entry = self.entries.get_mut(key).expect("a queued picture has rows");
+            entry.state = State::Launched;
+            (*key, entry.rows.clone())
+        };
+        let pictures = launched.iter().map(launch).collect();
+        self.under_way.push_back(launched);
+        effects.push(Effect::Launch(pictures));
+        true
+    }
+
+    /// Whether pictures that are queued now would be in a launch after the next.
+    fn is_launch_full(&self) -> bool {
+        let (pictures, is_full) = self.next_launch();
+        pictures > 0 && is_full
     }
 
     /// How many queued pictures go into the next launch, and whether it is full.

@@ -10,8 +10,10 @@ use bursar_model::{
 };
 use thiserror::Error;
 
-use super::PinnedPictures;
-use crate::{budget::LeaseError, compute::lane::LaneError, responder::Responder, supervise::FaultInjection};
+use super::{PinnedPictures, Ticket};
+use crate::{
+    budget::LeaseError, compute::lane::LaneError, order::Rank, responder::Responder, supervise::FaultInjection,
+};
 
 /// Messages from chat drivers (credit: one per accepted request), from its own CPU threads and from the vision lane.
 pub enum VisionMessage {
@@ -19,6 +21,8 @@ pub enum VisionMessage {
     Embed {
         /// In the order of the request.
         pictures: Vec<VisualPlan>,
+        /// What decides when they are decoded and encoded.
+        rank: Rank,
         /// The rows of the pictures and of each step of the videos.
         reply: Responder<Result<PinnedPictures, VisionError>>,
     },
@@ -31,17 +35,17 @@ pub enum VisionMessage {
     },
     /// A request's pictures are decoded and resized.
     Prepared {
-        /// The files, in the order of the request.
-        plans: Arc<[VisualPlan]>,
+        /// The request.
+        request: EmbedRequest,
         /// For each file its pictures, if they need no pixels.
         held: Vec<Option<Vec<(PictureHash, Grid)>>>,
         /// Those of the others, in their order. A video is one picture per step.
         pictures: Vec<ProcessedPicture>,
         /// The lease that pays for their pixels.
         host: Arc<Lease>,
-        /// Answers the request.
-        reply: Responder<Result<PinnedPictures, VisionError>>,
     },
+    /// A thread that decoded is free for another request.
+    DecoderFree,
     /// The lane's answer to the oldest launch. At most two run.
     Encoded(Result<(), LaneError>),
     /// The lane's answer to the oldest copies of rows.
@@ -52,6 +56,15 @@ pub enum VisionMessage {
     Show,
     /// Fails the actor on purpose.
     InjectFault(FaultInjection),
+}
+
+/// A request for pictures on its way to the cache.
+pub struct EmbedRequest {
+    pub(super) ticket: Ticket,
+    pub(super) rank: Rank,
+    /// The files, in the order of the request.
+    pub(super) plans: Arc<[VisualPlan]>,
+    pub(super) reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
 /// Why pictures did not get into the cache. Only their own request fails.

@@ -9,5 +9,5 @@ mod pins;
 
 pub use actor::{VisionActor, VisionArguments};
 pub use core::{Effect, Found, Input, PictureRequest, Ticket, VisionCore};
-pub use message::{VisionError, VisionMessage};
+pub use message::{EmbedRequest, VisionError, VisionMessage};
 pub use pins::{PinnedPicture, PinnedPictures};

@@ -7,11 +7,12 @@ use std::{
 };
 
 use bursar_actors::{
-    deadline::Deadlines,
+    deadline::{Deadline, Deadlines},
     kv::SequenceId,
+    order::Rank,
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
     scheduler::{Finish, NewSequence, PicturePlace, Standing},
-    tenant::Tenant,
+    tenant::{Tenant, TenantWeights},
     vision::{PictureRequest, Ticket},
 };
 use bursar_model::{
@@ -89,8 +90,8 @@ pub struct Request {
     pub cancelled: bool,
     /// The scheduler dropped it, because its first step was too late.
     pub is_late: bool,
-    /// When its first step must be planned, and whether it was.
-    pub due: Option<Duration>,
+    /// What must have happened by when, from its first admission on, and whether its first step was planned.
+    pub due: Option<Deadlines>,
     pub has_begun: bool,
     /// Its identity in the scheduler.
     pub sequence: Option<SequenceId>,
@@ -98,6 +99,8 @@ pub struct Request {
     pub returns_as: Option<SequenceId>,
     /// Its question to the vision core.
     pub ticket: Option<Ticket>,
+    /// Tokens of its prompt that this admission has scored.
+    pub scored: usize,
     /// Pictures of this admission without rows, because blocks held their tokens; none after one that missed them.
     pub computed: usize,
     pub missed: bool,
@@ -131,6 +134,7 @@ impl Request {
             sequence: None,
             returns_as: None,
             ticket: None,
+            scored: 0,
             computed: 0,
             missed: false,
         };
@@ -167,13 +171,40 @@ impl Request {
         self.cancelled || self.is_late || self.end.is_some()
     }
 
-    /// A third have a priority other than 0, and there are four tenants. One in eight waits for its first step no longer than some steps take.
-    pub fn standing(&self) -> Standing {
-        let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
+    /// Its deadlines, from its first admission on. One in eight waits for its first step no longer than some steps take,
+    /// one in sixteen for its first token or for its reply.
+    pub fn deadlines(&self) -> Deadlines {
         let waits = Duration::from_millis(20 * (1 + self.number % 5));
-        let queue = (self.number.is_multiple_of(8) && !self.has_begun).then_some(waits);
+        let of = |kind| (self.number % 16 == kind).then_some(waits * kind as u32);
+        let queue = self.number.is_multiple_of(8).then_some(waits);
+        Deadlines { queue, first_token: of(3), reply: of(11) }
+    }
+
+    /// A third have a priority other than 0, and there are four tenants.
+    pub fn standing(&self, now: Duration) -> Standing {
+        let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
+        let left = self.due.unwrap_or_default().map(|deadline, due| {
+            let is_met = match deadline {
+                Deadline::Queue => self.has_begun,
+                Deadline::FirstToken => !self.produced.is_empty(),
+                Deadline::Reply => false,
+            };
+            (!is_met).then_some(due.saturating_sub(now))
+        });
         let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
-        Standing { priority, tenant, left: Deadlines { queue, ..Deadlines::default() } }
+        Standing { priority, tenant, left }
+    }
+
+    /// How many of the likeliest tokens are told beside each token of its prompt: one prompt in ten is scored,
+    /// until its reply begins.
+    pub fn scores(&self) -> Option<usize> {
+        (self.number % 10 == 7 && self.produced.is_empty()).then_some(2)
+    }
+
+    /// Its rank among those that wait for pictures.
+    pub fn rank(&self) -> Rank {
+        let Standing { priority, tenant, .. } = self.standing(Duration::ZERO);
+        Rank { priority, tenant, had_turn: !self.produced.is_empty() }
     }
 
     /// The tokens and the finish that it must end with.
@@ -202,6 +233,12 @@ pub fn content(sequence: &NewSequence, unseen: &[u32]) -> Vec<u64> {
         hasher.finish()
     };
     sequence.tokens.iter().chain(unseen).enumerate().map(of_token).collect()
+}
+
+/// The shares of tenants: every third seed has some.
+pub fn weights(seed: u64) -> TenantWeights {
+    let weights = TenantWeights::of([("even", 5), ("rare", 2)]).filter(|_| seed % 3 == 1);
+    weights.unwrap_or_default()
 }
 
 /// A promised interval between what is out of reach and what every step keeps, and costs that fit the simulation's steps.

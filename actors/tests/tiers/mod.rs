@@ -98,7 +98,8 @@ impl World {
             picture.has_pixels = decodes_all || !self.vision.holds_all(&[picture.key]);
         }
         self.pixels.extend(wanted.iter().filter(|picture| picture.has_pixels).map(|picture| picture.key));
-        self.vision_step(vision::Input::Want(ticket, wanted));
+        let rank = self.requests[&number].rank();
+        self.vision_step(vision::Input::Want(ticket, rank, wanted));
     }
 
     /// A request's pictures have to be decoded after all.

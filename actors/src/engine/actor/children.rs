@@ -162,6 +162,7 @@ impl EngineState {
             host_rows: profiled.memory.host_pictures.as_ref().map_or(0, HostPictures::slot_count),
             launch_patches: profiled.record.launch_patches,
             pacing: self.pacing(profiled),
+            tenant_weights: self.arguments.options.tenant_weights.clone(),
             decode_threads: self.arguments.options.threads,
             refused: refusal_sink(myself, WhichLane::Vision, start.generation),
         };

@@ -1,6 +1,5 @@
-//! The order of those that wait (ADR 44): the most urgent first, then by what their tenants were given, then by age. None
-//! waits for good: when some others were admitted the oldest is next, whatever else the order says. What cannot be served
-//! in time goes before it has taken a block.
+//! Who of those that wait is admitted next, by the [`order`](crate::order) that pictures have too. What cannot be served in
+//! time goes before it has taken a block.
 
 use std::{cmp::Reverse, time::Duration};
 
@@ -10,25 +9,9 @@ use super::{Effect, SchedulerCore, Sequence};
 use crate::{
     deadline::{Deadline, Deadlines},
     kv::SequenceId,
+    order::{PASSES_MAX, Place},
     pace::StepWork,
 };
-
-/// So many others may be admitted before the oldest that waits. Then it is next. Priorities thus keep seven of eight
-/// admissions, also beside a long queue of less urgent requests, where an age that makes urgent would end them.
-const BEFORE_OLDEST: u32 = 7;
-
-/// Beyond these, so many may be admitted before one that is next and does not fit yet.
-const PASSES_MAX: u32 = 32;
-
-/// How many are looked at for one that fits, when the next does not.
-const LOOKED_AT: usize = 8;
-
-/// The oldest that waits, and how many others were admitted since it became that.
-#[derive(Debug, Default)]
-pub(super) struct Turn {
-    oldest: Option<SequenceId>,
-    admitted: u32,
-}
 
 impl Sequence {
     /// Least for the most urgent; of those, for the oldest.
@@ -43,29 +26,19 @@ impl SchedulerCore {
     pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
-            // One that lost its blocks had its turn.
-            let is_new = sequence.preemptions == 0;
-            let given = if is_new { self.tenants.counter(&sequence.spec.standing.tenant) } else { 0 };
-            (priority, is_new, given, id)
+            let had_turn = sequence.preemptions > 0;
+            Place::of(priority, had_turn, self.tenants.counter(&sequence.spec.standing.tenant), id)
         };
-        let mut places: Vec<_> = self.waiting.values().map(place).collect();
-        if places.len() > LOOKED_AT + 1 {
-            places.select_nth_unstable(LOOKED_AT);
-            places.truncate(LOOKED_AT + 1);
-        }
-        places.sort_unstable();
-        let mut order: Vec<_> = places.into_iter().map(|(.., id)| id).collect();
-        if let Some(oldest) = self.turn_of() {
-            order.retain(|id| *id != oldest);
-            order.insert(0, oldest);
-        }
-        order
+        self.turn.order(self.oldest(), self.waiting.values().map(place))
     }
 
     /// The oldest that waits, if it is its turn.
     pub(super) fn turn_of(&self) -> Option<SequenceId> {
-        let oldest = self.waiting.first_key_value().map(|(oldest, _)| *oldest);
-        oldest.filter(|_| self.turn.oldest == oldest && self.turn.admitted >= BEFORE_OLDEST)
+        self.turn.of(self.oldest())
+    }
+
+    fn oldest(&self) -> Option<SequenceId> {
+        self.waiting.first_key_value().map(|(oldest, _)| *oldest)
     }
 
     /// Whether another may still be admitted before `next`, which does not fit. None passes one that lost its blocks.
@@ -76,11 +49,7 @@ impl SchedulerCore {
 
     /// Counts an admission against the turn of the oldest. `id` still waits.
     pub(super) fn count_turn(&mut self, id: SequenceId) {
-        let oldest = self.waiting.first_key_value().map(|(oldest, _)| *oldest);
-        if self.turn.oldest != oldest || oldest == Some(id) {
-            self.turn = Turn { oldest: oldest.filter(|oldest| *oldest != id), admitted: 0 };
-        }
-        self.turn.admitted += 1;
+        self.turn.count(self.oldest(), id);
     }
 
     /// Drops the sequences that can no longer be served in time: those that wait, and those that were admitted and had no

@@ -1,6 +1,7 @@
 //! Stories of the vision cache, and random ones compared with a careful reader of its effects.
 
 use super::*;
+use crate::tenant::Tenant;
 
 fn hash(name: u8) -> PictureHash {
     PictureHash([name; 32])
@@ -14,6 +15,10 @@ fn held(name: u8, rows: usize) -> PictureRequest {
     PictureRequest { has_pixels: false, ..picture(name, rows) }
 }
 
+fn want(ticket: u64, pictures: Vec<PictureRequest>) -> Input {
+    Input::Want(Ticket(ticket), Rank::default(), pictures)
+}
+
 fn rows(rows: &[u32]) -> Arc<[u32]> {
     rows.into()
 }
@@ -21,7 +26,7 @@ fn rows(rows: &[u32]) -> Arc<[u32]> {
 #[test]
 fn the_same_picture_twice_in_one_request_is_encoded_once() {
     let mut vision = VisionCore::new(10, 100);
-    let effects = vision.step(Input::Want(Ticket(1), vec![picture(1, 3), picture(1, 3)]));
+    let effects = vision.step(want(1, vec![picture(1, 3), picture(1, 3)]));
     assert_eq!(effects, [Effect::Launch(vec![(hash(1), rows(&[0, 1, 2]))])]);
     assert_eq!(vision.step(Input::Encoded), [Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2]); 2])]);
     vision.step(Input::Unpin(vec![hash(1), hash(1)]));
@@ -31,18 +36,18 @@ fn the_same_picture_twice_in_one_request_is_encoded_once() {
 #[test]
 fn only_fully_cached_pictures_are_recalled_and_pinned() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 3)]));
+    vision.step(want(1, vec![picture(1, 4), picture(2, 3)]));
     assert_eq!(vision.recall(&[hash(1)]), None, "it is not encoded yet");
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1), hash(2)]));
     assert_eq!(vision.recall(&[hash(1), hash(3)]), None);
     assert_eq!(vision.recall(&[hash(1), hash(1)]), Some(vec![rows(&[0, 1, 2, 3]); 2]));
     // The second makes room for the new one. The recalled one does not, although it was needed first.
-    vision.step(Input::Want(Ticket(2), vec![picture(4, 6)]));
+    vision.step(want(2, vec![picture(4, 6)]));
     assert!(vision.holds(&hash(1)) && !vision.holds(&hash(2)));
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1)]));
-    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(5, 4)])), [], "one of its two pins is left");
+    assert_eq!(vision.step(want(3, vec![picture(5, 4)])), [], "one of its two pins is left");
     vision.step(Input::Unpin(vec![hash(1)]));
     assert!(!vision.holds(&hash(1)));
 }
@@ -50,12 +55,16 @@ fn only_fully_cached_pictures_are_recalled_and_pinned() {
 #[test]
 fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
-    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 8)])), [], "the first is held");
+    assert_eq!(vision.step(want(2, vec![picture(2, 8)])), [], "the first is held");
     // Another recall would keep it pinned.
-    assert_eq!(vision.recall(&[hash(1)]), None, "whoever comes now waits behind the second");
-    vision.step(Input::Want(Ticket(3), vec![picture(1, 4)]));
+    assert_eq!(vision.recall(&[hash(1)]), None, "it waits with the others");
+    for ticket in 3..3 + 32 {
+        assert!(matches!(vision.step(want(ticket, vec![picture(1, 4)]))[..], [Effect::Ready(..)]), "{ticket} passes");
+        vision.step(Input::Unpin(vec![hash(1)]));
+    }
+    assert_eq!(vision.step(want(99, vec![picture(1, 4)])), [], "no more may pass the second");
     let effects = vision.step(Input::Unpin(vec![hash(1)]));
     assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(2)), "{effects:?}");
 }
@@ -63,8 +72,8 @@ fn a_constantly_used_picture_makes_room_for_a_waiting_one() {
 #[test]
 fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 3)]));
-    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(1, 3)])), []);
+    vision.step(want(1, vec![picture(1, 3)]));
+    assert_eq!(vision.step(want(2, vec![picture(1, 3)])), []);
     assert!(!vision.needs_pixels(&hash(1)), "the launch under way has them");
     let effects = vision.step(Input::Encoded);
     assert_eq!(
@@ -76,16 +85,16 @@ fn two_requests_for_one_picture_share_the_launch() {
 #[test]
 fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
-    vision.step(Input::Want(Ticket(2), vec![picture(2, 4)]));
+    vision.step(want(2, vec![picture(2, 4)]));
     vision.step(Input::Encoded);
-    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 5)])), [], "both are still pinned");
+    assert_eq!(vision.step(want(3, vec![picture(3, 5)])), [], "both are still pinned");
     vision.step(Input::Unpin(vec![hash(2)]));
     assert_eq!(vision.counts(), (1, 2), "the second made room for the third, the first is pinned");
     vision.step(Input::Encoded);
     assert_eq!(
-        vision.step(Input::Want(Ticket(4), vec![picture(4, 11)])),
+        vision.step(want(4, vec![picture(4, 11)])),
         [Effect::Refused { ticket: Ticket(4), rows: 11, limit: 10 }]
     );
 }
@@ -93,13 +102,13 @@ fn a_request_waits_for_all_rows_and_evicts_longest_unused_pictures() {
 #[test]
 fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4), picture(2, 4)]));
+    vision.step(want(1, vec![picture(1, 4), picture(2, 4)]));
     assert_eq!(vision.patches_under_way(), 32);
     vision.step(Input::Encoded);
     assert_eq!(vision.patches_under_way(), 0);
     vision.step(Input::Unpin(vec![hash(2)]));
     vision.step(Input::Unpin(vec![hash(1)]));
-    vision.step(Input::Want(Ticket(2), vec![picture(3, 6)]));
+    vision.step(want(2, vec![picture(3, 6)]));
     let held = [1, 2, 3].map(|name| vision.holds(&hash(name)));
     assert_eq!(held, [true, false, true], "two free rows and four of the one released first are enough");
 }
@@ -107,13 +116,13 @@ fn pictures_make_room_in_the_order_of_release_and_only_as_needed() {
 #[test]
 fn a_launch_never_takes_more_patches_than_there_are_permits() {
     let mut vision = VisionCore::new(100, 40);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
-    vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
-    let effects = vision.step(Input::Want(Ticket(3), vec![picture(3, 5)]));
+    vision.step(want(1, vec![picture(1, 5)]));
+    vision.step(want(2, vec![picture(2, 6)]));
+    let effects = vision.step(want(3, vec![picture(3, 5)]));
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
     let keys: Vec<u8> = pictures.iter().map(|(key, _)| key.0[0]).collect();
     assert_eq!(keys, [2], "24 + 20 patches are more than a launch takes: the third waits");
-    vision.step(Input::Want(Ticket(4), vec![picture(4, 6)]));
+    vision.step(want(4, vec![picture(4, 6)]));
     let effects = vision.step(Input::Encoded);
     let Some(Effect::Launch(pictures)) = effects.last() else { panic!("{effects:?}") };
     assert_eq!(pictures.len(), 1, "nor do 20 + 24");
@@ -122,15 +131,15 @@ fn a_launch_never_takes_more_patches_than_there_are_permits() {
 #[test]
 fn only_a_full_launch_is_begun_behind_a_running_one() {
     let mut vision = VisionCore::new(100, 40);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 5)]));
-    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 6)])), [], "what comes next may fill it");
+    vision.step(want(1, vec![picture(1, 5)]));
+    assert_eq!(vision.step(want(2, vec![picture(2, 6)])), [], "what comes next may fill it");
     let names = |effects: &[Effect]| match effects {
         [.., Effect::Launch(pictures)] => pictures.iter().map(|(key, _)| key.0[0]).collect(),
         effects => panic!("{effects:?}"),
     };
-    let begun: Vec<u8> = names(&vision.step(Input::Want(Ticket(3), vec![picture(3, 4)])));
+    let begun: Vec<u8> = names(&vision.step(want(3, vec![picture(3, 4)])));
     assert_eq!(begun, [2, 3], "24 + 16 patches are a whole launch");
-    assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 10)])), [], "two are under way");
+    assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two are under way");
     assert!(!vision.needs_pixels(&hash(3)) && vision.needs_pixels(&hash(4)), "only the fourth waits");
     let effects = vision.step(Input::Encoded);
     assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in their order");
@@ -142,38 +151,125 @@ fn only_a_full_launch_is_begun_behind_a_running_one() {
 #[test]
 fn an_abandoned_request_makes_room_wherever_it_waits() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
-    vision.step(Input::Want(Ticket(2), vec![picture(2, 5)]));
-    vision.step(Input::Want(Ticket(3), vec![picture(3, 2)]));
-    // It waits for rows. The request after it gets them now.
+    vision.step(want(1, vec![picture(1, 8)]));
+    let returns = Rank { had_turn: true, ..Rank::default() };
+    vision.step(Input::Want(Ticket(2), returns, vec![picture(2, 5)]));
+    vision.step(want(3, vec![picture(3, 2)]));
+    // It waits for rows. The request after it, which did not pass it, gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
     assert!(!vision.needs_pixels(&hash(2)) && vision.counts() == (0, 2));
     // It waits for its launch, which continues. Its rows are free for others afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
-    assert_eq!(vision.step(Input::Want(Ticket(4), vec![picture(4, 7)])), [], "the launch is under way");
+    assert_eq!(vision.step(want(4, vec![picture(4, 7)])), [], "the launch is under way");
     assert_eq!(vision.counts(), (1, 2), "the first made room for the fourth");
     assert_eq!(vision.step(Input::Withdraw(Ticket(9))), [], "a stranger is nobody's loss");
 }
 
 #[test]
-fn no_request_overtakes_one_waiting_for_rows() {
+fn a_request_waiting_for_rows_is_passed_by_so_many_and_no_more() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 8)]));
-    assert_eq!(vision.step(Input::Want(Ticket(2), vec![picture(2, 5)])), []);
-    assert_eq!(vision.step(Input::Want(Ticket(3), vec![picture(3, 1)])), [], "though it would fit");
+    vision.step(want(1, vec![picture(1, 7)]));
+    vision.step(Input::Encoded);
+    assert_eq!(vision.step(want(2, vec![picture(2, 5)])), [], "three rows are free");
+    assert!(matches!(vision.step(want(3, vec![picture(3, 1)]))[..], [Effect::Launch(_)]), "it fits");
+    vision.step(Input::Encoded);
+    for ticket in 4..4 + 31 {
+        assert!(matches!(vision.step(want(ticket, vec![picture(3, 1)]))[..], [Effect::Ready(..)]), "{ticket} passes");
+    }
+    assert_eq!(vision.step(want(99, vec![picture(3, 1)])), [], "32 were before it");
+    assert_eq!(vision.recall(&[hash(3)]), None, "nor does one pass that asks for what is there");
+    let effects = vision.step(Input::Unpin(vec![hash(1)]));
+    assert!(
+        matches!(&effects[..], [Effect::Ready(Ticket(99), _), Effect::Launch(pictures)] if pictures[0].0 == hash(2))
+    );
+    vision.step(Input::Encoded);
+    let returns = Rank { had_turn: true, ..Rank::default() };
+    vision.step(Input::Want(Ticket(100), returns, vec![picture(4, 9)]));
+    assert_eq!(vision.step(want(101, vec![picture(3, 1)])), [], "none passes one that had its turn before");
+}
+
+fn rank(priority: i32, tenant: &str) -> Rank {
+    Rank { priority, tenant: Tenant::new(tenant), had_turn: false }
+}
+
+/// Ends launches until all are answered. Returns the tickets in order.
+fn answers(vision: &mut VisionCore, launched: usize) -> Vec<u64> {
+    let (mut launches, mut answers) = (launched, Vec::new());
+    while launches > 0 {
+        launches -= 1;
+        for effect in vision.step(Input::Encoded) {
+            match effect {
+                Effect::Launch(_) => launches += 1,
+                Effect::Ready(ticket, _) => answers.push(ticket.0),
+                effect => panic!("{effect:?}"),
+            }
+        }
+    }
+    answers
+}
+
+#[test]
+fn urgent_pictures_and_those_of_other_tenants_do_not_wait_for_a_backlog() {
+    // There are rows for all of them, and four pictures fill a launch.
+    let mut vision = VisionCore::new(2000, 40);
+    let mut launched = 0;
+    let mut ask = |vision: &mut VisionCore, ticket: u64, rank: Rank| {
+        let key = PictureHash(std::array::from_fn(|place| (ticket >> (place % 2 * 8)) as u8));
+        let pictures = vec![PictureRequest { key, rows: 2, patches: 10, has_pixels: true }];
+        let effects = vision.step(Input::Want(Ticket(ticket), rank, pictures));
+        launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
+    };
+    (1..=500).for_each(|ticket| ask(&mut vision, ticket, rank(0, "a")));
+    ask(&mut vision, 501, rank(0, "b"));
+    ask(&mut vision, 502, rank(-1, "a"));
+    ask(&mut vision, 503, Rank { had_turn: true, ..rank(0, "a") });
+    (504..=520).for_each(|ticket| ask(&mut vision, ticket, rank(1, "c")));
+    let answers = answers(&mut vision, launched);
+    assert_eq!(answers.len(), 520);
+    let place = |ticket| answers.iter().position(|answered| *answered == ticket).expect("it was answered");
+    // Two launches under way and one that is full, at most one picture of the oldest's turn, and those in its launch.
+    let places = [502, 503, 501].map(place);
+    assert!(places.iter().all(|place| *place < 3 * 4 + 8), "{places:?}");
+    assert!(place(504) > 500 - 100 && place(520) == 519, "the least urgent come last: {}", place(504));
+}
+
+#[test]
+fn tenants_share_launches_by_weight() {
+    let weights = TenantWeights::of([("b", 3)]).expect("right");
+    let mut vision = VisionCore::new(200, 4).with_tenants(weights);
+    let mut launched = 0;
+    for ticket in 0..80 {
+        let tenant = if ticket < 40 { "a" } else { "b" };
+        let effects = vision.step(Input::Want(Ticket(ticket), rank(0, tenant), vec![picture(ticket as u8, 1)]));
+        launched += effects.iter().filter(|effect| matches!(effect, Effect::Launch(_))).count();
+    }
+    let of_b = answers(&mut vision, launched)[..40].iter().filter(|ticket| **ticket >= 40).count();
+    assert!((25..=30).contains(&of_b), "three quarters, but for every eighth: {of_b}");
+}
+
+#[test]
+fn a_request_that_needs_no_launch_does_not_wait_for_a_backlog() {
+    let mut vision = VisionCore::new(100, 40);
+    vision.step(want(1, vec![picture(1, 4)]));
+    vision.step(Input::Encoded);
+    (2..9).for_each(|ticket| _ = vision.step(want(ticket, vec![picture(ticket as u8, 10)])));
+    assert!(matches!(vision.step(want(9, vec![picture(1, 4)]))[..], [Effect::Ready(Ticket(9), _)]));
+    assert!(vision.recall(&[hash(1)]).is_some(), "none lacks rows");
+    assert!(!vision.holds(&hash(8)), "the last waits for room in a launch, and may still be passed");
 }
 
 #[test]
 fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     let mut vision = VisionCore::new(10, 100);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
-    vision.step(Input::Want(Ticket(2), vec![picture(2, 6)]));
+    vision.step(want(2, vec![picture(2, 6)]));
     vision.step(Input::Encoded);
-    // The third needs all rows, so the fourth waits, although its picture is cached.
-    vision.step(Input::Want(Ticket(3), vec![picture(3, 10)]));
-    vision.step(Input::Want(Ticket(4), vec![picture(1, 4)]));
+    // The third needs all rows and is not passed, so the fourth waits, although its picture is cached.
+    let returns = Rank { had_turn: true, ..Rank::default() };
+    vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
+    vision.step(want(4, vec![picture(1, 4)]));
     assert!(vision.needs_pixels(&hash(1)), "it will have made room by then");
     vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(Input::Unpin(vec![hash(2)]));
@@ -190,10 +286,10 @@ fn copies(pairs: &[(u32, u32)]) -> Vec<BlockCopy> {
 /// A cache of 10 rows whose first picture, of 4, has made room for the second, of 8.
 fn evicted(host_rows: usize) -> (VisionCore, Vec<Effect>) {
     let mut vision = VisionCore::new(10, 100).with_host(host_rows);
-    vision.step(Input::Want(Ticket(1), vec![picture(1, 4)]));
+    vision.step(want(1, vec![picture(1, 4)]));
     vision.step(Input::Encoded);
     vision.step(Input::Unpin(vec![hash(1)]));
-    let effects = vision.step(Input::Want(Ticket(2), vec![picture(2, 8)]));
+    let effects = vision.step(want(2, vec![picture(2, 8)]));
     (vision, effects)
 }
 
@@ -205,7 +301,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures[0].0 == hash(2)), "{effects:?}");
     assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
     assert_eq!(vision.recall(&[hash(1)]), None);
-    assert_eq!(vision.step(Input::Want(Ticket(3), vec![held(1, 4)])), [], "there is no room");
+    assert_eq!(vision.step(want(3, vec![held(1, 4)])), [], "there is no room");
     assert!(!vision.needs_pixels(&hash(1)));
     vision.step(Input::Copied);
     vision.step(Input::Encoded);
@@ -218,7 +314,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert!(matches!(&effects[..], [Effect::Ready(Ticket(3), rows)] if rows[0].len() == 4), "{effects:?}");
     assert_eq!(vision.take_found(), Found { pictures: 3, hits: 1, host_hits: 1 });
     vision.step(Input::Unpin(vec![hash(1)]));
-    let effects = vision.step(Input::Want(Ticket(4), vec![held(2, 8)]));
+    let effects = vision.step(want(4, vec![held(2, 8)]));
     let [Effect::Copy { to_host, to_device }] = &effects[..] else { panic!("{effects:?}") };
     assert_eq!((to_host.len(), to_device.len()), (0, 8), "the first leaves again for nothing");
 }
@@ -229,7 +325,7 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
         let (mut vision, _) = evicted(20);
         vision.step(Input::Encoded);
         vision.step(Input::Unpin(vec![hash(2)]));
-        let effects = vision.step(Input::Want(Ticket(3), vec![of(1, 4), picture(3, 2)]));
+        let effects = vision.step(want(3, vec![of(1, 4), picture(3, 2)]));
         assert!(matches!(&effects[0], Effect::Copy { to_device, .. } if to_device.len() == 4), "{effects:?}");
         assert!(matches!(&effects[1], Effect::Launch(pictures) if pictures.len() == 1 && pictures[0].0 == hash(3)));
         assert_eq!(vision.step(Input::Encoded), [], "one of them is on its way");
@@ -241,15 +337,16 @@ fn a_picture_is_copied_back_beside_new_ones_with_its_pixels_or_without() {
 #[test]
 fn a_picture_without_a_place_or_pixels_has_to_come_again() {
     let (mut vision, _) = evicted(4);
-    vision.step(Input::Want(Ticket(3), vec![picture(3, 7)]));
-    vision.step(Input::Want(Ticket(4), vec![picture(4, 4)]));
-    vision.step(Input::Want(Ticket(5), vec![picture(5, 10)]));
-    vision.step(Input::Want(Ticket(6), vec![held(1, 4)]));
-    for (name, is_its_turn) in [(2, false), (3, false), (4, true)] {
+    vision.step(want(3, vec![picture(3, 7)]));
+    // With another picture, so that the last does not pass it.
+    vision.step(want(4, vec![picture(7, 3), picture(4, 4)]));
+    vision.step(want(5, vec![picture(5, 10)]));
+    vision.step(want(6, vec![held(1, 4)]));
+    for (names, is_lost) in [(vec![2], false), (vec![3], false), (vec![7, 4], true)] {
         vision.step(Input::Encoded);
         assert!(!vision.needs_pixels(&hash(1)));
-        let effects = vision.step(Input::Unpin(vec![hash(name)]));
-        assert_eq!(effects.contains(&Effect::Lost(Ticket(6))), is_its_turn, "after {name}: {effects:?}");
+        let effects = vision.step(Input::Unpin(names.iter().map(|name| hash(*name)).collect()));
+        assert_eq!(effects.contains(&Effect::Lost(Ticket(6))), is_lost, "after {names:?}: {effects:?}");
     }
     assert!(vision.holds_all(&[hash(4), hash(5)]), "the fourth has taken its place on the host");
 }
@@ -258,11 +355,11 @@ fn a_picture_without_a_place_or_pixels_has_to_come_again() {
 fn no_more_than_four_copies_are_under_way() {
     let mut vision = VisionCore::new(2, 100).with_host(20);
     for name in 1..6 {
-        vision.step(Input::Want(Ticket(u64::from(name)), vec![picture(name, 2)]));
+        vision.step(want(u64::from(name), vec![picture(name, 2)]));
         vision.step(Input::Encoded);
         vision.step(Input::Unpin(vec![hash(name)]));
     }
-    assert_eq!(vision.step(Input::Want(Ticket(6), vec![held(1, 2)])), [], "it waits for a copy to end");
+    assert_eq!(vision.step(want(6, vec![held(1, 2)])), [], "it waits for a copy to end");
     assert!(matches!(vision.step(Input::Copied)[..], [Effect::Copy { .. }]));
     for _ in 0..3 {
         assert_eq!(vision.step(Input::Copied), []);
@@ -276,7 +373,7 @@ type Held = (Vec<PictureHash>, Vec<Arc<[u32]>>);
 #[derive(Clone, Debug)]
 enum Event {
     /// A request for pictures, which decodes all of them, or those that have no place.
-    Want(Vec<u8>, bool),
+    Want(Vec<u8>, bool, Rank),
     Encoded,
     Copied,
     /// The holder with this number releases its pictures.
@@ -285,10 +382,20 @@ enum Event {
     Withdraw(usize),
 }
 
+fn any_rank() -> impl proptest::strategy::Strategy<Value = Rank> {
+    use proptest::prelude::*;
+    (-1i32..2, 0usize..3, proptest::bool::weighted(0.1)).prop_map(|(priority, tenant, had_turn)| Rank {
+        priority,
+        tenant: Tenant::new(["a", "b", "c"][tenant]),
+        had_turn,
+    })
+}
+
 fn event() -> impl proptest::strategy::Strategy<Value = Event> {
     use proptest::prelude::*;
     prop_oneof![
-        (proptest::collection::vec(1u8..8, 1..4), any::<bool>()).prop_map(|(names, all)| Event::Want(names, all)),
+        (proptest::collection::vec(1u8..8, 1..4), any::<bool>(), any_rank())
+            .prop_map(|(names, all, rank)| Event::Want(names, all, rank)),
         Just(Event::Encoded),
         Just(Event::Copied),
         (0usize..50).prop_map(Event::Unpin),
@@ -311,7 +418,7 @@ proptest::proptest! {
         let mut on_host: Vec<Option<PictureHash>> = vec![None; host_rows];
         // What rows get when copies end.
         let mut copying: VecDeque<Vec<(u32, PictureHash)>> = VecDeque::new();
-        let mut open: BTreeMap<u64, Vec<u8>> = BTreeMap::new();
+        let mut open: BTreeMap<u64, (Vec<u8>, Rank)> = BTreeMap::new();
         let mut held: Vec<Held> = Vec::new();
         let mut launched: VecDeque<Vec<(PictureHash, Arc<[u32]>)>> = VecDeque::new();
         let mut contents: Vec<Option<PictureHash>> = vec![None; cache_rows];
@@ -329,7 +436,7 @@ proptest::proptest! {
                         vision.step(Input::Copied)
                     }
                 },
-                Event::Want(names, decodes_all) => {
+                Event::Want(names, decodes_all, rank) => {
                     next += 1;
                     let wanted = |name: &u8| PictureRequest {
                         has_pixels: decodes_all || !vision.holds_all(&[hash(*name)]),
@@ -337,8 +444,8 @@ proptest::proptest! {
                     };
                     let wanted: Vec<_> = names.iter().map(wanted).collect();
                     pixels.extend(wanted.iter().filter(|picture| picture.has_pixels).map(|picture| picture.key));
-                    open.insert(next, names);
-                    vision.step(Input::Want(Ticket(next), wanted))
+                    open.insert(next, (names, rank.clone()));
+                    vision.step(Input::Want(Ticket(next), rank, wanted))
                 }
                 Event::Encoded => match launched.pop_front() {
                     None => continue,
@@ -393,11 +500,11 @@ proptest::proptest! {
                         copying.push_back(coming);
                     }
                     Effect::Lost(ticket) => {
-                        let names = open.remove(&ticket.0).expect("answered once");
-                        events.push_front(Event::Want(names, true));
+                        let (names, rank) = open.remove(&ticket.0).expect("answered once");
+                        events.push_front(Event::Want(names, true, rank));
                     }
                     Effect::Ready(ticket, rows) => {
-                        let names = open.remove(&ticket.0).expect("answered once");
+                        let (names, _) = open.remove(&ticket.0).expect("answered once");
                         for (name, rows) in names.iter().zip(&rows) {
                             proptest::prop_assert_eq!(rows.len(), usize::from(*name));
                             let holds = rows.iter().all(|row| contents[*row as usize] == Some(hash(*name)));
@@ -406,7 +513,7 @@ proptest::proptest! {
                         held.push((names.iter().map(|name| hash(*name)).collect(), rows));
                     }
                     Effect::Refused { ticket, rows, limit } => {
-                        let names = open.remove(&ticket.0).expect("answered once");
+                        let (names, _) = open.remove(&ticket.0).expect("answered once");
                         let too_large = names.iter().any(|name| usize::from(*name) > permits);
                         proptest::prop_assert!(rows > limit || too_large);
                     }
