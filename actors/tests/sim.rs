@@ -20,6 +20,7 @@ use std::{
 
 use bursar_actors::{
     compute::LAUNCHES,
+    deadline::Deadline,
     kv::SequenceId,
     scheduler::{ChosenRow, Effect, Finish, Input, Limits, NewSequence, SchedulerCore, StepPlan},
     vision::{self, Ticket, VisionCore},
@@ -27,7 +28,7 @@ use bursar_actors::{
 use bursar_kernels::{BLOCK_TOKENS, InputToken};
 use bursar_model::flow::{PictureHash, PrefixKeys};
 
-use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler};
+use cast::{Chance, PATCHES_A_ROW, Request, STOP, chosen, content, pace, sampler, weights};
 use tiers::{HostMemory, HostRows};
 
 struct World {
@@ -75,7 +76,12 @@ struct World {
     resizes: usize,
     preempted_by_shrinks: usize,
     made_way: usize,
-    late: usize,
+    late: BTreeMap<Deadline, usize>,
+    /// Tokens of prompts that were scored.
+    scored: usize,
+    /// Orders to shrink the pool, and how many came before each loss of blocks of a sequence.
+    shrinks: usize,
+    losses: BTreeMap<SequenceId, Vec<usize>>,
     /// Sequences that have begun.
     found: BTreeSet<SequenceId>,
     /// Pictures that needed no rows, and sequences whose blocks had gone that held such.
@@ -95,8 +101,12 @@ type Pins = (Vec<PictureHash>, Vec<u32>);
 /// Every other seed promises an interval, which its steps keep or not.
 fn scheduler(limits: Limits, looks_ahead: bool, seed: u64) -> SchedulerCore {
     let scheduler = SchedulerCore::new(limits).with_pace(pace(seed).filter(|_| seed.is_multiple_of(2)));
-    let scheduler = scheduler.with_host(tiers::slots(seed), tiers::costs(seed));
+    let scheduler = scheduler.with_tenants(weights(seed)).with_host(tiers::slots(seed), tiers::costs(seed));
     if looks_ahead { scheduler } else { scheduler.without_look_ahead() }
+}
+
+fn vision(cache_rows: usize, launch_patches: usize, seed: u64) -> VisionCore {
+    VisionCore::new(cache_rows, launch_patches).with_tenants(weights(seed)).with_host(tiers::rows(seed))
 }
 
 impl World {
@@ -116,7 +126,7 @@ impl World {
             launch_patches,
             cache_rows,
             scheduler: scheduler(limits, looks_ahead, seed),
-            vision: VisionCore::new(cache_rows, launch_patches).with_host(tiers::rows(seed)),
+            vision: vision(cache_rows, launch_patches, seed),
             requests: BTreeMap::new(),
             under_way: VecDeque::new(),
             previous: Vec::new(),
@@ -142,7 +152,10 @@ impl World {
             resizes: 0,
             preempted_by_shrinks: 0,
             made_way: 0,
-            late: 0,
+            late: BTreeMap::new(),
+            scored: 0,
+            shrinks: 0,
+            losses: BTreeMap::new(),
             found: BTreeSet::new(),
             found_computed: 0,
             missed: 0,
@@ -176,7 +189,7 @@ impl World {
             return;
         }
         request.computed = 0;
-        let computed = if request.missed { 0 } else { self.computed(number) };
+        let computed = if request.missed || request.scores().is_some() { 0 } else { self.computed(number) };
         let request = self.requests.get_mut(&number).expect("it lives");
         request.computed = computed;
         let wanted = request.pictures[computed..].to_vec();
@@ -202,13 +215,20 @@ impl World {
 
     fn admit(&mut self, number: u64, rows: &[Arc<[u32]>], keys: Vec<PictureHash>) {
         let request = self.requests.get_mut(&number).expect("it lives");
+        if request.is_past_due(self.clock) {
+            request.is_late = true;
+            return self.vision_step(vision::Input::Unpin(keys));
+        }
         let id = request.returns_as.take().unwrap_or_else(|| {
             self.next_sequence += 1;
             SequenceId(self.next_sequence)
         });
         request.sequence = Some(id);
-        let standing = request.standing();
-        request.due = standing.left.queue.map(|left| self.clock + left);
+        if request.due.is_none() {
+            request.due = Some(request.deadlines().map(|_, left| Some(self.clock + left)));
+        }
+        request.scored = 0;
+        let standing = request.standing(self.clock);
         let (tokens, pictures) = (request.tokens(), request.places(rows));
         let sequence = NewSequence {
             id,
@@ -225,7 +245,7 @@ impl World {
             prefix: PrefixKeys::default(),
             standing,
             group: None,
-            score_prompt: None,
+            score_prompt: request.scores(),
         };
         self.pins.insert(id, (keys, rows.iter().flat_map(|rows| rows.iter().copied()).collect()));
         self.scheduler_step(Input::Admit(Box::new(sequence)));
@@ -321,7 +341,12 @@ impl World {
             Effect::Found(id, tokens) => {
                 self.found_tokens += tokens;
                 self.found.insert(id);
-                let computed = self.of_sequence(id).map_or(0, |request| request.computed);
+                let clock = self.clock;
+                let request = self.of_sequence(id).expect("somebody asked for it");
+                let due = request.due.and_then(|due| due.queue);
+                let is_late = !std::mem::replace(&mut request.has_begun, true) && due.is_some_and(|due| due < clock);
+                assert!(!is_late, "{id} was to begin earlier");
+                let computed = request.computed;
                 self.found_computed += computed;
             }
             Effect::Token(id, token) => {
@@ -329,6 +354,8 @@ impl World {
                     return self.scheduler.step(Input::Cancel(id));
                 };
                 assert!(request.end.is_none(), "no token after the end");
+                let is_scored = request.scores().is_none() || request.scored == request.prompt_tokens() - 1;
+                assert!(is_scored, "the prompt is scored before its reply begins");
                 request.produced.push(token);
             }
             Effect::Finished(id, finish) => {
@@ -347,7 +374,7 @@ impl World {
                 self.note(format_args!("request {number} is to come again"));
                 self.returning.push_back((number, id));
             }
-            Effect::Late(id, _) => self.is_late(id),
+            Effect::Late(id, deadline) => self.is_late(id, deadline),
             Effect::Gather => self.gathers = true,
             Effect::Resized => self.resizes += 1,
             Effect::Released(sequences) => {
@@ -356,6 +383,10 @@ impl World {
                     assert!(!is_used, "the blocks of {id} are given back while a step uses them");
                     let returns = self.returning.iter().any(|(_, returning)| *returning == id);
                     self.preemptions += usize::from(returns || self.scheduler.is_known(id));
+                    let sent_for_pictures = returns && self.of_sequence(id).is_none_or(|request| request.missed);
+                    if (returns && !sent_for_pictures) || self.scheduler.is_known(id) {
+                        self.loses_blocks(id);
+                    }
                     if !self.scheduler.is_known(id)
                         && let Some((keys, _)) = self.pins.remove(&id)
                     {
@@ -437,40 +468,6 @@ impl World {
             _ => self.launch_ends(),
         }
     }
-
-    /// No more requests come. All that exist end within a bounded number of steps.
-    fn drain(&mut self) {
-        let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
-        // Each sequence may be computed again after the end of each other.
-        let bound = self.steps + 4 * tokens * (1 + self.requests.len());
-        while !(self.under_way.is_empty()
-            && self.host.under_way.is_empty()
-            && self.host_rows.under_way.is_empty()
-            && self.launches.is_empty()
-            && self.returning.is_empty())
-        {
-            self.return_all();
-            self.copies_end();
-            self.rows_end();
-            self.launch_ends();
-            self.step_ends();
-            assert!(self.steps < bound, "it does not come to an end");
-        }
-    }
-
-    fn check_end(&self) {
-        assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
-        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
-        assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
-        for request in self.requests.values() {
-            assert!(request.is_over(), "request {} has no end", request.number);
-            if !request.cancelled && !request.is_late {
-                let (tokens, finish) = request.expected();
-                assert_eq!(request.produced, tokens, "request {}", request.number);
-                assert_eq!(request.end, Some(finish), "request {}", request.number);
-            }
-        }
-    }
 }
 
 /// Runs a seed to its end.
@@ -516,7 +513,7 @@ fn for_each_world(seeds: u64, mut take: impl FnMut(World)) {
 fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     let (mut preemptions, mut found_tokens, mut steps, mut planned_ahead) = (0, 0, 0, 0);
     let (mut returned, mut launched_ahead, mut resizes, mut preempted_by_shrinks) = (0, 0, 0, 0);
-    let (mut made_way, mut late) = (0, 0);
+    let (mut made_way, mut late, mut scored) = (0, [0; 3], 0);
     let (mut left, mut fetched) = (0, 0);
     let (mut brought, mut lost) = (0, 0);
     let (mut found_computed, mut missed) = (0, 0);
@@ -527,7 +524,8 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
         resizes += world.resizes;
         preempted_by_shrinks += world.preempted_by_shrinks;
         made_way += world.made_way;
-        late += world.late;
+        late = Deadline::ALL.map(|deadline| late[deadline as usize] + world.late.get(&deadline).unwrap_or(&0));
+        scored += world.scored;
         found_tokens += world.found_tokens;
         (found_computed, missed) = (found_computed + world.found_computed, missed + world.missed);
         (left, fetched) = (left + world.host.left, fetched + world.host.fetched);
@@ -541,7 +539,8 @@ fn rule_4_thousands_of_seeds_respect_permits_and_answer_every_request() {
     assert!(resizes > 1000, "{resizes} times the pool became smaller or larger");
     assert!(preempted_by_shrinks > 100, "{preempted_by_shrinks} sequences lost their blocks with the tail");
     assert!(made_way > 100, "{made_way} made way for urgent ones");
-    assert!(late > 100, "{late} waited too long");
+    assert!(late[0] > 100 && late[1] > 20 && late[2] > 20, "{late:?} were too late, by deadline");
+    assert!(scored > 10_000, "{scored} tokens of prompts were scored");
     assert!(left > 1000 && fetched > 1000, "{left} blocks went to host memory, {fetched} came back");
     assert!(brought > 1000 && lost > 10, "{brought} pictures came back from there, {lost} requests found them gone");
     assert!(

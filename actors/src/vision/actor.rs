@@ -164,7 +164,7 @@ impl Actor for VisionActor {
             }
             VisionMessage::Prepared { request, held, pictures, host } => {
                 let pixels = |ProcessedPicture { image, hash }| (hash, Pixels { image, host: host.clone() });
-                state.want(request, held, pictures.into_iter().map(pixels).collect())
+                state.want(*request, held, pictures.into_iter().map(pixels).collect())
             }
             VisionMessage::DecoderFree => {
                 state.decoding -= 1;
@@ -343,6 +343,7 @@ impl VisionState {
             match prepared {
                 Ok((pictures, host)) => {
                     // An actor that is gone drops the reply, which makes the driver submit its request again.
+                    let request = Box::new(request);
                     drop(myself.send_message(VisionMessage::Prepared { request, held, pictures, host }));
                 }
                 // This actor is ending. Dropping the reply says so, and the model's status tells the driver why.

@@ -36,7 +36,7 @@ pub enum VisionMessage {
     /// A request's pictures are decoded and resized.
     Prepared {
         /// The request.
-        request: EmbedRequest,
+        request: Box<EmbedRequest>,
         /// For each file its pictures, if they need no pixels.
         held: Vec<Option<Vec<(PictureHash, Grid)>>>,
         /// Those of the others, in their order. A video is one picture per step.

@@ -90,7 +90,7 @@ pub struct Request {
     pub cancelled: bool,
     /// The scheduler dropped it, because its first step was too late.
     pub is_late: bool,
-    /// What must have happened by when, from its first admission on, and whether its first step was planned.
+    /// What must have happened by when, from its first admission on, and whether it has begun.
     pub due: Option<Deadlines>,
     pub has_begun: bool,
     /// Its identity in the scheduler.
@@ -175,22 +175,32 @@ impl Request {
     /// one in sixteen for its first token or for its reply.
     pub fn deadlines(&self) -> Deadlines {
         let waits = Duration::from_millis(20 * (1 + self.number % 5));
-        let of = |kind| (self.number % 16 == kind).then_some(waits * kind as u32);
+        let of = |kind| (self.number % 16 == kind).then_some(waits * 3);
         let queue = self.number.is_multiple_of(8).then_some(waits);
         Deadlines { queue, first_token: of(3), reply: of(11) }
     }
 
-    /// A third have a priority other than 0, and there are four tenants.
-    pub fn standing(&self, now: Duration) -> Standing {
-        let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
-        let left = self.due.unwrap_or_default().map(|deadline, due| {
+    /// Its deadlines that are still to be met.
+    fn to_meet(&self) -> Deadlines {
+        self.due.unwrap_or_default().map(|deadline, due| {
             let is_met = match deadline {
                 Deadline::Queue => self.has_begun,
                 Deadline::FirstToken => !self.produced.is_empty(),
                 Deadline::Reply => false,
             };
-            (!is_met).then_some(due.saturating_sub(now))
-        });
+            (!is_met).then_some(due)
+        })
+    }
+
+    /// Whether its driver, which watches the clock, ends it.
+    pub fn is_past_due(&self, now: Duration) -> bool {
+        self.to_meet().map(|_, due| (due < now).then_some(due)) != Deadlines::default()
+    }
+
+    /// A third have a priority other than 0, and there are four tenants.
+    pub fn standing(&self, now: Duration) -> Standing {
+        let priority = [0, 0, 0, 0, 2, -1][self.number as usize % 6];
+        let left = self.to_meet().map(|_, due| Some(due.saturating_sub(now)));
         let tenant = Tenant::new(["", "even", "odd", "rare"][self.number as usize * 7 % 11 % 4]);
         Standing { priority, tenant, left }
     }

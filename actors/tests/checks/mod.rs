@@ -1,4 +1,4 @@
-//! What a step of the simulated world may read and write.
+//! What a step of the simulated world may read and write, how often blocks are lost, and what holds at the end.
 
 use super::*;
 
@@ -16,11 +16,8 @@ impl World {
         assert_eq!(distinct.len(), batch.slots.len(), "two tokens are written to one place");
         // Each sequence reads only what it would have computed itself, and no part reads what the step writes.
         for (part, id) in plan.parts.iter().enumerate() {
-            let clock = self.clock;
             let request = self.of_sequence(*id).expect("somebody asked for it");
-            let is_late =
-                !std::mem::replace(&mut request.has_begun, true) && request.due.is_some_and(|due| due < clock);
-            assert!(!is_late, "{id} was to begin earlier");
+            assert!(request.has_begun, "{id} was said to begin");
             let number = request.number;
             let sequence = self.scheduler.sequence(*id).expect("a planned sequence runs");
             let unseen: Vec<u32> = (0..2).map(|next| chosen(number, sequence.produced + next)).collect();
@@ -52,12 +49,22 @@ impl World {
                 }
             }
         }
+        let mut scored_tokens = 0;
         let distinct: BTreeSet<_> = plan.rows.iter().map(|row| row.sequence).collect();
         assert_eq!(
             (distinct.len(), plan.rows.len()),
             (plan.rows.len(), batch.logit_rows.len()),
             "one token a sequence"
         );
+        for scored in &plan.scored {
+            let request = self.of_sequence(scored.sequence).expect("somebody asked for it");
+            let tokens = &request.tokens()[..request.prompt_tokens()];
+            assert_eq!((scored.first, Some(scored.top)), (request.scored + 1, request.scores()), "each token once");
+            assert_eq!(scored.tokens, tokens[scored.first..scored.first + scored.tokens.len()]);
+            request.scored += scored.tokens.len();
+            scored_tokens += scored.tokens.len();
+        }
+        self.scored += scored_tokens;
         let holds = |row: &u32| {
             let held = plan.shown.read.iter().filter_map(|id| self.pins.get(id));
             let key = self.rows[*row as usize];
@@ -82,5 +89,28 @@ impl World {
         self.planned_ahead += ahead;
         self.previous = self.choices(&plan);
         self.under_way.push_back(plan);
+    }
+
+    /// A sequence keeps its blocks once it has lost some twice, but for what later shrinks take.
+    pub(super) fn loses_blocks(&mut self, id: SequenceId) {
+        let losses = self.losses.entry(id).or_default();
+        losses.push(self.shrinks);
+        let later = losses.get(1).map_or(0, |second| self.shrinks - second);
+        assert!(losses.len() <= 2 + later, "{id} lost its blocks after so many shrinks: {losses:?}");
+    }
+
+    pub(super) fn check_end(&self) {
+        assert_eq!(self.scheduler.counts(), (0, 0), "nobody waits or runs");
+        assert_eq!(self.scheduler.kv().free_blocks(), self.scheduler.kv().blocks(), "all blocks are home");
+        assert!(self.all_pins().next().is_none() && self.pixels.is_empty(), "pins and pixels are let go");
+        for request in self.requests.values() {
+            assert!(request.is_over(), "request {} has no end", request.number);
+            let (tokens, finish) = request.expected();
+            assert!(tokens.starts_with(&request.produced), "request {}", request.number);
+            if !request.cancelled && !request.is_late {
+                assert_eq!(request.produced, tokens, "request {}", request.number);
+                assert_eq!(request.end, Some(finish), "request {}", request.number);
+            }
+        }
     }
 }

@@ -42,14 +42,21 @@ impl World {
     }
 
     /// The scheduler has dropped a sequence that waited too long.
-    pub(super) fn is_late(&mut self, id: SequenceId) {
+    pub(super) fn is_late(&mut self, id: SequenceId, deadline: Deadline) {
         let request = self.of_sequence(id).expect("somebody asked for it");
+        assert!(!request.is_over(), "one end");
+        let had_to_be_met = match deadline {
+            Deadline::Queue => request.deadlines().queue.is_some() && !request.has_begun,
+            Deadline::FirstToken => request.deadlines().first_token.is_some() && request.produced.is_empty(),
+            Deadline::Reply => request.deadlines().reply.is_some(),
+        };
+        assert!(had_to_be_met, "{deadline:?} of {id}");
         request.is_late = true;
         let number = request.number;
         self.note(format_args!("request {number} is late"));
         let (keys, _) = self.pins.remove(&id).expect("it waited with its pictures");
         self.vision_step(vision::Input::Unpin(keys));
-        self.late += 1;
+        *self.late.entry(deadline).or_default() += 1;
     }
 
     /// A neighbour comes or goes. The pool stays between what the largest request needs and what was stressed.
@@ -57,6 +64,7 @@ impl World {
         let (floor, most) = (self.context / BLOCK_TOKENS, self.limits.kv_tokens / BLOCK_TOKENS);
         let blocks = self.chance.between(floor, most);
         self.blocks = blocks;
+        self.shrinks += usize::from(blocks < self.scheduler.kv().blocks());
         self.note(format_args!("{blocks} blocks of {most}"));
         self.scheduler_step(Input::Resize(blocks));
     }
@@ -92,7 +100,7 @@ impl World {
         // new actors.
         if all {
             self.launches.clear();
-            self.vision = VisionCore::new(self.cache_rows, self.launch_patches).with_host(tiers::rows(self.seed));
+            self.vision = vision(self.cache_rows, self.launch_patches, self.seed);
             self.host_rows.forget();
             self.rows = vec![None; self.cache_rows];
             self.pixels.clear();
@@ -100,5 +108,25 @@ impl World {
             pins.into_iter().for_each(|(keys, _)| self.vision_step(vision::Input::Unpin(keys)));
         }
         lost.into_iter().for_each(|number| self.live(number));
+    }
+
+    /// No more requests come. All that exist end within a bounded number of steps.
+    pub(super) fn drain(&mut self) {
+        let tokens: usize = self.requests.values().map(|r| r.prompt_tokens() + r.tokens_max + 2).sum();
+        // Each sequence may be computed again after the end of each other.
+        let bound = self.steps + 4 * tokens * (1 + self.requests.len());
+        while !(self.under_way.is_empty()
+            && self.host.under_way.is_empty()
+            && self.host_rows.under_way.is_empty()
+            && self.launches.is_empty()
+            && self.returning.is_empty())
+        {
+            self.return_all();
+            self.copies_end();
+            self.rows_end();
+            self.launch_ends();
+            self.step_ends();
+            assert!(self.steps < bound, "it does not come to an end");
+        }
     }
 }

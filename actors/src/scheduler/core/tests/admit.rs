@@ -4,6 +4,26 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// How often sequences lost their blocks.
+#[derive(Debug, Default)]
+pub(super) struct Losses {
+    /// Of each sequence, by the number of shrinks before each loss, and with it.
+    of: BTreeMap<SequenceId, Vec<usize>>,
+}
+
+impl Losses {
+    /// These have lost their blocks, and wait.
+    pub(super) fn note(&mut self, bed: &Bed, released: &[SequenceId]) {
+        for id in released.iter().filter(|id| bed.scheduler.is_known(**id)) {
+            let shrinks = self.of.entry(*id).or_default();
+            shrinks.push(bed.shrinks);
+            // After the second only a shrink takes the blocks that lie in its tail, or leaves too few for all.
+            let beyond = shrinks.get(1).map_or(0, |second| bed.shrinks - second);
+            assert!(shrinks.len() <= 2 + beyond, "{id} lost its blocks after so many shrinks: {shrinks:?}");
+        }
+    }
+}
+
 /// Runs steps until sequence `id` has its first token. Returns how many steps that took.
 fn until_first_token(bed: &mut Bed, id: u64, mut between: impl FnMut(&mut Bed, u64)) -> u64 {
     for steps in 0..10_000 {

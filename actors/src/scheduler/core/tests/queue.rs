@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{admit::Losses, *};
 use crate::{
     deadline::{Deadline, Deadlines},
     pace::{MeasuredCosts, MeasuredStep, Pace, StepWork},
