@@ -4,7 +4,7 @@ use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
 use bursar::{
     BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Placement, Placing, Runtime,
-    crates::budgets::ParseBytesError,
+    crates::{actors::runtime::gpus, budgets::ParseBytesError},
 };
 use clap::Args;
 
@@ -216,7 +216,7 @@ impl DeviceOptions {
     pub fn ranks(&self) -> usize {
         match (self.tensor_parallel_size, &self.device) {
             (Some(Ranks::Number(ranks)), _) => ranks,
-            (Some(Ranks::Auto), Named::Auto) => RANKS_MAX as usize,
+            (Some(Ranks::Auto), Named::Auto) => gpus().max(1),
             (Some(Ranks::Auto) | None, _) => self.named(),
         }
     }
@@ -365,7 +365,7 @@ mod tests {
             ("--device cuda:1", "Cuda(1)", 1),
             ("--device cuda:1 --tp 2", "CudaRanks([1, 2])", 2),
             ("--device cuda:3,1 --tp 2", "CudaRanks([3, 1])", 2),
-            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", 8),
+            ("--tp auto", "Fewest(Auto(512.0 MiB) for [\"demo\"])", gpus().max(1)),
             ("--device host:4 --tp auto", "Fewest(HostRanks(4, 512.0 MiB) for [\"demo\"])", 4),
             ("--device cuda:3,1 --tp auto", "Fewest(CudaRanks([3, 1]) for [\"demo\"])", 2),
         ] {

@@ -93,7 +93,9 @@ fn refuse(error: FaultPlanError, is_json: bool) -> ExitCode {
 
 async fn drill(device: &DeviceOptions, faults: FaultPlan, options: &Options) -> Result<Drilled, Failure> {
     let host = |_| HostDevice::new(HostConfig::small(device.capacity())).map(Arc::new);
-    let ranks = if device.is_any_number() { 1 } else { device.ranks() };
+    // Numbers that differ are refused.
+    device.choice()?;
+    let ranks = device.ranks();
     let hosts = (0..ranks).map(host).collect::<Result<Vec<_>, _>>().map_err(RuntimeError::from)?;
     let each: Vec<_> = hosts.iter().map(|host| host.clone() as Arc<dyn Device>).collect();
     let choice = DeviceChoice::Custom(match &each[..] {

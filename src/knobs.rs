@@ -200,10 +200,8 @@ impl Args for KnobOptions {
         FLAGS.iter().fold(command.arg(file), |command, flag| {
             let kind = Knob::named(flag.name).map(|knob| knob.kind);
             let is_number = matches!(kind, Some(Kind::Count(_) | Kind::CountOrNone(_) | Kind::Share | Kind::Gibibytes));
-            let underscores = flag.name.contains('_').then_some(flag.name);
             let arg = Arg::new(flag.name)
                 .long(flag.long.as_str())
-                .aliases(underscores)
                 .value_name(flag.value.as_str())
                 .help(flag.help.as_str())
                 .help_heading(HEADING)
@@ -245,6 +243,7 @@ mod tests {
     fn typed(arguments: &[&str]) -> KnobOptions {
         let command = KnobOptions::augment_args(Command::new("bursar").no_binary_name(true));
         command.clone().debug_assert();
+        let arguments = crate::typed::as_ours(arguments.iter().map(Into::into));
         let matches = command.try_get_matches_from(arguments).unwrap_or_else(|error| panic!("{error}"));
         KnobOptions::from_arg_matches(&matches).expect("they are there")
     }

@@ -156,7 +156,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         notes.push(format!("the checkpoint's weights are {} ({})", stored.scheme, stored.method.name()));
     }
     let unquantized = Unquantized::of(checkpoint, ranks, target, &load, place)?;
-    notes.extend(unquantized.as_ref().map(|plain| plain.note(model, &target, &forecast)));
+    notes.extend(unquantized.as_ref().and_then(|plain| plain.note(model, &target, &forecast)));
     let planned = Planned { target, places: vec![place], ..planned };
     Ok(Report::of(&name, &planned, model, &forecast, unquantized, notes))
 }

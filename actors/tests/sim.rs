@@ -282,7 +282,8 @@ impl World {
             }
         }
         let vision = &self.vision;
-        self.pixels.retain(|key| vision.needs_pixels(key));
+        let needed = vision.need_pixels();
+        self.pixels.retain(|key| needed.contains(key));
         for (ticket, rows) in answers {
             self.answered(ticket, rows);
         }

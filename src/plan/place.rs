@@ -1,13 +1,11 @@
 //! The device that a plan is made for: one in this machine, or one by its properties.
 
-use std::cmp::Reverse;
-
 use bursar::{
     Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
     crates::{
         actors::{
             profile::{OVERHEAD_AT_READY, Place},
-            runtime::gpus,
+            runtime::{gpus, roomiest_first},
         },
         kernels::{CudaTarget, Target},
     },
@@ -71,6 +69,8 @@ impl Planned {
                     _ => 1,
                 };
                 match Planned::present(&(0..count).collect::<Vec<_>>(), wish) {
+                    // One GPU is no reason to plan for none: the error says how many there are.
+                    Err(why @ DeviceError::NoDevice { .. }) if gpus() > 0 => Err(why.into()),
                     Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
                     Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
                     Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
@@ -120,15 +120,18 @@ impl Planned {
             let place = Place::of_device(device, wish.canary)?;
             Ok(Place { total: wish.total.unwrap_or(place.total), ..place })
         };
-        let mut places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
-        places.sort_by_key(|place| Reverse(place.available()));
+        let places = devices.iter().map(place).collect::<Result<Vec<_>, DeviceError>>()?;
+        // As a start takes them.
+        let free: Vec<Bytes> = places.iter().map(Place::available).collect();
+        let places: Vec<Place> = roomiest_first(&free).into_iter().map(|number| places[number]).collect();
         let (name, found) = (devices[0].name().to_owned(), devices.len());
         Ok(Planned { name, is_here: true, target, places, found, total_flag: TOTAL })
     }
 
     /// The fullest of the devices that so many ranks would have, which bounds them all.
     pub fn place_of(&self, ranks: usize) -> Place {
-        self.places[ranks.min(self.places.len()) - 1]
+        let first = &self.places[..ranks.min(self.places.len())];
+        *first.iter().min_by_key(|place| place.available()).expect("there is a device")
     }
 }
 

@@ -51,7 +51,7 @@ pub struct Report {
     suggestions: Vec<Told>,
     /// Knobs that no value makes sufficient alone, by the names that they were set by.
     not_enough_alone: Vec<String>,
-    /// Settings without effect, and files that the plan had to do without.
+    /// Settings without effect, files that the plan had to do without, and what it found.
     notes: Vec<String>,
     /// One line a claimant.
     plan: MemoryPlan,

@@ -8,9 +8,10 @@ use bursar::{
         actors::engine::Question,
         kernels::Target,
         model::{
-            Model,
+            LoadError, Model,
             checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
             registry,
+            weights::WeightError,
         },
     },
 };
@@ -82,7 +83,8 @@ impl Shape {
         // Its heads may not be shared out by so many.
         let (model, is_shared) = match Model::plan_heaviest(&checkpoint, &usual, ranks) {
             Ok(model) => (model, true),
-            Err(_) => (whole, false),
+            Err(LoadError::Weights(WeightError::Ranks(_) | WeightError::Cut { .. })) => (whole, false),
+            Err(error) => return Err(error.into()),
         };
         let mut kv_tokens = BTreeMap::new();
         for gpu in cards {
@@ -120,7 +122,12 @@ impl fmt::Display for Shapes {
             None => write!(f, "\nWeights have 16 bits.")?,
         }
         if self.ranks > 1 {
-            write!(f, " {} cards share each shape out; weights and keys and values are those of each.", self.ranks)?;
+            let ranks = self.ranks;
+            write!(
+                f,
+                " {ranks} cards share each shape out; weights and keys and values are those of each, or of the \
+                 whole if it cannot be shared out by {ranks}."
+            )?;
         }
         writeln!(
             f,

@@ -45,10 +45,10 @@ impl Unquantized {
         Ok(Some(Unquantized { weight_bytes: model.weight_bytes(), kv_tokens }))
     }
 
-    /// What `model`, which is in FP8, saves in comparison.
-    pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> String {
+    /// What `model`, which is in FP8, saves in comparison, if anything.
+    pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> Option<String> {
         let plain = match target {
-            Target::Cpu { .. } => "plain ones",
+            Target::Cpu { .. } => "plain numbers",
             Target::Cuda(_) => target.activation().name(),
         };
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
@@ -59,11 +59,12 @@ impl Unquantized {
             CacheFormat::Fp8 => " in FP8",
             CacheFormat::Plain => "",
         };
-        let tokens = forecast.fits().then(|| {
+        let is_more = forecast.fits() && self.kv_tokens != Some(forecast.kv_tokens);
+        let tokens = is_more.then(|| {
             let instead = self.kv_tokens.map_or("none, as it would not fit".to_owned(), |tokens| tokens.to_string());
             format!("keys and values{kept} hold {} tokens instead of {instead}", forecast.kv_tokens)
         });
         let parts: Vec<String> = [weights, tokens].into_iter().flatten().collect();
-        parts.join(", and ")
+        (!parts.is_empty()).then(|| parts.join(", and "))
     }
 }

@@ -451,7 +451,7 @@ fn two_models_whose_weights_exceed_the_device_answer_in_turn_as_if_alone() {
 }
 
 #[test]
-fn a_reply_that_nobody_reads_keeps_its_model_awake_and_others_from_their_turn_no_longer() {
+fn an_unread_reply_does_not_hold_up_other_models() {
     story(async {
         let (_, runtime) = cramped(Some(Duration::from_millis(20))).await;
         let soon = |name| LoadOptions { wake_within: Duration::from_millis(400), requests: 4, ..slim(name) };

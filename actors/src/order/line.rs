@@ -31,7 +31,7 @@ impl<I: Copy + Ord, T> Line<I, T> {
     pub(crate) fn join(&mut self, id: I, rank: Rank, what: T) {
         let waiting = || self.waiting.values().map(|waiting| &waiting.rank.tenant);
         self.tenants.arrive(&rank.tenant, waiting());
-        self.tenants.forget(|tenant| *tenant == rank.tenant || waiting().any(|other| other == tenant));
+        self.tenants.forget(waiting().chain([&rank.tenant]));
         self.waiting.insert(id, Waiting { rank, passed: 0, what });
     }
 

@@ -1,7 +1,7 @@
 //! What tenants were given: a virtual token counter for each ("Fairness in Serving Large Language Models", OSDI'24, arXiv
 //! 2401.00588), divided by its weight. The one with the least is next. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tenant::{Tenant, TenantWeights};
 
@@ -49,11 +49,12 @@ impl Tenants {
     }
 
     /// Forgets the tenants with the least counters that are not `active`, if there are too many.
-    pub(crate) fn forget(&mut self, is_active: impl Fn(&Tenant) -> bool) {
+    pub(crate) fn forget<'t>(&mut self, active: impl Iterator<Item = &'t Tenant>) {
         if self.counters.len() <= REMEMBERED {
             return;
         }
-        let idle = self.counters.iter().filter(|(tenant, _)| !is_active(tenant));
+        let active: BTreeSet<&Tenant> = active.collect();
+        let idle = self.counters.iter().filter(|(tenant, _)| !active.contains(tenant));
         let mut idle: Vec<_> = idle.map(|(tenant, counter)| (*counter, tenant.clone())).collect();
         idle.sort_unstable();
         let too_many = self.counters.len() - REMEMBERED;
@@ -158,7 +159,7 @@ mod tests {
         for (number, tenant) in names.iter().enumerate() {
             tenants.arrive(tenant, std::iter::empty());
             tenants.admit(tenant, number);
-            tenants.forget(|tenant| *tenant == names[0]);
+            tenants.forget([&names[0]].into_iter());
         }
         assert_eq!(tenants.counters.len(), REMEMBERED);
         assert!(tenants.counters.contains_key(&names[0]) && tenants.counters.contains_key(&names[2999]));

@@ -100,11 +100,8 @@ impl DeviceChoice {
             DeviceChoice::Custom(device) => return Ok(Opened { device, stands_in: None, again: None }),
             DeviceChoice::Cuda(ordinal) => Arc::new(move || Ok(Arc::new(CudaDevice::open(ordinal)?))),
             DeviceChoice::Host(capacity) => Arc::new(move || Ok(Arc::new(HostDevice::new(HostConfig::new(capacity))?))),
-            DeviceChoice::CudaRanks(ordinals) if ordinals.iter().collect::<BTreeSet<_>>().len() < ordinals.len() => {
-                let reason = format!("a GPU is named twice in {ordinals:?}, and each can have one part of a model");
-                return Err(DeviceError::Unusable { reason, hint: "name each GPU once".to_owned() });
-            }
             DeviceChoice::CudaRanks(ordinals) => Arc::new(move || {
+                each_once(&ordinals)?;
                 let open = |ordinal: &usize| Ok(Arc::new(CudaDevice::open(*ordinal)?) as Arc<dyn Device>);
                 let label = ordinals.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
                 group(ordinals.iter().map(open), format!("cuda:{label}"))
@@ -117,6 +114,15 @@ impl DeviceChoice {
         };
         Ok(Opened { device: make()?, stands_in: None, again: Some(make) })
     }
+}
+
+/// Whether no GPU is named twice: each can have one part of a model.
+pub(super) fn each_once(ordinals: &[usize]) -> Result<(), DeviceError> {
+    if ordinals.iter().collect::<BTreeSet<_>>().len() == ordinals.len() {
+        return Ok(());
+    }
+    let reason = format!("a GPU is named twice in {ordinals:?}, and each can have one part of a model");
+    Err(DeviceError::Unusable { reason, hint: "name each GPU once".to_owned() })
 }
 
 /// The devices of all ranks as one.

@@ -10,7 +10,10 @@ use bursar_model::{
     registry,
 };
 
-use super::{DeviceChoice, ModelSource, device::group};
+use super::{
+    DeviceChoice, ModelSource,
+    device::{each_once, group},
+};
 use crate::{
     compute::Processor,
     engine::{FewestRanks, LoadOptions, Sought, StartError},
@@ -97,6 +100,9 @@ impl Found {
     /// # Errors
     /// One that is named is not there; those of a device.
     pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<usize>), DeviceError> {
+        if let DeviceChoice::CudaRanks(ordinals) = &of {
+            each_once(ordinals)?;
+        }
         let mut found = Found::of(of);
         loop {
             match found.open_one() {
@@ -237,7 +243,7 @@ impl Found {
 const ALIKE: Bytes = Bytes::gib(1);
 
 /// Numbers of devices, those with the most free bytes first, equal ones in their order.
-pub(super) fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
+pub fn roomiest_first(free: &[Bytes]) -> Vec<usize> {
     let most = free.iter().copied().max().unwrap_or(Bytes::ZERO);
     let mut numbers: Vec<usize> = (0..free.len()).collect();
     numbers.sort_by_key(|device| ((most - free[*device]).0 / ALIKE.0, *device));
@@ -269,7 +275,7 @@ mod tests {
         let host =
             |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
         let found = |of: DeviceChoice| {
-            let mut found = Found { of, opened: [10, 80, 79, 80].map(host).to_vec() };
+            let mut found = Found { of, opened: [2, 12, 11, 12].map(host).to_vec() };
             let numbers = found.arrange().expect("they say what is free");
             move |ranks| {
                 format!("{:?}", Found { of: found.of.clone(), opened: found.opened.clone() }.first(&numbers, ranks))
@@ -285,5 +291,7 @@ mod tests {
     fn a_device_that_is_named_and_not_there_is_told_of() {
         let of = DeviceChoice::CudaRanks(vec![61, 62]);
         assert!(matches!(Found::roomiest_of(of), Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })));
+        let twice = Found::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("it is one");
+        assert!(twice.to_string().contains("named twice"), "{twice}");
     }
 }

@@ -20,7 +20,7 @@ mod unwinding;
 pub use crate::losses::Losses;
 pub use actor::{RuntimeActor, RuntimeArguments};
 pub use device::{DeviceChoice, MakeDevice};
-pub use fewest::{FewestFor, gpus, open_settings};
+pub use fewest::{FewestFor, gpus, open_settings, roomiest_first};
 pub use handle::{ModelSource, Runtime, RuntimeConfig, RuntimeError};
 pub use health::{Health, ModelHealth};
 pub use message::{Home, Order, RuntimeMessage, Supervised};

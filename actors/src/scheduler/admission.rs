@@ -52,14 +52,18 @@ impl ReplyLengths {
         self.by_limit.entry(octave(limit)).or_default().record(tokens);
     }
 
-    /// Tokens expected of a sequence that has produced `produced` of at most `limit` and may produce `remaining` more.
-    /// While the pool is busy or no reply is known, that is `remaining`. Otherwise it is the mean of the replies that
-    /// were longer than `produced`, less `produced`, and at least a tenth of `produced`.
+    /// Tokens expected of a sequence that has produced `produced` of at most `limit` and may produce `remaining` more: the
+    /// mean of the replies that were longer than `produced`, less `produced`, and at least a tenth of `produced`. While the
+    /// pool is busy it is what nine of ten of those with such a limit had. Without any it is `remaining`.
     pub(super) fn expected(&self, limit: usize, produced: usize, remaining: usize, busy: bool) -> usize {
-        if busy || self.all.replies == 0 {
+        let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
+        if busy {
+            let most = of_limit.and_then(|lengths| lengths.most_beyond(produced));
+            return most.map_or(remaining, |most| most.saturating_sub(produced).clamp(1, remaining.max(1)));
+        }
+        if self.all.replies == 0 {
             return remaining;
         }
-        let of_limit = self.by_limit.get(&octave(limit)).filter(|lengths| lengths.replies >= Self::ENOUGH);
         let more = of_limit.unwrap_or(&self.all).mean_beyond(produced) - produced as f64;
         (more.max(produced as f64 * 0.1).round() as usize).clamp(1, remaining.max(1))
     }
@@ -79,12 +83,30 @@ impl Lengths {
         (*count, *sum) = (*count + 1.0, *sum + tokens as f64);
     }
 
-    /// The mean of the lengths in higher bins than that of `produced`. 0 if there were none lately.
-    fn mean_beyond(&self, produced: usize) -> f64 {
+    /// What is this light was too long ago.
+    const WEIGHTLESS: f64 = 0.01;
+
+    /// The bins above that of `produced`.
+    fn beyond(&self, produced: usize) -> impl DoubleEndedIterator<Item = (f64, f64)> {
         let from = if produced == 0 { 0 } else { half_octave(produced) + 1 };
-        let beyond = self.bins.range(from..).fold((0.0, 0.0), |all, (_, bin)| (all.0 + bin.0, all.1 + bin.1));
-        // What is weightless was too long ago.
-        if beyond.0 > 0.01 { beyond.1 / beyond.0 } else { 0.0 }
+        self.bins.range(from..).map(|(_, bin)| *bin)
+    }
+
+    /// The mean of the lengths in them. 0 if there were none lately.
+    fn mean_beyond(&self, produced: usize) -> f64 {
+        let (count, sum) = self.beyond(produced).fold((0.0, 0.0), |all, bin| (all.0 + bin.0, all.1 + bin.1));
+        if count > Self::WEIGHTLESS { sum / count } else { 0.0 }
+    }
+
+    /// The mean of the bin that nine of ten of them reach at most.
+    fn most_beyond(&self, produced: usize) -> Option<usize> {
+        let all: f64 = self.beyond(produced).map(|(count, _)| count).sum();
+        let mut above = 0.0;
+        let most = self.beyond(produced).rev().find(|(count, _)| {
+            above += count;
+            above > 0.1 * all
+        });
+        most.filter(|_| all > Self::WEIGHTLESS).map(|(count, sum)| (sum / count).ceil() as usize)
     }
 }
 
@@ -132,14 +154,20 @@ mod tests {
     }
 
     #[test]
-    fn lengths_are_ignored_while_the_pool_is_busy() {
+    fn a_busy_pool_expects_what_most_replies_with_such_a_limit_had() {
         let mut lengths = ReplyLengths::default();
         assert_eq!(lengths.expected(500, 0, 500, false), 500, "nothing is known yet");
         lengths.record(500, 40);
         lengths.record(500, 40);
         assert_eq!(lengths.expected(500, 0, 500, false), 40);
         assert_eq!(lengths.expected(500, 100, 400, false), 10, "it has outgrown all of them");
-        assert_eq!(lengths.expected(500, 0, 500, true), 500);
+        assert_eq!(lengths.expected(500, 0, 500, true), 500, "too few are known");
+        (0..98).for_each(|reply| lengths.record(500, if reply % 5 == 0 { 200 } else { 40 }));
+        assert_eq!(lengths.expected(500, 0, 500, true), 200);
+        assert_eq!(lengths.expected(500, 0, 150, true), 150, "no longer than it may");
+        assert_eq!(lengths.expected(500, 60, 440, true), 140);
+        assert_eq!(lengths.expected(500, 300, 200, true), 200, "none was that long");
+        assert_eq!(lengths.expected(4000, 0, 4000, true), 4000, "others say nothing of such a limit");
     }
 
     #[test]

@@ -122,8 +122,10 @@ pub(super) struct Sequence {
     pub(super) holds_pictures: bool,
     /// Its first tokens, up to the last picture without rows: it begins with blocks that hold these, or not at all.
     pub(super) must_find: usize,
-    /// How often it lost its blocks: to others, or to a shrink.
+    /// How often it lost its blocks to others.
     pub(super) preemptions: u32,
+    /// The same, and to shrinks.
+    pub(super) losses: u32,
     /// What its tenant pays for its prompt.
     pub(super) charge: Charge,
     /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
@@ -178,6 +180,7 @@ impl Sequence {
             holds_pictures,
             must_find,
             preemptions: 0,
+            losses: 0,
             charge: Charge::None,
             has_turn: false,
             due: Deadlines::default(),

@@ -79,6 +79,8 @@ pub struct VisionState {
     undecoded: Line<Ticket, Undecoded>,
     /// Requests that have one.
     decoding: usize,
+    /// One of them waits for host memory. Only one does, so that a more urgent one is behind no more than that.
+    is_leasing: bool,
     /// A launch was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,
 }
@@ -117,6 +119,15 @@ struct Pending {
     reply: Responder<Result<PinnedPictures, VisionError>>,
 }
 
+/// A wait for host memory.
+struct Leasing(ActorRef<VisionMessage>);
+
+impl Drop for Leasing {
+    fn drop(&mut self) {
+        drop(self.0.send_message(VisionMessage::Leased));
+    }
+}
+
 impl Actor for VisionActor {
     type Msg = VisionMessage;
     type State = VisionState;
@@ -135,6 +146,7 @@ impl Actor for VisionActor {
                 .with_host(arguments.host_rows),
             undecoded: Line::new(arguments.tenant_weights.clone()),
             decoding: 0,
+            is_leasing: false,
             pixels: BTreeMap::new(),
             known: KnownFiles::new(KNOWN_MAX),
             pending: BTreeMap::new(),
@@ -170,6 +182,10 @@ impl Actor for VisionActor {
                 state.decoding -= 1;
                 Vec::new()
             }
+            VisionMessage::Leased => {
+                state.is_leasing = false;
+                Vec::new()
+            }
             // Dropped unread: the driver submits its request again to the successor.
             _ if state.is_refused && !matches!(message, VisionMessage::InjectFault(_)) => return Ok(()),
             VisionMessage::Encoded(Err(error)) | VisionMessage::Copied(Err(error)) if error.is_out_of_memory() => {
@@ -196,7 +212,10 @@ impl Actor for VisionActor {
         state.forget_cancelled(&myself);
         state.decode(&myself);
         let VisionState { core, pixels, .. } = state;
-        pixels.retain(|key, _| core.needs_pixels(key));
+        if !pixels.is_empty() {
+            let needed = core.need_pixels();
+            pixels.retain(|key, _| needed.contains(key));
+        }
         state.count_found();
         state.show();
         Ok(())
@@ -289,9 +308,10 @@ impl VisionState {
         self.undecoded.join(request.ticket, request.rank.clone(), Undecoded { request, held });
     }
 
-    /// Decodes files of the requests that are next, while threads are free.
+    /// Decodes files of the request that is next, if a thread is free.
     fn decode(&mut self, myself: &ActorRef<VisionMessage>) {
-        while self.decoding < self.arguments.decode_threads.max(1)
+        if !self.is_leasing
+            && self.decoding < self.arguments.decode_threads.max(1)
             && let Some(next) = self.undecoded.order().first()
         {
             let Undecoded { request, held } = self.undecoded.get(*next).expect("it waits");
@@ -299,6 +319,7 @@ impl VisionState {
             let host_bytes = HostBytes::of(&request.plans, &is_wanted);
             let Undecoded { request, held } = self.undecoded.serve(*next, host_bytes.pixels.as_usize());
             self.decoding += 1;
+            self.is_leasing = true;
             self.begin_decoding(Decoder(myself.clone()), request, held, is_wanted, host_bytes);
         }
     }
@@ -313,6 +334,7 @@ impl VisionState {
         host_bytes: HostBytes,
     ) {
         let myself = decoder.0.clone();
+        let leasing = Leasing(myself.clone());
         let (budget, owner) = (self.arguments.budget.clone(), self.arguments.owner.clone());
         let (label, limits) = (self.arguments.model_label.clone(), self.arguments.limits.clone());
         let processors = self.arguments.processors.clone();
@@ -323,6 +345,7 @@ impl VisionState {
             let prepare = async {
                 let bytes = Request::new(owner, Class::Host, label, host_bytes.pixels + host_bytes.decoding);
                 let host = Arc::new(budget.ask(tree::LEASE_FOR_VISION, bytes, true).await?);
+                drop(leasing);
                 let decoded = tokio::task::spawn_blocking(move || {
                     // The thread owns the lease and counts, because it keeps decoding even if the request is dropped.
                     let _decoder = decoder;

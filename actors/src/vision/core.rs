@@ -284,12 +284,11 @@ impl VisionCore {
         Some(keys.iter().map(recall).collect())
     }
 
-    /// Whether a later launch may need this picture's pixels. A picture cached now may be evicted before a waiting
-    /// request gets its turn.
-    pub fn needs_pixels(&self, key: &PictureHash) -> bool {
-        let is_queued = self.entries.get(key).is_some_and(|entry| entry.state == State::Queued);
-        let mut waiting = self.waiting.values().flatten();
-        is_queued || waiting.any(|picture| picture.key == *key && picture.has_pixels)
+    /// The pictures whose pixels a later launch may need. One that is cached now may be evicted before a waiting request
+    /// gets its turn.
+    pub fn need_pixels(&self) -> BTreeSet<PictureHash> {
+        let waiting = self.waiting.values().flatten().filter(|picture| picture.has_pixels);
+        waiting.map(|picture| picture.key).chain(self.queue.iter().copied()).collect()
     }
 
     fn are_there(&mut self, keys: &[PictureHash]) {
@@ -309,16 +308,19 @@ impl VisionCore {
         if rows > self.rows_total || too_large {
             return effects.push(Effect::Refused { ticket, rows, limit: self.rows_total });
         }
-        // It delays none: no launch is larger for it, and none waits for the rows that it takes.
+        // No launch is larger for it, and none waits for the rows that it takes.
         let delays_none = self.patches_to_encode(&pictures) == 0 && self.have_places(&pictures) && !self.is_short();
-        self.waiting.join(ticket, rank, pictures);
-        if delays_none && self.copying.len() < COPIES && self.fits(ticket) {
-            self.serve(ticket);
+        if delays_none && self.copying.len() < COPIES && self.fits(&pictures) {
+            return self.give_rows(ticket, &pictures);
         }
+        self.waiting.join(ticket, rank, pictures);
     }
 
     fn withdraw(&mut self, ticket: Ticket) {
-        self.waiting.leave(ticket);
+        if self.waiting.leave(ticket).is_some() {
+            // It may have been the one.
+            self.lacks_rows = false;
+        }
         if let Some(place) = self.pending.iter().position(|(pending, _)| *pending == ticket) {
             let (_, keys) = self.pending.remove(place).expect("just found");
             keys.iter().for_each(|key| self.unpin(key));
@@ -344,12 +346,12 @@ impl VisionCore {
                 continue;
             }
             let Some(next) = order.first() else { return };
-            self.lacks_rows = !self.fits(*next);
+            self.lacks_rows = !self.has_room(*next);
             if !self.lacks_rows {
                 self.serve(*next);
                 continue;
             }
-            match order[1..].iter().find(|ticket| self.fits(**ticket)) {
+            match order[1..].iter().find(|ticket| self.has_room(**ticket)) {
                 Some(other) if self.waiting.lets_pass(*next) => self.serve(*other),
                 _ => return,
             }
@@ -371,7 +373,11 @@ impl VisionCore {
     fn serve(&mut self, ticket: Ticket) {
         let patches = self.patches_to_encode(self.waiting.get(ticket).expect("it waits"));
         let pictures = self.waiting.serve(ticket, patches);
-        self.make_room(&pictures);
+        self.give_rows(ticket, &pictures);
+    }
+
+    fn give_rows(&mut self, ticket: Ticket, pictures: &[PictureRequest]) {
+        self.make_room(pictures);
         let keys: Vec<_> = pictures.iter().map(|picture| picture.key).collect();
         let is_cached = |key: &&PictureHash| self.holds(key);
         let (cached, missing): (Vec<_>, Vec<_>) = keys.iter().partition(is_cached);
@@ -407,9 +413,12 @@ impl VisionCore {
         idle.map(|(key, entry)| (entry.used, *key, entry.rows.len()))
     }
 
-    /// Whether there is room for a waiting request, if idle pictures go.
-    fn fits(&self, ticket: Ticket) -> bool {
-        let pictures = self.waiting.get(ticket).expect("it waits");
+    fn has_room(&self, waiting: Ticket) -> bool {
+        self.waiting.get(waiting).is_some_and(|pictures| self.fits(pictures))
+    }
+
+    /// Whether there is room for these, if idle pictures go.
+    fn fits(&self, pictures: &[PictureRequest]) -> bool {
         let lacking = self.rows_lacking(pictures);
         lacking <= self.free.len()
             || lacking <= self.free.len() + self.idle(pictures).map(|(.., rows)| rows).sum::<usize>()

@@ -46,6 +46,8 @@ pub enum VisionMessage {
     },
     /// A thread that decoded is free for another request.
     DecoderFree,
+    /// A request that is to be decoded has host memory, or waits for it no longer.
+    Leased,
     /// The lane's answer to the oldest launch. At most two run.
     Encoded(Result<(), LaneError>),
     /// The lane's answer to the oldest copies of rows.

@@ -21,7 +21,7 @@ impl CacheFormat {
         }
     }
 
-    /// The name of that type, as `--kv-cache-dtype` has it.
+    /// The name of that type: that of the activations', or `fp8`.
     pub fn type_name(self, target: &Target) -> &'static str {
         match self {
             CacheFormat::Plain => target.activation().name(),

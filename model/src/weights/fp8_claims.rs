@@ -63,8 +63,9 @@ impl WeightMap<'_> {
         Ok(found)
     }
 
-    /// Whether the file has plain numbers and no scale for a module of a tower, which lists of ModelOpt before 0.39 do not
-    /// name: vLLM takes towers as plain there (0.26, `modelopt.py`). So do plans without the file.
+    /// Whether a module outside the decoder is plain though no list names it: the file has wide numbers and no scale. Lists of
+    /// ModelOpt before 0.39 name no tower, which vLLM (0.26, `modelopt.py`) takes as plain. Without the file only
+    /// ModelOpt's are taken so.
     fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
         let weight = format!("{module}.weight");
         if self.checkpoint.tensors.random(&weight, 0).is_some() {
@@ -316,7 +317,7 @@ impl WeightMap<'_> {
         let found = self.checkpoint.tensor(&name)?;
         let scales = numbers(&found);
         if scales.len() != 1 && scales.len() != kv_heads.whole {
-            return Err(WeightError::ScaleShape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
+            return Err(WeightError::Shape { name, expected: vec![kv_heads.whole], found: found.shape.to_vec() });
         }
         scales.iter().try_for_each(|scale| check_scale(&name, *scale, ScaleOf::Activations))?;
         self.read.push(name);
@@ -362,7 +363,7 @@ fn height(fp8: Fp8, parts: impl Iterator<Item = usize>) -> usize {
 
 /// Whether a tensor is a scale of queries or of probabilities, which attention here does not round.
 pub(super) fn is_attention_scale(name: &str) -> bool {
-    [".q_scale", ".q_proj.output_scale", ".prob_scale"].iter().any(|end| name.ends_with(end))
+    [".q_scale", ".q_proj.output_scale", ".prob_scale", ".prob_output_scale"].iter().any(|end| name.ends_with(end))
 }
 
 /// Scales must be `count` matrices of `shape`, where axes of one may be left out.

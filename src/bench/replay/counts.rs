@@ -17,7 +17,7 @@ pub struct Counts {
     /// Bytes of keys and values that were copied to the host and back.
     pub kv_bytes_to_host: u64,
     pub kv_bytes_from_host: u64,
-    /// By how many tokens replies were longer or shorter than predicted, as far as its buckets tell.
+    /// By how many tokens replies were longer or shorter than predicted, as far as the histogram's buckets tell.
     pub prediction_error_p50: Option<f64>,
     pub prediction_error_p99: Option<f64>,
     /// Pictures that requests showed, those of them whose tokens were computed already, and those that were encoded.
@@ -28,7 +28,7 @@ pub struct Counts {
     pub pictures_from_host: u64,
     /// Times that a sequence had to get its pictures again.
     pub pictures_wanted_again: u64,
-    /// Steps, and the slow end of their duration as far as its buckets tell, in milliseconds.
+    /// Steps, and the slow end of their duration as far as the histogram's buckets tell, in milliseconds.
     pub steps: u64,
     pub step_ms_p99: Option<f64>,
     /// Permits in use, looked at ten times a second.

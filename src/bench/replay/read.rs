@@ -45,9 +45,8 @@ struct Drawn {
 /// A line.
 #[derive(Deserialize)]
 struct Line {
-    /// In milliseconds; times count from the first one.
-    #[serde(default)]
-    timestamp: f64,
+    /// In milliseconds; times count from the first one. All lines have one, or none has.
+    timestamp: Option<f64>,
     input_length: Option<usize>,
     output_length: Option<usize>,
     #[serde(default)]
@@ -126,12 +125,19 @@ fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
 }
 
 fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
-    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-    let read = |(number, line): (usize, &str)| {
-        let read = serde_json::from_str(line).map_err(|error| error.to_string());
-        read.and_then(|line| caller(line, beside)).map_err(|error| format!("line {}: {error}", number + 1))
+    let mut has_times = None;
+    let mut read = |(number, line): (usize, &str)| {
+        let read = serde_json::from_str(line).map_err(|error| error.to_string()).and_then(|line: Line| {
+            let is_timed = line.timestamp.is_some();
+            match *has_times.get_or_insert(is_timed) == is_timed {
+                true => caller(line, beside),
+                false => Err("some lines have a timestamp, and others have none".to_owned()),
+            }
+        });
+        read.map_err(|error| format!("line {}: {error}", number + 1))
     };
-    let mut arrivals = in_order(name, lines.map(read).collect::<Result<_, _>>()?);
+    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
+    let mut arrivals = in_order(name, lines.map(&mut read).collect::<Result<_, _>>()?);
     // Logs count from a day of their own.
     let first = arrivals.callers.first().map(|caller| caller.at).unwrap_or_default();
     arrivals.callers.iter_mut().for_each(|caller| caller.at -= first);
@@ -139,7 +145,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
 }
 
 fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
-    let at = seconds(line.timestamp / 1e3).ok_or("timestamp is no time")?;
+    let at = seconds(line.timestamp.unwrap_or(0.0) / 1e3).ok_or("timestamp is no time")?;
     let body = line.body.clone().or_else(|| {
         let Line { messages, tools, max_tokens, max_completion_tokens, .. } = &line;
         messages.as_ref().map(|messages| {
@@ -253,7 +259,7 @@ mod tests {
     #[test]
     fn requests_of_openai_are_asked_as_they_are() {
         let text = r#"{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"max_tokens": 12, "messages": [{"role": "user", "content": "Hello"}]}}
-{"timestamp": 40, "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
+{"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}, {"type": "text", "text": "What?"}]}], "max_completion_tokens": 3}"#;
         let [run] = read(text, &SIDE).expect("it is a trace").try_into().expect("one run");
         let facts = |at: usize| (run.callers[at].turns[0].kind, run.callers[at].turns[0].reply);
         assert_eq!((facts(0), facts(1)), ((Kind::Text, 12), (Kind::Picture, 3)));
@@ -273,14 +279,21 @@ mod tests {
 
     #[test]
     fn a_wrong_line_is_named() {
-        let good = "{\"input_length\": 7, \"output_length\": 1}\n";
+        let good = "{\"timestamp\": 0, \"input_length\": 7, \"output_length\": 1}\n";
         for (line, told) in [
             ("{\"timestamp\": 3}", "line 2: neither input_length nor messages"),
-            ("{\"input_length\": 3}", "line 2: output_length is missing"),
+            ("{\"timestamp\": 3, \"input_length\": 3}", "line 2: output_length is missing"),
+            (
+                "{\"input_length\": 3, \"output_length\": 3}",
+                "line 2: some lines have a timestamp, and others have none",
+            ),
             ("{\"timestamp\": -3, \"input_length\": 3}", "line 2: timestamp is no time"),
-            ("{\"input_length\": 0, \"output_length\": 3}", "line 2: input_length is 0"),
-            ("{\"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1]}", "line 2: 1 hash ids for 600 tokens"),
-            ("{\"messages\": [{\"role\": \"robot\"}]}", "line 2: `robot` is no role"),
+            ("{\"timestamp\": 3, \"input_length\": 0, \"output_length\": 3}", "line 2: input_length is 0"),
+            (
+                "{\"timestamp\": 3, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1]}",
+                "line 2: 1 hash ids for 600 tokens",
+            ),
+            ("{\"timestamp\": 3, \"messages\": [{\"role\": \"robot\"}]}", "line 2: `robot` is no role"),
             ("nothing", "line 2: expected"),
         ] {
             let error = read(&format!("{good}{line}"), &SIDE).expect_err(line);

@@ -92,7 +92,7 @@ fn write_counts(f: &mut fmt::Formatter<'_>, counts: &Counts) -> fmt::Result {
         line("replies off their prediction", format!("by {middle:.0} tokens (p50), {most:.0} (p99)"))?;
     }
     let (out, back) = (counts.kv_bytes_to_host, counts.kv_bytes_from_host);
-    if out > 0 {
+    if out > 0 || back > 0 {
         let [out, back] = [out, back].map(Bytes);
         line("to the host and back", format!("{out} and {back}, {} tokens", counts.prefix_tokens_from_host))?;
     }

@@ -26,13 +26,18 @@ impl RuntimeState {
         self.engines[name].arguments.clone()
     }
 
+    /// How long requests wait for a model that sleeps.
+    pub(super) fn wake_within(&self, name: &str) -> Duration {
+        self.engines[name].arguments.options.wake_within
+    }
+
     pub(super) fn fall_asleep(
         &self,
         myself: &ActorRef<RuntimeMessage>,
         name: String,
         load: u64,
         level: Option<SleepLevel>,
-        within: Option<Duration>,
+        within: Duration,
     ) {
         let (myself, arguments) = (myself.clone(), self.arguments(&name));
         arguments.wakefulness.set(Rest::FallingAsleep);
@@ -192,12 +197,8 @@ impl RuntimeState {
 }
 
 /// Leases host memory for the weights, and waits until no request is in.
-async fn drain(
-    arguments: &EngineArguments,
-    level: Option<SleepLevel>,
-    within: Option<Duration>,
-) -> Result<(), SleepError> {
-    let EngineArguments { label, budget, weight_store, wakefulness, device, options, .. } = arguments;
+async fn drain(arguments: &EngineArguments, level: Option<SleepLevel>, within: Duration) -> Result<(), SleepError> {
+    let EngineArguments { label, budget, weight_store, wakefulness, device, .. } = arguments;
     if let (Some(segment), true) = (weight_store.segment(), level != Some(SleepLevel::Level2)) {
         let bytes = segment.backed() * device.ranks().len().max(1) as u64;
         let request = Request::new(arguments.sleep_owner(), Class::Host, label.clone(), bytes);
@@ -211,8 +212,6 @@ async fn drain(
             (Err(_), None) => {}
         }
     }
-    // Nobody's call: those who come meanwhile are let in again before they have waited too long.
-    let within = within.unwrap_or(options.wake_within / 2);
     if tokio::time::timeout(within, wakefulness.empty()).await.is_err() {
         let running = wakefulness.inside();
         weight_store.give_copy_back();

@@ -124,6 +124,8 @@ pub enum Effect<P: Parts> {
         level: Option<SleepLevel>,
         /// How long running requests may still take.
         within: Option<Duration>,
+        /// How often in a row they did not end in time. Without a time they have twice as long after each.
+        stayed_busy: u32,
     },
     /// End a model's engine and take back its device memory. Its weights go to the host memory that was leased for them,
     /// unless this is level 2. [`FellAsleep`](super::Input::FellAsleep) follows.

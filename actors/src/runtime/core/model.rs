@@ -16,6 +16,8 @@ pub struct Model<W, S> {
     pub nap: Nap<S>,
     /// It is put to sleep when it has had no request for this long.
     pub sleep_after: Option<Duration>,
+    /// How often in a row it was to make room and its requests did not end in time.
+    pub stayed_busy: u32,
     life: Life,
     /// Once nobody wants it any more: who waits for its end.
     let_go: Option<Vec<W>>,
@@ -43,7 +45,7 @@ impl<W, S> Model<W, S> {
     /// A model whose first engine starts.
     pub fn new(load: u64, intensity: Intensity, sleep_after: Option<Duration>, since: Duration) -> Self {
         let nap = Nap::Waking(Hungry { reason: None, since, was_tried: false, again: Sleepers::none() });
-        Model { load, nap, sleep_after, life: Life::Goes(Child::new(intensity)), let_go: None }
+        Model { load, nap, sleep_after, stayed_busy: 0, life: Life::Goes(Child::new(intensity)), let_go: None }
     }
 
     /// Whether it is not ending.

@@ -33,7 +33,13 @@ impl<P: Parts> RuntimeCore<P> {
                 let mut sleepers = Sleepers::none();
                 sleepers.join(level, within, sleeper);
                 model.nap = Nap::FallingAsleep(Falling { reason: SleepReason::Call, sleepers, wanted: None });
-                self.effects.push(Effect::FallAsleep { name, load, level: Some(level), within: Some(within) });
+                self.effects.push(Effect::FallAsleep {
+                    name,
+                    load,
+                    level: Some(level),
+                    within: Some(within),
+                    stayed_busy: 0,
+                });
             }
             Nap::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
                 let mut sleepers = Sleepers::none();
@@ -126,10 +132,12 @@ impl<P: Parts> RuntimeCore<P> {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going()) else { return };
         match (mem::replace(&mut model.nap, Nap::Awake { since: now }), drained) {
             (Nap::FallingAsleep(Falling { reason, sleepers, wanted }), Ok(())) => {
+                model.stayed_busy = 0;
                 model.nap = Nap::LyingDown(Lying { sleepers, next: Next::Sleep(reason, wanted), end: None });
                 self.effects.push(Effect::LieDown { name, load, level: None });
             }
             (Nap::FallingAsleep(Falling { reason, sleepers, .. }), Err(error)) => {
+                model.stayed_busy += u32::from(reason == SleepReason::Room);
                 self.effects.push(Effect::StayAwake { name: name.clone() });
                 match reason {
                     SleepReason::Call => self.answer_sleepers(sleepers.each, Err(error)),
@@ -299,9 +307,9 @@ impl<P: Parts> RuntimeCore<P> {
 
     fn fall_asleep(&mut self, name: String, reason: SleepReason) {
         let Some(model) = self.models.get_mut(&name) else { return };
-        let load = model.load;
+        let (load, stayed_busy) = (model.load, model.stayed_busy);
         model.nap = Nap::FallingAsleep(Falling { reason, sleepers: Sleepers::none(), wanted: None });
-        self.effects.push(Effect::FallAsleep { name, load, level: None, within: None });
+        self.effects.push(Effect::FallAsleep { name, load, level: None, within: None, stayed_busy });
     }
 
     /// Answers those who waited for a model to sleep that ends instead.

@@ -14,8 +14,9 @@ use crate::{
     },
 };
 
-/// A sequence that lost its blocks this often is admitted again only when the pool holds it to its end, and then keeps
-/// them while others lose theirs. Only a shrink takes what lies in its tail from it too, because blocks cannot be moved.
+/// A sequence that lost its blocks to others this often is admitted again only when the pool holds it to its end, and then
+/// keeps them while others lose theirs. Only a shrink takes what lies in its tail from it too, because blocks cannot be moved.
+/// Shrinks do not count: they take from many at once, of which few would be admitted again at a time.
 const PREEMPTIONS_MAX: u32 = 2;
 
 /// Sequences sent back to their drivers whose past is remembered. Drivers that never come back leave theirs.
@@ -25,25 +26,26 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Past {
     preemptions: u32,
+    losses: u32,
     charge: Charge,
 }
 
 impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
-        let Past { preemptions, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
+        let Past { preemptions, losses, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
         let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
         self.tenants.arrive(&spec.standing.tenant, waiting);
-        let known = || self.waiting.values().chain(self.running.values());
-        self.tenants
-            .forget(|tenant| known().any(|s| s.spec.standing.tenant == *tenant) || spec.standing.tenant == *tenant);
+        let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.standing.tenant);
+        self.tenants.forget(known.chain([&spec.standing.tenant]));
         let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
-        self.wait(Sequence { preemptions, charge, due, ..Sequence::new(spec) });
+        self.wait(Sequence { preemptions, losses, charge, due, ..Sequence::new(spec) });
     }
 
     /// Its driver is to admit it again.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
-        let past = Past { preemptions: sequence.preemptions, charge: sequence.charge };
+        let Sequence { preemptions, losses, charge, .. } = *sequence;
+        let past = Past { preemptions, losses, charge };
         if past != Past::default() {
             self.sent_away.insert(sequence.id(), past);
         }
@@ -192,7 +194,7 @@ impl SchedulerCore {
     /// get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
         let mut sequence = self.take_out(id).expect("it runs");
-        sequence.preemptions += 1;
+        (sequence.preemptions, sequence.losses) = (sequence.preemptions + 1, sequence.losses + 1);
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);
     }

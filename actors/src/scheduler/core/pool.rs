@@ -22,20 +22,20 @@ impl SchedulerCore {
     }
 
     /// Shrinks the pool if no running step or copy can use a block that goes. Sequences that lose blocks are preempted, the
-    /// least urgent first and those that are kept last: what the last ones had is found again for longest.
+    /// least urgent of those first that lost the fewest: what the last ones had is found again for longest.
     pub(super) fn shrink_when_idle(&mut self, effects: &mut Vec<Effect>) {
         let is_idle = self.under_way.is_empty() && !self.is_copying();
         let Some(to) = self.shrinks_to.take_if(|_| is_idle) else { return };
         let running = &self.running;
         let place = |holder| {
             let sequence = &running[&holder];
-            (sequence.is_kept(), Reverse(sequence.urgency()))
+            (sequence.is_kept(), sequence.losses, Reverse(sequence.urgency()))
         };
         let holders = self.kv.vacate(to, place);
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
             let mut sequence = self.take_out(*holder).expect("only running sequences hold blocks");
-            sequence.preemptions += 1;
+            sequence.losses += 1;
             self.begin_again(sequence, effects);
         }
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));

@@ -74,7 +74,7 @@ fn two_requests_for_one_picture_share_the_launch() {
     let mut vision = VisionCore::new(10, 100);
     vision.step(want(1, vec![picture(1, 3)]));
     assert_eq!(vision.step(want(2, vec![picture(1, 3)])), []);
-    assert!(!vision.needs_pixels(&hash(1)), "the launch under way has them");
+    assert!(!vision.need_pixels().contains(&hash(1)), "the launch under way has them");
     let effects = vision.step(Input::Encoded);
     assert_eq!(
         effects,
@@ -140,7 +140,10 @@ fn only_a_full_launch_is_begun_behind_a_running_one() {
     let begun: Vec<u8> = names(&vision.step(want(3, vec![picture(3, 4)])));
     assert_eq!(begun, [2, 3], "24 + 16 patches are a whole launch");
     assert_eq!(vision.step(want(4, vec![picture(4, 10)])), [], "two are under way");
-    assert!(!vision.needs_pixels(&hash(3)) && vision.needs_pixels(&hash(4)), "only the fourth waits");
+    assert!(
+        !vision.need_pixels().contains(&hash(3)) && vision.need_pixels().contains(&hash(4)),
+        "only the fourth waits"
+    );
     let effects = vision.step(Input::Encoded);
     assert_eq!(effects[0], Effect::Ready(Ticket(1), vec![rows(&[0, 1, 2, 3, 4])]), "launches end in their order");
     assert_eq!(names(&effects), [4]);
@@ -157,7 +160,7 @@ fn an_abandoned_request_makes_room_wherever_it_waits() {
     vision.step(want(3, vec![picture(3, 2)]));
     // It waits for rows. The request after it, which did not pass it, gets them now.
     assert_eq!(vision.step(Input::Withdraw(Ticket(2))), []);
-    assert!(!vision.needs_pixels(&hash(2)) && vision.counts() == (0, 2));
+    assert!(!vision.need_pixels().contains(&hash(2)) && vision.counts() == (0, 2));
     // It waits for its launch, which continues. Its rows are free for others afterwards.
     assert_eq!(vision.step(Input::Withdraw(Ticket(1))), []);
     assert_eq!(vision.step(Input::Encoded), [Effect::Launch(vec![(hash(3), rows(&[8, 9]))])]);
@@ -270,11 +273,11 @@ fn a_waiting_request_needs_pixels_even_if_its_picture_is_cached() {
     let returns = Rank { had_turn: true, ..Rank::default() };
     vision.step(Input::Want(Ticket(3), returns, vec![picture(3, 10)]));
     vision.step(want(4, vec![picture(1, 4)]));
-    assert!(vision.needs_pixels(&hash(1)), "it will have made room by then");
+    assert!(vision.need_pixels().contains(&hash(1)), "it will have made room by then");
     vision.step(Input::Unpin(vec![hash(1)]));
     vision.step(Input::Unpin(vec![hash(2)]));
     vision.step(Input::Encoded);
-    assert!(vision.needs_pixels(&hash(1)));
+    assert!(vision.need_pixels().contains(&hash(1)));
     let effects = vision.step(Input::Unpin(vec![hash(3)]));
     assert!(matches!(&effects[..], [Effect::Launch(pictures)] if pictures[0].0 == hash(1)), "{effects:?}");
 }
@@ -302,7 +305,7 @@ fn an_evicted_picture_comes_back_from_the_host_without_pixels_or_a_launch() {
     assert!(vision.holds_all(&[hash(1), hash(2)]) && !vision.holds_all(&[hash(3)]));
     assert_eq!(vision.recall(&[hash(1)]), None);
     assert_eq!(vision.step(want(3, vec![held(1, 4)])), [], "there is no room");
-    assert!(!vision.needs_pixels(&hash(1)));
+    assert!(!vision.need_pixels().contains(&hash(1)));
     vision.step(Input::Copied);
     vision.step(Input::Encoded);
     let effects = vision.step(Input::Unpin(vec![hash(2)]));
@@ -344,7 +347,7 @@ fn a_picture_without_a_place_or_pixels_has_to_come_again() {
     vision.step(want(6, vec![held(1, 4)]));
     for (names, is_lost) in [(vec![2], false), (vec![3], false), (vec![7, 4], true)] {
         vision.step(Input::Encoded);
-        assert!(!vision.needs_pixels(&hash(1)));
+        assert!(!vision.need_pixels().contains(&hash(1)));
         let effects = vision.step(Input::Unpin(names.iter().map(|name| hash(*name)).collect()));
         assert_eq!(effects.contains(&Effect::Lost(Ticket(6))), is_lost, "after {names:?}: {effects:?}");
     }
@@ -519,7 +522,8 @@ proptest::proptest! {
                     }
                 }
             }
-            pixels.retain(|key| vision.needs_pixels(key));
+            let needed = vision.need_pixels();
+            pixels.retain(|key| needed.contains(key));
         }
         proptest::prop_assert!(open.is_empty(), "these still wait: {:?}", open);
         proptest::prop_assert!(held.is_empty() && pixels.is_empty());

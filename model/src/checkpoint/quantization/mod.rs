@@ -195,13 +195,12 @@ pub enum WeightFormats {
 impl WeightFormats {
     /// The name of what rounds weights while they load, or has rounded the checkpoint; `None` if all are plain.
     pub fn name(&self) -> Option<&'static str> {
-        const NAMED: [WeightQuantization; 3] =
-            [WeightQuantization::Fp8PerChannel, WeightQuantization::Fp8PerBlock, WeightQuantization::Fp8PerTensor];
         match self {
             WeightFormats::Plain => None,
             WeightFormats::Stored(stored) => Some(stored.method.name()),
             WeightFormats::Made(scheme) => {
-                NAMED.into_iter().find(|one| one.scheme() == Some(*scheme)).map(WeightQuantization::name)
+                // The first is another name of the second.
+                WeightQuantization::ROUNDING[1..].iter().find(|one| one.scheme() == Some(*scheme)).map(|one| one.name())
             }
         }
     }

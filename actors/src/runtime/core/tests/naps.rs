@@ -8,7 +8,8 @@ use crate::{
 
 pub(super) fn told(effect: &Effect<Names>) -> String {
     match effect {
-        Effect::FallAsleep { name, within, .. } => format!("{name} falls asleep within {within:?}"),
+        Effect::FallAsleep { name, within, stayed_busy: 0, .. } => format!("{name} falls asleep within {within:?}"),
+        Effect::FallAsleep { name, stayed_busy, .. } => format!("{name} falls asleep after {stayed_busy} times"),
         Effect::LieDown { name, .. } => format!("{name} lies down"),
         Effect::StayAwake { name } => format!("{name} stays awake"),
         Effect::ShowAsleep { name, level, reason } => format!("{name} sleeps at {level} for {reason:?}"),
@@ -218,7 +219,7 @@ fn one_reply_that_does_not_end_keeps_neither_its_model_nor_those_that_wait_for_r
     assert_eq!(bed.stayed_busy("third", 3), ["third stays awake", "look"]);
     assert_eq!(bed.look(&busy), [r#"look when any of ["other", "third"] is idle, or after 5s"#]);
     bed.now += 5 * SECOND;
-    assert_eq!(bed.look(&busy), ["other falls asleep within None"], "it has served for another turn");
+    assert_eq!(bed.look(&busy), ["other falls asleep after 1 times"], "it has served for another turn");
     bed.drained("other", 1);
     assert_eq!(bed.fell_asleep("other", 1), ["other sleeps at 1 for Some(Room)", "waken demo as 5"]);
 }

@@ -149,17 +149,18 @@ fn a_victim_of_a_shrink_is_not_passed_by_new_ones() {
     bed.stepped(6).admit(sequence(3, 4, 2)).stepped(6);
     assert_eq!(bed.scheduler.counts(), (2, 1), "the second is next, and does not fit");
     let second = &bed.scheduler.waiting[&SequenceId(2)];
-    assert_eq!((second.preemptions, second.is_kept()), (1, false));
+    assert_eq!((second.losses, second.is_kept()), (1, false));
 }
 
 #[test]
-fn shrinks_count_among_the_losses_after_which_a_sequence_is_kept() {
+fn shrinks_make_no_sequence_keep_its_blocks() {
     let mut bed = two_of_three_blocks(Bed::new(limits(4, 100, 12)));
     for blocks in [4, 12, 4, 12] {
         resize(&mut bed, blocks);
         bed.stepped(6);
     }
-    assert!(bed.scheduler.running[&SequenceId(2)].is_kept());
+    let second = &bed.scheduler.running[&SequenceId(2)];
+    assert_eq!((second.losses, second.is_kept()), (2, false));
 }
 
 #[test]
