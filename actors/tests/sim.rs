@@ -81,7 +81,7 @@ struct World {
     scored: usize,
     /// Orders to shrink the pool, and how many came before each loss of blocks of a sequence.
     shrinks: usize,
-    losses: BTreeMap<SequenceId, Vec<usize>>,
+    losses: BTreeMap<SequenceId, usize>,
     /// Sequences that have begun.
     found: BTreeSet<SequenceId>,
     /// Pictures that needed no rows, and sequences whose blocks had gone that held such.

@@ -91,12 +91,11 @@ impl World {
         self.under_way.push_back(plan);
     }
 
-    /// A sequence keeps its blocks once it has lost some twice, but for what later shrinks take.
+    /// A sequence loses its blocks to others twice, and once to each shrink.
     pub(super) fn loses_blocks(&mut self, id: SequenceId) {
         let losses = self.losses.entry(id).or_default();
-        losses.push(self.shrinks);
-        let later = losses.get(1).map_or(0, |second| self.shrinks - second);
-        assert!(losses.len() <= 2 + later, "{id} lost its blocks after so many shrinks: {losses:?}");
+        *losses += 1;
+        assert!(*losses <= 2 + self.shrinks, "{id} lost its blocks {losses} times, after {} shrinks", self.shrinks);
     }
 
     pub(super) fn check_end(&self) {

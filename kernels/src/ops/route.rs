@@ -63,11 +63,17 @@ impl<'s> Routing<'s> {
         }
     }
 
-    /// The share of an expert-wise weight that a pass reads at most: no more experts than choices.
+    /// What a pass reads of an expert-wise weight, as far as one knows before rows are routed.
     pub(super) fn weight_bytes(&self, weight: &Weight<'_>) -> Bytes {
-        let experts = self.held.count;
-        weight.bytes() / experts as u64 * experts.min(self.rows() * self.top) as u64
+        let chosen = self.held.count as f64 * share_chosen(self.experts(), self.top, self.rows());
+        let each = weight.bytes().0 as f64 / self.held.count as f64;
+        Bytes((each * chosen).round() as u64)
     }
+}
+
+/// The share of experts that one of `rows` chooses, if each chooses any `top`, whatever the others do.
+fn share_chosen(experts: usize, top: usize, rows: usize) -> f64 {
+    1.0 - (1.0 - top as f64 / experts as f64).powf(rows as f64)
 }
 
 /// Chooses experts. Of equal logits the expert of the lower index comes first. A row whose logits are not numbers gets
@@ -148,5 +154,17 @@ impl<B: Backend> Scope<'_, B> {
         let flops = (rows * experts * (5 + top)) as u64;
         self.count(Work::over(flops, &[logits, &out.weights, &out.choices, &out.places, &out.starts, loads, loads]));
         Ok(out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_that_choose_any_experts_share_some() {
+        let chosen = |rows| (128.0 * share_chosen(128, 8, rows)).round();
+        assert_eq!([1, 2, 16, 64, 1000].map(chosen), [8.0, 16.0, 82.0, 126.0, 128.0]);
+        assert_eq!(share_chosen(8, 8, 1), 1.0);
     }
 }
