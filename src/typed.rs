@@ -2,9 +2,6 @@
 
 use std::ffi::OsString;
 
-/// Flags of more than one letter behind one hyphen, as vLLM has them, and ours.
-const SHORT: [(&str, &str); 1] = [("-tp", "--tensor-parallel-size")];
-
 /// The words with our spelling of each flag: an underscore counts as a hyphen, as in vLLM. What follows `--` stays.
 pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item = OsString> {
     let mut are_flags = true;
@@ -19,10 +16,11 @@ pub fn as_ours(words: impl IntoIterator<Item = OsString>) -> impl Iterator<Item 
 
 fn ours(word: &str) -> String {
     let (name, value) = word.find('=').map_or((word, ""), |end| word.split_at(end));
-    let name = match SHORT.iter().find(|(short, _)| *short == name) {
-        Some((_, ours)) => (*ours).to_owned(),
-        None if name.starts_with("--") => name.replace('_', "-"),
-        None => return word.to_owned(),
+    let name = match name {
+        // One hyphen before two letters, which clap cannot say.
+        "-tp" => "--tensor-parallel-size".to_owned(),
+        _ if name.starts_with("--") => name.replace('_', "-"),
+        _ => return word.to_owned(),
     };
     name + value
 }

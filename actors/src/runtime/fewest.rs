@@ -56,14 +56,14 @@ impl FewestFor {
     /// The device to take, and what each model says of it. It reads the models' settings, and opens devices.
     pub(super) fn choose(self, canary: Option<Bytes>) -> Result<(DeviceChoice, Vec<FewestRanks>), StartError> {
         let (of, _) = self.of.chosen(canary)?;
-        let (found, numbers) = Found::roomiest_of(of)?;
+        let (found, free) = Found::roomiest_of(of)?;
         let chosen: Vec<_> = self
             .models
             .iter()
             .map(|(source, options)| found.fewest(source, options, canary))
             .collect::<Result<_, _>>()?;
         let ranks = chosen.iter().map(|model| model.ranks).max().unwrap_or(1);
-        Ok((found.first(&numbers, ranks), chosen))
+        Ok((found.first(&free, ranks), chosen))
     }
 }
 
@@ -94,12 +94,12 @@ impl Found {
         Found { of, opened: Vec::new() }
     }
 
-    /// All of them, the roomiest first, with their numbers in that order. Of those that nobody named, the ones before the
-    /// first that cannot be used.
+    /// All of them, the roomiest first, and what is free on each by its number. Of all GPUs, those before the first that cannot
+    /// be used.
     ///
     /// # Errors
     /// One that is named is not there; those of a device.
-    pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<usize>), DeviceError> {
+    pub(super) fn roomiest_of(of: DeviceChoice) -> Result<(Self, Vec<Bytes>), DeviceError> {
         if let DeviceChoice::CudaRanks(ordinals) = &of {
             each_once(ordinals)?;
         }
@@ -116,8 +116,8 @@ impl Found {
             // Opening it says what is wrong.
             missing.open()?;
         }
-        let numbers = found.arrange()?;
-        Ok((found, numbers))
+        let free = found.arrange()?;
+        Ok((found, free))
     }
 
     /// Opens one more device. False if there is no other.
@@ -155,12 +155,12 @@ impl Found {
         (next < named).then(|| self.these(&[next]))
     }
 
-    /// Puts the opened devices in order, the roomiest first, and returns their numbers in that order.
-    fn arrange(&mut self) -> Result<Vec<usize>, DeviceError> {
-        let free = self.opened.iter().map(|device| Ok(device.memory()?.free));
-        let numbers = roomiest_first(&free.collect::<Result<Vec<Bytes>, DeviceError>>()?);
-        self.opened = numbers.iter().map(|number| self.opened[*number].clone()).collect();
-        Ok(numbers)
+    /// Puts the opened devices in order, the roomiest first, and returns what is free on each by its number.
+    fn arrange(&mut self) -> Result<Vec<Bytes>, DeviceError> {
+        let free =
+            self.opened.iter().map(|device| Ok(device.memory()?.free)).collect::<Result<Vec<_>, DeviceError>>()?;
+        self.opened = roomiest_first(&free).into_iter().map(|number| self.opened[number].clone()).collect();
+        Ok(free)
     }
 
     /// A model as the first of them would compute it. None if there is none: a device that the caller has made, or no such
@@ -208,14 +208,14 @@ impl Found {
         })
     }
 
-    /// The first `ranks` of them, which are in the order of `numbers`.
-    fn first(self, numbers: &[usize], ranks: usize) -> DeviceChoice {
+    /// The first `ranks` of them, by what is `free` on each number.
+    fn first(self, free: &[Bytes], ranks: usize) -> DeviceChoice {
         match (self.of, ranks) {
             // They are alike.
             (DeviceChoice::HostRanks(_, capacity), 1) => DeviceChoice::Host(capacity),
             (DeviceChoice::HostRanks(_, capacity), ranks) => DeviceChoice::HostRanks(ranks, capacity),
             (of, ranks) => {
-                let mut first: Vec<usize> = numbers.iter().take(ranks).copied().collect();
+                let mut first: Vec<usize> = roomiest_first(free).into_iter().take(ranks).collect();
                 first.sort_unstable();
                 Found { of, opened: self.opened }.these(&first)
             }
@@ -276,9 +276,9 @@ mod tests {
             |gib| Arc::new(HostDevice::new(HostConfig::new(Bytes::gib(gib))).expect("a host")) as Arc<dyn Device>;
         let found = |of: DeviceChoice| {
             let mut found = Found { of, opened: [2, 12, 11, 12].map(host).to_vec() };
-            let numbers = found.arrange().expect("they say what is free");
+            let free = found.arrange().expect("they say what is free");
             move |ranks| {
-                format!("{:?}", Found { of: found.of.clone(), opened: found.opened.clone() }.first(&numbers, ranks))
+                format!("{:?}", Found { of: found.of.clone(), opened: found.opened.clone() }.first(&free, ranks))
             }
         };
         let named = found(DeviceChoice::CudaRanks(vec![4, 5, 6, 7]));

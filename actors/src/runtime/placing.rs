@@ -64,7 +64,7 @@ impl Placing {
     }
 
     fn placed(self) -> Result<Vec<Placement>, RuntimeError> {
-        let (found, numbers) = Found::roomiest_of(self.of.clone())?;
+        let (found, free) = Found::roomiest_of(self.of.clone())?;
         if found.opened.is_empty() {
             let ranks = self.ranks.unwrap_or(1);
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
@@ -74,11 +74,6 @@ impl Placing {
             let reason = format!("{ranks} devices are to share each model out, and there are {count}");
             let hint = "name more devices, or share models out over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
-        }
-        // By number.
-        let mut free = vec![Bytes::ZERO; count];
-        for (number, device) in numbers.iter().zip(&found.opened) {
-            free[*number] = device.memory()?.free;
         }
         let needs = self.models.iter().map(|(source, options)| {
             let planned = found.planned(source, options).ok().flatten();

@@ -124,8 +124,8 @@ pub(super) struct Sequence {
     pub(super) must_find: usize,
     /// How often it lost its blocks to others.
     pub(super) preemptions: u32,
-    /// The same, and to shrinks.
-    pub(super) losses: u32,
+    /// How often it lost its blocks to shrinks.
+    pub(super) shrinks: u32,
     /// What its tenant pays for its prompt.
     pub(super) charge: Charge,
     /// It was admitted because it had waited longest. It makes way for none: that would take its turn from it.
@@ -180,7 +180,7 @@ impl Sequence {
             holds_pictures,
             must_find,
             preemptions: 0,
-            losses: 0,
+            shrinks: 0,
             charge: Charge::None,
             has_turn: false,
             due: Deadlines::default(),

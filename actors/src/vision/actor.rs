@@ -79,7 +79,7 @@ pub struct VisionState {
     undecoded: Line<Ticket, Undecoded>,
     /// Requests that have one.
     decoding: usize,
-    /// One of them waits for host memory. Only one does, so that a more urgent one is behind no more than that.
+    /// One of them waits for host memory. Only one does, so that a more urgent request waits for no others.
     is_leasing: bool,
     /// A launch was refused memory. The engine knows, and is about to replace this actor.
     is_refused: bool,

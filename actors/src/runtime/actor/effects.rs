@@ -99,10 +99,7 @@ impl RuntimeState {
             }
             Effect::Stop => myself.stop(None),
             Effect::FallAsleep { name, load, level, within, stayed_busy } => {
-                // Nobody's call: those who come meanwhile are let in again before they have waited too long. Where requests
-                // take longer than that, the model makes room all the same, later.
-                let wait = |name: &str| self.wake_within(name) / 2 * 2u32.saturating_pow(stayed_busy.min(20));
-                let within = within.unwrap_or_else(|| wait(&name));
+                let within = within.unwrap_or_else(|| self.time_to_make_room(&name, stayed_busy));
                 self.fall_asleep(myself, name, load, level, within);
             }
             Effect::LieDown { name, load, level } => self.lie_down(myself, name, load, level),

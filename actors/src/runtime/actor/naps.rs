@@ -26,9 +26,10 @@ impl RuntimeState {
         self.engines[name].arguments.clone()
     }
 
-    /// How long requests wait for a model that sleeps.
-    pub(super) fn wake_within(&self, name: &str) -> Duration {
-        self.engines[name].arguments.options.wake_within
+    /// How long requests may still take that keep a model from sleeping which no caller put to sleep. Those that come
+    /// meanwhile are let in again before they have waited too long; after each time that was not enough it is twice as long.
+    pub(super) fn time_to_make_room(&self, name: &str, stayed_busy: u32) -> Duration {
+        (self.engines[name].arguments.options.wake_within / 2).saturating_mul(2u32.pow(stayed_busy.min(20)))
     }
 
     pub(super) fn fall_asleep(

@@ -79,9 +79,14 @@ pub struct Hungry<S> {
 }
 
 impl<S> Sleepers<S> {
-    /// Nobody yet.
+    /// None yet.
     pub fn none() -> Self {
         Sleepers { level: SleepLevel::Level1, within: Duration::ZERO, each: Vec::new() }
+    }
+
+    /// The first.
+    pub fn one(level: SleepLevel, within: Duration, sleeper: S) -> Self {
+        Sleepers { level, within, each: vec![sleeper] }
     }
 
     /// One more waits.

@@ -30,8 +30,7 @@ impl<P: Parts> RuntimeCore<P> {
         };
         match &mut model.nap {
             Nap::Awake { .. } => {
-                let mut sleepers = Sleepers::none();
-                sleepers.join(level, within, sleeper);
+                let sleepers = Sleepers::one(level, within, sleeper);
                 model.nap = Nap::FallingAsleep(Falling { reason: SleepReason::Call, sleepers, wanted: None });
                 self.effects.push(Effect::FallAsleep {
                     name,
@@ -42,8 +41,7 @@ impl<P: Parts> RuntimeCore<P> {
                 });
             }
             Nap::Asleep(SleepLevel::Level1) if level == SleepLevel::Level2 => {
-                let mut sleepers = Sleepers::none();
-                sleepers.join(level, within, sleeper);
+                let sleepers = Sleepers::one(level, within, sleeper);
                 let next = Next::Sleep(SleepReason::Call, None);
                 model.nap = Nap::LyingDown(Lying { sleepers, next, end: None });
                 self.effects.push(Effect::LieDown { name, load, level: Some(level) });

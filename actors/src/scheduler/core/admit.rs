@@ -26,26 +26,26 @@ const REMEMBERED: usize = 1024;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Past {
     preemptions: u32,
-    losses: u32,
+    shrinks: u32,
     charge: Charge,
 }
 
 impl SchedulerCore {
     /// A sequence comes, or comes again.
     pub(super) fn arrive(&mut self, spec: NewSequence) {
-        let Past { preemptions, losses, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
+        let Past { preemptions, shrinks, charge } = self.sent_away.remove(&spec.id).unwrap_or_default();
         let waiting = self.waiting.values().map(|sequence| &sequence.spec.standing.tenant);
         self.tenants.arrive(&spec.standing.tenant, waiting);
         let known = self.waiting.values().chain(self.running.values()).map(|s| &s.spec.standing.tenant);
         self.tenants.forget(known.chain([&spec.standing.tenant]));
         let due = spec.standing.left.map(|_, left| Some(self.now.saturating_add(left)));
-        self.wait(Sequence { preemptions, losses, charge, due, ..Sequence::new(spec) });
+        self.wait(Sequence { preemptions, shrinks, charge, due, ..Sequence::new(spec) });
     }
 
     /// Its driver is to admit it again.
     pub(super) fn remember(&mut self, sequence: &Sequence) {
-        let Sequence { preemptions, losses, charge, .. } = *sequence;
-        let past = Past { preemptions, losses, charge };
+        let Sequence { preemptions, shrinks, charge, .. } = *sequence;
+        let past = Past { preemptions, shrinks, charge };
         if past != Past::default() {
             self.sent_away.insert(sequence.id(), past);
         }
@@ -194,13 +194,18 @@ impl SchedulerCore {
     /// get them back.
     fn preempt(&mut self, id: SequenceId, effects: &mut Vec<Effect>) {
         let mut sequence = self.take_out(id).expect("it runs");
-        (sequence.preemptions, sequence.losses) = (sequence.preemptions + 1, sequence.losses + 1);
+        sequence.preemptions += 1;
         self.begin_again(sequence, effects);
         self.release(vec![id], effects);
     }
 }
 
 impl Sequence {
+    /// How often it lost its blocks.
+    pub(super) fn losses(&self) -> u32 {
+        self.preemptions + self.shrinks
+    }
+
     /// Whether it keeps its blocks while others lose theirs.
     pub(super) fn is_kept(&self) -> bool {
         self.preemptions >= PREEMPTIONS_MAX

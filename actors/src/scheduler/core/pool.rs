@@ -29,13 +29,13 @@ impl SchedulerCore {
         let running = &self.running;
         let place = |holder| {
             let sequence = &running[&holder];
-            (sequence.is_kept(), sequence.losses, Reverse(sequence.urgency()))
+            (sequence.is_kept(), sequence.losses(), Reverse(sequence.urgency()))
         };
         let holders = self.kv.vacate(to, place);
         self.preemptions.by_shrinks += holders.len();
         for holder in &holders {
             let mut sequence = self.take_out(*holder).expect("only running sequences hold blocks");
-            sequence.losses += 1;
+            sequence.shrinks += 1;
             self.begin_again(sequence, effects);
         }
         effects.extend((!holders.is_empty()).then_some(Effect::Released(holders)));

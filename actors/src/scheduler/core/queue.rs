@@ -26,7 +26,7 @@ impl SchedulerCore {
     pub(super) fn next_in_order(&self) -> Vec<SequenceId> {
         let place = |sequence: &Sequence| {
             let (priority, id) = sequence.urgency();
-            let had_turn = sequence.losses > 0;
+            let had_turn = sequence.losses() > 0;
             Place::of(priority, had_turn, self.tenants.counter(&sequence.spec.standing.tenant), id)
         };
         self.turn.order(self.oldest(), self.waiting.values().map(place))
@@ -44,7 +44,7 @@ impl SchedulerCore {
     /// Whether another may still be admitted before `next`, which does not fit. None passes one that lost its blocks.
     pub(super) fn may_be_passed(&self, next: SequenceId) -> bool {
         let next = &self.waiting[&next];
-        next.losses == 0 && next.passed < PASSES_MAX
+        next.losses() == 0 && next.passed < PASSES_MAX
     }
 
     /// Counts an admission against the turn of the oldest. `id` still waits.
