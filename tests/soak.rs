@@ -90,9 +90,9 @@ fn chats_on_a_gpu_through_deaths_neighbours_and_sleep_lose_nothing() {
     let seconds = asked("BURSAR_SOAK_SECONDS").unwrap_or(300);
     let soak =
         Soak { requests: usize::MAX, between_readings: 60, warm_up: 4, heap_growth: 8 << 20, process_growth: 96 << 20 };
-    // Each run meets other troubles, as an hour is split over several.
+    // Each run meets other troubles, as an hour is split over several, some of which begin together.
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a time after 1970");
-    let seed = asked("BURSAR_SOAK_SEED").unwrap_or(now.as_secs());
+    let seed = asked("BURSAR_SOAK_SEED").unwrap_or(now.as_secs() << 20 | u64::from(std::process::id()));
     println!("BURSAR_SOAK_SEED={seed}");
     let readings = async {
         let troubled = Troubled::begin_on_a_gpu(seed).await?;

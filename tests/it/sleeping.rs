@@ -19,6 +19,9 @@ use crate::stage::{
 
 const LEVELS: [SleepLevel; 2] = [SleepLevel::Level1, SleepLevel::Level2];
 
+/// Never a crash loop.
+const PATIENT: Intensity = Intensity { restarts_max: 1000, within: Duration::from_secs(60), back_off: Duration::ZERO };
+
 /// Longer than any story.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -301,9 +304,7 @@ fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
         for (at, blow) in
             [Blow::Engine, Blow::Budget, Blow::StepLane, Blow::Unload, Blow::Shutdown].into_iter().enumerate()
         {
-            // Never a crash loop.
-            let patient = Intensity { restarts_max: 1000, back_off: Duration::ZERO, ..Intensity::default() };
-            let stage = Stage::set(LoadOptions { engine_intensity: patient, intensity: patient, ..small() }).await;
+            let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, intensity: PATIENT, ..small() }).await;
             let expected = answer(&stage.model, about(1)).await;
             // The budget may die five times a minute.
             for round in 0..5 {
@@ -343,6 +344,26 @@ fn any_death_while_falling_asleep_or_waking_loses_no_request_and_no_byte() {
                 assert_eq!(ledger.host_granted, Bytes::ZERO);
             }
             assert_eq!(stage.device.counts().backed, Bytes::ZERO, "after {blow:?}");
+        }
+    });
+}
+
+#[test]
+fn a_model_that_fell_asleep_while_its_actors_were_replaced_tells_its_facts() {
+    story(async {
+        let stage = Stage::set(LoadOptions { engine_intensity: PATIENT, ..small() }).await;
+        let model = &stage.model;
+        for round in 0..8 {
+            let serving = model.serving().await.expect("it serves");
+            serving.scheduler.kill();
+            for _ in 0..round * round {
+                tokio::task::yield_now().await;
+            }
+            model.sleep(LEVELS[round % 2], LONG).await.expect("it sleeps");
+            let facts = tokio::time::timeout(Duration::from_secs(5), model.facts()).await;
+            assert_eq!(&*facts.expect("nobody has to wake it").expect("they are known").name, "demo");
+            assert!(model.is_asleep().is_some());
+            assert!(!answer(model, about(1)).await.is_empty(), "it wakes up in round {round}");
         }
     });
 }

@@ -9,11 +9,10 @@ use std::{sync::Arc, time::Instant};
 use bursar_budgets::{Device, DeviceError, Label};
 use bursar_model::checkpoint::CheckpointOrigin;
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::sync::watch;
 
 use self::children::{CHILDREN, Children};
 use super::{
-    EngineMessage, Kept, LoadOptions, ProgressSink, Serving, Status, WeightStore, WhichLane, core,
+    EngineMessage, Kept, LoadOptions, ProgressSink, Serving, StatusBoard, WeightStore, WhichLane, core,
     core::{EngineCore, Input, Parts, Rules, Sized, SizedBy},
     elastic::{Place, PoolInput, Scheduler},
     start::{LoadError, LoadFailed, Loaded, LoadedModel, StartPlan},
@@ -55,8 +54,8 @@ pub struct EngineArguments {
     pub wakefulness: Wakefulness,
     /// The number of this engine among the model's engines.
     pub generation: u64,
-    /// The channel on which handles see the model's status.
-    pub status: Arc<watch::Sender<Status>>,
+    /// Where handles see the model's status.
+    pub status: Arc<StatusBoard>,
     /// Called for each step of the start.
     pub progress: ProgressSink,
 }

@@ -31,4 +31,4 @@ pub use planning::{
     Change, FewestRanks, Forecast, Lack, NoRanksFit, Question, RanksLack, RanksTried, Sought, Suggestion, TOTAL, Unfit,
 };
 pub use serving::Serving;
-pub use status::Status;
+pub use status::{Status, StatusBoard};

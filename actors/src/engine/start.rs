@@ -109,7 +109,7 @@ impl EngineArguments {
             Status::Failed(error) => Some(Event::Failed { model, reason: error.to_string() }),
             Status::Stopped { reason } => Some(Event::Stopped { model, reason: reason.to_string() }),
         };
-        if Status::change(&self.status, next) {
+        if self.status.change(next) {
             event.into_iter().for_each(|event| self.budget.tell(event));
         }
     }

@@ -242,7 +242,7 @@ impl RuntimeState {
         let name = name.clone();
         // An engine that ends by itself has already given a reason: its start failed, or it gave up. Anything else is a
         // death, including a stop from outside.
-        match &*engine.arguments.status.borrow() {
+        match &*engine.arguments.status.look() {
             status if status.is_over() => return Some(Input::EngineGaveUp { name, reason }),
             Status::NotWoken(error) => {
                 let may_fit = self.may_fit(&name, error);
@@ -254,7 +254,7 @@ impl RuntimeState {
     }
 
     fn health(&self) -> Health {
-        let health = |name: &str, engine: &Engine| match &*engine.arguments.status.borrow() {
+        let health = |name: &str, engine: &Engine| match &*engine.arguments.status.look() {
             _ if self.core.is_let_go(name) => ModelHealth::Leaving,
             _ if matches!(engine.arguments.wakefulness.rest(), Rest::Asleep(_)) => ModelHealth::Asleep,
             Status::Starting | Status::NotWoken(_) => ModelHealth::Starting,

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Gate, Label};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::oneshot;
 
 use super::{
     ActorParts, Engine, RuntimeState,
@@ -14,7 +14,7 @@ use super::{
 use crate::{
     budget::Budget,
     chat::{ChatError, ModelHandle, SleepHandle},
-    engine::{EngineActor, EngineArguments, Kept, StartError, Status, WeightStore},
+    engine::{EngineActor, EngineArguments, Kept, StartError, Status, StatusBoard, WeightStore},
     event::Event,
     metric::{self, DeviceLabel},
     responder::Responder,
@@ -125,7 +125,7 @@ impl RuntimeState {
         order: Order,
     ) -> Result<(), ActorProcessingErr> {
         let Order { source, options, progress, reply } = order;
-        let (status, watched) = watch::channel(Status::Starting);
+        let (status, watched) = StatusBoard::new();
         let (label, losses) = (Label::from(name.clone()), self.shown.losses.subscribe());
         metric::expect_model(&label);
         let wakefulness = Wakefulness::new(Rest::Waking);
@@ -151,7 +151,7 @@ impl RuntimeState {
             progress,
         };
         let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
-        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, arguments.status.subscribe()));
+        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, arguments.status.watch()));
         self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
         tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
         Ok(())

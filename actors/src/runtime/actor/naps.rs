@@ -78,11 +78,12 @@ impl RuntimeState {
     }
 
     pub(super) fn show_asleep(&self, name: &str, level: SleepLevel, reason: Option<SleepReason>) {
-        let EngineArguments { label, budget, wakefulness, .. } = &self.engines[name].arguments;
+        let EngineArguments { label, budget, wakefulness, status, .. } = &self.engines[name].arguments;
         if let Some(reason) = reason {
             metric::SLEEPS_TOTAL.add(&(label.clone(), reason), 1);
             budget.tell(Event::Asleep { model: label.clone(), level: level.into() });
         }
+        status.show_last();
         wakefulness.set(Rest::Asleep(level));
     }
 
@@ -102,7 +103,7 @@ impl RuntimeState {
         engine.arguments.show(Status::Starting);
         engine.arguments.wakefulness.set(Rest::Waking);
         engine.cell = spawn_engine(myself, &engine.arguments).await?;
-        tokio::spawn(await_ready(myself.clone(), name, load, engine.arguments.status.subscribe()));
+        tokio::spawn(await_ready(myself.clone(), name, load, engine.arguments.status.watch()));
         Ok(())
     }
 
@@ -119,14 +120,14 @@ impl RuntimeState {
 
     /// The error of the engine that was to start.
     fn not_started(&self, name: &str) -> Option<Arc<StartError>> {
-        match &*self.engines[name].arguments.status.borrow() {
+        match &*self.engines[name].arguments.status.look() {
             Status::NotWoken(error) => Some(error.clone()),
             _ => None,
         }
     }
 
     pub(super) fn tell_not_woken(&self, name: &str) {
-        let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
+        let EngineArguments { label, budget, weight_store, wakefulness, status, .. } = &self.engines[name].arguments;
         let failure = match self.not_started(name) {
             Some(error) => NotWoken {
                 reason: error.to_string().into(),
@@ -141,6 +142,7 @@ impl RuntimeState {
         };
         budget.tell(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
         let level = if weight_store.has_copy() { SleepLevel::Level1 } else { SleepLevel::Level2 };
+        status.show_last();
         wakefulness.fail(level, failure);
     }
 

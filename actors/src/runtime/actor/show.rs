@@ -32,7 +32,7 @@ impl Engine {
     /// Checks whether the model has been READY. One that stopped by itself was.
     pub(super) fn get_to_know(&mut self) {
         let weight_store = &self.arguments.weight_store;
-        let was_ready = matches!(*self.arguments.status.borrow(), Status::Ready(_) | Status::Stopped { .. });
+        let was_ready = matches!(*self.arguments.status.look(), Status::Ready(_) | Status::Stopped { .. });
         let is_due = was_ready && self.known.is_none();
         if let (true, Some(model), Some(processor)) = (is_due, weight_store.model(), weight_store.processor()) {
             let (label, architecture) = (self.arguments.label.clone(), Architecture(model.config().architecture()));
