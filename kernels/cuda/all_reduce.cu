@@ -16,10 +16,11 @@
 // all_gather:          out[:, rank * columns..] = that rank's rows
 // best_of_ranks:       out [rows] u32 has the place of each row's largest of x [rows, columns] f32, as argmax.cu finds it, and
 //                      gets that of the largest of all ranks' side by side, the first of equals
+// part_from_ranks:     tells the others that this rank comes to no more exchanges, so that none waits for it
 //
 // A rank copies what it brings to its exchange memory, its block b meets block b of all other ranks, and reads what
 // the same blocks have written there. Sums are f32 in the order of the ranks, rounded once: every rank gets the same bits.
-// In pieces, block b waits for no meeting: block b of the other rank tells it how many pieces have come.
+// In pieces and in shares, block b waits for no meeting: block b of the other ranks tells it how many pieces have come.
 // Exchange memory has two halves that take turns. A rank that arrives at exchange e + 1 has ended its kernel of exchange
 // e, so no rank still reads the half that exchange e + 2 writes. The epoch is in memory, so a captured graph can be
 // replayed. The waits need all blocks of a launch on the device at once: at most BLOCKS_MAX, one a multiprocessor.
@@ -146,6 +147,18 @@ __device__ __forceinline__ float squares_of_unit(const uint4& unit) {
     return squares;
 }
 
+// Begins a norm's exchange: the weights of this thread's unit, which no kernel writes, are read before the previous one ends.
+template <typename Element>
+__device__ __forceinline__ Turn begin_norm(const Exchange& all, const Element* weight, uint32_t vector, bool is_in,
+                                           uint4& by_words) {
+    by_words = is_in ? load_words<VECTOR<Element>>(weight + vector * VECTOR<Element>) : uint4{};
+    if (all.apart != 0) {
+        let_next_kernel_start();
+    }
+    wait_for_previous_kernel();
+    return begin(all);
+}
+
 __device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint32_t column) {
     return reinterpret_cast<uint4*>(place.start) + row * place.pitch + column;
 }
@@ -161,13 +174,8 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
     __shared__ float squares_of[DEPTH][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
-    // No kernel writes weights.
-    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
-    if (all.apart != 0) {
-        let_next_kernel_start();
-    }
-    wait_for_previous_kernel();
-    const Turn turn = begin(all);
+    uint4 by_words;
+    const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint8_t* here = all.data[all.rank] + turn.half;
     uint8_t* there = all.data[1 - all.rank] + turn.half;
     // Of each row of a piece: its index there, it, and this thread's unit in rows without gaps.
@@ -214,7 +222,7 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
 }
 
 // A thread has the same unit of each of its block's rows, of which a piece has one of each of the at most `RANKS` ranks.
-// While what the ranks bring of one piece comes, the sums of the one before are on their way.
+// What the ranks bring of one piece and the sums of the one before are on their way together, and told of at once.
 template <uint32_t RANKS, typename Element>
 __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
                                                        const Element* weight, float epsilon, Element* out,
@@ -224,13 +232,8 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
     __shared__ float squares_of[RANKS][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
-    // No kernel writes weights.
-    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
-    if (all.apart != 0) {
-        let_next_kernel_start();
-    }
-    wait_for_previous_kernel();
-    const Turn turn = begin(all);
+    uint4 by_words;
+    const Turn turn = begin_norm(all, weight, vector, is_in, by_words);
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     const uint32_t pieces = (rows_of_a_block + all.ranks - 1) / all.ranks;
     // Blocks begin with different ranks, so that few rows are shared out too.
@@ -308,36 +311,25 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
             write_scaled<WIDTH>(sum[owner], by_words, factor, out + (row * uint64_t(vectors) + vector) * WIDTH);
         });
     };
-    // Only a rank that has a row of the piece waits for what the others bring, and only it is waited for.
-    const auto are_brought = [&](uint32_t piece) {
-        return !has_row(piece, all.rank) || have_come(all, turn.epoch, BROUGHT, piece + 1, [](uint32_t) { return true; });
-    };
-    const auto are_summed = [&](uint32_t piece) {
-        return have_come(all, turn.epoch, SUMMED, piece + 1, [&](uint32_t rank) { return has_row(piece, rank); });
-    };
     push(0);
-    announce(all, turn.epoch, BROUGHT, 1);
-    for (uint32_t piece = 0; piece <= pieces; ++piece) {
-        if (piece + 1 < pieces) {
-            push(piece + 1);
+    announce(all, turn.epoch, 1);
+    for (uint32_t round = 0; round <= pieces; ++round) {
+        if (round + 1 < pieces) {
+            push(round + 1);
         }
-        if (piece < pieces) {
-            if (!are_brought(piece)) {
-                break;
-            }
-            if (has_row(piece, all.rank)) {
-                add(piece);
-            }
-            announce(all, turn.epoch, SUMMED, piece + 1);
+        // What the others bring for this round's piece, and their sums of the one before. Who has no row of it waits too, and
+        // so knows who does not come.
+        if (!have_come(all, turn.epoch, round + 1)) {
+            break;
         }
-        if (piece + 1 < pieces) {
-            announce(all, turn.epoch, BROUGHT, piece + 2);
-        }
-        if (piece > 0) {
-            if (!are_summed(piece - 1)) {
-                break;
+        if (round < pieces) {
+            if (has_row(round, all.rank)) {
+                add(round);
             }
-            norm(piece - 1);
+            announce(all, turn.epoch, round + 2);
+        }
+        if (round > 0) {
+            norm(round - 1);
         }
     }
     leave(all, turn.epoch);
@@ -352,13 +344,8 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
     __shared__ float squares_of[2][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
-    // No kernel writes weights.
-    const uint4 by_words = is_in ? load_words<WIDTH>(weight + vector * WIDTH) : uint4{};
-    if (all.apart != 0) {
-        let_next_kernel_start();
-    }
-    wait_for_previous_kernel();
-    const auto [epoch, half, first, step] = begin(all);
+    uint4 by_words;
+    const auto [epoch, half, first, step] = begin_norm(all, weight, vector, is_in, by_words);
     const auto place = [&](uint64_t row) { return row * vectors + vector; };
     const auto brought = [&](uint64_t row) { return half + place(row) * sizeof(uint4); };
     for (uint64_t row = blockIdx.x; row < rows && is_in; row += gridDim.x) {
@@ -515,8 +502,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     pick_best(all, x, pitch, first_column, out, rows);
 }
 
-// Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks. Units are 16 bytes where
-// starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half. Of a norm: block (a thread for each
-// unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is at most PUSHED_UNITS.
-// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads. In shares of R ranks: rows * columns
-// units fit a half, and beside them R - 1 times the grid's for each piece, of which a block has one for each R of its rows.
+extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
+    // The exchanges that this rank has come to are over.
+    wait_for_previous_kernel();
+    if (threadIdx.x == 0) {
+        give_up(all, all.rank);
+    }
+}
+
+// Launch: grid (at most BLOCKS_MAX), block (THREADS of contract::all_reduce), the same on all ranks; part_from_ranks: grid (1),
+// block (32). Units are 16 bytes where starts, columns and pitches are whole ones, else 2; `units` is all rows' and fits a half.
+// Of a norm: block (a thread for each unit of a row, in whole warps, at most NORM_THREADS_MAX), whole units; what is pushed is
+// at most PUSHED_UNITS.
+// In pieces: two ranks, whole units, and of 4 rows at most NORM_THREADS_MAX / 2 threads. In shares of R ranks a half has
+// rows + (R - 1) * grid * div_ceil(div_ceil(rows, grid), R) rows.

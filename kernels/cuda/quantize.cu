@@ -1,5 +1,5 @@
 // Rounding activations to E4M3: rows as they are, rows that are normalised, rows that are gated. The norm and the gate
-// round what they make, so that no pass of its own has to read it again.
+// round what they make, so that no pass of its own has to read it again. On Hopper, quantize_many.cu has many rows.
 //
 // quantize_<type>           out = x
 // rms_norm_rounded_<type>   out = x / sqrt(mean(x^2) + epsilon) * weight   (Zhang and Sennrich 2019, arXiv 1910.07467)
@@ -22,19 +22,14 @@
 // 16-byte accesses where they allow it; data is on 8 bytes.
 
 #include "contract.cuh"
-#include "e4m3.cuh"
 #include "element.cuh"
 #include "expert_sum.cuh"
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 #include "hopper_cluster.cuh"
 #endif
 #include "kernel_order.cuh"
-#include "reduce.cuh"
+#include "rounding.cuh"
 
-using contract::fp8::BY_GROUPS;
-using contract::fp8::BY_ROWS;
-constexpr uint32_t WIDTH = contract::fp8::VECTOR;
-constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
 // Vectors that a thread keeps; it makes others again when it needs them again. PTX keeps none and
 // repeats no loop's body, because it is three times as long otherwise.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -48,16 +43,6 @@ constexpr uint32_t HELD = 2;
 // slower than one block a row.
 constexpr uint32_t GATE_BLOCKS = contract::fp8::GATE_BLOCKS;
 
-template <typename Element>
-struct Target {
-    uint32_t columns;
-    Element* plain;
-    uint32_t kind;
-    float fixed;
-    uint8_t* data;
-    float* scales;
-};
-
 // Eight neighbours, with one access if they are `aligned`.
 template <typename Element>
 __device__ __forceinline__ void load_eight(const Element* from, bool aligned, float (&values)[WIDTH]) {
@@ -69,61 +54,6 @@ __device__ __forceinline__ void load_eight(const Element* from, bool aligned, fl
             values[i] = to_float(from[i]);
         }
     }
-}
-
-__device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
-    float largest = 0.0f;
-#pragma unroll
-    for (uint32_t i = 0; i < WIDTH; ++i) {
-        largest = larger_magnitude(largest, values[i]);
-    }
-    return largest;
-}
-
-// The largest of the `LANES` neighbours that this lane is one of, in each of them.
-template <uint32_t LANES>
-__device__ __forceinline__ float largest_of_lanes(float value) {
-#pragma unroll
-    for (uint32_t distance = LANES / 2; distance > 0; distance /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
-    }
-    return value;
-}
-
-// Of a block of whole warps.
-__device__ __forceinline__ float largest_of_block(float value, float (&partial)[WARPS_MAX]) {
-    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
-    value = largest_of_lanes<WARP>(value);
-    if (warps == 1) {
-        return value;
-    }
-    if (lane == 0) {
-        partial[warp] = value;
-    }
-    __syncthreads();
-    return largest_of_lanes<WARP>(lane < warps ? partial[lane] : 0.0f);
-}
-
-// Where a number is rounded by its bits this is long, and one function for all.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
-__device__ __noinline__
-#else
-__device__ __forceinline__
-#endif
-uint2 rounded_eight(float a, float b, float c, float d, float e, float f, float g, float h, float scale) {
-    const auto pair = [&](float low, float high) { return e4m3_pair(__fdiv_rn(low, scale), __fdiv_rn(high, scale)); };
-    return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
-}
-
-template <typename Element>
-__device__ __forceinline__ void write(const Target<Element>& target, uint64_t row, uint32_t column, float scale,
-                                      const float (&values)[WIDTH]) {
-    const uint64_t at = row * target.columns + column;
-    if (target.plain != nullptr) {
-        store<WIDTH>(target.plain + at, values);
-    }
-    const uint2 eight = rounded_eight(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], scale);
-    *reinterpret_cast<uint2*>(target.data + at) = eight;
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -59,6 +59,10 @@ pub trait Backend {
         Ok(None)
     }
 
+    /// Tells the other ranks that this one comes to no more exchanges, so that none waits for it. Those of a link that meets on
+    /// the host miss it when its end of the link is gone.
+    fn part(&self) {}
+
     /// Waits until the device has finished all work of this lane, successfully or not. It allocates nothing on the
     /// device or the host. A backend whose calls are synchronous returns at once.
     ///

@@ -74,6 +74,10 @@ impl<B: Backend> Backend for FaultyBackend<B> {
         self.backend.capture(run)
     }
 
+    fn part(&self) {
+        self.backend.part();
+    }
+
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.backend.wait_for_all()
     }

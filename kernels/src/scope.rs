@@ -57,6 +57,11 @@ impl<'w, B: Backend> Scope<'w, B> {
         self.backend.rank()
     }
 
+    /// Tells the other ranks that this one comes to no more exchanges; see [`Backend::part`].
+    pub fn part(&self) {
+        self.backend.part();
+    }
+
     /// An uninitialised tensor of the target's activation type.
     pub fn empty(&self, shape: impl Into<Shape>) -> Result<Tensor<'_>, KernelError> {
         self.take(shape, self.target().activation())

@@ -305,6 +305,31 @@ fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
     }
 }
 
+#[test]
+fn a_rank_that_parts_is_not_waited_for() {
+    let (rows, columns) = (4, 64);
+    let found = on_gpu_ranks(2, |scope, _| {
+        let partial = scope.upload([rows, columns], &numbers(1, rows * columns))?;
+        let mut sum = scope.upload([rows, columns], &numbers(2, rows * columns))?;
+        // What it has come to is whole.
+        scope.all_reduce_add(&partial, &mut sum)?;
+        let whole = scope.download::<bf16>(&sum).map(drop);
+        let began = Instant::now();
+        if scope.rank().index() == 1 {
+            scope.part();
+            return Ok((whole, Ok(()), Duration::ZERO));
+        }
+        scope.all_reduce_add(&partial, &mut sum)?;
+        let result = scope.download::<bf16>(&sum).map(drop);
+        Ok((whole, result, began.elapsed()))
+    });
+    let [(first, result, took), (second, ..)] =
+        found.into_iter().flatten().collect::<Vec<_>>().try_into().expect("two");
+    assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
+    let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("{result:?}") };
+    assert!(reason.contains("rank 1 did not come") && took < PATIENCE / 2, "{reason} after {took:?}");
+}
+
 fn a_missing_rank_is_a_lost_device([rows, columns]: [usize; 2]) {
     let given_up = Barrier::new(2);
     let found = on_gpu_ranks(2, |scope, _| {

@@ -2,13 +2,15 @@
 """Writes a checkpoint of a released model's shape with random weights, and what transformers computes from it.
 
     seven_billion.py FOLDER [--shape qwen2.5-vl-7b|qwen3-vl-8b|qwen3-vl-30b-a3b] [--layers N] [--tiny] [--device cpu]
-                     [--weights-only]
+                     [--weights-only] [--rounded]
 
 FOLDER gets 16.6, 17.5 or 62 GB of bf16 safetensors in the released layout, and prompts/<name>.{json,safetensors}: token ids
 with a placeholder a picture, the pictures as PNG, and the logits of the last 32 tokens in bf16 and in f32, both with
 sdpa. `model/tests/seven_billion.rs` reads all of it. --tiny makes the same of few layers, to try the script on a CPU.
 --weights-only writes the checkpoint and computes nothing: for `bursar bench --model FOLDER --only start`. On a GPU the
-rate of its bus is printed: what loading can reach. --layers keeps so many of the decoder's.
+rate of its bus is printed: what loading can reach. --layers keeps so many of the decoder's. --rounded also writes
+FOLDER-block, FOLDER-channel and FOLDER-tensor: the decoder's projections in the FP8 formats that are released, with the
+same prompts and results; the last has scales of activations, from the largest of the prompts.
 
 Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU with 60 GB free.
 """
@@ -16,6 +18,7 @@ Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU wi
 import argparse
 import gzip
 import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -175,7 +178,7 @@ def released_axes(name, weight):
 def write_safetensors(path, tensors):
     """The format by hand: the package makes a copy of a shard, and 16 GB are copied often enough here."""
     header, end = {}, 0
-    kinds = {torch.bfloat16: "BF16", torch.float32: "F32"}
+    kinds = {torch.bfloat16: "BF16", torch.float32: "F32", torch.float8_e4m3fn: "F8_E4M3"}
     for name, tensor in tensors.items():
         size = tensor.numel() * tensor.element_size()
         header[name] = {"dtype": kinds[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [end, end + size]}
@@ -204,6 +207,49 @@ def write_weights(folder, model):
     weight_map = {name: file(index) for index, shard in enumerate(shards) for name in shard}
     write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map})
     return sum(sizes)
+
+
+def watch_activations(model):
+    """The largest number that has entered each projection since, by the name of its weight."""
+    largest = {}
+
+    def of(name):
+        def before(_, inputs):
+            found = inputs[0].abs().max().float()
+            largest[name] = torch.maximum(largest.get(name, found), found)
+
+        return before
+
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(of(released_name(f"{name}.weight", model.config.model_type)))
+    return largest
+
+
+def write_rounded(folder, model, config, largest):
+    """The folders of --rounded, by the rules of `tests/golden/make_fp8.py`."""
+    sys.path.insert(0, str(GOLDEN))
+    from make_fp8 import MAX, Format
+
+    plain = {released_name(name, config["model_type"]): weight.data for name, weight in model.named_parameters()}
+    for name in ("block", "channel", "tensor"):
+        to, how = folder.with_name(f"{folder.name}-{name}"), Format(name, ["visual"])
+        to.mkdir(exist_ok=True)
+        for file in [*folder.glob("*.json"), folder / "prompts"]:
+            if "index" not in file.name and not (to / file.name).exists():
+                (to / file.name).symlink_to(file.resolve())
+        tensors = how.write(plain)
+        (to / "config.json").unlink()
+        if name == "tensor":
+            tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith((".k_scale", ".v_scale"))}
+            tensors |= {scale: largest[scale.replace("input_scale", "weight")] / MAX for scale in tensors
+                        if scale.endswith("input_scale")}  # fmt: skip
+            write_json(to / "config.json", config)
+            write_json(to / "hf_quant_config.json", {"producer": {"name": "modelopt"}, "quantization": {
+                "quant_algo": "FP8", "kv_cache_quant_algo": None, "exclude_modules": ["lm_head", "visual*"]}})  # fmt: skip
+        else:
+            write_json(to / "config.json", config | {"quantization_config": how.config()})
+        write_safetensors(to / "model.safetensors", tensors)
 
 
 def bus_rate(device):
@@ -273,6 +319,7 @@ def main():
     arguments.add_argument("--layers", type=int)
     arguments.add_argument("--device", default="cuda")
     arguments.add_argument("--weights-only", action="store_true")
+    arguments.add_argument("--rounded", action="store_true")
     arguments = arguments.parse_args()
     folder, prompts = arguments.folder, arguments.folder / "prompts"
     prompts.mkdir(parents=True, exist_ok=True)
@@ -303,6 +350,7 @@ def main():
         picture.save(prompts / f"{name}.png", compress_level=1)
     made = {name: make_prompt(parts, seed) for seed, (name, parts) in enumerate(PROMPTS.items())}
     found = {name: {} for name in made}
+    largest = watch_activations(model) if arguments.rounded else {}
     for kind in (torch.bfloat16, torch.float32):
         for weight in model.parameters():  # not the buffers: the rotary frequencies are f32 in either
             weight.data = weight.data.to(kind)
@@ -313,6 +361,9 @@ def main():
             if embeddings is not None:
                 found[name][f"embeddings.{ending}"] = embeddings  # [merged patches, hidden], in reading order
             said(f"{name} of {count} tokens in {ending}")
+        if arguments.rounded and kind == torch.bfloat16:
+            write_rounded(folder, model, config, largest)
+            said("the rounded ones are written")
     for name, (ids, names) in made.items():
         write_safetensors(prompts / f"{name}.safetensors", found[name])
         write_json(prompts / f"{name}.json", {"ids": ids, "pictures": [f"{name}.png" for name in names]})

@@ -17,9 +17,8 @@ struct Control {
     uint32_t epoch;
     uint32_t done;
     uint32_t failed;
-    // By what has come of a piece, block, and the rank that tells: the epoch in the upper half, and of how many pieces. Only
-    // grows.
-    uint64_t pieces[2][BLOCKS_MAX][RANKS_MAX];
+    // By block and the rank that tells: the epoch in the upper half, and how many of its pieces have come.
+    uint64_t pieces[BLOCKS_MAX][RANKS_MAX];
 };
 static_assert(offsetof(Control, failed) == contract::all_reduce::FAILED_AT, "the host reads it there");
 static_assert(sizeof(Control) <= contract::all_reduce::PUSHED_AT, "what is pushed follows");
@@ -95,8 +94,9 @@ __device__ __forceinline__ bool meet(const Exchange& all, uint32_t meeting, uint
         Control* own = all.control[all.rank];
         const uint32_t* theirs = &own->arrived[meeting][blockIdx.x][threadIdx.x];
         const uint64_t start = nanoseconds();
-        // Signed, so that the epoch may wrap.
-        while (static_cast<int32_t>(load_acquire(theirs) - epoch) < 0) {
+        // It comes to no exchange beyond the next before this rank has ended this one. What stands there from long ago, when
+        // so many blocks met last, may be larger since the epoch wrapped.
+        while (load_acquire(theirs) - epoch > 1) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
                 give_up(all, threadIdx.x);
                 came = false;

@@ -7,31 +7,29 @@
 // for that much of each, longer than a block takes to read, add up and write it. While one does, others keep the link busy.
 constexpr uint32_t PIECE = 4;
 
-// What of a piece has come from a rank: what it brings, or sums that it has made of what all bring.
-constexpr uint32_t BROUGHT = 0, SUMMED = 1;
-
 // Tells block b of the other ranks that so many of this exchange's pieces are there. A release is cumulative: what all
 // threads wrote before the barrier comes before it. Only the first threads wait until that has arrived.
-__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t what, uint32_t pieces) {
+__device__ __forceinline__ void announce(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     __syncthreads();
     if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
         Control* other = all.control[threadIdx.x];
-        store_release(&other->pieces[what][blockIdx.x][all.rank], uint64_t(epoch) << 32 | pieces);
+        store_release(&other->pieces[blockIdx.x][all.rank], uint64_t(epoch) << 32 | pieces);
     }
 }
 
-// Waits until block b of each other rank that `is_awaited` has announced as many. False if one did not in time, here or
-// before.
-template <typename IsAwaited>
-__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t what, uint32_t pieces,
-                                          IsAwaited is_awaited) {
+// Waits until block b of each other rank has announced as many. False if one did not in time, here or before.
+__device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, uint32_t pieces) {
     bool came = true;
-    if (threadIdx.x < all.ranks && threadIdx.x != all.rank && is_awaited(threadIdx.x)) {
+    if (threadIdx.x < all.ranks && threadIdx.x != all.rank) {
         Control* own = all.control[all.rank];
-        const uint64_t* theirs = &own->pieces[what][blockIdx.x][threadIdx.x];
-        const uint64_t wanted = uint64_t(epoch) << 32 | pieces, start = nanoseconds();
-        // Signed, so that the epoch may wrap. A later epoch stands there if the other rank has gone on.
-        while (static_cast<int64_t>(load_acquire(theirs) - wanted) < 0) {
+        const uint64_t* theirs = &own->pieces[blockIdx.x][threadIdx.x];
+        const auto are_there = [&] {
+            const uint64_t told = load_acquire(theirs);
+            const uint32_t of = static_cast<uint32_t>(told >> 32);
+            return of == epoch ? static_cast<uint32_t>(told) >= pieces : of == epoch + 1;
+        };
+        const uint64_t start = nanoseconds();
+        while (!are_there()) {
             if (load_acquire(&own->failed) != 0 || nanoseconds() - start > all.patience) {
                 give_up(all, threadIdx.x);
                 came = false;
@@ -46,20 +44,19 @@ __device__ __forceinline__ bool have_come(const Exchange& all, uint32_t epoch, u
 // one's. The next piece is on its way while one is added up.
 template <typename Push, typename Add>
 __device__ __forceinline__ void in_pieces(const Exchange& all, uint32_t epoch, uint32_t pieces, Push push, Add add) {
-    const auto is_other = [](uint32_t) { return true; };
     push(0);
-    announce(all, epoch, BROUGHT, 1);
+    announce(all, epoch, 1);
     for (uint32_t piece = 0; piece < pieces; ++piece) {
         const bool is_last = piece + 1 == pieces;
         if (!is_last) {
             push(piece + 1);
         }
-        if (!have_come(all, epoch, BROUGHT, piece + 1, is_other)) {
+        if (!have_come(all, epoch, piece + 1)) {
             break;
         }
         add(piece);
         if (!is_last) {
-            announce(all, epoch, BROUGHT, piece + 2);
+            announce(all, epoch, piece + 2);
         }
     }
 }

@@ -42,6 +42,7 @@ macro_rules! images {
             machine_code!("linear_gated_hopper"),
             machine_code!("linear_many_e4m3"),
             machine_code!("gate_up_middle"),
+            machine_code!("quantize_many"),
             machine_code!("route_normed"),
             machine_code!("turn_scales"),
         ];

@@ -284,6 +284,14 @@ pub(super) fn all_gather(cuda: &Cuda, link: &CudaLink, call: all_gather::Call<'_
     cuda.exchange(link, (OP, kernels), &call.part, &call.out, None)
 }
 
+/// As [`Backend::part`]. Of a device that takes no launch the others learn after their patience.
+pub(super) fn part(cuda: &Cuda, link: &CudaLink) {
+    if let (Some(hopper), Ok(())) = (&cuda.entry_points().hopper, cuda.enter()) {
+        // SAFETY: this is the kernel's parameter, and the maker of the link vouches for its memory.
+        drop(unsafe { cuda.launch(hopper.part_from_ranks, Extent::line(1, 32), arguments![link.exchange]) });
+    }
+}
+
 pub(super) fn best_of_ranks(cuda: &Cuda, link: &CudaLink, call: best_of_ranks::Call<'_>) -> Result<(), KernelError> {
     const OP: &str = "best_of_ranks";
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;

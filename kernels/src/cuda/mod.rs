@@ -278,6 +278,10 @@ impl Backend for Cuda {
         self.link.as_ref().map_or(Rank::ALONE, RankLink::rank)
     }
 
+    fn part(&self) {
+        rank_link::part(self);
+    }
+
     fn wait_for_all(&self) -> Result<(), KernelError> {
         self.wait()
     }

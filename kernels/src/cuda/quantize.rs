@@ -4,7 +4,10 @@ use bursar_budgets::Address;
 
 use super::{
     Cuda,
-    contract::fp8::{BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, THREADS_MAX, VECTOR},
+    contract::{
+        HopperEntryPoints,
+        fp8::{BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, GATE_HELD, GATE_THREADS_MAX, THREADS_MAX, VECTOR},
+    },
     launch::{Arguments, Extent, Function, arguments, count},
 };
 use crate::{Activations, KernelError, Quantization, Rounded, Tensor, ops};
@@ -15,13 +18,24 @@ pub(super) fn serves(columns: usize) -> bool {
 }
 
 pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
-    launch(cuda, "quantize", (cuda.entry_points().quantize, 1), input(&call.x), None, &call.out)
+    let (x, before) = (&call.x, input(&call.x));
+    let (kernel, before) = match many(cuda, x, x.columns()) {
+        Some((hopper, held)) => (Kernel::many(cuda, hopper.quantize_many, held, x), before.with(count(x.rows()))),
+        None => (Kernel::row_each(cuda.entry_points().quantize, x.rows(), x.columns()), before),
+    };
+    launch(cuda, "quantize", kernel, before, None, &call.out)
 }
 
 /// The norm of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn rms_norm(cuda: &Cuda, call: &ops::rms_norm::Call<'_>, out: &Rounded<'_>) -> Result<(), KernelError> {
-    let before = input(&call.x).with(call.weight.address()).with(call.epsilon);
-    launch(cuda, "rms_norm", (cuda.entry_points().rms_norm_rounded, 1), before, call.out.plain.as_ref(), out)
+    let (x, before) = (&call.x, input(&call.x).with(call.weight.address()).with(call.epsilon));
+    let (kernel, before) = match many(cuda, x, x.columns()).filter(|_| starts_whole(&call.weight)) {
+        Some((hopper, held)) => {
+            (Kernel::many(cuda, hopper.rms_norm_rounded_many, held, x), before.with(count(x.rows())))
+        }
+        None => (Kernel::row_each(cuda.entry_points().rms_norm_rounded, x.rows(), x.columns()), before),
+    };
+    launch(cuda, "rms_norm", kernel, before, call.out.plain.as_ref(), out)
 }
 
 /// The norm of rows that a mixture's products are added to first, on Hopper; `before` are the operands of the sum and the
@@ -30,30 +44,90 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
     const OP: &str = "add_experts_rms_norm";
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let hopper = cuda.entry_points().hopper.as_ref().ok_or(KernelError::NoKernel { op: OP })?;
-    launch(cuda, OP, (hopper.add_experts_rms_norm_rounded, 1), before, out.plain.as_ref(), rounded)
+    let kernel = Kernel::row_each(hopper.add_experts_rms_norm_rounded, rounded.data.rows(), rounded.data.columns());
+    launch(cuda, OP, kernel, before, out.plain.as_ref(), rounded)
 }
 
 /// The gate of rows that are rounded, whether they are wanted plain too or not.
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
-    let is_few = out.rows() * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
+    let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
+    let processors = cuda.kernels.target.processors;
+    let is_few = rows * GATE_BLOCKS <= 4 * processors;
+    // A thread's numbers wait in registers for the scale of their row; other scales are known at once, so that nothing is won.
+    let is_kept = rounded.quantization == Quantization::Rows && rows > 4 * processors && is_long(columns);
     let kernels = cuda.entry_points();
-    let kernel = match &kernels.hopper {
-        Some(hopper) if is_few => (hopper.silu_mul_rounded_few, GATE_BLOCKS),
-        _ => (kernels.silu_mul_rounded, 1),
+    let (kernel, before) = match &kernels.hopper {
+        Some(hopper) if is_few => (Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns), before),
+        Some(hopper) if is_kept && is_whole(gate_up) => {
+            let threads = (columns / VECTOR).div_ceil(GATE_HELD).next_multiple_of(32);
+            (Kernel { function: hopper.silu_mul_rounded_many, blocks: rows, threads }, before.with(count(rows)))
+        }
+        _ => (Kernel::row_each(kernels.silu_mul_rounded, rows, columns), before),
     };
-    launch(cuda, "silu_mul", kernel, input(gate_up), out.plain.as_ref(), rounded)
+    launch(cuda, "silu_mul", kernel, before, out.plain.as_ref(), rounded)
+}
+
+/// A kernel and its launch.
+struct Kernel {
+    function: Function,
+    blocks: usize,
+    threads: usize,
+}
+
+impl Kernel {
+    /// A block has a row.
+    fn row_each(function: Function, rows: usize, columns: usize) -> Self {
+        Kernel { function, blocks: rows, threads: threads(columns / VECTOR) }
+    }
+
+    /// A cluster has a row.
+    fn cluster_each(function: Function, rows: usize, columns: usize) -> Self {
+        Kernel { function, blocks: rows * GATE_BLOCKS, threads: threads((columns / VECTOR).div_ceil(GATE_BLOCKS)) }
+    }
+
+    /// As many blocks as run at once, of which each has many rows of `x`. See `quantize_many.cu`.
+    fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
+        let threads = threads(x.columns() / VECTOR);
+        let at_once = (THREADS_MAX * (4 - held) / threads).min(16);
+        let blocks = x.rows().min(at_once * cuda.kernels.target.processors);
+        Kernel { function: by_held[held - 1], blocks, threads }
+    }
+}
+
+fn threads(vectors: usize) -> usize {
+    vectors.next_multiple_of(32).clamp(32, THREADS_MAX)
+}
+
+/// Whether there are more rows of `x` than multiprocessors, on Hopper, and how many vectors of one a thread keeps.
+fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a HopperEntryPoints<Function>, usize)> {
+    let hopper = cuda.entry_points().hopper.as_ref()?;
+    let held = (columns / VECTOR).div_ceil(THREADS_MAX);
+    ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.processors && is_whole(x)).then_some((hopper, held))
+}
+
+/// Whether a row of gates is longer than what the threads of a block keep of it elsewhere, and not longer than they do here.
+fn is_long(columns: usize) -> bool {
+    (2 * THREADS_MAX + 1..=GATE_HELD * GATE_THREADS_MAX).contains(&(columns / VECTOR))
+}
+
+/// Whether all rows begin where 16 bytes may be read.
+fn is_whole(x: &Tensor<'_>) -> bool {
+    starts_whole(x) && x.pitch().is_multiple_of(VECTOR)
+}
+
+fn starts_whole(x: &Tensor<'_>) -> bool {
+    x.address().0.is_multiple_of(16)
 }
 
 fn input(x: &Tensor<'_>) -> Arguments {
     arguments![x.address(), count(x.pitch())]
 }
 
-/// Launches a kernel that has so many blocks for a row.
 fn launch(
     cuda: &Cuda,
     op: &'static str,
-    (kernel, blocks): (Function, usize),
+    kernel: Kernel,
     before: Arguments,
     plain: Option<&Tensor<'_>>,
     out: &Rounded<'_>,
@@ -71,7 +145,6 @@ fn launch(
         Quantization::Rows => (BY_ROWS, 1.0),
         Quantization::Fixed(scale) => (FIXED, scale),
     };
-    let threads = (columns / VECTOR).div_ceil(blocks).next_multiple_of(32).min(THREADS_MAX);
     let arguments = before
         .with(count(columns))
         .with(plain.map_or(Address(0), Tensor::address))
@@ -80,5 +153,5 @@ fn launch(
         .with(out.data.address())
         .with(out.scales.address());
     // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
-    unsafe { cuda.launch(kernel, Extent::line(rows * blocks, threads), arguments) }
+    unsafe { cuda.launch(kernel.function, Extent::line(kernel.blocks, kernel.threads), arguments) }
 }

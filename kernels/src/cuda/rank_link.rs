@@ -105,3 +105,9 @@ pub(super) fn best_of_ranks(cuda: &Cuda, call: best_of_ranks::Call<'_>) -> Resul
         _ => Err(KernelError::NoKernel { op: "best_of_ranks" }),
     }
 }
+
+pub(super) fn part(cuda: &Cuda) {
+    if let Some(RankLink::Kernels(link)) = &cuda.link {
+        link::part(cuda, link);
+    }
+}

@@ -40,6 +40,7 @@ const LINEAR_FEW_E4M3: Source = waiting("linear_few_e4m3");
 const LINEAR_MANY: Source = waiting("linear_gated_hopper");
 const LINEAR_MANY_E4M3: Source = waiting("linear_many_e4m3");
 const QUANTIZE: Source = waiting("quantize");
+const QUANTIZE_MANY: Source = waiting("quantize_many");
 const RMS_NORM: Source = waiting("rms_norm");
 const ROTARY: Source = waiting("rotary");
 const ROUTE: Source = waiting("route");
@@ -128,6 +129,7 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub attention_paged_combine: F,
     pub attention_packed: ByPackedHeadDim<F>,
     pub best_of_ranks: F,
+    pub part_from_ranks: F,
     pub e4m3_cache: E4m3Cache<F>,
     pub experts: Experts<F>,
     /// Of weights with a scale for each block.
@@ -151,6 +153,10 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub linear_e4m3_rows: LinearE4m3<F>,
     pub route_normed: F,
     pub silu_mul_rounded_few: F,
+    pub silu_mul_rounded_many: F,
+    /// By vectors of a row that a thread keeps, as the next.
+    pub quantize_many: [F; 2],
+    pub rms_norm_rounded_many: [F; 2],
     pub turn_scales: F,
 }
 
@@ -283,6 +289,7 @@ impl<F> HopperEntryPoints<F> {
             attention_paged_combine: all.sized(combine, "attention_paged_combine", 'd', PAGED_HEAD_DIM)?,
             attention_packed: all.by_packed_head_dim(ATTENTION_PREFILL_HOPPER, "attention_packed_hopper")?,
             best_of_ranks: all.named(ALL_REDUCE, "best_of_ranks")?,
+            part_from_ranks: all.named(ALL_REDUCE, "part_from_ranks")?,
             e4m3_cache: E4m3Cache::find(all)?,
             experts: Experts::find(all, EXPERTS_FEW, EXPERTS_MANY, "")?,
             experts_e4m3_blocks: Experts::find(all, EXPERTS_FEW_E4M3, EXPERTS_MANY_E4M3, "_e4m3_blocks")?,
@@ -299,6 +306,12 @@ impl<F> HopperEntryPoints<F> {
             linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
+            silu_mul_rounded_many: all.typed(QUANTIZE_MANY, "silu_mul_rounded_many")?,
+            quantize_many: [all.typed(QUANTIZE_MANY, "quantize_many_1")?, all.typed(QUANTIZE_MANY, "quantize_many_2")?],
+            rms_norm_rounded_many: [
+                all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_1")?,
+                all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_2")?,
+            ],
             turn_scales: all.named(waiting("turn_scales"), "turn_scales")?,
         })
     }

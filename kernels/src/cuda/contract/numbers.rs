@@ -383,6 +383,10 @@ contract! {
         const THREADS_MAX: usize = 512;
         /// Blocks of a cluster, which shares a row of gates.
         const GATE_BLOCKS: usize = 8;
+        /// Vectors that a thread keeps of one of many rows of gates.
+        const GATE_HELD: usize = 4;
+        /// Most threads of a block that has one of those.
+        const GATE_THREADS_MAX: usize = 640;
         /// Each group of a row has a scale.
         const BY_GROUPS: u32 = 0;
         /// Each row has one.

@@ -1,0 +1,95 @@
+// What kernels share that round rows of activations to E4M3: where they go, and how numbers become codes. See quantize.cu.
+#pragma once
+
+#include "contract.cuh"
+#include "e4m3.cuh"
+#include "element.cuh"
+#include "reduce.cuh"
+
+using contract::fp8::BY_GROUPS;
+using contract::fp8::BY_ROWS;
+constexpr uint32_t WIDTH = contract::fp8::VECTOR;
+constexpr uint32_t GROUP_LANES = GROUP / WIDTH;  // lanes that have a group
+
+template <typename Element>
+struct Target {
+    uint32_t columns;
+    Element* plain;
+    uint32_t kind;
+    float fixed;
+    uint8_t* data;
+    float* scales;
+};
+
+__device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
+    float largest = 0.0f;
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        largest = larger_magnitude(largest, values[i]);
+    }
+    return largest;
+}
+
+// The largest of the `LANES` neighbours that this lane is one of, in each of them.
+template <uint32_t LANES>
+__device__ __forceinline__ float largest_of_lanes(float value) {
+#pragma unroll
+    for (uint32_t distance = LANES / 2; distance > 0; distance /= 2) {
+        value = fmaxf(value, __shfl_xor_sync(ALL_LANES, value, distance));
+    }
+    return value;
+}
+
+// Of a block of whole warps.
+__device__ __forceinline__ float largest_of_block(float value, float (&partial)[WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    value = largest_of_lanes<WARP>(value);
+    if (warps == 1) {
+        return value;
+    }
+    if (lane == 0) {
+        partial[warp] = value;
+    }
+    __syncthreads();
+    return largest_of_lanes<WARP>(lane < warps ? partial[lane] : 0.0f);
+}
+
+// `value / scale` in f32, whose inverse the caller has: one correction of their product leaves no other code than the
+// rounded quotient's (Markstein 1990), which takes twice the instructions. What is too much is taken off, so that -0 stays
+// -0. What is far outside of E4M3, or none, stays.
+__device__ __forceinline__ float divided(float value, float scale, float inverse) {
+    const float quotient = value * inverse;
+    const float too_much = __fmaf_rn(quotient, scale, -value);
+    const float corrected = __fmaf_rn(-too_much, inverse, quotient);
+    return fabsf(quotient) < 2.0f * E4M3_MAX ? corrected : quotient;
+}
+
+// Where a number is rounded by its bits this is long, and one function for all.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
+__device__ __noinline__
+#else
+__device__ __forceinline__
+#endif
+uint2 rounded_eight(float a, float b, float c, float d, float e, float f, float g, float h, float scale) {
+    // Where the inverse and the remainders are normal numbers.
+    if (scale >= 0x1p-100f && scale <= 0x1p100f) {
+        const float inverse = __frcp_rn(scale);
+        const auto pair = [&](float low, float high) {
+            return e4m3_pair(divided(low, scale, inverse), divided(high, scale, inverse));
+        };
+        return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
+    }
+    const auto pair = [&](float low, float high) { return e4m3_pair(__fdiv_rn(low, scale), __fdiv_rn(high, scale)); };
+    return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
+}
+
+template <typename Element>
+__device__ __forceinline__ void write(const Target<Element>& target, uint64_t row, uint32_t column, float scale,
+                                      const float (&values)[WIDTH]) {
+    const uint64_t at = row * target.columns + column;
+    if (target.plain != nullptr) {
+        store<WIDTH>(target.plain + at, values);
+    }
+    const uint2 eight = rounded_eight(values[0], values[1], values[2], values[3], values[4], values[5], values[6], values[7], scale);
+    *reinterpret_cast<uint2*>(target.data + at) = eight;
+}

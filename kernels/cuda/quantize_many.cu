@@ -1,0 +1,155 @@
+// Rounding many rows of activations to E4M3 on Hopper, with the bits of quantize.cu, whose operands these are, and `rows`.
+//
+// quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>   a block has rows a grid apart; the next one is on its way
+//                                                                    while this one is rounded, and weights stay in registers
+// silu_mul_rounded_many_<type>                                       a block has a row, of which a thread keeps what it made
+//
+// A thread keeps `held` vectors of a row. Starts and rows are on 16 bytes.
+
+// Targets: sm_90a
+
+#include "kernel_order.cuh"
+#include "rounding.cuh"
+
+using contract::fp8::GATE_HELD;
+using contract::fp8::GATE_THREADS_MAX;
+using contract::fp8::THREADS_MAX;
+
+enum class Kind { PLAIN, NORM, GATE };
+
+template <Kind KIND, uint32_t HELD, typename Element>
+__device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
+                                           uint32_t rows, const Target<Element>& target) {
+    // By turn, so that one is read while the next is written.
+    __shared__ float partial_squares[2][WARPS_MAX], partial_largest[2][WARPS_MAX];
+    using Kept = Words<WIDTH, Element>;
+    constexpr bool IS_GATE = KIND == Kind::GATE;
+    const uint32_t vectors = target.columns / WIDTH, groups = (target.columns + GROUP - 1) / GROUP;
+    Kept weights[HELD], fetched[HELD], ups[HELD];
+    const auto each = [&](auto step) {
+#pragma unroll
+        for (uint32_t slot = 0; slot < HELD; ++slot) {
+            const uint32_t vector = threadIdx.x + slot * blockDim.x;
+            step(slot, vector, vector < vectors);
+        }
+    };
+    const auto fetch = [&](uint64_t row) {
+        const Element* from = x + row * x_pitch;
+        each([&](uint32_t slot, uint32_t vector, bool is_in) {
+            if (is_in) {
+                fetched[slot] = load_words<WIDTH>(from + vector * WIDTH);
+                if constexpr (IS_GATE) {
+                    ups[slot] = load_words<WIDTH>(from + target.columns + vector * WIDTH);
+                }
+            }
+        });
+    };
+    let_next_kernel_start();
+    if constexpr (KIND == Kind::NORM) {
+        // No kernel writes weights.
+        each([&](uint32_t slot, uint32_t vector, bool is_in) {
+            if (is_in) {
+                weights[slot] = load_words<WIDTH>(weight + vector * WIDTH);
+            }
+        });
+    }
+    wait_for_previous_kernel();
+    fetch(blockIdx.x);
+    uint32_t turn = 0;
+    for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
+        float values[HELD][WIDTH], squares = 0.0f, largest = 0.0f;
+        each([&](uint32_t slot, uint32_t, bool is_in) {
+            float(&own)[WIDTH] = values[slot];
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                own[i] = 0.0f;
+            }
+            if (!is_in) {
+                return;
+            }
+            widen<WIDTH, Element>(fetched[slot], own);
+            if constexpr (IS_GATE) {
+                float up[WIDTH];
+                widen<WIDTH, Element>(ups[slot], up);
+#pragma unroll
+                for (uint32_t i = 0; i < WIDTH; ++i) {
+                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                    own[i] = __fdividef(own[i], 1.0f + __expf(-own[i])) * up[i];
+                }
+            }
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                squares += own[i] * own[i];
+            }
+        });
+        if (!IS_GATE && row + gridDim.x < rows) {
+            fetch(row + gridDim.x);
+        }
+        if constexpr (KIND == Kind::NORM) {
+            const float factor = 1.0f / sqrtf(block_sum(squares, partial_squares[turn]) / target.columns + epsilon);
+            each([&](uint32_t slot, uint32_t, bool is_in) {
+                if (is_in) {
+                    float by[WIDTH];
+                    widen<WIDTH, Element>(weights[slot], by);
+#pragma unroll
+                    for (uint32_t i = 0; i < WIDTH; ++i) {
+                        values[slot][i] = values[slot][i] * factor * by[i];
+                    }
+                }
+            });
+        }
+        float of_row = target.fixed;
+        if (target.kind == BY_ROWS) {
+            each([&](uint32_t slot, uint32_t, bool) { largest = fmaxf(largest, largest_of(values[slot])); });
+            of_row = e4m3_scale(largest_of_block(largest, partial_largest[turn]));
+            if (threadIdx.x == 0) {
+                target.scales[row] = of_row;
+            }
+        }
+        each([&](uint32_t slot, uint32_t vector, bool is_in) {
+            float scale = of_row;
+            if (target.kind == BY_GROUPS) {
+                scale = e4m3_scale(largest_of_lanes<GROUP_LANES>(largest_of(values[slot])));
+                if (vector % GROUP_LANES == 0 && is_in) {
+                    target.scales[row * groups + vector / GROUP_LANES] = scale;
+                }
+            }
+            if (is_in) {
+                write(target, row, vector * WIDTH, scale, values[slot]);
+            }
+        });
+        if (IS_GATE) {
+            break;
+        }
+    }
+}
+
+#define MANY(HELD, name, Element)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                                   \
+        quantize_many_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,         \
+                                      Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {  \
+        round_rows<Kind::PLAIN, HELD, Element>(x, x_pitch, nullptr, 0.0f, rows,                                    \
+                                               Target<Element>{columns, plain, kind, fixed, data, scales});        \
+    }                                                                                                              \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                                   \
+        rms_norm_rounded_many_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,           \
+                                              float epsilon, uint32_t rows, uint32_t columns, Element* plain,      \
+                                              uint32_t kind, float fixed, uint8_t* data, float* scales) {          \
+        round_rows<Kind::NORM, HELD>(x, x_pitch, weight, epsilon, rows,                                            \
+                                     Target<Element>{columns, plain, kind, fixed, data, scales});                  \
+    }
+#define GATE(name, Element)                                                                                        \
+    extern "C" __global__ void __launch_bounds__(GATE_THREADS_MAX, 2)                                              \
+        silu_mul_rounded_many_##name(const Element* gate_up, uint32_t x_pitch, uint32_t rows, uint32_t columns,    \
+                                     Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {   \
+        round_rows<Kind::GATE, GATE_HELD, Element>(gate_up, x_pitch, nullptr, 0.0f, rows,                          \
+                                                   Target<Element>{columns, plain, kind, fixed, data, scales});    \
+    }
+#define KERNELS(name, Element) \
+    MANY(1, name, Element)     \
+    MANY(2, name, Element)     \
+    GATE(name, Element)
+FOR_EACH_ACTIVATION(KERNELS)
+
+// Launch: quantize and the norm: block as in quantize.cu, so that sums have its order, columns <= HELD * 8 * block, any grid of
+// at most rows. The gate: grid (rows), block (columns / 8 / GATE_HELD in whole warps, at most GATE_THREADS_MAX).
