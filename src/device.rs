@@ -18,9 +18,10 @@ pub struct DeviceOptions {
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
     /// How many devices share each model out, from the named one on; auto: as few of the named ones, or of all GPUs, as
-    /// the model fits on. If more are named than that, or with auto, models of `serve` have devices of their own.
+    /// the model fits on. If more are named than that, or with auto, models of `serve` have devices of their own; N,N is a
+    /// number for each of them, in order.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
-    tensor_parallel_size: Option<Ranks>,
+    tensor_parallel_size: Option<EachRanks>,
     /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
     #[arg(long, value_parser = capacity, global = true)]
     capacity: Option<Bytes>,
@@ -56,6 +57,15 @@ enum Ranks {
     Number(usize),
 }
 
+impl Ranks {
+    fn number(self) -> Option<usize> {
+        match self {
+            Ranks::Auto => None,
+            Ranks::Number(ranks) => Some(ranks),
+        }
+    }
+}
+
 impl FromStr for Ranks {
     type Err = String;
 
@@ -65,6 +75,22 @@ impl FromStr for Ranks {
             (_, Ok(ranks)) if (1..=RANKS_MAX as usize).contains(&ranks) => Ok(Ranks::Number(ranks)),
             _ => Err(format!("a number of devices is from 1 to {RANKS_MAX}, or auto")),
         }
+    }
+}
+
+/// One number for all models, or one for each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum EachRanks {
+    All(Ranks),
+    Each(Vec<Ranks>),
+}
+
+impl FromStr for EachRanks {
+    type Err = String;
+
+    fn from_str(typed: &str) -> Result<Self, String> {
+        let mut each = typed.split(',').map(str::parse).collect::<Result<Vec<Ranks>, _>>()?;
+        Ok(if each.len() == 1 { EachRanks::All(each.remove(0)) } else { EachRanks::Each(each) })
     }
 }
 
@@ -115,10 +141,14 @@ fn at_odds(named: usize, size: usize) -> Failure {
     }
 }
 
-fn idle(named: usize, ranks: usize, models: usize) -> Failure {
-    let (have, each) = (if models == 1 { "1 model has" } else { "the models have" }, models * ranks);
+fn told_models(models: usize) -> String {
+    if models == 1 { "1 model".to_owned() } else { format!("{models} models") }
+}
+
+fn idle(named: usize, taken: usize, models: usize) -> Failure {
+    let have = if models == 1 { "1 model has" } else { "the models have" };
     Failure {
-        error: format!("--device names {named} devices, of which {have} {each}: others would be idle"),
+        error: format!("--device names {named} devices, of which {have} {taken}: others would be idle"),
         hint: "name fewer devices, load more models, or let more devices share each out; `auto` leaves some idle"
             .to_owned(),
     }
@@ -156,21 +186,29 @@ impl DeviceOptions {
     /// out, or any number may, models have devices of their own while there are some.
     ///
     /// # Errors
-    /// The number of devices is no multiple of those that share a model out; those of [`Placing::place`].
+    /// The number of devices is no multiple of those that share a model out, or some would be idle; those of
+    /// [`Placing::place`].
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,
         canary: Option<Bytes>,
     ) -> Result<Vec<Placement>, Failure> {
         let (named, count) = (self.named(), models.len());
-        let (ranks, of) = match self.tensor_parallel_size {
-            Some(Ranks::Auto) if count > 1 => (None, self.choice()?),
-            Some(Ranks::Number(ranks)) if named > ranks && named.is_multiple_of(ranks) => {
-                if count * ranks < named {
-                    return Err(idle(named, ranks, count));
+        let all = || DeviceOptions { tensor_parallel_size: None, ..self.clone() }.choice();
+        let (ranks, of) = match &self.tensor_parallel_size {
+            Some(EachRanks::Each(each)) => {
+                let taken: usize = each.iter().map(|ranks| ranks.number().unwrap_or(named)).sum();
+                if taken < named {
+                    return Err(idle(named, taken, count));
                 }
-                let all = DeviceOptions { tensor_parallel_size: None, ..self.clone() };
-                (Some(ranks), all.choice()?)
+                (None, all()?)
+            }
+            Some(EachRanks::All(Ranks::Auto)) if count > 1 => (None, self.choice()?),
+            Some(EachRanks::All(Ranks::Number(ranks))) if named > *ranks && named.is_multiple_of(*ranks) => {
+                if count * ranks < named {
+                    return Err(idle(named, count * ranks, count));
+                }
+                (Some(*ranks), all()?)
             }
             _ => {
                 let (device, ranks) = (self.choice_for(models)?, self.ranks());
@@ -182,7 +220,30 @@ impl DeviceOptions {
 
     /// Whether as many devices as the model needs may share it out.
     pub fn is_any_number(&self) -> bool {
-        self.tensor_parallel_size == Some(Ranks::Auto)
+        self.for_all() == Some(Ranks::Auto)
+    }
+
+    /// The number that is said of all models.
+    fn for_all(&self) -> Option<Ranks> {
+        match self.tensor_parallel_size {
+            Some(EachRanks::All(ranks)) => Some(ranks),
+            Some(EachRanks::Each(_)) | None => None,
+        }
+    }
+
+    /// The devices that each of so many models asks for itself ([`LoadOptions::ranks`]).
+    ///
+    /// # Errors
+    /// There are more numbers than models, or fewer.
+    pub fn ranks_of_each(&self, models: usize) -> Result<Vec<Option<usize>>, Failure> {
+        match &self.tensor_parallel_size {
+            Some(EachRanks::Each(each)) if each.len() != models => Err(Failure {
+                error: format!("--tensor-parallel-size has {} numbers for {}", each.len(), told_models(models)),
+                hint: "give one number for all models, or one for each `--model`, in order".to_owned(),
+            }),
+            Some(EachRanks::Each(each)) => Ok(each.iter().map(|ranks| ranks.number()).collect()),
+            Some(EachRanks::All(_)) | None => Ok(vec![None; models]),
+        }
     }
 
     /// The device that these options name. If any number will do, all that may be taken.
@@ -194,7 +255,7 @@ impl DeviceOptions {
             return Err(capacity_of_a_gpu());
         }
         let (capacity, named) = (self.capacity(), self.named());
-        let ranks = match self.tensor_parallel_size {
+        let ranks = match self.for_all() {
             Some(Ranks::Number(ranks)) if named != 1 && named != ranks => return Err(at_odds(named, ranks)),
             Some(Ranks::Number(ranks)) => ranks,
             Some(Ranks::Auto) | None => named,
@@ -214,7 +275,7 @@ impl DeviceOptions {
 
     /// How many devices share each model out, or may at most.
     pub fn ranks(&self) -> usize {
-        match (self.tensor_parallel_size, &self.device) {
+        match (self.for_all(), &self.device) {
             (Some(Ranks::Number(ranks)), _) => ranks,
             (Some(Ranks::Auto), Named::Auto) => gpus().max(1),
             (Some(Ranks::Auto) | None, _) => self.named(),
@@ -375,7 +436,7 @@ mod tests {
         assert_eq!(error, "--device names 2 devices, and --tensor-parallel-size is 4");
         let error = chosen("--device cuda:1 --capacity 4MiB").expect_err("a GPU has what it has");
         assert_eq!(error, "--capacity is of host memory, and --device names a GPU");
-        for wrong in ["9", "0", "two"] {
+        for wrong in ["9", "0", "two", "2,", "1,9"] {
             let error = chosen(&format!("--tp {wrong}")).expect_err(wrong);
             assert!(error.contains("a number of devices is from 1 to 8, or auto"), "{error}");
         }

@@ -90,6 +90,14 @@ async fn run() -> ExitCode {
     let main = Instant::now();
     let cli = Cli::try_parse_from(typed::as_ours(env::args_os())).unwrap_or_else(|error| logging::refuse(&error));
     cli.log.begin(cli.command.as_ref().map_or(Requests::Steps, Command::requests));
+    let serves = match &cli.command {
+        #[cfg(feature = "serve")]
+        Some(Command::Serve(_)) => true,
+        _ => false,
+    };
+    if let (false, Err(failure)) = (serves, cli.device.ranks_of_each(1)) {
+        return failure::report(Err(failure));
+    }
     match cli.command {
         None => failure::report(tour::run(&cli.device).await),
         Some(Command::Chat(options)) => chat::run(&cli.device, *options).await,

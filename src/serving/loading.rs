@@ -47,12 +47,13 @@ impl Plan {
 
 /// How each model is loaded, before it is known what shares its device.
 pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -> Result<Vec<Plan>, Failure> {
-    let plans = wanted.into_iter().map(|wanted| {
+    let ranks = device.ranks_of_each(wanted.len())?;
+    let plans = wanted.into_iter().zip(ranks).map(|(wanted, ranks)| {
         let source = model::source(&wanted.model);
         let base = LoadOptions { blas: device.blas(), profiles: device.profiles(), ..LoadOptions::default() };
         let mut options = knobs.over(base)?;
         let own = wanted.names.first().cloned().or(options.name).unwrap_or_else(|| source.name());
-        options.name = Some(own.clone());
+        (options.name, options.ranks) = (Some(own.clone()), ranks);
         let names = if wanted.names.is_empty() { vec![own] } else { wanted.names };
         Ok(Plan { source, options, names })
     });

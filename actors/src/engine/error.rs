@@ -27,6 +27,14 @@ pub enum StartError {
     /// No number of the devices found does.
     #[error(transparent)]
     NoRanksFit(#[from] NoRanksFit),
+    /// The runtime's device has fewer ranks than the model asks for.
+    #[error("`ranks` asks for {wanted} devices to share the model out, and its runtime has {has}")]
+    TooFewDevices {
+        /// [`LoadOptions::ranks`](super::LoadOptions::ranks).
+        wanted: usize,
+        /// Ranks of the runtime's device.
+        has: usize,
+    },
     /// A worst case of the envelope has shapes that do not match.
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
@@ -113,6 +121,9 @@ impl Hint for StartError {
             StartError::Model(error) => error.hint(),
             StartError::DoesNotFit(unfit) => unfit.hint(),
             StartError::NoRanksFit(error) => error.hint(),
+            StartError::TooFewDevices { .. } => {
+                "start the runtime on as many devices, let `Placing` choose them, or leave `ranks` out".to_owned()
+            }
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),

@@ -186,6 +186,7 @@ impl EngineArguments {
     }
 
     async fn fetch_and_plan(&self) -> Result<(Processor, Arc<Checkpoint>, StartPlan, Arc<Needs>), LoadError> {
+        self.check_ranks()?;
         self.check_cache_type().await?;
         if let (Some(Opened { checkpoint, .. }), Some(processor)) = (self.opened(), self.weight_store.processor()) {
             self.open_gate().await?;
@@ -214,6 +215,15 @@ impl EngineArguments {
         // After an earlier engine of this name the gate is frozen. If it is open already, it stays open.
         drop(self.budget.move_gate(self.label.clone(), Gate::Open).await?);
         Ok(())
+    }
+
+    /// Refuses a device of fewer ranks than are asked for.
+    fn check_ranks(&self) -> Result<(), StartError> {
+        let has = self.device.ranks().len().max(1);
+        match self.options.ranks {
+            Some(wanted) if wanted > has => Err(StartError::TooFewDevices { wanted, has }),
+            _ => Ok(()),
+        }
     }
 
     /// Refuses keys and values that the device has no kernels for, before anything is fetched.

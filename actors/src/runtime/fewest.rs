@@ -27,7 +27,7 @@ pub struct FewestFor {
     /// every GPU. One that its caller makes is taken as it is.
     pub of: DeviceChoice,
     /// The models that the runtime will load, with their options, each planned as if alone. The one that needs the most
-    /// devices decides.
+    /// devices, or asks for the most ([`LoadOptions::ranks`]), decides.
     pub models: Vec<(ModelSource, LoadOptions)>,
 }
 
@@ -62,7 +62,9 @@ impl FewestFor {
             .iter()
             .map(|(source, options)| found.fewest(source, options, canary))
             .collect::<Result<_, _>>()?;
-        let ranks = chosen.iter().map(|model| model.ranks).max().unwrap_or(1);
+        let asked = self.models.iter().filter_map(|(_, options)| options.ranks);
+        let ranks =
+            chosen.iter().map(|model| model.ranks).chain(asked).max().unwrap_or(1).min(found.opened.len().max(1));
         Ok((found.first(&free, ranks), chosen))
     }
 }

@@ -18,7 +18,7 @@ pub struct Placing {
     /// The devices to choose from: those that are named, or with [`DeviceChoice::Auto`] every GPU. Any other choice serves
     /// all models.
     pub of: DeviceChoice,
-    /// How many devices share each model out; none: as few as it fits on.
+    /// How many devices share a model out that does not say so itself ([`LoadOptions::ranks`]); none: as few as it fits on.
     pub ranks: Option<usize>,
     /// The models, with their options.
     pub models: Vec<(ModelSource, LoadOptions)>,
@@ -57,7 +57,7 @@ impl Placing {
     /// Finds each model's devices. It reads the models' settings, and opens devices for as long as it looks at them.
     ///
     /// # Errors
-    /// A device cannot be opened, or there are fewer than `ranks`. What is wrong with a model is told when it is loaded.
+    /// A device cannot be opened, or there are fewer than are to share a model out. What is wrong with a model is told when it is loaded.
     pub async fn place(self) -> Result<Vec<Placement>, RuntimeError> {
         let placed = tokio::task::spawn_blocking(move || self.placed()).await;
         placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?
@@ -70,8 +70,9 @@ impl Placing {
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
         }
         let count = found.opened.len();
-        if let Some(ranks) = self.ranks.filter(|ranks| !(1..=count).contains(ranks)) {
-            let reason = format!("{ranks} devices are to share each model out, and there are {count}");
+        let said = self.models.iter().filter_map(|(_, options)| options.ranks).chain(self.ranks);
+        if let Some(ranks) = said.into_iter().find(|ranks| !(1..=count).contains(ranks)) {
+            let reason = format!("{ranks} devices are to share a model out, and there are {count}");
             let hint = "name more devices, or share models out over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
         }
@@ -82,7 +83,7 @@ impl Placing {
                 Err(StartError::NoRanksFit(_)) => count,
                 Err(_) => 1,
             };
-            let devices = self.ranks.unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
+            let devices = options.ranks.or(self.ranks).unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
             Need::of(devices, planned, count)
         });
         let needs: Vec<Need> = needs.collect();

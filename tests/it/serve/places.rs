@@ -135,8 +135,39 @@ fn two_groups_of_two_serve_a_model_each() {
 }
 
 #[test]
+fn a_number_for_each_model_gives_it_as_many_devices() {
+    let flags = ["--tensor-parallel-size", "1,2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
+    let program = Program::on("host:3", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+    program.has_said("ready: other");
+    for (number, model) in ["demo", "other"].into_iter().enumerate() {
+        let told = program.get(&format!("/v1/budget?device={number}"), "");
+        let budget: Value = serde_json::from_str(told.split_once("\r\n\r\n").expect("a head").1).expect("JSON");
+        assert_eq!(models_of(&budget), [model]);
+        assert_eq!(budget["devices"], json!(["host#0,1", "host#2"]));
+        let answer = program.post("/v1/chat/completions", "", &hello(json!({"model": model, "max_tokens": 2})));
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    }
+}
+
+#[test]
+fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
+    story(async {
+        let device = DeviceChoice::Host(bursar::Bytes::mib(96));
+        let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
+        let (source, options) = named("one");
+        let asking = |ranks| LoadOptions { ranks: Some(ranks), ..options.clone() };
+        let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("it has one");
+        let why = "`ranks` asks for 2 devices to share the model out, and its runtime has 1";
+        assert_eq!((error.to_string(), error.hint().contains("Placing")), (why.to_owned(), true));
+        runtime.load_with(source, asking(1), |_| {}).await.expect("one is enough");
+        runtime.shutdown().await;
+    });
+}
+
+#[test]
 fn devices_that_would_be_left_over_are_refused() {
     for (device, size, why, hint) in [
+        ("host:4", "1,2", "has 2 numbers for 1 model", "one for each `--model`"),
         ("host:3", "2", "names 3 devices, and --tensor-parallel-size is 2", "for `serve` a multiple of that"),
         ("host:4", "2", "names 4 devices, of which 1 model has 2: others would be idle", "name fewer devices"),
     ] {
@@ -156,7 +187,7 @@ fn too_few_devices_are_told_before_anything_starts() {
         for ranks in [0, 3] {
             let placing = Placing { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
             let error = placing.place().await.expect_err("there are two");
-            let why = format!("{ranks} devices are to share each model out, and there are 2");
+            let why = format!("{ranks} devices are to share a model out, and there are 2");
             assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));
         }
     });
