@@ -1,6 +1,6 @@
 //! The device that a command leases, as typed.
 
-use std::{env, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
+use std::{cmp::Ordering, env, ffi::OsString, net::SocketAddr, num::NonZeroUsize, path::PathBuf, str::FromStr};
 
 use bursar::{
     BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Placement, Placing, Runtime,
@@ -103,6 +103,17 @@ enum Named {
     Cuda(Vec<usize>),
 }
 
+impl Named {
+    /// The same, and if it is a single device, those that follow it.
+    fn at_least(&self, devices: usize) -> Named {
+        match self {
+            Named::Host(1) => Named::Host(devices),
+            Named::Cuda(ordinals) if ordinals.len() == 1 => Named::Cuda((ordinals[0]..ordinals[0] + devices).collect()),
+            named => named.clone(),
+        }
+    }
+}
+
 impl FromStr for Named {
     type Err = String;
 
@@ -138,6 +149,13 @@ fn at_odds(named: usize, size: usize) -> Failure {
         hint: "name as many devices as are to share the model out, or for `serve` a multiple of that, or leave \
                --tensor-parallel-size out"
             .to_owned(),
+    }
+}
+
+fn too_few(named: usize, taken: usize) -> Failure {
+    Failure {
+        error: format!("--device names {named} devices, and the numbers of --tensor-parallel-size add up to {taken}"),
+        hint: "name as many devices, or share devices between models by one number for all".to_owned(),
     }
 }
 
@@ -186,29 +204,32 @@ impl DeviceOptions {
     /// out, or any number may, models have devices of their own while there are some.
     ///
     /// # Errors
-    /// The number of devices is no multiple of those that share a model out, or some would be idle; those of
-    /// [`Placing::place`].
+    /// The number of devices is no multiple of those that share a model out, some would be idle, or they are fewer than the
+    /// models' numbers add up to; those of [`Placing::place`].
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,
         canary: Option<Bytes>,
     ) -> Result<Vec<Placement>, Failure> {
         let (named, count) = (self.named(), models.len());
-        let all = || DeviceOptions { tensor_parallel_size: None, ..self.clone() }.choice();
+        let all = |device: Named| DeviceOptions { device, tensor_parallel_size: None, ..self.clone() }.choice();
         let (ranks, of) = match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) => {
-                let taken: usize = each.iter().map(|ranks| ranks.number().unwrap_or(named)).sum();
-                if taken < named {
-                    return Err(idle(named, taken, count));
+                // `auto` takes one at least.
+                let taken = each.iter().map(|ranks| ranks.number().unwrap_or(1)).sum();
+                let device = self.device.at_least(taken);
+                match named.cmp(&taken) {
+                    Ordering::Less if named > 1 => return Err(too_few(named, taken)),
+                    Ordering::Greater if !each.contains(&Ranks::Auto) => return Err(idle(named, taken, count)),
+                    _ => (None, all(device)?),
                 }
-                (None, all()?)
             }
             Some(EachRanks::All(Ranks::Auto)) if count > 1 => (None, self.choice()?),
             Some(EachRanks::All(Ranks::Number(ranks))) if named > *ranks && named.is_multiple_of(*ranks) => {
                 if count * ranks < named {
                     return Err(idle(named, count * ranks, count));
                 }
-                (Some(*ranks), all()?)
+                (Some(*ranks), all(self.device.clone())?)
             }
             _ => {
                 let (device, ranks) = (self.choice_for(models)?, self.ranks());
@@ -235,13 +256,15 @@ impl DeviceOptions {
     ///
     /// # Errors
     /// There are more numbers than models, or fewer.
-    pub fn ranks_of_each(&self, models: usize) -> Result<Vec<Option<usize>>, Failure> {
+    pub fn ranks_of_each(&self, models: usize) -> Result<Vec<Option<NonZeroUsize>>, Failure> {
         match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) if each.len() != models => Err(Failure {
                 error: format!("--tensor-parallel-size has {} numbers for {}", each.len(), told_models(models)),
                 hint: "give one number for all models, or one for each `--model`, in order".to_owned(),
             }),
-            Some(EachRanks::Each(each)) => Ok(each.iter().map(|ranks| ranks.number()).collect()),
+            Some(EachRanks::Each(each)) => {
+                Ok(each.iter().map(|ranks| ranks.number().and_then(NonZeroUsize::new)).collect())
+            }
             Some(EachRanks::All(_)) | None => Ok(vec![None; models]),
         }
     }

@@ -10,7 +10,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bursar_actors::{
@@ -84,7 +84,7 @@ fn chats() -> Vec<Chat> {
     ]
 }
 
-/// Nothing of them is found in the cache: beside that, steps are others and round otherwise.
+/// Each is new to the prefix cache: a prompt that is found in part is computed in other steps, which round otherwise.
 async fn answers(model: &ModelHandle) -> Vec<String> {
     static TIMES: AtomicUsize = AtomicUsize::new(0);
     let (mut answers, time) = (Vec::new(), TIMES.fetch_add(1, Ordering::Relaxed));
@@ -171,7 +171,7 @@ fn a_model_served_through_nccl_has_the_same_replies_each_time_close_to_those_of_
         let now = uncounted(&devices);
         println!("{ledger}\n{now:?} bytes are not counted, {before:?} without NCCL");
         for (before, now) in before.iter().zip(&now) {
-            // Before, more may have been counted than there was.
+            // Negative where more was counted than the driver said: that is not NCCL's.
             let more = now.zip(*before).map_or(0, |(now, before)| now - before.max(0));
             assert!(more <= UNCOUNTED_MORE.0 as i64, "what NCCL takes is counted: {more} bytes are not");
         }
@@ -319,8 +319,10 @@ fn a_lane_that_loses_a_rank_starts_again_and_no_request_is_lost() {
         }
         // In the middle of a pass: the other ranks are told.
         let refused = EngineMessage::FailLaunches { which: WhichLane::Step, after: 7, count: 1 };
+        let began = Instant::now();
         engine.send_message(refused).expect("the engine lives");
         assert_eq!(answers(&model).await, said);
+        assert!(began.elapsed() < Duration::from_secs(10), "they wait 20 s for one that says nothing");
         assert_eq!(devices.iter().map(|device| device.counts().backed).collect::<Vec<_>>(), backed);
         ranks.shutdown().await;
         for device in &devices {

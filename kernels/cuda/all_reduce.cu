@@ -503,7 +503,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
-    // The exchanges that this rank has come to are over.
+    // The exchanges that this rank has come to are over here. Of more than two ranks another may still wait in the last one
+    // for a third, and gives it up.
     wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         give_up(all, all.rank);

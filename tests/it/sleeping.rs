@@ -245,6 +245,8 @@ fn a_request_waits_no_longer_than_it_may_and_a_wake_without_room_says_so() {
             let error = stage.model.wake().await.expect_err("there is no room");
             assert!(matches!(error, SleepError::NotWoken(_)), "{error:?}");
             assert_eq!(stage.model.is_asleep(), Some(SleepLevel::Level1));
+            let facts = tokio::time::timeout(Duration::from_secs(5), stage.model.facts()).await;
+            facts.expect("nobody has to wake it").expect("they are known");
             drop(tenant);
             true
         })

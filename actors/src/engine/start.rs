@@ -1,6 +1,7 @@
 //! The start of a model up to its loaded weights, before sizing.
 
 use std::{
+    num::NonZeroUsize,
     ops::ControlFlow,
     sync::{
         Arc,
@@ -128,7 +129,7 @@ impl EngineArguments {
     }
 
     /// The generation of serving actors that started as number `start`.
-    pub(super) fn serving_generation(&self, start: u64) -> u64 {
+    pub(crate) fn serving_generation(&self, start: u64) -> u64 {
         self.generation << 32 | start
     }
 
@@ -220,7 +221,7 @@ impl EngineArguments {
     /// Refuses a device of fewer ranks than are asked for.
     fn check_ranks(&self) -> Result<(), StartError> {
         let has = self.device.ranks().len().max(1);
-        match self.options.ranks {
+        match self.options.ranks.map(NonZeroUsize::get) {
             Some(wanted) if wanted > has => Err(StartError::TooFewDevices { wanted, has }),
             _ => Ok(()),
         }

@@ -70,7 +70,7 @@ impl StatusBoard {
         })
     }
 
-    /// Shows the actors that served last, for handles that ask about a model which sleeps: it may have fallen asleep while
+    /// Shows the actors that served last, to handles that ask about a model which sleeps: it may have fallen asleep while
     /// they were replaced, or a wake may have failed.
     pub(crate) fn show_last(&self) {
         let last = self.served_last().clone();

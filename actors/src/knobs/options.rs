@@ -1,6 +1,6 @@
 //! What a user can choose for one model.
 
-use std::{path::PathBuf, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use bursar_budgets::Bytes;
 use bursar_kernels::BlasSearch;
@@ -84,9 +84,9 @@ pub struct LoadOptions {
     /// Several GPUs that share the model out exchange through NCCL. By default they do so only where they cannot map each
     /// other's memory or are not Hopper's; otherwise kernels of ours exchange.
     pub disable_custom_all_reduce: bool,
-    /// The fewest devices that are to share the model out. [`Placing`](crate::runtime::Placing) gives it as many while there
-    /// are some; a runtime on fewer refuses it. Default: any number.
-    pub ranks: Option<usize>,
+    /// How many devices are to share the model out. [`Placing`](crate::runtime::Placing) gives it so many, or more where it
+    /// joins a larger group; a runtime on fewer refuses it. Default: any number.
+    pub ranks: Option<NonZeroUsize>,
     /// How many restarts of vision and scheduler are tolerated, and within what time. More are a crash loop.
     pub intensity: Intensity,
     /// How many restarts of the engine are tolerated, and within what time. Each of them stresses again.

@@ -1,6 +1,6 @@
 //! A runtime on as few devices as its models fit on, which is known only after they are planned.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroUsize, sync::Arc};
 
 use bursar_budgets::{Bytes, CudaDevice, Device, DeviceError, HostConfig, HostDevice};
 use bursar_kernels::Target;
@@ -62,7 +62,7 @@ impl FewestFor {
             .iter()
             .map(|(source, options)| found.fewest(source, options, canary))
             .collect::<Result<_, _>>()?;
-        let asked = self.models.iter().filter_map(|(_, options)| options.ranks);
+        let asked = self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get));
         let ranks =
             chosen.iter().map(|model| model.ranks).chain(asked).max().unwrap_or(1).min(found.opened.len().max(1));
         Ok((found.first(&free, ranks), chosen))

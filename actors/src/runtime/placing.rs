@@ -1,7 +1,7 @@
 //! Which devices serve which models, where there are more devices than a model needs: a model has devices of its own
 //! while there are some, and then goes where the most is left.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, num::NonZeroUsize};
 
 use bursar_budgets::{Bytes, DeviceError};
 use bursar_model::Model;
@@ -70,7 +70,7 @@ impl Placing {
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
         }
         let count = found.opened.len();
-        let said = self.models.iter().filter_map(|(_, options)| options.ranks).chain(self.ranks);
+        let said = self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
         if let Some(ranks) = said.into_iter().find(|ranks| !(1..=count).contains(ranks)) {
             let reason = format!("{ranks} devices are to share a model out, and there are {count}");
             let hint = "name more devices, or share models out over fewer".to_owned();
@@ -83,7 +83,11 @@ impl Placing {
                 Err(StartError::NoRanksFit(_)) => count,
                 Err(_) => 1,
             };
-            let devices = options.ranks.or(self.ranks).unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
+            let devices = options
+                .ranks
+                .map(NonZeroUsize::get)
+                .or(self.ranks)
+                .unwrap_or_else(|| planned.as_ref().map_or(1, fewest));
             Need::of(devices, planned, count)
         });
         let needs: Vec<Need> = needs.collect();

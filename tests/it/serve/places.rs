@@ -1,6 +1,9 @@
 //! Several models of a server, each on devices of its own.
 
-use std::process::{Command, Stdio};
+use std::{
+    num::NonZeroUsize,
+    process::{Command, Stdio},
+};
 
 use bursar::{
     DeviceChoice, Hint, LoadOptions, ModelSource, Placement, Placing, Runtime, RuntimeConfig,
@@ -137,7 +140,8 @@ fn two_groups_of_two_serve_a_model_each() {
 #[test]
 fn a_number_for_each_model_gives_it_as_many_devices() {
     let flags = ["--tensor-parallel-size", "1,2", "--swap-space", "0.001", "--model", "demo", "--model", "demo"];
-    let program = Program::on("host:3", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
+    // A single device is the first of those that they take.
+    let program = Program::on("host", &[&flags[..], &["--name", "other", "--name", "demo"]].concat());
     program.has_said("ready: other");
     for (number, model) in ["demo", "other"].into_iter().enumerate() {
         let told = program.get(&format!("/v1/budget?device={number}"), "");
@@ -155,7 +159,7 @@ fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
         let device = DeviceChoice::Host(bursar::Bytes::mib(96));
         let runtime = Runtime::start(RuntimeConfig { device, ..RuntimeConfig::default() }).await.expect("it starts");
         let (source, options) = named("one");
-        let asking = |ranks| LoadOptions { ranks: Some(ranks), ..options.clone() };
+        let asking = |ranks| LoadOptions { ranks: NonZeroUsize::new(ranks), ..options.clone() };
         let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("it has one");
         let why = "`ranks` asks for 2 devices to share the model out, and its runtime has 1";
         assert_eq!((error.to_string(), error.hint().contains("Placing")), (why.to_owned(), true));
@@ -166,14 +170,30 @@ fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
 
 #[test]
 fn devices_that_would_be_left_over_are_refused() {
-    for (device, size, why, hint) in [
-        ("host:4", "1,2", "has 2 numbers for 1 model", "one for each `--model`"),
-        ("host:3", "2", "names 3 devices, and --tensor-parallel-size is 2", "for `serve` a multiple of that"),
-        ("host:4", "2", "names 4 devices, of which 1 model has 2: others would be idle", "name fewer devices"),
+    let two = ["--model", "demo", "--model", "demo", "--name", "other", "--name", "demo"];
+    for (device, size, models, why, hint) in [
+        (
+            "host:3",
+            "2,2",
+            &two[..],
+            "names 3 devices, and the numbers of --tensor-parallel-size add up to 4",
+            "one number for all",
+        ),
+        (
+            "host:4",
+            "2,1",
+            &two[..],
+            "names 4 devices, of which the models have 3: others would be idle",
+            "name fewer devices",
+        ),
+        ("host:4", "1,2", &[], "has 2 numbers for 1 model", "one for each `--model`"),
+        ("host:4", "3", &[], "names 4 devices, and --tensor-parallel-size is 3", "for `serve` a multiple of that"),
+        ("host:3", "2", &[], "names 3 devices, and --tensor-parallel-size is 2", "for `serve` a multiple of that"),
+        ("host:4", "2", &[], "names 4 devices, of which 1 model has 2: others would be idle", "name fewer devices"),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let flags = ["serve", "--device", device, "--tensor-parallel-size", size, "--port", "0"];
-        let output = command.args(flags).stdin(Stdio::null()).output().expect("it ends");
+        let output = command.args(flags).args(models).stdin(Stdio::null()).output().expect("it ends");
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(1), "{told}");
         assert!(told.contains(why) && told.contains(hint), "{told}");

@@ -151,7 +151,7 @@ impl RuntimeState {
             progress,
         };
         let (cell, requests) = (spawn_engine(myself, &arguments).await?, handle.credits().clone());
-        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, arguments.status.watch()));
+        tokio::spawn(await_ready(myself.clone(), name.clone(), generation, &arguments));
         self.engines.insert(name.clone(), Engine { cell, arguments, requests, known: None });
         tokio::spawn(await_start(myself.clone(), name, generation, handle, reply));
         Ok(())

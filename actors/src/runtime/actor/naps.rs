@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use bursar_budgets::{Bytes, Class, Gate, Hint, Memory, Request};
 use ractor::{ActorProcessingErr, ActorRef};
-use tokio::{sync::watch, task::JoinSet, time::Instant};
+use tokio::{task::JoinSet, time::Instant};
 use tracing::{debug, warn};
 
 use super::{
@@ -103,7 +103,7 @@ impl RuntimeState {
         engine.arguments.show(Status::Starting);
         engine.arguments.wakefulness.set(Rest::Waking);
         engine.cell = spawn_engine(myself, &engine.arguments).await?;
-        tokio::spawn(await_ready(myself.clone(), name, load, engine.arguments.status.watch()));
+        tokio::spawn(await_ready(myself.clone(), name, load, &engine.arguments));
         Ok(())
     }
 
@@ -127,7 +127,7 @@ impl RuntimeState {
     }
 
     pub(super) fn tell_not_woken(&self, name: &str) {
-        let EngineArguments { label, budget, weight_store, wakefulness, status, .. } = &self.engines[name].arguments;
+        let EngineArguments { label, budget, weight_store, wakefulness, .. } = &self.engines[name].arguments;
         let failure = match self.not_started(name) {
             Some(error) => NotWoken {
                 reason: error.to_string().into(),
@@ -142,7 +142,6 @@ impl RuntimeState {
         };
         budget.tell(Event::NotWoken { model: label.clone(), reason: failure.reason.to_string() });
         let level = if weight_store.has_copy() { SleepLevel::Level1 } else { SleepLevel::Level2 };
-        status.show_last();
         wakefulness.fail(level, failure);
     }
 
@@ -245,15 +244,20 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
 }
 
 /// Tells when an engine is READY. One that fails tells so itself.
-pub(super) async fn await_ready(
+pub(super) fn await_ready(
     myself: ActorRef<RuntimeMessage>,
     name: String,
     load: u64,
-    mut status: watch::Receiver<Status>,
-) {
+    arguments: &EngineArguments,
+) -> impl Future<Output = ()> + use<> {
+    // After a failed wake those that served last may be shown again.
+    let (mut status, first) = (arguments.status.watch(), arguments.serving_generation(0));
+    let is_ready = move |status: &Status| matches!(status, Status::Ready(serving) if serving.generation >= first);
     let is_settled = |status: &Status| matches!(status, Status::Ready(_) | Status::NotWoken(_)) || status.is_over();
-    let settled = status.wait_for(is_settled).await.map(|status| matches!(*status, Status::Ready(_)));
-    if settled.is_ok_and(|is_ready| is_ready) {
-        drop(myself.send_message(RuntimeMessage::Woken { name, load }));
+    async move {
+        let settled = status.wait_for(is_settled).await.map(|status| is_ready(&status));
+        if settled.is_ok_and(|is_ready| is_ready) {
+            drop(myself.send_message(RuntimeMessage::Woken { name, load }));
+        }
     }
 }
