@@ -57,7 +57,8 @@ impl Placing {
     /// Finds each model's devices. It reads the models' settings, and opens devices for as long as it looks at them.
     ///
     /// # Errors
-    /// A device cannot be opened, or there are fewer than are to share a model out. What is wrong with a model is told when it is loaded.
+    /// A device cannot be opened, or there are fewer than are to share a model out. What is wrong with a model is told when
+    /// it is loaded.
     pub async fn place(self) -> Result<Vec<Placement>, RuntimeError> {
         let placed = tokio::task::spawn_blocking(move || self.placed()).await;
         placed.map_err(|died| RuntimeError::Spawn(died.to_string()))?
@@ -70,8 +71,9 @@ impl Placing {
             return Ok(vec![Placement { device: self.of, ranks, models: (0..self.models.len()).collect() }]);
         }
         let count = found.opened.len();
-        let said = self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
-        if let Some(ranks) = said.into_iter().find(|ranks| !(1..=count).contains(ranks)) {
+        let mut said =
+            self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
+        if let Some(ranks) = said.find(|ranks| !(1..=count).contains(ranks)) {
             let reason = format!("{ranks} devices are to share a model out, and there are {count}");
             let hint = "name more devices, or share models out over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
