@@ -29,7 +29,7 @@ from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
 GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
-SHARDS = 4
+SHARDS, INDEX = 4, "model.safetensors.index.json"
 ROWS = 32
 VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
 PLAIN = 151643  # ids below are text
@@ -205,7 +205,7 @@ def write_weights(folder, model):
     with ThreadPoolExecutor(SHARDS) as pool:
         sizes = list(pool.map(lambda index: write_safetensors(folder / file(index), shards[index]), range(SHARDS)))
     weight_map = {name: file(index) for index, shard in enumerate(shards) for name in shard}
-    write_json(folder / "model.safetensors.index.json", {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map})
+    write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes)}, "weight_map": weight_map})
     return sum(sizes)
 
 
@@ -236,10 +236,9 @@ def write_rounded(folder, model, config, largest):
         to, how = folder.with_name(f"{folder.name}-{name}"), Format(name, ["visual"])
         to.mkdir(exist_ok=True)
         for file in [*folder.glob("*.json"), folder / "prompts"]:
-            if "index" not in file.name and not (to / file.name).exists():
+            if file.name not in ("config.json", INDEX) and not (to / file.name).exists():
                 (to / file.name).symlink_to(file.resolve())
         tensors = how.write(plain)
-        (to / "config.json").unlink()
         if name == "tensor":
             tensors = {key: tensor for key, tensor in tensors.items() if not key.endswith((".k_scale", ".v_scale"))}
             tensors |= {scale: largest[scale.replace("input_scale", "weight")] / MAX for scale in tensors

@@ -141,7 +141,7 @@ impl<B: Backend> ModelRunner<B> {
     }
 
     /// Runs `run`, unless a fault plan refuses it memory. Ranks that are linked and run it may be anywhere in it when it
-    /// fails on this one: then this rank ends, which ends the others.
+    /// fails on this one: then this rank ends, and tells the others.
     pub(super) fn unless_refused<T>(&self, run: impl FnOnce() -> Result<T, LaneError>) -> Result<T, LaneError> {
         let outcome = if self.refuses.take() { self.refused() } else { self.past_on_panic(run) };
         if outcome.is_err() && self.backend.rank().of() > 1 {
