@@ -6,8 +6,9 @@
 //                      is added to must be the same on all ranks, as a residual stream is: each adds its share's
 // all_reduce_pieces:   the same of two ranks. Each writes what it brings into the other's memory, piece by piece, and adds up
 //                      in its own: a write does not wait for an answer as a read does, and nothing is copied first
-// all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
-//                      has it; a block has whole rows
+// all_reduce_rms_norm: residual += the sum, and its rows divided by their root mean square, times weight, as rms_norm.cu has
+//                      it; a block has whole rows. `_rounded` (this and those below): rounded to E4M3 as quantize.cu has it,
+//                      and plain too unless `plain` is null
 // all_reduce_rms_norm_pieces: the same of two ranks, as all_reduce_pieces
 // all_reduce_rms_norm_shares: the same of more. Each rank sums its share of the rows, of what the others have written into its
 //                      memory, and writes the sums into theirs
@@ -32,6 +33,7 @@
 // end without waiting; what they would have written is undefined.
 
 #include "exchange.cuh"
+#include "exchange_norm.cuh"
 #include "exchange_pieces.cuh"
 #include "exchange_pushed.cuh"
 #include "kernel_order.cuh"
@@ -165,13 +167,12 @@ __device__ __forceinline__ uint4* unit_in(const Place& place, uint64_t row, uint
 
 // A thread has the same unit of each of its block's rows, of which a piece has `DEPTH`. They are added up and normalised
 // together.
-template <uint32_t DEPTH, typename Element>
+template <uint32_t DEPTH, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, float epsilon, Element* out,
+                                                       const Element* weight, float epsilon, const Out& out,
                                                        uint32_t rows) {
-    constexpr uint32_t WIDTH = VECTOR<Element>;
     // One is enough: between a piece's sums and the next one's all threads wait for that to come.
-    __shared__ float squares_of[DEPTH][WARPS_MAX];
+    __shared__ float squares_of[DEPTH][WARPS_MAX], largest_of_rows[DEPTH][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
     uint4 by_words;
@@ -211,10 +212,8 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
             squares[i] = squares_of_unit<Element>(sum[i]);
         }
         block_sums(squares, squares_of);
-        each(piece, [&](uint32_t i, uint32_t, uint64_t unit) {
-            const float factor = 1.0f / sqrtf(squares[i] / (vectors * WIDTH) + epsilon);
-            write_scaled<WIDTH>(sum[i], by_words, factor, out + unit * WIDTH);
-        });
+        write_normed(out, sum, by_words, squares, epsilon, vector, largest_of_rows,
+                     [&](auto work) { each(piece, [&](uint32_t i, uint32_t row, uint64_t) { work(i, row); }); });
     };
     const uint32_t rows_of_a_block = (rows + gridDim.x - 1) / gridDim.x;
     in_pieces(all, turn.epoch, (rows_of_a_block + DEPTH - 1) / DEPTH, push, add);
@@ -223,13 +222,12 @@ __device__ __forceinline__ void sum_and_norm_in_pieces(const Exchange& all, cons
 
 // A thread has the same unit of each of its block's rows, of which a piece has one of each of the at most `RANKS` ranks.
 // What the ranks bring of one piece and the sums of the one before are on their way together, and told of at once.
-template <uint32_t RANKS, typename Element>
+template <uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, const Place& partial, const Place& residual,
-                                                       const Element* weight, float epsilon, Element* out,
+                                                       const Element* weight, float epsilon, const Out& out,
                                                        uint32_t rows) {
-    constexpr uint32_t WIDTH = VECTOR<Element>;
     // One is enough: between two pieces' norms all threads wait for sums.
-    __shared__ float squares_of[RANKS][WARPS_MAX];
+    __shared__ float squares_of[RANKS][WARPS_MAX], largest_of_rows[RANKS][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
     uint4 by_words;
@@ -307,9 +305,8 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
             if (owner != all.rank) {
                 *unit_in(residual, row, vector) = sum[owner];
             }
-            const float factor = 1.0f / sqrtf(squares[owner] / (vectors * WIDTH) + epsilon);
-            write_scaled<WIDTH>(sum[owner], by_words, factor, out + (row * uint64_t(vectors) + vector) * WIDTH);
         });
+        write_normed(out, sum, by_words, squares, epsilon, vector, largest_of_rows, [&](auto work) { each(piece, work); });
     };
     push(0);
     announce(all, turn.epoch, 1);
@@ -337,11 +334,10 @@ __device__ __forceinline__ void sum_and_norm_in_shares(const Exchange& all, cons
 
 // A thread has the same unit of each of its block's rows, and reads the next row's while this one is normalised. At most
 // `RANKS` ranks.
-template <bool PUSHES, uint32_t RANKS, typename Element>
+template <bool PUSHES, uint32_t RANKS, typename Element, typename Out>
 __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& partial, const Place& residual,
-                                             const Element* weight, float epsilon, Element* out, uint32_t rows) {
-    constexpr uint32_t WIDTH = VECTOR<Element>;
-    __shared__ float squares_of[2][WARPS_MAX];
+                                             const Element* weight, float epsilon, const Out& out, uint32_t rows) {
+    __shared__ float squares_of[2][WARPS_MAX], largest_of_rows[1][WARPS_MAX];
     const uint32_t vectors = partial.columns, vector = threadIdx.x;
     const bool is_in = vector < vectors;
     uint4 by_words;
@@ -395,10 +391,13 @@ __device__ __forceinline__ void sum_and_norm(const Exchange& all, const Place& p
         }
         const float squares = squares_of_unit<Element>(sum);
         fetch(row + gridDim.x);
-        const float factor = 1.0f / sqrtf(block_sum(squares, squares_of[turn]) / (vectors * WIDTH) + epsilon);
-        if (is_in) {
-            write_scaled<WIDTH>(sum, by_words, factor, out + place(row) * WIDTH);
-        }
+        const uint4 sums[1] = {sum};
+        const float squares_of_row[1] = {block_sum(squares, squares_of[turn])};
+        write_normed(out, sums, by_words, squares_of_row, epsilon, vector, largest_of_rows, [&](auto work) {
+            if (is_in) {
+                work(0, row);
+            }
+        });
     }
     leave(all, epoch);
 }
@@ -473,16 +472,26 @@ FOR_EACH_ACTIVATION(KERNELS)
     extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_##name(                                  \
         const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
         Element* out, uint32_t rows) {                                                                             \
-        __VA_ARGS__(all, partial, residual, weight, epsilon, out, rows);                                           \
+        const Plain<Element> to{partial.columns * VECTOR<Element>, out};                                           \
+        __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
     }
+#define ROUNDED(kernel, name, THREADS_MAX, Element, ...)                                                           \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 1) kernel##_rounded_##name(                          \
+        const __grid_constant__ Exchange all, Place partial, Place residual, const Element* weight, float epsilon, \
+        Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales, uint32_t rows) {                 \
+        const Target<Element> to{partial.columns * VECTOR<Element>, plain, kind, fixed, data, scales};             \
+        __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
+    }
+#define BOTH(...) NORM(__VA_ARGS__) ROUNDED(__VA_ARGS__)
+// Rounding the rows of eight ranks' shares would take far more registers than there are.
 #define NORMS(name, Element)                                                                                       \
-    NORM(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
-    NORM(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
-    NORM(all_reduce_rms_norm_pieces_4, name, NORM_THREADS_MAX / 2, Element, sum_and_norm_in_pieces<4>)          \
-    NORM(all_reduce_rms_norm_shares_4, name, NORM_THREADS_MAX, Element, sum_and_norm_in_shares<4>)                 \
+    BOTH(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
+    BOTH(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
+    BOTH(all_reduce_rms_norm_pieces_4, name, NORM_THREADS_MAX / 2, Element, sum_and_norm_in_pieces<4>)             \
+    BOTH(all_reduce_rms_norm_shares_4, name, NORM_THREADS_MAX, Element, sum_and_norm_in_shares<4>)                 \
     NORM(all_reduce_rms_norm_shares_8, name, NORM_THREADS_MAX, Element, sum_and_norm_in_shares<8>)                 \
-    NORM(all_reduce_rms_norm_pushed_2, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 2>)                     \
-    NORM(all_reduce_rms_norm_pushed_8, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 8>)
+    BOTH(all_reduce_rms_norm_pushed_2, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 2>)                     \
+    BOTH(all_reduce_rms_norm_pushed_8, name, NORM_THREADS_MAX, Element, sum_and_norm<true, 8>)
 FOR_EACH_ACTIVATION(NORMS)
 static_assert(RANKS_MAX == 8, "the largest of those");
 
@@ -504,9 +513,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 
 extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
     // The exchanges that this rank has come to are over here. Of more than two ranks another may still wait in the last one
-    // for a third, and gives it up.
+    // for what a third has written to both: that gets a millisecond to arrive.
     wait_for_previous_kernel();
     if (threadIdx.x == 0) {
+        __threadfence_system();
+        for (const uint64_t start = nanoseconds(); nanoseconds() - start < 1'000'000;) {
+        }
         give_up(all, all.rank);
     }
 }

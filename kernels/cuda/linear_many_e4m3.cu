@@ -38,6 +38,7 @@ constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB a step
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // of the weight's rows: what one product takes
 constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
+constexpr uint32_t QUARTER = 64;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes a multiplying warpgroup
 static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
@@ -112,19 +113,24 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
         }
     }
 }
+// Each 64 rows of the weight have one scale. Here and below the compiler would take multiplying and adding apart, to add for
+// both ways at once.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
-                                        float of_weight) {
-    const float upper = of_x[0] * of_weight, lower = of_x[1] * of_weight;
+                                        const float* of_weight) {
 #pragma unroll
-    for (uint32_t tile = 0; tile < HALF / 8; ++tile) {
-        to[first + tile][0] += from[tile][0] * upper;
-        to[first + tile][1] += from[tile][1] * upper;
-        to[first + tile][2] += from[tile][2] * lower;
-        to[first + tile][3] += from[tile][3] * lower;
+    for (uint32_t quarter = 0; quarter < 2; ++quarter) {
+        const float both[2] = {of_x[0] * of_weight[quarter], of_x[1] * of_weight[quarter]};
+#pragma unroll
+        for (uint32_t tile = quarter * QUARTER / 8; tile < (quarter + 1) * QUARTER / 8; ++tile) {
+#pragma unroll
+            for (uint32_t i = 0; i < 4; ++i) {
+                to[first + tile][i] = __fmaf_rn(from[tile][i], both[i / 2], to[first + tile][i]);
+            }
+        }
     }
 }
 
-// Blocks of the weight that are lower than a half, or begin within one: a scale for each eight of its rows.
+// Blocks of the weight that are lower than 64 rows, or begin within them: a scale for each eight of its rows.
 __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                             const Scales& scales, uint32_t feature, uint32_t features, uint32_t group) {
 #pragma unroll
@@ -133,7 +139,7 @@ __device__ __forceinline__ void promote_low(float (&to)[32][4], uint32_t first, 
         const float of_weight = __ldg(scales.weight + static_cast<uint64_t>(block) * scales.groups + group);
 #pragma unroll
         for (uint32_t i = 0; i < 4; ++i) {
-            to[first + tile][i] += from[tile][i] * (of_x[i / 2] * of_weight);
+            to[first + tile][i] = __fmaf_rn(from[tile][i], of_x[i / 2] * of_weight, to[first + tile][i]);
         }
     }
 }
@@ -215,7 +221,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     const uint32_t features = KIND == Kind::GATED ? 2 * arguments.columns : arguments.columns;
     // Up begins within a block where the gate has no whole number of them.
-    const bool is_low = scales.height < HALF || (KIND == Kind::GATED && arguments.columns % HALF != 0);
+    const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
     Ring<STAGES> ring;
     float sums[32][4];
 
@@ -232,27 +238,19 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
             biases.load(bias, tiles.column, arguments.columns);
         }
         const uint32_t own = tiles.row + warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;  // and own + 8
-        // Where the scales of this thread's rows and of the tile's halves of the weight begin.
+        // Where the scales of this thread's rows begin, and those of the weight's rows.
         const uint32_t last_row = arguments.rows - 1;
         const float* of_rows[2] = {scales.x + static_cast<uint64_t>(min(own, last_row)) * scales.groups,
                                    scales.x + static_cast<uint64_t>(min(own + 8, last_row)) * scales.groups};
         const auto feature_of = [&](uint32_t half) {
             return tiles.column + half * (KIND == Kind::GATED ? arguments.columns : HALF);
         };
-        const auto block_of = [&](uint32_t half) {
-            const uint32_t block = min(feature_of(half), features - 1) / scales.height;
-            return scales.weight + static_cast<uint64_t>(block) * scales.groups;
-        };
-        const float* of_halves[2] = {block_of(0), block_of(1)};
-        float of_x[2], of_weight[2];
-        const auto fetch = [&](uint32_t step) {
-            if constexpr (BY_BLOCKS) {
-                of_x[0] = of_rows[0][step];
-                of_x[1] = of_rows[1][step];
-                of_weight[0] = __ldg(of_halves[0] + step);
-                of_weight[1] = __ldg(of_halves[1] + step);
-            }
-        };
+        uint32_t of_quarters[4];
+#pragma unroll
+        for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+            const uint32_t feature = feature_of(quarter / 2) + quarter % 2 * QUARTER;
+            of_quarters[quarter] = min(feature, features - 1) / scales.height * scales.groups;
+        }
 #pragma unroll
         for (uint32_t tile = 0; tile < 32; ++tile) {
 #pragma unroll
@@ -260,14 +258,21 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                 sums[tile][i] = 0.0f;
             }
         }
-        fetch(0);
         if (first_tile && warpgroup == 1) {
             part_sync(BEGIN, MULTIPLIERS * WARPGROUP);
         }
         for (uint32_t step = 0; step < tiles.steps; ++step) {
-            const float now_x[2] = {of_x[0], of_x[1]}, now_weight[2] = {of_weight[0], of_weight[1]};
-            if (step + 1 < tiles.steps) {
-                fetch(step + 1);
+            float of_x[2], of_weight[4];
+            if constexpr (BY_BLOCKS) {
+                // They come while products are computed.
+#pragma unroll
+                for (uint32_t i = 0; i < 2; ++i) {
+                    of_x[i] = of_rows[i][step];
+                }
+#pragma unroll
+                for (uint32_t quarter = 0; quarter < 4; ++quarter) {
+                    of_weight[quarter] = __ldg(scales.weight + of_quarters[quarter] + step);
+                }
             }
             await();
             const uint32_t stage = shared + ring.stage * STAGE_BYTES;
@@ -290,9 +295,9 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
                 if constexpr (!BY_BLOCKS) {
                     promote_plain(sums, half * 16, part);
                 } else if (!is_low) {
-                    promote(sums, half * 16, part, now_x, now_weight[half]);
+                    promote(sums, half * 16, part, of_x, of_weight + 2 * half);
                 } else {
-                    promote_low(sums, half * 16, part, now_x, scales, feature_of(half), features, step);
+                    promote_low(sums, half * 16, part, of_x, scales, feature_of(half), features, step);
                 }
             }
             ring.advance();

@@ -2,50 +2,49 @@
 //
 // quantize_many_<held>_<type>, rms_norm_rounded_many_<held>_<type>   a block has rows a grid apart; the next one is on its way
 //                                                                    while this one is rounded, and weights stay in registers
-// silu_mul_rounded_many_<type>                                       a block has a row, of which a thread keeps what it made
+// quantize_long_<threads>_<type>, silu_mul_rounded_long_<threads>_<type>   a block has a row, which is read once; without
+//                                                                    `rows`, and each row has a scale
 //
-// A thread keeps `held` vectors of a row. Starts and rows are on 16 bytes.
+// A thread keeps `held` vectors of a row, of a long one LONG_HELD. Starts and rows are on 16 bytes.
 
 // Targets: sm_90a
 
 #include "kernel_order.cuh"
 #include "rounding.cuh"
 
-using contract::fp8::GATE_HELD;
-using contract::fp8::GATE_THREADS_MAX;
+using contract::fp8::LONG_HELD;
+using contract::fp8::LONGER_THREADS_MAX;
+using contract::fp8::LONG_THREADS_MAX;
 using contract::fp8::THREADS_MAX;
 
-enum class Kind { PLAIN, NORM, GATE };
+// Calls `step(slot, vector, whether the row has it)` for each vector that this thread keeps of a row.
+template <uint32_t HELD, typename Step>
+__device__ __forceinline__ void each_held(uint32_t vectors, const Step& step) {
+#pragma unroll
+    for (uint32_t slot = 0; slot < HELD; ++slot) {
+        const uint32_t vector = threadIdx.x + slot * blockDim.x;
+        step(slot, vector, vector < vectors);
+    }
+}
 
-template <Kind KIND, uint32_t HELD, typename Element>
+template <bool IS_NORM, uint32_t HELD, typename Element>
 __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
                                            uint32_t rows, const Target<Element>& target) {
     // By turn, so that one is read while the next is written.
     __shared__ float partial_squares[2][WARPS_MAX], partial_largest[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
-    constexpr bool IS_GATE = KIND == Kind::GATE;
     const uint32_t vectors = target.columns / WIDTH, groups = (target.columns + GROUP - 1) / GROUP;
-    Kept weights[HELD], fetched[HELD], ups[HELD];
-    const auto each = [&](auto step) {
-#pragma unroll
-        for (uint32_t slot = 0; slot < HELD; ++slot) {
-            const uint32_t vector = threadIdx.x + slot * blockDim.x;
-            step(slot, vector, vector < vectors);
-        }
-    };
+    Kept weights[HELD], fetched[HELD];
+    const auto each = [&](auto step) { each_held<HELD>(vectors, step); };
     const auto fetch = [&](uint64_t row) {
-        const Element* from = x + row * x_pitch;
         each([&](uint32_t slot, uint32_t vector, bool is_in) {
             if (is_in) {
-                fetched[slot] = load_words<WIDTH>(from + vector * WIDTH);
-                if constexpr (IS_GATE) {
-                    ups[slot] = load_words<WIDTH>(from + target.columns + vector * WIDTH);
-                }
+                fetched[slot] = load_words<WIDTH>(x + row * x_pitch + vector * WIDTH);
             }
         });
     };
     let_next_kernel_start();
-    if constexpr (KIND == Kind::NORM) {
+    if constexpr (IS_NORM) {
         // No kernel writes weights.
         each([&](uint32_t slot, uint32_t vector, bool is_in) {
             if (is_in) {
@@ -57,35 +56,21 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     fetch(blockIdx.x);
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < rows; row += gridDim.x, turn ^= 1) {
-        float values[HELD][WIDTH], squares = 0.0f, largest = 0.0f;
+        float values[HELD][WIDTH] = {}, squares = 0.0f, largest = 0.0f;
         each([&](uint32_t slot, uint32_t, bool is_in) {
-            float(&own)[WIDTH] = values[slot];
-#pragma unroll
-            for (uint32_t i = 0; i < WIDTH; ++i) {
-                own[i] = 0.0f;
-            }
             if (!is_in) {
                 return;
             }
-            widen<WIDTH, Element>(fetched[slot], own);
-            if constexpr (IS_GATE) {
-                float up[WIDTH];
-                widen<WIDTH, Element>(ups[slot], up);
-#pragma unroll
-                for (uint32_t i = 0; i < WIDTH; ++i) {
-                    // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
-                    own[i] = __fdividef(own[i], 1.0f + __expf(-own[i])) * up[i];
-                }
-            }
+            widen<WIDTH, Element>(fetched[slot], values[slot]);
 #pragma unroll
             for (uint32_t i = 0; i < WIDTH; ++i) {
-                squares += own[i] * own[i];
+                squares += values[slot][i] * values[slot][i];
             }
         });
-        if (!IS_GATE && row + gridDim.x < rows) {
+        if (row + gridDim.x < rows) {
             fetch(row + gridDim.x);
         }
-        if constexpr (KIND == Kind::NORM) {
+        if constexpr (IS_NORM) {
             const float factor = 1.0f / sqrtf(block_sum(squares, partial_squares[turn]) / target.columns + epsilon);
             each([&](uint32_t slot, uint32_t, bool is_in) {
                 if (is_in) {
@@ -118,38 +103,88 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
                 write(target, row, vector * WIDTH, scale, values[slot]);
             }
         });
-        if (IS_GATE) {
-            break;
-        }
     }
 }
 
-#define MANY(HELD, name, Element)                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                                   \
-        quantize_many_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,         \
-                                      Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {  \
-        round_rows<Kind::PLAIN, HELD, Element>(x, x_pitch, nullptr, 0.0f, rows,                                    \
-                                               Target<Element>{columns, plain, kind, fixed, data, scales});        \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                                   \
-        rms_norm_rounded_many_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,           \
-                                              float epsilon, uint32_t rows, uint32_t columns, Element* plain,      \
-                                              uint32_t kind, float fixed, uint8_t* data, float* scales) {          \
-        round_rows<Kind::NORM, HELD>(x, x_pitch, weight, epsilon, rows,                                            \
-                                     Target<Element>{columns, plain, kind, fixed, data, scales});                  \
+// x has gates, and behind them as many ups, or what is rounded.
+template <bool IS_GATE, typename Element>
+__device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitch, const Target<Element>& target) {
+    __shared__ float partial[WARPS_MAX];
+    const uint32_t vectors = target.columns / WIDTH;
+    const uint64_t row = blockIdx.x;
+    Words<WIDTH, Element> fetched[LONG_HELD], ups[LONG_HELD];
+    let_next_kernel_start();
+    wait_for_previous_kernel();
+    each_held<LONG_HELD>(vectors, [&](uint32_t slot, uint32_t vector, bool is_in) {
+        if (is_in) {
+            fetched[slot] = load_words<WIDTH>(x + row * x_pitch + vector * WIDTH);
+            if constexpr (IS_GATE) {
+                ups[slot] = load_words<WIDTH>(x + row * x_pitch + target.columns + vector * WIDTH);
+            }
+        }
+    });
+    float values[LONG_HELD][WIDTH] = {}, largest = 0.0f;
+    each_held<LONG_HELD>(vectors, [&](uint32_t slot, uint32_t, bool is_in) {
+        if (!is_in) {
+            return;
+        }
+        widen<WIDTH, Element>(fetched[slot], values[slot]);
+        if constexpr (IS_GATE) {
+            float up[WIDTH];
+            widen<WIDTH, Element>(ups[slot], up);
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                // exp overflows to infinity for a very negative gate, and the quotient is then a zero.
+                values[slot][i] = __fdividef(values[slot][i], 1.0f + __expf(-values[slot][i])) * up[i];
+            }
+        }
+        largest = fmaxf(largest, largest_of(values[slot]));
+    });
+    const float scale = e4m3_scale(largest_of_block(largest, partial));
+    if (threadIdx.x == 0) {
+        target.scales[row] = scale;
     }
-#define GATE(name, Element)                                                                                        \
-    extern "C" __global__ void __launch_bounds__(GATE_THREADS_MAX, 2)                                              \
-        silu_mul_rounded_many_##name(const Element* gate_up, uint32_t x_pitch, uint32_t rows, uint32_t columns,    \
-                                     Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {   \
-        round_rows<Kind::GATE, GATE_HELD, Element>(gate_up, x_pitch, nullptr, 0.0f, rows,                          \
-                                                   Target<Element>{columns, plain, kind, fixed, data, scales});    \
-    }
-#define KERNELS(name, Element) \
-    MANY(1, name, Element)     \
-    MANY(2, name, Element)     \
-    GATE(name, Element)
-FOR_EACH_ACTIVATION(KERNELS)
+    each_held<LONG_HELD>(vectors, [&](uint32_t slot, uint32_t vector, bool is_in) {
+        if (is_in) {
+            write(target, row, vector * WIDTH, scale, values[slot]);
+        }
+    });
+}
 
-// Launch: quantize and the norm: block as in quantize.cu, so that sums have its order, columns <= HELD * 8 * block, any grid of
-// at most rows. The gate: grid (rows), block (columns / 8 / GATE_HELD in whole warps, at most GATE_THREADS_MAX).
+#define MANY(HELD, name, Element)                                                                                    \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
+        quantize_many_##HELD##_##name(const Element* x, uint32_t x_pitch, uint32_t rows, uint32_t columns,           \
+                                      Element* plain, uint32_t kind, float fixed, uint8_t* data, float* scales) {    \
+        round_rows<false, HELD, Element>(x, x_pitch, nullptr, 0.0f, rows,                                            \
+                                         Target<Element>{columns, plain, kind, fixed, data, scales});                \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS_MAX, 4 - HELD)                                              \
+        rms_norm_rounded_many_##HELD##_##name(const Element* x, uint32_t x_pitch, const Element* weight,             \
+                                              float epsilon, uint32_t rows, uint32_t columns, Element* plain,        \
+                                              uint32_t kind, float fixed, uint8_t* data, float* scales) {            \
+        round_rows<true, HELD>(x, x_pitch, weight, epsilon, rows,                                                    \
+                               Target<Element>{columns, plain, kind, fixed, data, scales});                          \
+    }
+#define LONG(THREADS, BLOCKS, name, Element)                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                    \
+        quantize_long_##THREADS##_##name(const Element* x, uint32_t x_pitch, uint32_t columns, Element* plain,       \
+                                         uint32_t kind, float fixed, uint8_t* data, float* scales) {                 \
+        round_long_row<false>(x, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});               \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                                    \
+        silu_mul_rounded_long_##THREADS##_##name(const Element* gate_up, uint32_t x_pitch, uint32_t columns,         \
+                                                 Element* plain, uint32_t kind, float fixed, uint8_t* data,          \
+                                                 float* scales) {                                                    \
+        round_long_row<true>(gate_up, x_pitch, Target<Element>{columns, plain, kind, fixed, data, scales});          \
+    }
+#define KERNELS(name, Element)  \
+    MANY(1, name, Element)      \
+    MANY(2, name, Element)      \
+    LONG(640, 2, name, Element) \
+    LONG(1024, 1, name, Element)
+FOR_EACH_ACTIVATION(KERNELS)
+static_assert(LONG_THREADS_MAX == 640 && LONGER_THREADS_MAX == 1024, "the bounds of those");
+
+// Launch: quantize and the norm of many rows: block as in quantize.cu, so that sums have its order, columns <= held * 8 *
+// block, any grid of at most rows. Long rows: grid (rows), block (columns / 8 / LONG_HELD in whole warps, at most
+// <threads>), kind BY_ROWS.

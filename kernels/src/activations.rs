@@ -1,5 +1,7 @@
 //! The rows that a product reads: plain, rounded to E4M3, or both.
 
+use std::ops::Range;
+
 use bursar_budgets::Bytes;
 
 use crate::{Backend, DType, FP8_BLOCK, KernelError, Scope, Tensor};
@@ -82,6 +84,16 @@ impl<'s> Activations<'s> {
     /// Numbers of a row.
     pub fn columns(&self) -> usize {
         self.any().columns()
+    }
+
+    /// The rows `range` in each format. Panics if it is out of bounds.
+    pub(crate) fn row_range(&self, range: Range<usize>) -> Activations<'_> {
+        let rounded = self.rounded.as_ref().map(|rounded| Rounded {
+            data: rounded.data.row_range(range.clone()),
+            scales: rounded.scales.row_range(range.clone()),
+            quantization: rounded.quantization,
+        });
+        Activations { plain: self.plain.as_ref().map(|plain| plain.row_range(range)), rounded }
     }
 
     /// The bytes of all formats.

@@ -182,6 +182,73 @@ fn a_sum_is_normalised_with_the_same_bits_on_all_ranks() {
 }
 
 #[test]
+fn a_sum_is_normalised_and_rounded_as_by_two_operations() {
+    let formats = [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.01)];
+    let formats = formats.map(|quantization| ActivationFormat::of(Some(quantization)));
+    // Pushed, read, in pieces of two and of four rows, in shares; very wide rows come of two launches.
+    let sizes = [(1, 3584, 0), (15, 8192, 8), (131, 1032, 8), (257, 64, 8), (3, 8200, 0)];
+    let small = sizes.map(|size| (size, AT_ONCE, vec![2, 3, 4]));
+    let shared = [(397, 2048, 8), (3300, 1032, 8)].map(|size| (size, IN_SHARES_AT_ONCE, vec![3, 5]));
+    for ((rows, columns, gap), at_once, ranks) in small.into_iter().chain(shared) {
+        for (of, format) in ranks.into_iter().flat_map(|of| formats.map(|format| (of, format))) {
+            let format = if rows % 2 == 0 { format } else { format.and_plain() };
+            let (wide, weight) = (columns + gap, numbers(6, columns));
+            let found = on_gpu_ranks_with(at_once, of, |scope, _| {
+                let brought = scope.upload([rows, wide], &numbers(31 + scope.rank().index() as u64, rows * wide))?;
+                let (partial, weight) = (brought.column_range(0..columns), scope.upload([columns], &weight)?);
+                let norm = || RmsNorm { weight: &weight, epsilon: 1e-6 };
+                let rows_of = |normed: &Activations<'_>| {
+                    let rounded = normed.rounded.as_ref().expect("it was asked for");
+                    let codes: Vec<u8> =
+                        scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
+                    let scales: Vec<u32> =
+                        scope.download::<f32>(&rounded.scales)?.into_iter().map(f32::to_bits).collect();
+                    let plain = normed.plain.as_ref().map(|plain| scope.download::<bf16>(plain)).transpose()?;
+                    Ok::<_, KernelError>((codes, scales, plain.map(|plain| bits(&plain))))
+                };
+                let mut outcomes = Vec::new();
+                for is_one in [true, false] {
+                    let mut residual = scope.upload([rows, wide], &numbers(5, rows * wide))?;
+                    let mut room = scope.room_in([format], rows, columns)?;
+                    let mut normed = room.place(format, rows);
+                    let mut place = residual.column_range_mut(0..columns);
+                    if is_one {
+                        scope.all_reduce_rms_norm(&partial, &mut place, norm(), &mut normed)?;
+                    } else {
+                        scope.all_reduce_add(&partial, &mut place)?;
+                        scope.rms_norm_into(&place, norm(), &mut normed)?;
+                    }
+                    outcomes.push((rows_of(&normed)?, bits(&scope.download::<bf16>(&residual)?)));
+                }
+                Ok(outcomes)
+            });
+            let Some(found) = found else { return };
+            for outcomes in &found {
+                let what = format!("[{rows}, {columns}] of {of} ranks in {format:?}");
+                assert!(outcomes[0] == found[0][0], "{what}: ranks differ");
+                // Two operations add up the squares of wider rows in another order.
+                if columns <= 4096 {
+                    assert!(outcomes[0] == outcomes[1], "{what}");
+                    continue;
+                }
+                let [((codes, scales, _), residual), ((codes_of_two, scales_of_two, _), residual_of_two)] =
+                    &outcomes[..]
+                else {
+                    unreachable!("there are two");
+                };
+                let others = codes.iter().zip(codes_of_two).filter(|(one, other)| one != other).count();
+                assert!(residual == residual_of_two && others * 500 <= codes.len(), "{what}: {others} other codes");
+                for (one, other) in
+                    scales.iter().zip(scales_of_two).map(|(one, other)| (f32::from_bits(*one), f32::from_bits(*other)))
+                {
+                    assert!((one - other).abs() <= 1e-6 * other, "{what}: {one} and {other}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn shares_of_a_table_and_columns_of_all_come_together() {
     let (rows, vocabulary, hidden) = (9, 24, 40);
     let table = numbers(3, vocabulary * hidden);

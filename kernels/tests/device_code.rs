@@ -130,7 +130,7 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
 }
 
 #[test]
-fn every_kernel_is_embedded_and_all_of_them_take_twenty_megabytes_at_most() {
+fn every_kernel_is_embedded_and_all_of_them_take_21_mebibytes_at_most() {
     let embedded = include_str!("../src/cuda/images.rs");
     for source in kernels() {
         let name = name_of(&source);
@@ -139,5 +139,5 @@ fn every_kernel_is_embedded_and_all_of_them_take_twenty_megabytes_at_most() {
     let compiled = fs::read_dir(folder().join("compiled")).expect("it was compiled");
     let bytes: u64 = compiled.map(|entry| entry.and_then(|entry| entry.metadata()).expect("it is there").len()).sum();
     // Packed, a quarter of it; a registry takes crates of 10 MB.
-    assert!(bytes <= 20 << 20, "{bytes} bytes of device code");
+    assert!(bytes <= 21 << 20, "{bytes} bytes of device code");
 }

@@ -27,6 +27,10 @@ pub struct Options {
     /// Tokens of the prompts before decoding is measured: by default 512, or 64 of small sizes.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     decode_context: Option<u32>,
+    /// Steps that a decoding step is the mean of: by default 128, or 16 of small sizes. Behind long prompts, whose time is
+    /// taken off, more are wanted.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    decode_steps: Option<u32>,
     /// Batch sizes of decoding, instead of the usual ones. They should fit the cache at once.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     batches: Vec<u32>,
@@ -74,7 +78,9 @@ impl Options {
             // As long as the program, like the usual ones.
             batches => batches.iter().map(|batch| *batch as usize).collect::<Vec<_>>().leak(),
         };
-        Workload { context: self.decode_context.map_or(usual.context, |tokens| tokens as usize), batches, ..usual }
+        let context = self.decode_context.map_or(usual.context, |tokens| tokens as usize);
+        let steps = self.decode_steps.map_or(usual.steps, |steps| steps as usize);
+        Workload { context, steps, batches, ..usual }
     }
 
     /// Load options: the envelope follows from the figures unless a knob sets it.

@@ -3,17 +3,18 @@
 
     python3 tools/gpu/peer.py MODEL [--tensor-parallel-size N] [--quantization fp8] [--kv-cache-dtype fp8]
                               [--weights dummy|drawn|files] [--only decode,prefill,pictures,routing]
-                              [--batches 1,16,64,256] [--decode-context 512] [--replies 1,128]
+                              [--batches 1,16,64,256] [--decode-context 512] [--decode-steps 128]
+                              [--replies 1,128]
 
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sides that a Qwen tower
 takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of
-replies of 129 tokens and of one, pictures the median of three runs after one that warms up; greedy, no prefix cache, 256
-sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of the card, as it does by
-default. Needs vLLM (0.26.0 was measured).
+replies of 129 tokens (one more than --decode-steps) and of one, pictures the median of three runs after one that warms up;
+greedy, no prefix cache, 256 sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of
+the card, as it does by default. Needs vLLM (0.26.0 was measured).
 
---weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not quantise a mixture with them: see
-`draw_weights`. "drawn" are as those of `bursar bench --random`. "files" are the folder's, as
-`seven_billion.py FOLDER --weights-only` writes them. At the end of a mixture's figures stands how evenly it routes.
+--weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not take them for a mixture in FP8, nor
+for a folder whose weights are in FP8: see `draw_weights`. "drawn" are as those of `bursar bench --random`. "files" are the
+folder's, as `seven_billion.py FOLDER --weights-only` writes them. At the end of a mixture's figures stands how evenly it routes.
 """
 
 import argparse
@@ -47,6 +48,7 @@ PARSER.add_argument("--weights", choices=("dummy", "drawn", "files"), default="d
 PARSER.add_argument("--only", default="decode,prefill,pictures,routing")
 PARSER.add_argument("--batches", default="1,16,64,256")
 PARSER.add_argument("--decode-context", type=int, default=512)
+PARSER.add_argument("--decode-steps", type=int, default=128)
 PARSER.add_argument("--replies", default="1,128", help="tokens of replies about pictures")
 ASKED = PARSER.parse_args()
 PARTS = ASKED.only.split(",")
@@ -54,7 +56,9 @@ CONFIG = json.load(open(f"{ASKED.model}/config.json"))
 PICTURE = "<IMG_CONTEXT>\n" if CONFIG["model_type"] == "internvl" else "<|vision_start|><|image_pad|><|vision_end|>"
 PROMPT = f"<|im_start|>user\n{PICTURE}Describe.<|im_end|>\n<|im_start|>assistant\n"
 PICTURES = ((64, 1036, 1036), (16, 1932, 1092))
-DECODED = 128
+STEPS = ASKED.decode_steps
+# Of weights in E4M3, whose scales bring it to 0.02.
+DEVIATION_OF_E4M3 = 100
 EXPERTS = CONFIG.get("text_config", CONFIG).get("num_experts")
 
 
@@ -65,6 +69,7 @@ def draw_weights():
     vLLM 0.26.0 draws every tensor below a module when it comes to the module. A mixture's router is below two, and by the
     second time it is quantised. Numbers below 1/1000 are zeros in E4M3 but for one in fifty, and the scale is drawn too: all
     logits are within 1e-7 of 0, so hardly any expert is more probable than another in f32, and rows get the first eight.
+    Weights that are in E4M3 from the start are such zeros too, which a card at its limit of power multiplies faster.
     """
     from vllm.model_executor.model_loader import dummy_loader
 
@@ -73,13 +78,19 @@ def draw_weights():
     @torch.no_grad()
     def draw(weight):
         generator = torch.Generator(weight.device).manual_seed(next(seeds))
-        weight.data.normal_(0, 0.02, generator=generator)
+        if weight.element_size() > 1:
+            weight.data.normal_(0, 0.02, generator=generator)
+        else:
+            wide = torch.empty_like(weight, dtype=torch.bfloat16).normal_(0, DEVIATION_OF_E4M3, generator=generator)
+            weight.data.copy_(wide.clamp_(-448, 448))
 
     def draw_layer(layer, _config):
         """Only the layer's own parameters. Buffers and scales of keys and values (of no axis) stay as they are made."""
         for name, weight in layer.named_parameters(recurse=False):
             if weight.dim() == 1 and name.endswith("weight"):
                 weight.data.fill_(1)
+            elif weight.dim() > 0 and "weight_scale" in name:
+                weight.data.fill_(0.02 / DEVIATION_OF_E4M3)
             elif weight.dim() > 0:
                 draw(weight)
 
@@ -151,7 +162,7 @@ def main():
         tensor_parallel_size=ASKED.tensor_parallel_size,
         quantization=ASKED.quantization,
         kv_cache_dtype=ASKED.kv_cache_dtype,
-        max_model_len=max(8192, context + DECODED + 1),
+        max_model_len=max(8192, context + STEPS + 1),
         **({"limit_mm_per_prompt": {"image": 1, "video": 0}} if sees else {}),
         enable_prefix_caching=False,
         max_num_seqs=256,
@@ -165,9 +176,9 @@ def main():
     text(model, 8, 64, 8)
     for batch in map(int, ASKED.batches.split(",")) if "decode" in PARTS else ():
         short = min(text(model, batch, context, 1) for _ in range(2))
-        long = min(text(model, batch, context, DECODED + 1) for _ in range(2))
-        what = f"decode, a step of batch {batch} at {context} to {context + DECODED}"
-        tell(what, f"{(long - short) / DECODED * 1e3:.2f} ms")
+        long = min(text(model, batch, context, STEPS + 1) for _ in range(2))
+        what = f"decode, a step of batch {batch} at {context} to {context + STEPS}"
+        tell(what, f"{(long - short) / STEPS * 1e3:.2f} ms")
     for count, length in ((64, 512), (32, 2048), (8, 8000)) if "prefill" in PARTS else ():
         seconds = min(text(model, count, length, 1) for _ in range(2))
         tell(f"prefill, {count} prompts of {length} tokens", f"{count * length / seconds:,.0f} tokens/s")

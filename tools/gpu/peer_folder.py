@@ -1,17 +1,18 @@
 #!/usr/bin/env python3
 """Writes the settings of a released shape for vLLM, which draws the weights: `peer.py` takes the folder.
 
-    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE
+    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]
 
 TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use: the figures do not
-depend on what tokens spell. The numbers are those of the families' `shape.rs`.
+depend on what tokens spell. The numbers are those of the families' `shape.rs`. FP8 is that of released checkpoints: by
+blocks of 128 x 128 as Qwen's, by channel as of compressed-tensors. Towers, routers and logits are plain.
 """
 
 import json
 import os
 import sys
 
-TOKENIZER, FOLDER, SHAPE = sys.argv[1:4]
+TOKENIZER, FOLDER, SHAPE, *FORMAT = sys.argv[1:5]
 
 # Hidden width, MLP width, layers, query heads, key and value heads.
 TEXT = {
@@ -143,6 +144,25 @@ def internvl(tokenizer):
     return {"processor_class": "InternVLProcessor", "extra_special_tokens": PICTURE_TOKENS, "added_tokens_decoder": added}
 
 
+def quantization(config, format):
+    """What a checkpoint in FP8 says of itself, with vLLM's names of what is plain."""
+    decoder, vision = config.get("text_config", config), config.get("vision_config", {})
+    if format == "fp8_per_channel":
+        weights = {"num_bits": 8, "type": "float", "symmetric": True}
+        group = {"targets": ["Linear"], "weights": weights | {"strategy": "channel", "dynamic": False},
+                 "input_activations": weights | {"strategy": "token", "dynamic": True}}  # fmt: skip
+        return {"quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
+                "config_groups": {"group_0": group}, "ignore": ["lm_head", "re:.*visual.*", "re:.*mlp.gate$"]}  # fmt: skip
+    of_block = ("attn.qkv", "attn.proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj", "mlp.gate_up_proj", "mlp.linear_fc1", "mlp.linear_fc2")
+    of_merger = ("mlp.0", "mlp.2", "linear_fc1", "linear_fc2")
+    mergers = ["merger", *(f"deepstack_merger_list.{at}" for at in range(len(vision.get("deepstack_visual_indexes", []))))]
+    plain = [f"visual.blocks.{block}.{module}" for block in range(vision.get("depth", 0)) for module in of_block]
+    plain += [f"visual.{merger}.{module}" for merger in mergers for module in of_merger]
+    plain += [f"language_model.model.layers.{layer}.mlp.gate" for layer in range(decoder["num_hidden_layers"])]
+    return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", *plain]}  # fmt: skip
+
+
 FAMILIES = {"qwen2.5-vl": qwen2_5_vl, "qwen3-vl": qwen3_vl, "qwen3": qwen3, "llama-3.1": llama, "internvl3": internvl}
 
 
@@ -153,6 +173,10 @@ def main():
     added = settings.get("added_tokens_decoder", {}) | more.pop("added_tokens_decoder", {})
     save("tokenizer_config.json", settings | more | {"added_tokens_decoder": added})
     save("tokenizer.json", tokenizer)
+    for format in FORMAT:
+        with open(f"{FOLDER}/config.json", encoding="utf-8") as file:
+            config = json.load(file)
+        save("config.json", config | {"quantization_config": quantization(config, format)})
     save("generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": False})
 
 

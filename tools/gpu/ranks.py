@@ -21,7 +21,8 @@ os.environ.update(NCCL_NVLS_ENABLE="0", NCCL_SOCKET_IFNAME="lo")
 import torch
 
 from contract import contract
-from device import ENDINGS, Kernel, Output, driver, expect_success, processors
+from device import ENDINGS, LIMITS, Kernel, Output, driver, expect_success, processors
+from operations.e4m3 import KINDS, Rounded
 
 NUMBERS = contract("all_reduce")
 RANKS_MAX, THREADS, CONTROL_BYTES = NUMBERS.RANKS_MAX, NUMBERS.THREADS, NUMBERS.DATA_AT
@@ -90,16 +91,17 @@ class Group:
                                        ctypes.c_uint64(units), *more, early=early)  # fmt: skip
 
     def launch_norm(self, name, rank, part, residual, weight, out, early=True):
-        """Of whole units alone."""
+        """Of whole units alone; `out` is plain or `Rounded`."""
         unit, (rows, columns) = NUMBERS.UNIT, part.shape
         threads = -(-columns * part.element_size() // unit // 32) * 32
         has_four = threads <= NUMBERS.NORM_THREADS_MAX // 2 and rows > 2 * self.blocks  # as `link.rs` has it
         form = {PUSHED: "_2" if self.ranks <= 2 else "_8", PIECES: "_4" if has_four else "_2",
                 SHARES: "_4" if self.ranks <= 4 else "_8"}  # fmt: skip
-        name = f"{name}{form.get(name, '')}_{ENDINGS[part.dtype]}"
+        rounded, target = ("_rounded", out.arguments()) if isinstance(out, Rounded) else ("", (out,))
+        name = f"{name}{form.get(name, '')}{rounded}_{ENDINGS[part.dtype]}"
         with torch.cuda.stream(self.streams[rank]):
             Kernel("all_reduce", name)((min(rows, self.blocks),), (threads,), self.exchanges[rank], Place(part, unit),
-                                       Place(residual, unit), weight, ctypes.c_float(EPSILON), out, rows, early=early)  # fmt: skip
+                                       Place(residual, unit), weight, ctypes.c_float(EPSILON), *target, rows, early=early)  # fmt: skip
 
     def wait(self):
         for device in set(self.devices):
@@ -152,9 +154,14 @@ def sums(group, rows, columns, kind, gap, accumulate, seed, name=SUMMED):
     return wrong(group, outs, wanted.to(kind))
 
 
+def rounds(group, name):
+    """Whether this form leaves rounded rows too."""
+    return name != SHARES or group.ranks <= 4
+
+
 def norms(group, rows, columns, kind, gap, seed, name):
     """Elements of the residual that differ from the sum in the order of ranks, or of the norm from that in f64 by more than
-    a rounding, or between ranks."""
+    a rounding, or between ranks. Then the same rounded to E4M3."""
     parts = group.each(lambda rank: wide(rows, columns, gap, kind, seed + rank))
     weights = group.each(lambda _: wide(1, columns, 0, kind, seed + 98)[0].contiguous())
     residuals = group.each(lambda _: Output((rows, columns), kind, gap))
@@ -178,6 +185,18 @@ def norms(group, rows, columns, kind, gap, seed, name):
         there = out.tensor.to(exact.device)
         found += int(((there.double() - exact).abs() > bound).sum()) + int((there != outs[0].tensor.to(exact.device)).sum())
         found += 0 if out.is_guarded() else 1 << 20
+    for turn, how in enumerate(KINDS) if rounds(group, name) else ():
+        for residual in residuals:
+            residual.tensor.copy_(before)
+        rounded = group.each(lambda _: Rounded(rows, columns, how, kind if turn % 2 else None))
+        group.wait()
+        for rank in range(group.ranks):
+            group.launch_norm(name, rank, parts[rank], residuals[rank].tensor, weights[rank], rounded[rank])
+        found += wrong(group, residuals, wanted)
+        for rank, one in enumerate(rounded):
+            is_right = group.on(rank, lambda: one.error(exact.to(one.data.tensor.device)) <= 2 * LIMITS[kind])
+            same = torch.equal(one.data.tensor.to(exact.device), rounded[0].data.tensor.to(exact.device))
+            found += 0 if is_right and same else 1 << 20
     return found
 
 
@@ -414,12 +433,13 @@ def replayed(group, work, calls):
     return statistics.median(times[2:])
 
 
-def timed_norm(group, name, rows, columns, calls=40, kind=torch.bfloat16):
-    """Microseconds of one exchange with the norm."""
+def timed_norm(group, name, rows, columns, how=None, calls=40, kind=torch.bfloat16):
+    """Microseconds of one exchange with the norm, which is rounded as `how` says."""
     parts = group.each(lambda _: wide(rows, columns, 0, kind, 1))
     weights = group.each(lambda _: wide(1, columns, 0, kind, 3)[0].contiguous())
     residuals = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
-    outs = group.each(lambda _: torch.zeros(rows, columns, dtype=kind, device="cuda"))
+    plain = lambda: torch.zeros(rows, columns, dtype=kind, device="cuda")  # noqa: E731
+    outs = group.each(lambda _: Rounded(rows, columns, how) if how else plain())
     group.wait()
 
     def work(rank):
@@ -489,6 +509,10 @@ def measure(group, nccl_too):
     for (rows, columns), with_norm, adding, nccl_time in zip(SIZES, normed, ours, beside):
         size = f"{rows} x {columns}, {rows * columns * 2 / 1024:.0f} KiB"
         print(f"| {size} | " + " | ".join(f"{found:.1f}" for found in (*with_norm, *adding, nccl_time)) + " |", flush=True)
+    print("\n| with the norm, the fastest form | plain | rounded by rows | by groups |\n|---|---|---|---|")
+    for size in SIZES:
+        fastest = [min(timed_norm(group, name, *size, how) for name in norms_of(group, *size) if not how or rounds(group, name)) for how in (None, "rows", "groups")]
+        print(f"| {size[0]} x {size[1]} | " + " | ".join(f"{found:.1f}" for found in fastest) + " |", flush=True)
     print("\n| by blocks | " + " | ".join(map(str, BLOCKS)) + " |\n|---|" + "---|" * len(BLOCKS))
     for rows, columns in ((1, 3584), (64, 3584), (256, 8192), (8192, 3584)):
         for name in (SUMMED, SUM_OF_PIECES) if group.ranks == 2 else (SUMMED,):

@@ -351,10 +351,12 @@ constexpr uint32_t VECTOR = 8;
 constexpr uint32_t THREADS_MAX = 512;
 // Blocks of a cluster, which shares a row of gates.
 constexpr uint32_t GATE_BLOCKS = 8;
-// Vectors that a thread keeps of one of many rows of gates.
-constexpr uint32_t GATE_HELD = 4;
-// Most threads of a block that has one of those.
-constexpr uint32_t GATE_THREADS_MAX = 640;
+// Vectors that a thread keeps of a long row.
+constexpr uint32_t LONG_HELD = 4;
+// Most threads of a block that has one of those, where two blocks are on a multiprocessor.
+constexpr uint32_t LONG_THREADS_MAX = 640;
+// The same, where one is.
+constexpr uint32_t LONGER_THREADS_MAX = 1024;
 // Each group of a row has a scale.
 constexpr uint32_t BY_GROUPS = 0;
 // Each row has one.

@@ -243,15 +243,14 @@ __device__ __forceinline__ void write_out(const float (&sums)[TILES][4], const A
 }
 
 // The scales of E4M3 that one thread's sums want: of its two rows of x, and of each 64 rows of the weight, WIDTH of them
-// or, gated, WIDTH of gate and as many of up.
-template <bool GATED, uint32_t WIDTH, typename Format>
+// or, gated, WIDTH of gate and as many of up. LOW: blocks begin or end within 64 rows.
+template <bool GATED, uint32_t WIDTH, bool LOW, typename Format>
 struct ManyScales {
     static constexpr uint32_t QUARTERS = WIDTH * (GATED ? 2 : 1) / 64;
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
     uint32_t first[2];                     // of the weight: of the features, or of gate and of up
     uint64_t of_x[2];                      // rows of x, or where their scales begin
-    bool is_low;                           // blocks begin or end within 64 rows
     float x[2], weight[QUARTERS];
 
     __device__ __forceinline__ ManyScales(const Arguments<Format>& arguments, const Items<GATED>& items, uint32_t own)
@@ -264,7 +263,6 @@ struct ManyScales {
             of_x[i] = Format::BY_BLOCKS ? row * scales.groups : row;
             first[i] = (items.tile.expert * (GATED ? 2 : 1) + i) * features + column;
         }
-        is_low = scales.height % 64 != 0 || features % 64 != 0;
     }
 
     // The first of eight rows of the weight.
@@ -303,10 +301,11 @@ struct ManyScales {
         } else {
 #pragma unroll
             for (uint32_t tile = 0; tile < PART; ++tile) {
-                const float of_weight = is_low ? of_block(row(start + tile), group) : weight[(start + tile) / 8];
+                const float of_weight = LOW ? of_block(row(start + tile), group) : weight[(start + tile) / 8];
+                const float both[2] = {x[0] * of_weight, x[1] * of_weight};
 #pragma unroll
                 for (uint32_t i = 0; i < 4; ++i) {
-                    sums[start + tile][i] += part[tile][i] * (x[i / 2] * of_weight);
+                    sums[start + tile][i] += part[tile][i] * both[i / 2];
                 }
             }
         }
@@ -387,7 +386,12 @@ struct Multiplier {
         if constexpr (Format::IS_PLAIN) {
             add_plain(sums, steps);
         } else {
-            add_groups<WIDTH>(sums, items, first_place + thread / 32 * 16 + thread % 32 / 4, steps);
+            const uint32_t own = first_place + thread / 32 * 16 + thread % 32 / 4;
+            if (Format::BY_BLOCKS && (arguments.scales.height % 64 != 0 || arguments.features % 64 != 0)) {
+                add_groups<WIDTH, true>(sums, items, own, steps);
+            } else {
+                add_groups<WIDTH, false>(sums, items, own, steps);
+            }
         }
         const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
         write_out<GATED, WIDTH>(sums, arguments, staging, first_place, items.tile.end, items.column, by, warpgroup);
@@ -429,11 +433,11 @@ struct Multiplier {
     }
 
     // All steps of E4M3, each a group of columns with sums of its own; `own` is this thread's first place.
-    template <uint32_t WIDTH, uint32_t TILES>
+    template <uint32_t WIDTH, bool LOW, uint32_t TILES>
     __device__ __forceinline__ void add_groups(float (&sums)[TILES][4], const Items<GATED>& items, uint32_t own,
                                                uint32_t steps) {
         static_assert(DEPTH<Format> == GROUP && TILES % (HALF / 8) == 0, "a step has one scale, and whole halves");
-        using Scales = ManyScales<GATED, WIDTH, Format>;
+        using Scales = ManyScales<GATED, WIDTH, LOW, Format>;
         Scales scales(arguments, items, own);
 #pragma unroll
         for (uint32_t tile = 0; tile < TILES; ++tile) {

@@ -10,6 +10,7 @@ use super::{
         BLOCKS_MAX, DATA_AT, FAILED_AT, NORM_THREADS_MAX, ODD_UNIT, PUSHED_UNITS, RANKS_MAX, THREADS, UNIT,
     },
     launch::{Extent, Function, arguments, count},
+    quantize,
 };
 use crate::{
     Backend, DType, KernelError, Rank, Tensor,
@@ -242,34 +243,42 @@ pub(super) fn all_reduce_rms_norm(
     let at_once = in_shares.unwrap_or_else(|| link.at_once(row));
     let is_whole = unit([&call.partial, &call.residual]) == UNIT && call.weight.address().0.is_multiple_of(UNIT as u64);
     let turns = in_turns(call.partial.rows(), at_once).filter(|_| is_whole && row / UNIT <= NORM_THREADS_MAX);
-    // Rounded rows come of two launches.
-    let (Some(out), None, Some(turns)) = (&call.out.plain, &call.out.rounded, turns) else {
-        return all_reduce_rms_norm::in_two(cuda, call);
-    };
+    // Of more than four ranks shares are not rounded in the same kernel.
+    let turns = turns.filter(|_| call.out.rounded.is_none() || in_shares.is_none() || of <= 4);
+    let Some(turns) = turns else { return all_reduce_rms_norm::in_two(cuda, call) };
     cuda.enter()?;
     let threads = (row / UNIT).next_multiple_of(32);
+    let forms = match call.out.rounded {
+        Some(_) => &hopper.all_reduce_rms_norm_rounded,
+        None => &hopper.all_reduce_rms_norm,
+    };
     for some in turns {
         let bytes = some.len() * row;
         let kernel = match of {
             2 if bytes > PUSHED_UNITS * UNIT => {
                 let has_four = threads <= PIECES_OF_4_THREADS_MAX && some.len() > 2 * link.blocks;
-                hopper.all_reduce_rms_norm_pieces[usize::from(has_four)]
+                forms.pieces[usize::from(has_four)]
             }
-            2 => hopper.all_reduce_rms_norm_pushed[0],
-            3.. if in_shares.is_some() => hopper.all_reduce_rms_norm_shares[usize::from(of > 4)],
-            3.. if bytes <= PUSHED_TO_MANY_MAX.as_usize() => hopper.all_reduce_rms_norm_pushed[1],
-            _ => hopper.all_reduce_rms_norm,
+            2 => forms.pushed[0],
+            5.. if in_shares.is_some() => hopper.all_reduce_rms_norm_shares_8,
+            3.. if in_shares.is_some() => forms.shares_4,
+            3.. if bytes <= PUSHED_TO_MANY_MAX.as_usize() => forms.pushed[1],
+            _ => forms.read,
         };
         let extent = Extent::line(some.len().min(link.blocks), threads);
-        let arguments = arguments![
+        let before = arguments![
             link.exchange,
             rows(&call.partial.row_range(some.clone()), UNIT),
             rows(&call.residual.row_range(some.clone()), UNIT),
             call.weight.address(),
             call.epsilon,
-            out.row_range(some.clone()).address(),
-            count(some.len()),
         ];
+        let out = call.out.row_range(some.clone());
+        let arguments = match &out.rounded {
+            Some(rounded) => quantize::with_target(before, out.plain.as_ref(), rounded),
+            None => before.with(out.any().address()),
+        }
+        .with(count(some.len()));
         // SAFETY: these are the kernels' parameters, the front has checked the shapes, and the maker of the link vouches for
         // its memory.
         unsafe { cuda.launch(kernel, extent, arguments)? };

@@ -6,7 +6,10 @@ use super::{
     Cuda,
     contract::{
         HopperEntryPoints,
-        fp8::{BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, GATE_HELD, GATE_THREADS_MAX, THREADS_MAX, VECTOR},
+        fp8::{
+            BY_GROUPS, BY_ROWS, FIXED, GATE_BLOCKS, LONG_HELD, LONG_THREADS_MAX, LONGER_THREADS_MAX, THREADS_MAX,
+            VECTOR,
+        },
     },
     launch::{Arguments, Extent, Function, arguments, count},
 };
@@ -19,9 +22,11 @@ pub(super) fn serves(columns: usize) -> bool {
 
 pub(super) fn quantize(cuda: &Cuda, call: ops::quantize::Call<'_>) -> Result<(), KernelError> {
     let (x, before) = (&call.x, input(&call.x));
-    let (kernel, before) = match many(cuda, x, x.columns()) {
-        Some((hopper, held)) => (Kernel::many(cuda, hopper.quantize_many, held, x), before.with(count(x.rows()))),
-        None => (Kernel::row_each(cuda.entry_points().quantize, x.rows(), x.columns()), before),
+    let kernels = cuda.entry_points();
+    let (kernel, before) = match (many(cuda, x, x.columns()), long(cuda, x, &call.out), &kernels.hopper) {
+        (Some((hopper, held)), ..) => (Kernel::many(cuda, hopper.quantize_many, held, x), before.with(count(x.rows()))),
+        (None, Some(threads), Some(hopper)) => (Kernel::long(hopper.quantize_long, x.rows(), threads), before),
+        _ => (Kernel::row_each(kernels.quantize, x.rows(), x.columns()), before),
     };
     launch(cuda, "quantize", kernel, before, None, &call.out)
 }
@@ -52,18 +57,12 @@ pub(super) fn add_experts_rms_norm(cuda: &Cuda, before: Arguments, out: &Activat
 pub(super) fn silu_mul(cuda: &Cuda, gate_up: &Tensor<'_>, out: &Activations<'_>) -> Result<(), KernelError> {
     let rounded = out.rounded.as_ref().expect("it is asked for");
     let (rows, columns, before) = (out.rows(), out.columns(), input(gate_up));
-    let processors = cuda.kernels.target.processors;
-    let is_few = rows * GATE_BLOCKS <= 4 * processors;
-    // A thread's numbers wait in registers for the scale of their row; other scales are known at once, so that nothing is won.
-    let is_kept = rounded.quantization == Quantization::Rows && rows > 4 * processors && is_long(columns);
+    let is_few = rows * GATE_BLOCKS <= 4 * cuda.kernels.target.processors;
     let kernels = cuda.entry_points();
-    let (kernel, before) = match &kernels.hopper {
-        Some(hopper) if is_few => (Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns), before),
-        Some(hopper) if is_kept && is_whole(gate_up) => {
-            let threads = (columns / VECTOR).div_ceil(GATE_HELD).next_multiple_of(32);
-            (Kernel { function: hopper.silu_mul_rounded_many, blocks: rows, threads }, before.with(count(rows)))
-        }
-        _ => (Kernel::row_each(kernels.silu_mul_rounded, rows, columns), before),
+    let kernel = match (&kernels.hopper, long(cuda, gate_up, rounded)) {
+        (Some(hopper), _) if is_few => Kernel::cluster_each(hopper.silu_mul_rounded_few, rows, columns),
+        (Some(hopper), Some(threads)) => Kernel::long(hopper.silu_mul_rounded_long, rows, threads),
+        _ => Kernel::row_each(kernels.silu_mul_rounded, rows, columns),
     };
     launch(cuda, "silu_mul", kernel, before, out.plain.as_ref(), rounded)
 }
@@ -86,6 +85,12 @@ impl Kernel {
         Kernel { function, blocks: rows * GATE_BLOCKS, threads: threads((columns / VECTOR).div_ceil(GATE_BLOCKS)) }
     }
 
+    /// A block has a row, and so many threads.
+    fn long(by_threads: [Function; 2], rows: usize, threads: usize) -> Self {
+        let function = by_threads[usize::from(threads > LONG_THREADS_MAX)];
+        Kernel { function, blocks: rows, threads }
+    }
+
     /// As many blocks as run at once, of which each has many rows of `x`. See `quantize_many.cu`.
     fn many(cuda: &Cuda, by_held: [Function; 2], held: usize, x: &Tensor<'_>) -> Self {
         let threads = threads(x.columns() / VECTOR);
@@ -106,9 +111,14 @@ fn many<'a>(cuda: &'a Cuda, x: &Tensor<'_>, columns: usize) -> Option<(&'a Hoppe
     ((1..=2).contains(&held) && x.rows() > cuda.kernels.target.processors && is_whole(x)).then_some((hopper, held))
 }
 
-/// Whether a row of gates is longer than what the threads of a block keep of it elsewhere, and not longer than they do here.
-fn is_long(columns: usize) -> bool {
-    (2 * THREADS_MAX + 1..=GATE_HELD * GATE_THREADS_MAX).contains(&(columns / VECTOR))
+/// Threads of a block that keeps a row of `x` in registers until its scale is known, where rows are many and longer than
+/// what is kept of them elsewhere. Other scales are known at once, so that nothing is won.
+fn long(cuda: &Cuda, x: &Tensor<'_>, out: &Rounded<'_>) -> Option<usize> {
+    let vectors = out.data.columns() / VECTOR;
+    let is_long = (2 * THREADS_MAX + 1..=LONG_HELD * LONGER_THREADS_MAX).contains(&vectors);
+    let is_many = x.rows() > 4 * cuda.kernels.target.processors;
+    let is_kept = out.quantization == Quantization::Rows && is_long && is_many && is_whole(x);
+    is_kept.then(|| vectors.div_ceil(LONG_HELD).next_multiple_of(32))
 }
 
 /// Whether all rows begin where 16 bytes may be read.
@@ -118,6 +128,21 @@ fn is_whole(x: &Tensor<'_>) -> bool {
 
 fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
+}
+
+/// Behind other operands, where rounded rows go, and plain ones if they are wanted too.
+pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
+    let (kind, fixed) = match out.quantization {
+        Quantization::Groups => (BY_GROUPS, 1.0),
+        Quantization::Rows => (BY_ROWS, 1.0),
+        Quantization::Fixed(scale) => (FIXED, scale),
+    };
+    before
+        .with(plain.map_or(Address(0), Tensor::address))
+        .with(kind)
+        .with(fixed)
+        .with(out.data.address())
+        .with(out.scales.address())
 }
 
 fn input(x: &Tensor<'_>) -> Arguments {
@@ -140,18 +165,7 @@ fn launch(
     if rows == 0 {
         return Ok(());
     }
-    let (kind, fixed) = match out.quantization {
-        Quantization::Groups => (BY_GROUPS, 1.0),
-        Quantization::Rows => (BY_ROWS, 1.0),
-        Quantization::Fixed(scale) => (FIXED, scale),
-    };
-    let arguments = before
-        .with(count(columns))
-        .with(plain.map_or(Address(0), Tensor::address))
-        .with(kind)
-        .with(fixed)
-        .with(out.data.address())
-        .with(out.scales.address());
+    let arguments = with_target(before.with(count(columns)), plain, out);
     // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
     unsafe { cuda.launch(kernel.function, Extent::line(kernel.blocks, kernel.threads), arguments) }
 }

@@ -116,13 +116,10 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub all_reduce_odd: F,
     pub all_reduce_pieces: F,
     pub all_reduce_two_shot: F,
-    pub all_reduce_rms_norm: F,
-    /// By rows of a piece, two or four.
-    pub all_reduce_rms_norm_pieces: [F; 2],
-    /// For two ranks and for more.
-    pub all_reduce_rms_norm_pushed: [F; 2],
-    /// For three or four ranks and for more.
-    pub all_reduce_rms_norm_shares: [F; 2],
+    pub all_reduce_rms_norm: SumAndNorm<F>,
+    pub all_reduce_rms_norm_rounded: SumAndNorm<F>,
+    /// For more than four ranks, plain.
+    pub all_reduce_rms_norm_shares_8: F,
     /// For heads of `attention_hopper::PAGED_HEAD_DIM`, as the next two.
     pub attention_paged: F,
     pub attention_paged_split: F,
@@ -153,7 +150,9 @@ pub(in crate::cuda) struct HopperEntryPoints<F> {
     pub linear_e4m3_rows: LinearE4m3<F>,
     pub route_normed: F,
     pub silu_mul_rounded_few: F,
-    pub silu_mul_rounded_many: F,
+    /// By threads, as the next.
+    pub quantize_long: [F; 2],
+    pub silu_mul_rounded_long: [F; 2],
     /// By vectors of a row that a thread keeps, as the next.
     pub quantize_many: [F; 2],
     pub rms_norm_rounded_many: [F; 2],
@@ -167,6 +166,17 @@ pub(in crate::cuda) struct Experts<F> {
     pub gated_few: [F; PLACES.len()],
     pub many: F,
     pub gated_many: F,
+}
+
+/// The forms of a sum of ranks with the norm, plain or rounded to E4M3.
+pub(in crate::cuda) struct SumAndNorm<F> {
+    pub read: F,
+    /// By rows of a piece, two or four.
+    pub pieces: [F; 2],
+    /// For two ranks and for more.
+    pub pushed: [F; 2],
+    /// For three or four ranks.
+    pub shares_4: F,
 }
 
 /// What reads and writes keys and values in E4M3, each with the parameters of its namesake.
@@ -266,19 +276,9 @@ impl<F> HopperEntryPoints<F> {
             all_reduce_odd: all.typed(ALL_REDUCE, "all_reduce_odd")?,
             all_reduce_pieces: all.typed(ALL_REDUCE, "all_reduce_pieces")?,
             all_reduce_two_shot: all.typed(ALL_REDUCE, "all_reduce_two_shot")?,
-            all_reduce_rms_norm: all.typed(ALL_REDUCE, "all_reduce_rms_norm")?,
-            all_reduce_rms_norm_pieces: [
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_2")?,
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pieces_4")?,
-            ],
-            all_reduce_rms_norm_pushed: [
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_2")?,
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_pushed_8")?,
-            ],
-            all_reduce_rms_norm_shares: [
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_4")?,
-                all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_8")?,
-            ],
+            all_reduce_rms_norm: SumAndNorm::find(all, "")?,
+            all_reduce_rms_norm_rounded: SumAndNorm::find(all, "_rounded")?,
+            all_reduce_rms_norm_shares_8: all.typed(ALL_REDUCE, "all_reduce_rms_norm_shares_8")?,
             attention_paged: all.sized(ATTENTION_PREFILL_HOPPER, "attention_paged_hopper", 'd', PAGED_HEAD_DIM)?,
             attention_paged_split: all.sized(
                 ATTENTION_PREFILL_HOPPER,
@@ -306,13 +306,32 @@ impl<F> HopperEntryPoints<F> {
             linear_e4m3_rows: LinearE4m3::find(all, "rows")?,
             route_normed: all.typed(waiting("route_normed"), "route_normed")?,
             silu_mul_rounded_few: all.typed(QUANTIZE, "silu_mul_rounded_few")?,
-            silu_mul_rounded_many: all.typed(QUANTIZE_MANY, "silu_mul_rounded_many")?,
+            quantize_long: [
+                all.typed(QUANTIZE_MANY, "quantize_long_640")?,
+                all.typed(QUANTIZE_MANY, "quantize_long_1024")?,
+            ],
+            silu_mul_rounded_long: [
+                all.typed(QUANTIZE_MANY, "silu_mul_rounded_long_640")?,
+                all.typed(QUANTIZE_MANY, "silu_mul_rounded_long_1024")?,
+            ],
             quantize_many: [all.typed(QUANTIZE_MANY, "quantize_many_1")?, all.typed(QUANTIZE_MANY, "quantize_many_2")?],
             rms_norm_rounded_many: [
                 all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_1")?,
                 all.typed(QUANTIZE_MANY, "rms_norm_rounded_many_2")?,
             ],
             turn_scales: all.named(waiting("turn_scales"), "turn_scales")?,
+        })
+    }
+}
+
+impl<F> SumAndNorm<F> {
+    fn find<E>(all: &mut Finder<impl FnMut(EntryPoint) -> Result<F, E>>, rounded: &str) -> Result<Self, E> {
+        let mut form = |form| all.typed(ALL_REDUCE, &format!("all_reduce_rms_norm{form}{rounded}"));
+        Ok(SumAndNorm {
+            read: form("")?,
+            pieces: [form("_pieces_2")?, form("_pieces_4")?],
+            pushed: [form("_pushed_2")?, form("_pushed_8")?],
+            shares_4: form("_shares_4")?,
         })
     }
 }

@@ -383,10 +383,12 @@ contract! {
         const THREADS_MAX: usize = 512;
         /// Blocks of a cluster, which shares a row of gates.
         const GATE_BLOCKS: usize = 8;
-        /// Vectors that a thread keeps of one of many rows of gates.
-        const GATE_HELD: usize = 4;
-        /// Most threads of a block that has one of those.
-        const GATE_THREADS_MAX: usize = 640;
+        /// Vectors that a thread keeps of a long row.
+        const LONG_HELD: usize = 4;
+        /// Most threads of a block that has one of those, where two blocks are on a multiprocessor.
+        const LONG_THREADS_MAX: usize = 640;
+        /// The same, where one is.
+        const LONGER_THREADS_MAX: usize = 1024;
         /// Each group of a row has a scale.
         const BY_GROUPS: u32 = 0;
         /// Each row has one.

@@ -1,0 +1,93 @@
+// The rows that a norm of an exchange leaves: plain, rounded to E4M3, or both.
+#pragma once
+
+#include "exchange.cuh"
+#include "rounding.cuh"
+
+// Of several numbers of each thread, the largest of the block; with one barrier for all, as block_sums.
+template <uint32_t COUNT>
+__device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&partial)[COUNT][WARPS_MAX]) {
+    const uint32_t warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = largest_of_lanes<WARP>(values[i]);
+        if (lane == 0) {
+            partial[i][warp] = values[i];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        values[i] = largest_of_lanes<WARP>(lane < warps ? partial[i][lane] : 0.0f);
+    }
+}
+
+// Rows in one format.
+template <typename Element>
+struct Plain {
+    uint32_t columns;
+    Element* start;
+};
+
+// What a norm makes of a unit.
+template <typename Element>
+__device__ __forceinline__ void normed(const uint4& sum, const uint4& by_words, float factor, float (&values)[WIDTH]) {
+    float by[WIDTH];
+    widen<WIDTH, Element>(sum, values);
+    widen<WIDTH, Element>(by_words, by);
+#pragma unroll
+    for (uint32_t i = 0; i < WIDTH; ++i) {
+        values[i] = values[i] * factor * by[i];
+    }
+}
+
+// Writes COUNT rows, of which this thread has the unit `vector` and the block all. `each(work)` calls `work(i, row)` for those
+// that this thread writes; `sum` of the others is zero. `squares` are the rows', and `partial` is free: all threads pass a
+// barrier between two calls.
+template <uint32_t COUNT, typename Element, typename Each>
+__device__ __forceinline__ void write_normed(const Plain<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
+                                             const float (&squares)[COUNT], float epsilon, uint32_t vector,
+                                             float (&)[COUNT][WARPS_MAX], const Each& each) {
+    each([&](uint32_t i, uint64_t row) {
+        const float factor = 1.0f / sqrtf(squares[i] / out.columns + epsilon);
+        write_scaled<WIDTH>(sum[i], by_words, factor, out.start + row * out.columns + vector * WIDTH);
+    });
+}
+
+template <uint32_t COUNT, typename Element, typename Each>
+__device__ __forceinline__ void write_normed(const Target<Element>& out, const uint4 (&sum)[COUNT], const uint4& by_words,
+                                             const float (&squares)[COUNT], float epsilon, uint32_t vector,
+                                             float (&partial)[COUNT][WARPS_MAX], const Each& each) {
+    static_assert(VECTOR<Element> == WIDTH, "a unit is what a lane of a group has");
+    const auto values_of = [&](uint32_t i, float (&values)[WIDTH]) {
+        normed<Element>(sum[i], by_words, 1.0f / sqrtf(squares[i] / out.columns + epsilon), values);
+    };
+    float scale[COUNT];
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        float values[WIDTH];
+        values_of(i, values);
+        scale[i] = largest_of(values);
+    }
+    if (out.kind == BY_ROWS) {
+        block_largests(scale, partial);
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < COUNT; ++i) {
+        // Whole warps, whichever of their lanes write.
+        const float largest = out.kind == BY_GROUPS ? largest_of_lanes<GROUP_LANES>(scale[i]) : scale[i];
+        scale[i] = out.kind == contract::fp8::FIXED ? out.fixed : e4m3_scale(largest);
+    }
+    each([&](uint32_t i, uint64_t row) {
+        const uint32_t groups = (out.columns + GROUP - 1) / GROUP;
+        if (out.kind == BY_GROUPS && vector % GROUP_LANES == 0) {
+            out.scales[row * groups + vector / GROUP_LANES] = scale[i];
+        }
+        if (out.kind == BY_ROWS && vector == 0) {
+            out.scales[row] = scale[i];
+        }
+        float values[WIDTH];
+        values_of(i, values);
+        write(out, row, vector * WIDTH, scale[i], values);
+    });
+}
