@@ -6,9 +6,9 @@
 //                      is added to must be the same on all ranks, as a residual stream is: each adds its share's
 // all_reduce_pieces:   the same of two ranks. Each writes what it brings into the other's memory, piece by piece, and adds up
 //                      in its own: a write does not wait for an answer as a read does, and nothing is copied first
-// all_reduce_rms_norm: residual += the sum, and its rows divided by their root mean square, times weight, as rms_norm.cu has
-//                      it; a block has whole rows. `_rounded` (this and those below): rounded to E4M3 as quantize.cu has it,
-//                      and plain too unless `plain` is null
+// all_reduce_rms_norm: residual += the sum, and out = its rows divided by their root mean square, times weight, as rms_norm.cu
+//                      has it; a block has whole rows. `_rounded` (of this and those below, but of shares of more than four
+//                      ranks): out rounded to E4M3 as quantize.cu has it, and plain too unless `plain` is null
 // all_reduce_rms_norm_pieces: the same of two ranks, as all_reduce_pieces
 // all_reduce_rms_norm_shares: the same of more. Each rank sums its share of the rows, of what the others have written into its
 //                      memory, and writes the sums into theirs
@@ -483,7 +483,7 @@ FOR_EACH_ACTIVATION(KERNELS)
         __VA_ARGS__(all, partial, residual, weight, epsilon, to, rows);                                            \
     }
 #define BOTH(...) NORM(__VA_ARGS__) ROUNDED(__VA_ARGS__)
-// Rounding the rows of eight ranks' shares would take far more registers than there are.
+// Rounding the rows of eight ranks' shares would keep 464 bytes a thread in memory.
 #define NORMS(name, Element)                                                                                       \
     BOTH(all_reduce_rms_norm, name, NORM_THREADS_MAX, Element, sum_and_norm<false, 8>)                             \
     BOTH(all_reduce_rms_norm_pieces_2, name, NORM_THREADS_MAX, Element, sum_and_norm_in_pieces<2>)                 \
@@ -512,8 +512,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 }
 
 extern "C" __global__ void __launch_bounds__(32, 1) part_from_ranks(const __grid_constant__ Exchange all) {
-    // The exchanges that this rank has come to are over here. Of more than two ranks another may still wait in the last one
-    // for what a third has written to both: that gets a millisecond to arrive.
+    // The exchanges that this rank has come to are over here. Another may still wait in the last one for what is on its way to
+    // it: that gets a millisecond, and is given up with all that follows if it takes longer.
     wait_for_previous_kernel();
     if (threadIdx.x == 0) {
         __threadfence_system();

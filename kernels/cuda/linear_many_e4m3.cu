@@ -38,7 +38,7 @@ constexpr uint32_t DEPTH = GROUP;                      // columns of a step: 128
 constexpr uint32_t X_BYTES = TILE_ROWS * DEPTH;        // 16 KiB a step
 constexpr uint32_t HALF = TILE_WEIGHTS / 2;            // of the weight's rows: what one product takes
 constexpr uint32_t HALF_BYTES = HALF * DEPTH;          // 16 KiB
-constexpr uint32_t QUARTER = 64;
+constexpr uint32_t QUARTER = TILE_WEIGHTS / 4;
 constexpr uint32_t STAGE_BYTES = X_BYTES + 2 * HALF_BYTES;
 constexpr uint32_t STAGING_AT = STAGES * STAGE_BYTES;  // two boxes a multiplying warpgroup
 static_assert(contract::linear_many::SHARED_BYTES == STAGING_AT + 2 * MULTIPLIERS * BOX_BYTES, "what the launch gives");
@@ -113,8 +113,8 @@ __device__ __forceinline__ void promote_plain(float (&to)[32][4], uint32_t first
         }
     }
 }
-// Each 64 rows of the weight have one scale. Here and below the compiler would take multiplying and adding apart, to add for
-// both ways at once.
+// Each 64 rows of the weight have one scale. fmaf here and below: else the compiler leaves the products of both ways apart,
+// and adds once for both.
 __device__ __forceinline__ void promote(float (&to)[32][4], uint32_t first, const Sums& from, const float (&of_x)[2],
                                         const float* of_weight) {
 #pragma unroll
@@ -220,7 +220,7 @@ __device__ __forceinline__ void multiply(const TensorMap& out, const T* bias, co
     const uint32_t thread = threadIdx.x % WARPGROUP;
     const uint32_t staging = shared + STAGING_AT + warpgroup * 2 * BOX_BYTES;
     const uint32_t features = KIND == Kind::GATED ? 2 * arguments.columns : arguments.columns;
-    // Up begins within a block where the gate has no whole number of them.
+    // Blocks are lower than 64 rows, or up begins within 64 of them.
     const bool is_low = scales.height < QUARTER || (KIND == Kind::GATED && arguments.columns % QUARTER != 0);
     Ring<STAGES> ring;
     float sums[32][4];

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the settings of a released shape for vLLM, which draws the weights: `peer.py` takes the folder.
 
-    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]
+    python3 tools/gpu/peer_folder.py TOKENIZER FOLDER SHAPE [fp8_per_block|fp8_per_channel]      (Qwen's shapes alone)
 
 TOKENIZER is a folder with Qwen2.5's `tokenizer.json` and `tokenizer_config.json`, which all shapes use: the figures do not
 depend on what tokens spell. The numbers are those of the families' `shape.rs`. FP8 is that of released checkpoints: by
@@ -12,7 +12,10 @@ import json
 import os
 import sys
 
-TOKENIZER, FOLDER, SHAPE, *FORMAT = sys.argv[1:5]
+TOKENIZER, FOLDER, SHAPE = sys.argv[1:4]
+FORMAT = sys.argv[4] if len(sys.argv) > 4 else None
+if FORMAT not in (None, "fp8_per_block", "fp8_per_channel") or (FORMAT and not SHAPE.startswith("qwen")):
+    sys.exit(f"{FORMAT} of {SHAPE} is not known")
 
 # Hidden width, MLP width, layers, query heads, key and value heads.
 TEXT = {
@@ -144,10 +147,10 @@ def internvl(tokenizer):
     return {"processor_class": "InternVLProcessor", "extra_special_tokens": PICTURE_TOKENS, "added_tokens_decoder": added}
 
 
-def quantization(config, format):
+def quantization(config):
     """What a checkpoint in FP8 says of itself, with vLLM's names of what is plain."""
     decoder, vision = config.get("text_config", config), config.get("vision_config", {})
-    if format == "fp8_per_channel":
+    if FORMAT == "fp8_per_channel":
         weights = {"num_bits": 8, "type": "float", "symmetric": True}
         group = {"targets": ["Linear"], "weights": weights | {"strategy": "channel", "dynamic": False},
                  "input_activations": weights | {"strategy": "token", "dynamic": True}}  # fmt: skip
@@ -173,10 +176,10 @@ def main():
     added = settings.get("added_tokens_decoder", {}) | more.pop("added_tokens_decoder", {})
     save("tokenizer_config.json", settings | more | {"added_tokens_decoder": added})
     save("tokenizer.json", tokenizer)
-    for format in FORMAT:
+    if FORMAT:
         with open(f"{FOLDER}/config.json", encoding="utf-8") as file:
             config = json.load(file)
-        save("config.json", config | {"quantization_config": quantization(config, format)})
+        save("config.json", config | {"quantization_config": quantization(config)})
     save("generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643], "do_sample": False})
 
 

@@ -195,7 +195,8 @@ def norms(group, rows, columns, kind, gap, seed, name):
         found += wrong(group, residuals, wanted)
         for rank, one in enumerate(rounded):
             is_right = group.on(rank, lambda: one.error(exact.to(one.data.tensor.device)) <= 2 * LIMITS[kind])
-            same = torch.equal(one.data.tensor.to(exact.device), rounded[0].data.tensor.to(exact.device))
+            outs_of = lambda one: [out.tensor.to(exact.device) for out in (one.data, one.scales, one.plain) if out]  # noqa: E731
+            same = all(map(torch.equal, outs_of(one), outs_of(rounded[0])))
             found += 0 if is_right and same else 1 << 20
     return found
 

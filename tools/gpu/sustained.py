@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Products of FP8 prompts at the card's limit of power: ours beside cuBLASLt's, each for a second without a pause.
+"""Products of FP8 prompts at the card's limit of power: ours beside cuBLASLt's.
 
     python3 tools/gpu/sustained.py [ROWS]
 
 A burst is the shortest of three graphs of eight rounds after a pause, as autotuning times; the rest is the mean once clocks
-have settled. "fast" are sums that the tensor cores alone keep, as vLLM's kernels for FP8 do; all others go on in f32. Wants
-a Hopper GPU and torch.
+have settled. "fast" are sums that stay in the tensor cores, as vLLM's by tensor and by row do; all others go on in f32.
+Nothing is checked: `kernels.py e4m3` does that. Wants a Hopper GPU and torch.
 """
 
 import subprocess
@@ -19,6 +19,7 @@ from operations.e4m3 import SEVEN_BILLION, Product, beside_blocks, beside_few, m
 ROWS = int(sys.argv[1]) if len(sys.argv) > 1 else 8448
 # Of a rank of two.
 SHAPES = SEVEN_BILLION | {"72B's half, gate and up": (29568, 8192), "72B's half, down": (8192, 14784)}
+ROUNDS = 8  # of a graph
 SETTLING, MEASURED = 0.4, 0.6  # seconds
 
 
@@ -28,7 +29,7 @@ def seconds_of(graph, calls):
     count = calls(graph.replay)
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / count / 8 * 1e-3
+    return start.elapsed_time(end) / count / ROUNDS * 1e-3
 
 
 def once(replay):
@@ -38,12 +39,14 @@ def once(replay):
 
 def for_seconds(seconds):
     def calls(replay):
-        count, until = 0, time.time() + seconds
+        count, until, before = 0, time.time() + seconds, None
         while time.time() < until:
             replay()
             count += 1
-            if count % 2 == 0:
-                torch.cuda.current_stream().synchronize()
+            if before:  # one more is always queued
+                before.synchronize()
+            before = torch.cuda.Event()
+            before.record()
         return count
 
     return calls
@@ -55,7 +58,7 @@ def tell(name, cases):
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(8):
+        for _ in range(ROUNDS):
             for run in cases:
                 run()
     graph.replay()

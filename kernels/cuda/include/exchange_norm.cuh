@@ -22,7 +22,7 @@ __device__ __forceinline__ void block_largests(float (&values)[COUNT], float (&p
     }
 }
 
-// Rows in one format.
+// Plain rows.
 template <typename Element>
 struct Plain {
     uint32_t columns;

@@ -90,7 +90,7 @@ impl Fp8 {
             for (how, (rows, in_features, out_features)) in hows.into_iter().cycle().zip(sizes) {
                 add(rows, in_features, out_features, scaled, Product::Linear { how, bias: rows % 2 == 1 });
             }
-            for (rows, in_features, features) in [(1, 256, 128), (40, 64, 200), (300, 144, 264)] {
+            for (rows, in_features, features) in [(1, 256, 128), (40, 64, 200), (300, 144, 264), (300, 272, 192)] {
                 add(rows, in_features, 2 * features, scaled, Product::Gated { bias: rows == 40 });
             }
             add(17, 18_944, 1, scaled, Product::Quantize);
@@ -103,7 +103,7 @@ impl Fp8 {
                 (1, 144, 48, 128, 8),
                 (9, 208, 144, 5, 3),
                 (131, 256, 128, 16, 4),
-                (300, 272, 208, 3, 2),
+                (300, 272, 192, 3, 2),
                 // Most rows of one expert, in several tiles, and few of others.
                 (41, 272, 144, LIKED, 2),
                 (70, 144, 80, LIKED, 1),

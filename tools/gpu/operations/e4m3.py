@@ -263,7 +263,7 @@ def tiled(product, target, biased=False, added=False, out_type=None):
     else:
         kernel, threads = Kernel(file, "linear_e4m3_many", TILED.MANY_SHARED_BYTES), TILED.MANY_THREADS
         grid = (divide_up(rows, TILED.MANY_ROWS), divide_up(features, TILED.MANY_FEATURES))
-    limit = SUM_LIMIT if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
+    limit = 1.5e-4 if out.tensor.dtype == torch.float32 else LIMITS[product.dtype]
     limit *= 20 if rows * features < 64 else 1  # of a few sums one may be small
     return Case(lambda: kernel(grid, (threads,), *arguments),
                 lambda: out.error(product.expected(biased) + (before.double() if added else 0)), limit,
@@ -304,7 +304,7 @@ def beside_few(product):
     return {"torch": lambda: torch._scaled_mm(product.x, weight, of_x, out_scales, out_dtype=torch.bfloat16)}
 
 
-SHAPES = [(3584, 3584), (77, 144), (4608, 2048), (1, 16), (264, 1296), (136, 400)]
+SHAPES = [(3584, 3584), (77, 144), (4608, 2048), (1, 16), (264, 1296), (136, 400), (192, 272)]
 SEVEN_BILLION = {"qkv": (4608, 3584), "o": (3584, 3584), "gate and up": (37888, 3584), "down": (3584, 18944)}
 
 
@@ -342,12 +342,10 @@ def check(table):
             way = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)][turn % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
             table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
-        for rows, height in itertools.product([65, 128, 300, 515], [128, 16, None]):
+        for rows, height in itertools.product([65, 128, 300, 515], [128, 64, 16, None]):
             fixed, turn = height is None and turn % 2 == 0, turn + 1
             for kind, biased in itertools.product(["linear", "linear_add", "linear_gated", "groups", "fixed"], [False, True]):
                 wide = divide_up(features, 16) * (32 if "linear" not in kind or kind == "linear_gated" else 16)
-                if height and wide % (2 * height) and kind in ("linear_gated", "groups", "fixed"):
-                    wide = divide_up(wide, 2 * height) * 2 * height
                 product = Product(rows, wide, columns, dtype, height, fixed)
                 table.check("linear_many_e4m3", f"{kind}, {rows} x {wide} x {columns}, height {height}, bias {biased}", many(product, kind, biased))
 
