@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::checkpoint_files::{CheckpointSource, TextFiles};
 use super::error::CheckpointError;
@@ -55,7 +55,7 @@ impl Checkpoint {
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
-        forget_repeated_quantization(&mut config);
+        gather_quantization(&mut config);
         let files = TextFiles::read(&source)?;
         let tensors = TensorIndex::open(&source)?;
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
@@ -189,13 +189,27 @@ impl Checkpoint {
     }
 }
 
-/// Removes a text part's `quantization_config` that is the whole model's, as some tools write it.
-fn forget_repeated_quantization(config: &mut Map<String, Value>) {
+/// Brings `quantization_config` to the top level from where tools write it: under its name in early releases of
+/// compressed-tensors, or in a text part, alone or again.
+fn gather_quantization(config: &mut Map<String, Value>) {
     const KEY: &str = "quantization_config";
-    let Some(whole) = config.get(KEY).cloned() else { return };
+    const EARLY: &str = "compression_config";
+    let is_there = |fields: &Map<String, Value>, key| fields.get(key).is_some_and(Value::is_object);
+    if is_there(config, EARLY) && !is_there(config, KEY) {
+        let mut settings = config.remove(EARLY).expect("it is there");
+        settings["quant_method"] = json!("compressed-tensors");
+        config.insert(KEY.to_owned(), settings);
+    }
     for part in TEXT_PARTS {
-        if let Some(Value::Object(part)) = config.get_mut(part)
-            && part.get(KEY) == Some(&whole)
+        let Some(inner) = config.get(part).and_then(|part| part.get(KEY)).filter(|inner| inner.is_object()).cloned()
+        else {
+            continue;
+        };
+        if !is_there(config, KEY) {
+            config.insert(KEY.to_owned(), inner.clone());
+        }
+        if config[KEY] == inner
+            && let Some(Value::Object(part)) = config.get_mut(part)
         {
             part.remove(KEY);
         }

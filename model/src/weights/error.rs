@@ -83,6 +83,14 @@ pub enum WeightError {
         /// The shape in the file.
         found: Vec<usize>,
     },
+    /// A layer in FP8 whose outputs are scaled, as InternVL's tower has them.
+    #[error("{name} is FP8, and its outputs are multiplied by {scale}: such layers are read plain alone")]
+    ScaledFp8 {
+        /// The layer's name.
+        name: String,
+        /// The name of what its outputs are multiplied by.
+        scale: String,
+    },
     /// A scale of queries or probabilities in FP8.
     #[error("{name} is a scale of queries or probabilities in FP8, which attention here keeps wider")]
     AttentionScale {

@@ -6,7 +6,7 @@ use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Share, Tensor, Weight, ops:
 use super::{
     MadeScales, SpreadScales, WeightError, WeightMap, WeightSource,
     cut::{Cut, whole_units},
-    map::{Place, expected},
+    map::Place,
     scaling::numbers,
 };
 use crate::{
@@ -115,8 +115,21 @@ impl WeightMap<'_> {
         match (found == DType::F8E4M3) == is_stored {
             true if fp8.is_some() => Ok(DType::F8E4M3),
             true => Ok(self.target.weight(found)),
-            false => Err(WeightError::Format { name: name.to_owned(), expected: expected(is_stored), found }),
+            false => Err(self.other_format(name, is_stored, found)),
         }
+    }
+
+    /// The error of a tensor that is FP8 and should not be, or the other way around.
+    pub(super) fn other_format(&self, name: &str, is_fp8: bool, found: DType) -> WeightError {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        let expected = match &self.formats {
+            _ if is_fp8 => "quantization_config says that it is FP8",
+            WeightFormats::Stored(stored) if !stored.plain.has(module) => {
+                "only linear layers and experts are read in FP8, and of those not the router nor lm_head"
+            }
+            _ => "by quantization_config it is plain",
+        };
+        WeightError::Format { name: name.to_owned(), expected, found }
     }
 
     /// Claims `module.weight` of modules with so many rows each, one after the other. Their activations are rounded as
@@ -183,8 +196,8 @@ impl WeightMap<'_> {
         let start = self.used;
         match fp8.stored {
             Some(end) => {
-                let end = end.trim_start_matches("weight_");
-                self.stored_scales(&format!("{name}_{end}"), fp8, matrices, height)?;
+                let [whole, short] = [end, end.trim_start_matches("weight_")].map(|end| format!("{name}_{end}"));
+                self.stored_scales(if self.has(&whole) { &whole } else { &short }, fp8, matrices, height)?;
             }
             None => {
                 let rows = (count * of_each).div_ceil(height);
@@ -292,15 +305,18 @@ impl WeightMap<'_> {
         if !self.is_dry() && !self.target.has_fp8_cache() {
             return Err(WeightError::Unserved { what: "FP8 keys and values", target: self.target.name() });
         }
+        self.cached.push(format!("{attention}."));
         let names = ["k", "v"].map(|part| {
             [
                 format!("{attention}.{part}_scale"),             // of compressed-tensors
                 format!("{attention}.{part}_proj.{part}_scale"), // of ModelOpt
                 format!("{attention}.{part}_proj.output_scale"), // of either, in early releases
+                format!("{attention}.qkv_proj.{part}_scale"),    // of llm-compressor (vLLM's issue 25047)
+                format!("{attention}.attn.{part}_scale"),        // where vLLM keeps them
+                format!("{attention}.kv_scale"),                 // of both, in early releases
             ]
         });
-        let is_stored = matches!(&self.formats, WeightFormats::Stored(_));
-        let scales = match is_stored && names.iter().flatten().any(|name| self.has(name)) {
+        let scales = match names.iter().flatten().any(|name| self.has(name)) {
             false => vec![1.0; 2 * kv_heads.count],
             true => {
                 let [keys, values] = names;
@@ -311,8 +327,8 @@ impl WeightMap<'_> {
     }
 
     /// The checkpoint's scales of each head, under whichever name it has.
-    fn stored_cache_scales(&mut self, names: [String; 3], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
-        let [_, of_modelopt, _] = &names;
+    fn stored_cache_scales(&mut self, names: [String; 6], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
+        let [_, of_modelopt, ..] = &names;
         let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();
         let found = self.checkpoint.tensor(&name)?;
         let scales = numbers(&found);
@@ -324,11 +340,11 @@ impl WeightMap<'_> {
         Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
 
-    /// Whether a tensor is a scale of keys or values that are kept plain, which do not need it.
+    /// Whether a tensor is a scale of keys or values that are kept plain, or in no cache (a tower's): they do not need it.
     pub(super) fn is_unread_cache_scale(&self, name: &str) -> bool {
-        const ENDS: [&str; 4] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale"];
-        let is_stored = matches!(&self.formats, WeightFormats::Stored(_));
-        is_stored && self.checkpoint.cache() == CacheFormat::Plain && ENDS.iter().any(|end| name.ends_with(end))
+        const ENDS: [&str; 5] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale", ".kv_scale"];
+        let is_read = self.cached.iter().any(|attention| name.starts_with(attention));
+        !is_read && ENDS.iter().any(|end| name.ends_with(end))
     }
 
     /// Call this after the last claim. It reads the checkpoint's scales, and refuses those that cannot be one.

@@ -58,6 +58,8 @@ pub struct WeightMap<'c> {
     folded: Vec<(String, usize)>,
     /// Tensors of one number that was read while claiming.
     pub(super) read: Vec<String>,
+    /// What stands before the names of attention layers whose keys and values are in FP8.
+    pub(super) cached: Vec<String>,
     /// Tensors, and modules with all of theirs, that other ranks read.
     elsewhere: BTreeSet<String>,
 }
@@ -77,6 +79,7 @@ impl<'c> WeightMap<'c> {
             twins: Vec::new(),
             folded: Vec::new(),
             read: Vec::new(),
+            cached: Vec::new(),
             elsewhere: BTreeSet::new(),
         }
     }
@@ -185,11 +188,12 @@ impl<'c> WeightMap<'c> {
         let (_, source, _) = self.part(scale, out_features.into(), 1.into(), [out_features].into())?;
         self.folded.push((scale.to_owned(), out_features));
         let first = self.copies.len();
-        if self.scheme_of([name])?.is_some() {
-            let what = "FP8 weights whose outputs are scaled";
-            return Err(WeightError::Unserved { what, target: self.target.name() });
+        // Without its weights a checkpoint is taken to have them plain here.
+        let is_drawn = self.checkpoint.tensors.random(&format!("{name}.weight"), 2).is_some();
+        if !is_drawn && self.scheme_of([name])?.is_some() {
+            return Err(WeightError::ScaledFp8 { name: name.to_owned(), scale: scale.to_owned() });
         }
-        let place = Place { kept: Some(self.target.activation()), ..Place::default() };
+        let place = Place { kept: Some(self.target.activation()), is_always_plain: true, ..Place::default() };
         let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;
         // What is drawn needs no scale.
         if let WeightSource::Tensor(scale) = source {
@@ -464,7 +468,7 @@ impl<'c> WeightMap<'c> {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
             }
             if (dtype == DType::F8E4M3) != place.is_fp8 && !matches!(source, WeightSource::Random(..)) {
-                return Err(WeightError::Format { name: name.clone(), expected: expected(place.is_fp8), found: dtype });
+                return Err(self.other_format(name, place.is_fp8, dtype));
             }
             let kept = place.kept.unwrap_or_else(|| self.target.weight(dtype));
             let to = self.place(kept.bytes(rows.count * columns), (shape.columns(), place.columns), kept, source);
@@ -550,9 +554,4 @@ pub(crate) fn dtype(found: TensorType) -> DType {
         TensorType::F32 => DType::F32,
         TensorType::F8E4M3 => DType::F8E4M3,
     }
-}
-
-/// What the configuration says of a tensor, for an error.
-pub(super) fn expected(is_fp8: bool) -> &'static str {
-    if is_fp8 { "quantization_config says that it is FP8" } else { "by quantization_config it is plain" }
 }

@@ -98,7 +98,12 @@ fn a_checkpoints_scales_are_those_of_its_keys_and_values() {
 fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() {
     let stored = logits(open(TENSOR, CacheFormat::Fp8), TENSOR);
     let plain = logits(open(TENSOR, CacheFormat::Plain), TENSOR);
-    for end in ["self_attn.{}_scale", "self_attn.{}_proj.output_scale"] {
+    for end in [
+        "self_attn.{}_scale",
+        "self_attn.{}_proj.output_scale",
+        "self_attn.qkv_proj.{}_scale",
+        "self_attn.attn.{}_scale",
+    ] {
         let other = |name: &str| {
             ["k", "v"].iter().fold(name.to_owned(), |name, part| {
                 name.replace(&format!("self_attn.{part}_proj.{part}_scale"), &end.replace("{}", part))
@@ -108,10 +113,54 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
         assert_eq!(logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR), stored, "{end}");
         assert_eq!(logits(copy.open(), TENSOR), plain, "{end}");
     }
+    // One for both, which are made alike first.
+    let alike = |names: [&str; 2]| {
+        let copy = Copy::of(TENSOR).rewrite(FILE, |header, data| {
+            let entries = header.as_object_mut().expect("an object");
+            let values = entries.remove(&KEYS.replace("k_", "v_")).expect("the scale");
+            let [from, to] = [&entries[KEYS], &values].map(|entry| entry["data_offsets"][0].as_u64().expect("a place"));
+            data.copy_within(from as usize..from as usize + 4, to as usize);
+            let keys = entries.remove(KEYS).expect("the scale");
+            entries.extend([(names[0].to_owned(), keys), (names[1].to_owned(), values)]);
+        });
+        logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR)
+    };
+    let one = alike(["model.layers.0.self_attn.kv_scale", "visual.blocks.0.attn.v_scale"]);
+    assert_eq!(one, alike([KEYS, "model.layers.0.self_attn.v_proj.v_scale"]));
     // The settings need not announce them.
     let silent = Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], json!(null));
     assert_eq!(logits(silent.open().with_cache(CacheFormat::Fp8), TENSOR), stored);
     assert_eq!(logits(silent.open(), TENSOR), plain);
+}
+
+#[test]
+fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothing_reads() {
+    const PLAIN: &str = "tests/golden/qwen3";
+    let with_scales = |scale: f32| {
+        Copy::of(PLAIN).rewrite(FILE, |header, data| {
+            for name in ["k_proj.k_scale", "v_proj.v_scale"] {
+                let place = [data.len(), data.len() + 4];
+                header[format!("model.layers.0.self_attn.{name}")] =
+                    json!({ "dtype": "F32", "shape": [], "data_offsets": place });
+                data.extend(scale.to_le_bytes());
+            }
+        })
+    };
+    let cached = |copy: &Copy| logits(copy.open().with_cache(CacheFormat::Fp8), PLAIN);
+    let (plain, of_one) = (logits(bench::open(PLAIN), PLAIN), logits(open(PLAIN, CacheFormat::Fp8), PLAIN));
+    assert_eq!(logits(with_scales(64.0).open(), PLAIN), plain, "a plain cache does not read them");
+    assert_eq!(cached(&with_scales(1.0)), of_one);
+    assert!(relative_error(&cached(&with_scales(64.0)), &of_one) > 1e-3);
+    let of_tower = Copy::of(TENSOR).add(FILE, "visual.blocks.0.attn.k_scale");
+    assert_eq!(
+        logits(of_tower.open().with_cache(CacheFormat::Fp8), TENSOR),
+        logits(open(TENSOR, CacheFormat::Fp8), TENSOR)
+    );
+    // A layer's under a name that nobody is known to give it would be missed.
+    let error = refused(
+        Copy::of(TENSOR).add(FILE, "model.layers.0.self_attn.o_proj.k_scale").open().with_cache(CacheFormat::Fp8),
+    );
+    assert!(matches!(&error, LoadError::Weights(WeightError::Extra { .. })), "{error:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{
     bench::{Bench, Case, alone, encode, open, relative_error, repository},
-    copy::{Copy, QWEN2, QWEN2_5_VL, QWEN3_MOE, QWEN3_VL_MOE},
+    copy::{Copy, INTERNVL, QWEN2, QWEN2_5_VL, QWEN3_MOE, QWEN3_VL_MOE},
 };
 
 const FILE: &str = "model.safetensors";
@@ -48,6 +48,12 @@ fn settings_that_are_not_served_are_refused_by_name() {
         ),
         (BLOCK, vec!["weight_block_size"], json!([64, 128]), "weight_block_size is [64,128], supported: [128, 128]"),
         (BLOCK, vec!["weight_block_size"], json!(null), "weight_block_size is missing"),
+        (
+            CHANNEL,
+            vec!["sparsity_config"],
+            json!({ "format": "sparse-24-bitmask" }),
+            "sparsity_config.format is sparse-24-bitmask, supported: dense",
+        ),
         (BLOCK, vec!["activation_scheme"], json!("static"), "activation_scheme is static, supported: dynamic"),
         (BLOCK, vec!["fmt"], json!("e5m2"), "fmt is e5m2"),
         (BLOCK, vec!["scale_fmt"], json!("ue8m0"), "scale_fmt is ue8m0"),
@@ -102,7 +108,10 @@ fn settings_that_are_not_served_are_refused_by_name() {
     }
     let field = ["quantization", "quant_algo"];
     let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("NVFP4")).error();
-    assert_eq!(error.to_string(), "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8");
+    assert_eq!(
+        error.to_string(),
+        "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8 and FP8_PER_CHANNEL_PER_TOKEN"
+    );
     assert!(error.hint().contains("bf16"), "{}", error.hint());
     let error = Copy::of(TENSOR).write("hf_quant_config.json", "{\"quantization\": {").error();
     assert!(error.to_string().starts_with("hf_quant_config.json is no JSON object: EOF"), "{error}");
@@ -165,6 +174,41 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     assert!(rows.contains("have shape [8, 17], but quantization_config asks for [136, 1]"), "{rows}");
     let shape = Copy::of(BLOCK).retell(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
     assert!(shape.hint().starts_with("quantization_config says how many numbers share a scale"), "{}", shape.hint());
+}
+
+#[test]
+fn settings_are_found_where_tools_have_written_them() {
+    let weigh = |copy: &Copy| Model::plan(&copy.open(), &CPU).expect("it is planned").weight_bytes();
+    let early = Copy::of(CHANNEL);
+    let mut settings = early.json(CONFIG)["quantization_config"].clone();
+    settings.as_object_mut().expect("an object").remove("quant_method");
+    settings["sparsity_config"] =
+        json!({ "format": "dense", "global_sparsity": 0.15, "sparsity_structure": "unstructured" });
+    let early = early.set(CONFIG, &["quantization_config"], Value::Null).set(CONFIG, &["compression_config"], settings);
+    assert_eq!(weigh(&early), weigh(&Copy::of(CHANNEL)));
+    let copy = by_channel(QWEN2_5_VL, json!(["lm_head"]), is_decoders);
+    let weight = weigh(&copy);
+    let mut text = copy.json(CONFIG);
+    for key in ["vision_config", "architectures", "model_type"] {
+        text.as_object_mut().expect("an object").remove(key);
+    }
+    let inner = copy.set(CONFIG, &["text_config"], text).set(CONFIG, &["quantization_config"], Value::Null);
+    assert_eq!(weigh(&inner), weight, "in the text part alone");
+}
+
+#[test]
+fn what_is_always_plain_here_says_so() {
+    let head = by_channel(QWEN2_5_VL, json!(["re:visual.*"]), |name| is_decoders(name) || name == "lm_head.weight");
+    assert_eq!(
+        head.error().to_string(),
+        "tensor lm_head.weight holds f8e4m3, but only linear layers and experts are read in FP8, and of those not the \
+         router nor lm_head"
+    );
+    let settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
+    let tower = Copy::of(INTERNVL).set(CONFIG, &["quantization_config"], settings);
+    let random = registry::without_weights(CheckpointSource::Folder(tower.0.clone())).expect("it has its settings");
+    let settings_alone = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+    Model::plan(&settings_alone, &CPU).expect("its tower is taken to be plain");
 }
 
 #[test]
@@ -357,11 +401,13 @@ fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
 
 #[test]
 fn experts_in_one_tensor_are_what_they_are_one_by_one() {
+    let expected = logits(&Bench::of(open(EXPERTS), 2), EXPERTS);
     for swapped in [false, true] {
         let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
-        let bench = Bench::of(copy.open(), 2);
-        let expected = Bench::of(open(EXPERTS), 2);
-        assert_eq!(logits(&bench, EXPERTS), logits(&expected, EXPERTS), "axes swapped: {swapped}");
+        assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected, "axes swapped: {swapped}");
+        // As ModelOpt calls them.
+        let copy = copy.rename(FILE, |name| name.replace("_proj_scale_inv", "_proj_weight_scale_inv"));
+        assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected);
     }
 }
 

@@ -434,8 +434,10 @@ fn keys_that_change_results_and_are_not_followed_are_refused_by_name() {
     let bare = "tests/golden/qwen2_5_vl_bare";
     let gate = refused(bare, &["text_config", "attn_output_gate"], json!(true));
     assert!(gate.contains("text_config.attn_output_gate is true"), "{gate}");
-    let inner = refused(bare, &["text_config", "quantization_config"], json!({ "bits": 4 }));
-    assert!(inner.contains("text_config.quantization_config"), "{inner}");
+    let tower = refused(bare, &["vision_config", "quantization_config"], json!({ "bits": 4 }));
+    assert!(tower.contains("vision_config.quantization_config"), "{tower}");
+    let inner = Copy::of(bare).set(CONFIG, &["text_config", "quantization_config"], json!({ "bits": 4 })).error();
+    assert!(matches!(&inner, LoadError::Quantization(_)), "as if it stood at the top: {inner:?}");
     let unknown = Copy::of(QWEN2_5_VL).set(CONFIG, &["rope_scaling", "mrope_interleaved"], json!(true)).error();
     assert!(matches!(unknown, LoadError::Config(ConfigError::Unknown { .. })), "{unknown:?}");
     // Values that change nothing are allowed.

@@ -14,6 +14,9 @@ pub(crate) const MODELOPT: &str = "hf_quant_config.json";
 /// The part of it that counts.
 const MODELOPT_PART: &str = "quantization";
 
+/// The part of compressed-tensors' settings that says how zeros are left out.
+const SPARSITY: &str = "sparsity_config";
+
 /// Formats of compressed-tensors with a byte for each number. Early releases wrote the second for FP8 too.
 const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
@@ -81,7 +84,12 @@ fn compressed(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "global_compression_ratio",
         "version",
         "kv_cache_scheme",
+        SPARSITY,
     ])?;
+    // Releases of 2024 say that nothing is left out, and how many zeros there are.
+    if let Some(sparsity) = Fields::part(part.file, &part.place, part.fields, SPARSITY)? {
+        sparsity.among("format", &[json!("dense")], "dense")?;
+    }
     check_cache_scheme(part, &[json!("tensor"), json!("attn_head")], "tensor and attn_head")?;
     let groups = part.inner("config_groups")?;
     let one = "one group";
@@ -152,10 +160,12 @@ fn check_cache_scheme(
 
 /// FP8 of ModelOpt, as NVIDIA releases it.
 fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
-    part.among("quant_algo", &[json!("FP8"), json!("fp8")], "FP8")?;
+    const BY_CHANNEL: &str = "FP8_PER_CHANNEL_PER_TOKEN";
+    part.among("quant_algo", &[json!("FP8"), json!("fp8"), json!(BY_CHANNEL)], "FP8 and FP8_PER_CHANNEL_PER_TOKEN")?;
+    let is_by_channel = part.text("quant_algo") == Some(BY_CHANNEL);
     part.among("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
     check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
-    check_modelopt_groups(part)?;
+    check_modelopt_groups(part, is_by_channel)?;
     part.refuse_others(&[
         "quant_method",
         "quant_algo",
@@ -166,23 +176,31 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
         "exclude_modules",
         "producer",
     ])?;
-    let scheme = Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed };
+    let scheme = match is_by_channel {
+        true => Fp8Scheme::CHANNEL,
+        false => Fp8Scheme { weights: ScaledBy::Tensor, activations: RoundedBy::Fixed },
+    };
     let (method, plain) = (QuantizationMethod::ModelOpt, part.modules(&["ignore", "exclude_modules"])?);
     Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
 }
 
-/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3 with a scale for each matrix
-/// (`convert_hf_config.py`).
-fn check_modelopt_groups(part: &Fields<'_>) -> Result<(), QuantizationError> {
+/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3 with a scale for each matrix, or
+/// for each channel and token (`convert_hf_config.py`).
+fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), QuantizationError> {
+    let strategies = if is_by_channel { ["channel", "token"] } else { ["tensor", "tensor"] };
     let Some(groups) = Fields::part(part.file, &part.place, part.fields, "config_groups")? else { return Ok(()) };
     for name in groups.fields.keys() {
         let group = groups.inner(name)?;
         group.among("targets", &[json!(["Linear"]), Value::Null], "[\"Linear\"]")?;
         group.refuse_others(&["targets", "weights", "input_activations"])?;
-        for part in [group.inner("weights")?, group.inner("input_activations")?] {
+        for (name, strategy) in ["weights", "input_activations"].into_iter().zip(strategies) {
+            let part = group.inner(name)?;
             part.are_e4m3()?;
-            part.among("dynamic", &[json!(false), Value::Null], "false")?;
-            part.among("strategy", &[json!("tensor"), Value::Null], "tensor")?;
+            match strategy {
+                "token" => part.among("dynamic", &[json!(true)], "true")?,
+                _ => part.among("dynamic", &[json!(false), Value::Null], "false")?,
+            }
+            part.among("strategy", &[json!(strategy), Value::Null], strategy)?;
             part.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy"])?;
         }
     }
@@ -363,6 +381,17 @@ mod tests {
             let is_modelopt = found.method == QuantizationMethod::ModelOpt;
             assert!(is_modelopt && found.scheme == fixed && found.plain.has("lm_head"), "{found:?}");
         }
+        let mut by_channel = json!({
+            "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"],
+            "config_groups": { "group_0": {
+                "weights": { "num_bits": 8, "type": "float", "strategy": "channel", "dynamic": false },
+                "input_activations": { "num_bits": 8, "type": "float", "strategy": "token", "dynamic": true },
+            } },
+        });
+        assert_eq!(in_config(by_channel.clone()).scheme, Fp8Scheme::CHANNEL);
+        by_channel["quant_algo"] = json!("FP8");
+        let config = json!({ "quantization_config": by_channel });
+        stored_formats(config.as_object().expect("an object"), None).expect_err("its groups say otherwise");
         let none = json!({ "quantization": { "quant_algo": null } });
         assert!(stored_formats(&Map::new(), Some(&none)).expect("it is served").is_none());
     }
