@@ -268,27 +268,48 @@ fn logits_over_an_fp8_cache_stay_near_the_recorded_ones_also_in_chunks() {
     }
 }
 
-/// Experts in FP8 whose shape a GPU has kernels for, against the released arithmetic in f64.
-const FP8_EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
+/// Checkpoints in FP8 whose shapes a GPU has kernels for, against the released arithmetic in f64.
+const FP8: [&str; 4] = [
+    "tests/golden/qwen3_fp8",
+    "tests/golden/qwen3_fp8_dynamic",
+    "tests/golden/qwen3_fp8_modelopt",
+    "tests/golden/qwen3_moe_fp8",
+];
 
 #[test]
-fn experts_in_fp8_get_logits_near_the_recorded_ones_also_in_chunks() {
+fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_others() {
     let Some((_turn, gpu)) = gpu() else { return };
-    for kernels in &gpu.kernels {
-        if !kernels.target().has_fp8_experts([256, 256], Some(128)) {
-            println!("{} has no experts in FP8", kernels.target().name());
+    for (folder, kernels) in FP8.into_iter().flat_map(|folder| gpu.kernels.iter().map(move |kernels| (folder, kernels)))
+    {
+        let has_experts = folder.contains("moe");
+        let target = kernels.target();
+        let is_served = if has_experts {
+            target.has_fp8_experts([256, 256], Some(128))
+        } else {
+            target.has_fp8([256, 256], Some(128))
+        };
+        if !is_served {
+            println!("{} has no kernels for {folder}", target.name());
             continue;
         }
-        let bench = gpu.bench(bench::open(FP8_EXPERTS), kernels);
+        let bench = gpu.bench(bench::open(folder), kernels);
         let activation = bench.backend.target().activation();
-        for case in ["short", "long"] {
-            let case = Case::read(FP8_EXPERTS, &bench.checkpoint, case);
+        let cases = ["short", "long"].map(|case| Case::read(folder, &bench.checkpoint, case));
+        // An activation that is rounded to 16 bits first may become the next number of E4M3.
+        let most = tolerance(activation, has_experts).logits.max(0.1);
+        for case in &cases {
             for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
-                let worst = distance(&bench, &case, &[], sizes);
-                println!("{activation}, {} in chunks of {sizes:?}: logits are {worst:.1e} off", case.name);
-                // An activation that is rounded to 16 bits first may become the next number of E4M3.
-                assert!(worst < tolerance(activation, true).logits.max(0.1), "{activation}, {}: {worst:e}", case.name);
+                let worst = distance(&bench, case, &[], sizes);
+                println!("{folder} in {activation}, {} in chunks of {sizes:?}: logits are {worst:.1e} off", case.name);
+                assert!(worst < most, "{folder} in {activation}, {}: {worst:e}", case.name);
             }
+        }
+        let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
+        for ((case, _), run) in company.iter().zip(together(&bench, &company, 3, 2)) {
+            let alone = alone(&bench, case, &[], &[usize::MAX]);
+            let change = relative_error(&run.logits[0], &alone.logits[0]);
+            println!("{folder} in {activation}, {}: neighbours change {change:.1e}", case.name);
+            assert!(change < most, "{folder} in {activation}, {}: {change:e}", case.name);
         }
     }
 }

@@ -69,6 +69,8 @@ for part in $parts; do
     sanitizer)
         check "the kernels under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
             "$bin/test-kernels-cuda" --test-threads=1 --skip a_captured_step
+        check "sums of ranks under compute-sanitizer" compute-sanitizer --tool memcheck --error-exitcode 1 \
+            "$bin/test-kernels-cuda_ranks" --test-threads=1 a_sum_is
         ;;
     seven)
         checkpoint=$scratch/bursar-seven-billion
