@@ -233,8 +233,8 @@ impl<'c> WeightMap<'c> {
     /// Claims the gated MLPs of a share of the experts: gate and up of each after the other, `[experts * 2 * intermediate,
     /// hidden]`, and down, `[experts * hidden, intermediate]`.
     ///
-    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
-    /// all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
+    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on (or
+    /// `name.gate_proj.{expert}.weight`, as ModelOpt 0.43 exports Qwen3-VL's, vLLM's issue 40888), or all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
     /// released as `[experts, in, out]`, and transformers swaps them as long as the shape does not fit (5.17,
     /// `conversion_mapping.py`).
     ///
@@ -259,16 +259,21 @@ impl<'c> WeightMap<'c> {
             let both = [self.matrices(gate_up, experts, is_swapped)?, self.matrices(down, experts, is_swapped)?];
             return self.served_experts(experts.count, both);
         }
+        const PARTS: [&str; 3] = ["gate", "up", "down"];
+        let is_by_part = self.has(&format!("{name}.gate_proj.0.weight"));
+        let module = |expert: usize, part: &str| match is_by_part {
+            true => format!("{name}.{part}_proj.{expert}"),
+            false => format!("{name}.{expert}.{part}_proj"),
+        };
         let others = (0..experts.whole).filter(|expert| !experts.range().contains(expert));
-        self.elsewhere.extend(others.map(|expert| format!("{name}.{expert}")));
-        let of = |expert: usize, part: &str, rows: usize| (format!("{name}.{expert}.{part}_proj"), rows.into());
+        self.elsewhere.extend(others.flat_map(|expert| PARTS.map(|part| module(expert, part))));
+        let of = |expert: usize, part: &str, rows: usize| (module(expert, part), rows.into());
         let gate_up = experts.range().flat_map(|expert| ["gate", "up"].map(|part| of(expert, part, intermediate)));
         let down = experts.range().map(|expert| of(expert, "down", hidden));
         let (gate_up, down): (Vec<_>, Vec<_>) = (gate_up.collect(), down.collect());
         // All experts round their rows alike, those of other ranks too.
         let inputs = |parts: &[&str]| -> Vec<String> {
-            let of = |expert| parts.iter().map(move |part| format!("{name}.{expert}.{part}_proj"));
-            (0..experts.whole).flat_map(of).collect()
+            (0..experts.whole).flat_map(|expert| parts.iter().map(move |part| module(expert, part))).collect()
         };
         let gate_up = self.weight(&gate_up, &inputs(&["gate", "up"]), hidden.into(), Place::default())?;
         let both = [gate_up, self.weight(&down, &inputs(&["down"]), intermediate.into(), Place::default())?];

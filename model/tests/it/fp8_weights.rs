@@ -411,6 +411,17 @@ fn experts_in_one_tensor_are_what_they_are_one_by_one() {
     }
 }
 
+#[test]
+fn experts_may_be_named_by_part_first() {
+    let copy = Copy::of(EXPERTS).rename(FILE, |name| {
+        let Some((before, rest)) = name.split_once(".experts.") else { return name.to_owned() };
+        let (expert, rest) = rest.split_once('.').expect("an expert's number");
+        let (part, end) = rest.split_once('.').expect("a part");
+        format!("{before}.experts.{part}.{expert}.{end}")
+    });
+    assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), logits(&Bench::of(open(EXPERTS), 2), EXPERTS));
+}
+
 /// Puts all experts of a layer into `gate_up_proj` and `down_proj`, and their scales beside them.
 fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
     let experts = "model.layers.0.mlp.experts";
