@@ -32,6 +32,7 @@ use bursar::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 
 use self::{
     fits::Fits,
@@ -71,12 +72,13 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
                 }),
             }
         }),
-        false => measure(device, &options, main).await.map(|report| {
-            // Text has said all by now.
-            if options.json {
+        false => match measure(device, &options, main).await {
+            Ok(report) if options.json => {
                 show(&report, true);
+                return if report.ended_by.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
             }
-        }),
+            told => told.map(drop),
+        },
     };
     match (options.json, told) {
         (true, Err(failure)) => {
@@ -128,6 +130,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         rates,
         figures: Vec::new(),
         left_out: Vec::new(),
+        ended_by: None,
     };
     let mut bench = Bench {
         workload,
@@ -149,7 +152,15 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         let memory = report::memory(&snapshot, serving.record.kv_tokens());
         memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
     }
-    bench.run(options).await?;
+    // Text has told of each figure by now. An object comes at the end, however that comes.
+    let outcome = match options.json {
+        true => tokio::select! { outcome = bench.run(options) => outcome, signal = ended() => Err(signal) },
+        false => bench.run(options).await,
+    };
+    match outcome {
+        Err(failure) if options.json => bench.report.ended_by = Some(told::failure(&failure)),
+        outcome => outcome?,
+    }
     if options.wants(Part::Start) {
         // Less than at READY would mean an allocation outside leases.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
@@ -157,6 +168,15 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     bench.bar.finish_and_clear();
     runtime.shutdown().await;
     Ok(bench.report)
+}
+
+/// Waits for a signal that asks the program to end.
+async fn ended() -> Failure {
+    let kinds = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
+    let (Ok(mut interrupted), Ok(mut terminated)) = kinds else { return std::future::pending().await };
+    let name = tokio::select! { _ = interrupted.recv() => "SIGINT", _ = terminated.recv() => "SIGTERM" };
+    let hint = "the figures measured before stand in the same object".to_owned();
+    Failure { error: format!("{name} ended the measurement"), hint }
 }
 
 /// The free bytes that the driver reports, independent of the ledger.

@@ -4,6 +4,7 @@ use std::fmt;
 
 use bursar::{Bytes, Envelope, Snapshot};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::{machine::Machine, roofline::Rates};
 
@@ -27,6 +28,9 @@ pub struct Report {
     pub rates: Option<Rates>,
     pub figures: Vec<Figure>,
     pub left_out: Vec<LeftOut>,
+    /// The failure or signal that ended it before all was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ended_by: Option<Value>,
 }
 
 /// One measured value.

@@ -3,7 +3,9 @@
 use std::{
     collections::BTreeMap,
     fs,
-    process::{Command, Output},
+    process::{Command, Output, Stdio},
+    thread::sleep,
+    time::Duration,
 };
 
 use serde_json::Value;
@@ -214,4 +216,26 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
     for arguments in [&["--random"][..], &["--shape", "qwen2.5-vl-7b"], &["--terabytes", "4"], &["--teraflops", "-1"]] {
         assert_eq!(bench(arguments).status.code(), Some(2), "{arguments:?}");
     }
+}
+
+#[test]
+fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
+    // Nobody says from outside when it is ready; before, a signal ends it without a word.
+    let output = [1, 3, 9, 27].into_iter().find_map(|seconds| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(["bench", "--device", "host", "--quick", "--json", "--only", "start,decode"]);
+        command.args(["--batches", "1", "--decode-steps", "3000"]).stdout(Stdio::piped());
+        let child = command.spawn().expect("the binary is there");
+        sleep(Duration::from_secs(seconds));
+        let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
+        assert!(told.expect("there is a kill").success());
+        let output = child.wait_with_output().expect("it ends");
+        (!output.stdout.is_empty()).then_some(output)
+    });
+    let output = output.expect("it was ready in half a minute");
+    assert_eq!(output.status.code(), Some(1));
+    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+    assert_eq!(report["ended_by"]["error"], "SIGINT ended the measurement");
+    let figures = figures(&report);
+    assert!(figures.contains_key("start") && !figures.contains_key("decode_1"), "{:?}", figures.keys());
 }
