@@ -1,6 +1,7 @@
 //! Each operation on a GPU gives the result of its definition. Without a GPU, each test prints that and ends.
 
 mod ground;
+mod rounding;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -16,8 +17,7 @@ use cudarc::driver::sys;
 use half::{bf16, f16};
 
 use ground::{
-    Fp8, How, NORMED_SUMS, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, normed_sum,
-    passes, rounded, search,
+    Fp8, How, Pass, Product, Random, Scaled, assert_close, first_gpu, leased, load, narrowed, passes, rounded, search,
 };
 
 /// A test's turn on the GPU, which all tests share.
@@ -186,79 +186,6 @@ fn what_is_compiled_for_ampere_gives_it_too() {
 #[test]
 fn what_is_compiled_for_turing_gives_it_too() {
     compare_older((7, 5), &[DType::F16]);
-}
-
-#[test]
-fn the_norm_of_a_mixtures_sum_has_the_bits_of_two_operations() {
-    let Some((_turn, gpu)) = gpu() else { return };
-    for kernels in &gpu.kernels {
-        let target = kernels.target();
-        for case in
-            NORMED_SUMS.into_iter().filter(|case| case.2.quantization.is_none() || target.has_fp8([8, 128], None))
-        {
-            let of = |by_one| {
-                gpu.compute(kernels, Bytes::mib(64), ProductsBy::Ours, |scope| normed_sum(scope, case, by_one))
-            };
-            assert!(of(true) == of(false), "{case:?} on {target:?}");
-        }
-    }
-}
-
-/// Codes and the bits of scales of so many rows of `x`, which are normalised, gated or rounded as they are.
-fn rounded_rows(
-    scope: &Scope<'_, Cuda>,
-    (operation, quantization): (&str, Quantization),
-    (x, weight): (&Tensor<'_>, &Tensor<'_>),
-) -> Result<(Vec<u8>, Vec<u32>), KernelError> {
-    let format = ActivationFormat::of(Some(quantization));
-    let made = match operation {
-        "rms_norm" => scope.rms_norm_as(x, weight, 1e-6, format)?,
-        "silu_mul" => scope.silu_mul_as(x, format)?,
-        _ => scope.quantize(x, quantization)?,
-    };
-    let rounded = made.rounded.as_ref().expect("it was asked for");
-    let codes = scope.download::<E4m3>(&rounded.data)?.into_iter().map(|code| code.0).collect();
-    Ok((codes, scope.download::<f32>(&rounded.scales)?.into_iter().map(f32::to_bits).collect()))
-}
-
-#[test]
-fn many_rows_are_rounded_to_the_bits_of_few() {
-    let Some((_turn, gpu)) = gpu() else { return };
-    for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([8, 128], None)) {
-        let CudaTarget { activation, processors, .. } = target_of(kernels);
-        // Rows of one vector a thread and of two, and long ones, with two blocks a multiprocessor and with one.
-        let long = 4 * processors + 2;
-        let sizes = [(processors + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
-        for ((rows, columns), operation) in
-            sizes.into_iter().flat_map(|size| ["quantize", "rms_norm", "silu_mul"].map(|operation| (size, operation)))
-        {
-            if operation == "rms_norm" && rows == long {
-                continue;
-            }
-            let width = if operation == "silu_mul" { 2 * columns } else { columns };
-            let mut numbers = Random::new(21).floats(rows * width);
-            numbers[width..2 * width].fill(0.0);
-            numbers[5] = f32::NAN;
-            let weight = Random::new(22).floats(columns);
-            for quantization in [Quantization::Rows, Quantization::Groups, Quantization::Fixed(0.003)] {
-                let case = (operation, quantization);
-                gpu.compute(kernels, Bytes::mib(128), ProductsBy::Ours, |scope| {
-                    let x = narrowed(scope, [rows, width], activation, &numbers)?;
-                    let weight = narrowed(scope, [columns], activation, &weight)?;
-                    let all = rounded_rows(scope, case, (&x, &weight))?;
-                    let mut few = (Vec::new(), Vec::new());
-                    for first in (0..rows).step_by(100) {
-                        let some = x.row_range(first..rows.min(first + 100));
-                        let (codes, scales) = rounded_rows(scope, case, (&some, &weight))?;
-                        few.0.extend(codes);
-                        few.1.extend(scales);
-                    }
-                    assert!(all == few, "{case:?} of {rows} x {columns} in {activation}");
-                    Ok(())
-                });
-            }
-        }
-    }
 }
 
 /// The elements drawn, as bits: part of a matrix whose rows have `pitch` numbers.

@@ -4,13 +4,11 @@ use std::{
     collections::BTreeMap,
     fs,
     process::{Command, Output, Stdio},
-    thread::sleep,
-    time::Duration,
 };
 
 use serde_json::Value;
 
-use crate::stage::Folder;
+use crate::stage::{Folder, eventually};
 
 fn bench(arguments: &[&str]) -> Output {
     // Otherwise it would take a GPU.
@@ -218,21 +216,22 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
     }
 }
 
-#[test]
-fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
-    // Nobody says from outside when it is ready; before, a signal ends it without a word.
-    let output = [1, 3, 9, 27].into_iter().find_map(|seconds| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-        command.args(["bench", "--device", "host", "--quick", "--json", "--only", "start,decode"]);
-        command.args(["--batches", "1", "--decode-steps", "3000"]).stdout(Stdio::piped());
-        let child = command.spawn().expect("the binary is there");
-        sleep(Duration::from_secs(seconds));
-        let told = Command::new("kill").args(["-INT", &child.id().to_string()]).status();
-        assert!(told.expect("there is a kill").success());
-        let output = child.wait_with_output().expect("it ends");
-        (!output.stdout.is_empty()).then_some(output)
-    });
-    let output = output.expect("it was ready in half a minute");
+#[tokio::test]
+async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+    command.args(["bench", "--device", "host", "--quick", "--json", "--only", "start,decode"]);
+    command.args(["--batches", "1", "--decode-steps", "3000"]).stdout(Stdio::piped());
+    let child = command.spawn().expect("the binary is there");
+    let process = child.id().to_string();
+    // The signals that a process hears, a bit each: SIGINT is the second.
+    eventually("it hears SIGINT", async || {
+        let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+        let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
+        u64::from_str_radix(heard.trim(), 16).expect("a mask") & 2 != 0
+    })
+    .await;
+    assert!(Command::new("kill").args(["-INT", &process]).status().expect("there is a kill").success());
+    let output = child.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
     assert_eq!(report["ended_by"]["error"], "SIGINT ended the measurement");

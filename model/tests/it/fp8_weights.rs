@@ -24,7 +24,7 @@ const CONFIG: &str = "config.json";
 const BLOCK: &str = "tests/golden/qwen3_fp8";
 const CHANNEL: &str = "tests/golden/qwen3_fp8_dynamic";
 const TENSOR: &str = "tests/golden/qwen3_fp8_modelopt";
-const EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
+pub const EXPERTS: &str = "tests/golden/qwen3_moe_fp8";
 const CPU: Target = Target::Cpu { threads: 2 };
 const GPU: Target = Target::Cuda(CudaTarget { capability: (9, 0), processors: 132, activation: DType::BF16 });
 const UP: &str = "model.layers.1.mlp.up_proj";
@@ -333,7 +333,7 @@ fn claimed(checkpoint: &Checkpoint, target: Target) -> Result<(), WeightError> {
 }
 
 /// The logits of a case's prompt.
-fn logits(bench: &Bench, folder: &str) -> Vec<f32> {
+pub fn logits(bench: &Bench, folder: &str) -> Vec<f32> {
     let name = if folder == QWEN3_VL_MOE { "two_turns" } else { "short" };
     let case = Case::read(folder, &bench.checkpoint, name);
     let rows = encode(bench, &case);
@@ -399,69 +399,11 @@ fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
     }
 }
 
-#[test]
-fn experts_in_one_tensor_are_what_they_are_one_by_one() {
-    let expected = logits(&Bench::of(open(EXPERTS), 2), EXPERTS);
-    for swapped in [false, true] {
-        let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
-        assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected, "axes swapped: {swapped}");
-        // As ModelOpt calls them.
-        let copy = copy.rename(FILE, |name| name.replace("_proj_scale_inv", "_proj_weight_scale_inv"));
-        assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected);
-    }
-}
-
-#[test]
-fn experts_may_be_named_by_part_first() {
-    let copy = Copy::of(EXPERTS).rename(FILE, |name| {
-        let Some((before, rest)) = name.split_once(".experts.") else { return name.to_owned() };
-        let (expert, rest) = rest.split_once('.').expect("an expert's number");
-        let (part, end) = rest.split_once('.').expect("a part");
-        format!("{before}.experts.{part}.{expert}.{end}")
-    });
-    assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), logits(&Bench::of(open(EXPERTS), 2), EXPERTS));
-}
-
-/// Puts all experts of a layer into `gate_up_proj` and `down_proj`, and their scales beside them.
-fn fuse(header: &mut Value, data: &mut Vec<u8>, swapped: bool) {
-    let experts = "model.layers.0.mlp.experts";
-    let entries = header.as_object_mut().expect("an object");
-    let mut take = |name: &str| {
-        let entry = entries.remove(name).expect("a tensor");
-        let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
-        let width = entry["shape"][1].as_u64().expect("a width") as usize;
-        (data[start..end].to_vec(), width)
-    };
-    let mut whole = Vec::new();
-    for (fused, parts) in [("gate_up_proj", &["gate", "up"][..]), ("down_proj", &["down"])] {
-        for (of, to, dtype, size) in [("weight", "", "F8_E4M3", 1), ("weight_scale_inv", "_scale_inv", "BF16", 2)] {
-            let (mut bytes, mut shape) = (Vec::new(), [4, 0, 0]);
-            for expert in 0..4 {
-                let taken = parts.iter().map(|part| take(&format!("{experts}.{expert}.{part}_proj.{of}")));
-                let (parts, widths): (Vec<_>, Vec<_>) = taken.unzip();
-                let (matrix, width) = (parts.concat(), widths[0]);
-                let rows = matrix.len() / width / size;
-                shape = if swapped { [4, width, rows] } else { [4, rows, width] };
-                let element = |row: usize, column: usize| &matrix[(row * width + column) * size..][..size];
-                bytes.extend(match swapped {
-                    false => matrix.clone(),
-                    true => (0..width)
-                        .flat_map(|column| (0..rows).flat_map(move |row| element(row, column).to_vec()))
-                        .collect(),
-                });
-            }
-            whole.push((format!("{experts}.{fused}{to}"), dtype.to_owned(), json!(shape), bytes));
-        }
-    }
-    whole.extend(tensors(header, data));
-    (*header, *data) = laid_out(whole);
-}
-
 /// A tensor's name, type, shape and bytes.
-type Stored = (String, String, Value, Vec<u8>);
+pub type Stored = (String, String, Value, Vec<u8>);
 
 /// All tensors of a file.
-fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
+pub fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
     let entries = header.as_object().expect("an object").iter().filter(|(name, _)| *name != "__metadata__");
     let stored = |(name, entry): (&String, &Value)| {
         let [start, end] = [0, 1].map(|side| entry["data_offsets"][side].as_u64().expect("a place") as usize);
@@ -472,7 +414,7 @@ fn tensors(header: &Value, data: &[u8]) -> Vec<Stored> {
 }
 
 /// A file of these tensors without holes, each aligned.
-fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
+pub fn laid_out(mut whole: Vec<Stored>) -> (Value, Vec<u8>) {
     let size = |dtype: &str| if dtype == "F32" { 0 } else { 1 + usize::from(dtype == "F8_E4M3") };
     whole.sort_by_key(|(_, dtype, ..)| size(dtype));
     let (mut header, mut data) = (json!({}), Vec::new());

@@ -13,6 +13,7 @@ mod common;
 mod copy;
 mod forced_calls;
 mod fp8_cache;
+mod fp8_experts;
 mod fp8_weights;
 mod gguf;
 mod golden_fp8;
