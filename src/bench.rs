@@ -32,7 +32,7 @@ use bursar::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::{
     fits::Fits,
@@ -73,10 +73,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
             }
         }),
         false => match measure(device, &options, main).await {
-            Ok(report) if options.json => {
-                show(&report, true);
-                return if report.ended_by.is_some() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
-            }
+            Ok(false) => return ExitCode::FAILURE,
             told => told.map(drop),
         },
     };
@@ -96,7 +93,8 @@ fn show<R: Display + Serialize>(report: &R, as_json: bool) {
     }
 }
 
-async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<Report, Failure> {
+/// Measures and prints. False if an object tells what ended it before all was measured.
+async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Result<bool, Failure> {
     let seed = options.seed.unwrap_or_else(seed_of_now);
     let source = options.model.source(seed)?;
     let workload = match picture_cut(&source).await {
@@ -152,31 +150,51 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         let memory = report::memory(&snapshot, serving.record.kv_tokens());
         memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
     }
-    // Text has told of each figure by now. An object comes at the end, however that comes.
-    let outcome = match options.json {
-        true => tokio::select! { outcome = bench.run(options) => outcome, signal = ended() => Err(signal) },
-        false => bench.run(options).await,
+    // Text has told of each figure by now. An object has those that there are when something ends the measurement.
+    let mut signals = if options.json { Some(Signals::hear()?) } else { None };
+    let outcome = tokio::select! {
+        outcome = bench.run(options) => outcome,
+        signal = Signals::next(&mut signals) => Err(signal),
     };
     match outcome {
         Err(failure) if options.json => bench.report.ended_by = Some(told::failure(&failure)),
         outcome => outcome?,
     }
-    if options.wants(Part::Start) {
+    let is_whole = bench.report.ended_by.is_none();
+    if options.wants(Part::Start) && is_whole {
         // Less than at READY would mean an allocation outside leases.
         driver_free(&runtime, "end", "at the end").into_iter().for_each(|figure| bench.add(figure));
     }
     bench.bar.finish_and_clear();
-    runtime.shutdown().await;
-    Ok(bench.report)
+    if options.json {
+        show(&bench.report, true);
+    }
+    // Asked twice: at once.
+    tokio::select! {
+        () = runtime.shutdown() => {}
+        _ = Signals::next(&mut signals) => {}
+    }
+    Ok(is_whole)
 }
 
-/// Waits for a signal that asks the program to end.
-async fn ended() -> Failure {
-    let kinds = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()));
-    let (Ok(mut interrupted), Ok(mut terminated)) = kinds else { return std::future::pending().await };
-    let name = tokio::select! { _ = interrupted.recv() => "SIGINT", _ = terminated.recv() => "SIGTERM" };
-    let hint = "the figures measured before stand in the same object".to_owned();
-    Failure { error: format!("{name} ended the measurement"), hint }
+/// Signals that ask the program to end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn hear() -> Result<Self, Failure> {
+        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    /// The next one, if any is heard.
+    async fn next(signals: &mut Option<Self>) -> Failure {
+        let Some(Signals { interrupt, terminate }) = signals else { return std::future::pending().await };
+        let name = tokio::select! { _ = interrupt.recv() => "SIGINT", _ = terminate.recv() => "SIGTERM" };
+        let hint = "the figures measured before stand in the same object".to_owned();
+        Failure { error: format!("{name} ended the measurement"), hint }
+    }
 }
 
 /// The free bytes that the driver reports, independent of the ledger.

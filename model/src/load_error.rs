@@ -55,8 +55,8 @@ impl Hint for LoadError {
             LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
                 "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()
             }
-            LoadError::Weights(WeightError::ScaledFp8 { .. }) => {
-                "load a release whose vision tower is plain, or one in bf16 with quantization set to fp8".to_owned()
+            LoadError::Weights(WeightError::ScaledFp8 { .. } | WeightError::AlwaysPlain { .. }) => {
+                "load a release in which it is plain, or one in bf16 with quantization set to fp8".to_owned()
             }
             LoadError::Weights(WeightError::ScaleShape { .. }) => {
                 "quantization_config says how many numbers share a scale: check it against the checkpoint's release"

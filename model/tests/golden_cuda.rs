@@ -286,7 +286,7 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
         let is_served = if has_experts {
             target.has_fp8_experts([256, 256], Some(128))
         } else {
-            target.has_fp8([256, 256], Some(128))
+            target.has_fp8([256, 256], Some(64))
         };
         if !is_served {
             println!("{} has no kernels for {folder}", target.name());

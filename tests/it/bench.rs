@@ -218,23 +218,29 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
 
 #[tokio::test]
 async fn a_signal_ends_a_measurement_with_the_figures_that_there_are() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
-    command.args(["bench", "--device", "host", "--quick", "--json", "--only", "start,decode"]);
-    command.args(["--batches", "1", "--decode-steps", "3000"]).stdout(Stdio::piped());
-    let child = command.spawn().expect("the binary is there");
-    let process = child.id().to_string();
-    // The signals that a process hears, a bit each: SIGINT is the second.
-    eventually("it hears SIGINT", async || {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
-        let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
-        u64::from_str_radix(heard.trim(), 16).expect("a mask") & 2 != 0
-    })
-    .await;
-    assert!(Command::new("kill").args(["-INT", &process]).status().expect("there is a kill").success());
-    let output = child.wait_with_output().expect("it ends");
-    assert_eq!(output.status.code(), Some(1));
-    let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
-    assert_eq!(report["ended_by"]["error"], "SIGINT ended the measurement");
-    let figures = figures(&report);
-    assert!(figures.contains_key("start") && !figures.contains_key("decode_1"), "{:?}", figures.keys());
+    let asked = ["--quick", "--json", "--only", "start,decode", "--batches", "1", "--decode-steps", "3000"];
+    let command = |asked: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
+        command.args(["bench", "--device", "host"]).args(asked).stdout(Stdio::piped());
+        command
+    };
+    for signal in ["INT", "TERM"] {
+        let child = tokio::process::Command::from(command(&asked)).kill_on_drop(true).spawn().expect("it starts");
+        let process = child.id().expect("it runs").to_string();
+        // The signals that a process hears, a bit each. SIGTERM, the fifteenth, is listened to last.
+        eventually("it hears both", async || {
+            let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+            let heard = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).expect("Linux tells");
+            let both = 1 << 1 | 1 << 14;
+            u64::from_str_radix(heard.trim(), 16).expect("a mask") & both == both
+        })
+        .await;
+        assert!(Command::new("kill").args(["-s", signal, &process]).status().expect("there is a kill").success());
+        let output = child.wait_with_output().await.expect("it ends");
+        assert_eq!(output.status.code(), Some(1));
+        let report: Value = serde_json::from_slice(&output.stdout).expect("one JSON object");
+        assert_eq!(report["ended_by"]["error"], format!("SIG{signal} ended the measurement"));
+        let figures = figures(&report);
+        assert!(figures.contains_key("start") && !figures.contains_key("decode_1"), "{:?}", figures.keys());
+    }
 }

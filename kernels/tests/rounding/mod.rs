@@ -48,7 +48,7 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
     for kernels in gpu.kernels.iter().filter(|kernels| kernels.target().has_fp8([8, 128], None)) {
         let CudaTarget { activation, processors, .. } = target_of(kernels);
         // Rows of one vector a thread and of two, and long ones, with two blocks a multiprocessor and with one.
-        let long = 4 * processors + 2;
+        let (long, most) = (4 * processors + 2, processors.min(100));
         let sizes = [(processors + 1, 16), (300, 3584), (201, 5128), (long, 8208), (long, 20_488)];
         for ((rows, columns), operation) in
             sizes.into_iter().flat_map(|size| ["quantize", "rms_norm", "silu_mul"].map(|operation| (size, operation)))
@@ -68,8 +68,8 @@ fn many_rows_are_rounded_to_the_bits_of_few() {
                     let weight = narrowed(scope, [columns], activation, &weight)?;
                     let all = rounded_rows(scope, case, (&x, &weight))?;
                     let mut few = (Vec::new(), Vec::new());
-                    for first in (0..rows).step_by(100) {
-                        let some = x.row_range(first..rows.min(first + 100));
+                    for first in (0..rows).step_by(most) {
+                        let some = x.row_range(first..rows.min(first + most));
                         let (codes, scales) = rounded_rows(scope, case, (&some, &weight))?;
                         few.0.extend(codes);
                         few.1.extend(scales);

@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::checkpoint_files::{CheckpointSource, TextFiles};
 use super::error::CheckpointError;
 use super::fingerprint::CheckpointFingerprint;
-use super::quantization::{MODELOPT, QuantizationError, WeightFormats, WeightQuantization, stored_formats};
+use super::quantization::{MODELOPT, QuantizationError, SETTINGS, WeightFormats, WeightQuantization, stored_formats};
 use super::tensors::{TensorIndex, TensorInfo};
 use crate::flow::CacheFormat;
 use crate::processor::{ImageProcessor, ImageProcessorConfig, VideoProcessor, config::TILING_KEYS};
@@ -38,6 +38,7 @@ pub struct Checkpoint {
     pub template: Arc<ChatTemplate>,
     /// Every weight by name.
     pub tensors: TensorIndex,
+    quantization_place: String,
     quantization: Option<WeightQuantization>,
     cache: CacheFormat,
     has_own_video_processor: bool, // and not that of pictures
@@ -55,7 +56,7 @@ impl Checkpoint {
     pub fn open(source: CheckpointSource) -> Result<Self, CheckpointError> {
         let config_json = source.require("config.json")?;
         let mut config: Map<String, Value> = object("config.json", &config_json)?;
-        gather_quantization(&mut config);
+        let quantization_place = gather_quantization(&mut config);
         let files = TextFiles::read(&source)?;
         let tensors = TensorIndex::open(&source)?;
         let named = [("config.json", Some(&*config_json))].into_iter().chain(files.named());
@@ -80,6 +81,7 @@ impl Checkpoint {
             generation: generation_defaults(&files, &config)?,
             template,
             config,
+            quantization_place,
             quantization: None,
             cache: CacheFormat::Plain,
             image_processor,
@@ -185,35 +187,43 @@ impl Checkpoint {
             read(json).map_err(|error| QuantizationError::Malformed { file: MODELOPT, reason: error.to_string() })
         });
         let modelopt = modelopt.transpose()?;
-        WeightFormats::of(stored_formats(&self.config, modelopt.as_ref())?, self.quantization)
+        WeightFormats::of(
+            stored_formats((&self.config, &self.quantization_place), modelopt.as_ref())?,
+            self.quantization,
+        )
     }
 }
 
 /// Brings `quantization_config` to the top level from where tools write it: under its name in early releases of
-/// compressed-tensors, or in a text part, alone or again.
-fn gather_quantization(config: &mut Map<String, Value>) {
-    const KEY: &str = "quantization_config";
+/// compressed-tensors, or in a text part, alone or again. Returns where it stood.
+fn gather_quantization(config: &mut Map<String, Value>) -> String {
     const EARLY: &str = "compression_config";
-    let is_there = |fields: &Map<String, Value>, key| fields.get(key).is_some_and(Value::is_object);
-    if is_there(config, EARLY) && !is_there(config, KEY) {
-        let mut settings = config.remove(EARLY).expect("it is there");
-        settings["quant_method"] = json!("compressed-tensors");
-        config.insert(KEY.to_owned(), settings);
+    let settings = |fields: &Map<String, Value>, key| {
+        fields.get(key).and_then(Value::as_object).filter(|settings| !settings.is_empty()).cloned()
+    };
+    let mut place = SETTINGS.to_owned();
+    if settings(config, SETTINGS).is_none()
+        && let Some(mut early) = settings(config, EARLY)
+    {
+        early.entry("quant_method").or_insert(json!("compressed-tensors"));
+        config.remove(EARLY);
+        config.insert(SETTINGS.to_owned(), early.into());
+        place = EARLY.to_owned();
     }
     for part in TEXT_PARTS {
-        let Some(inner) = config.get(part).and_then(|part| part.get(KEY)).filter(|inner| inner.is_object()).cloned()
-        else {
+        let Some(Value::Object(fields)) = config.get_mut(part) else { continue };
+        let Some(inner) = settings(fields, SETTINGS) else { continue };
+        let whole = settings(config, SETTINGS);
+        if whole.as_ref().is_some_and(|whole| *whole != inner) {
             continue;
-        };
-        if !is_there(config, KEY) {
-            config.insert(KEY.to_owned(), inner.clone());
         }
-        if config[KEY] == inner
-            && let Some(Value::Object(part)) = config.get_mut(part)
-        {
-            part.remove(KEY);
+        config[part].as_object_mut().map(|fields| fields.remove(SETTINGS));
+        if whole.is_none() {
+            config.insert(SETTINGS.to_owned(), inner.into());
+            place = format!("{part}.{SETTINGS}");
         }
     }
+    place
 }
 
 /// Parses a file that must hold a JSON object.

@@ -55,6 +55,14 @@ pub enum WeightError {
         /// The type in the file.
         found: DType,
     },
+    /// A tensor in FP8 that is served plain only, whatever its configuration says.
+    #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers are served plain only")]
+    AlwaysPlain {
+        /// The tensor's name.
+        name: String,
+        /// The type in the file.
+        found: DType,
+    },
     /// Some of the projections that are computed together are FP8, others plain.
     #[error("by the checkpoint's quantization_config {name} is FP8 and {other} plain, but they are computed as one")]
     PartlyQuantized {
@@ -84,7 +92,7 @@ pub enum WeightError {
         found: Vec<usize>,
     },
     /// A layer in FP8 whose outputs are scaled, as InternVL's tower has them.
-    #[error("{name} is FP8, and its outputs are multiplied by {scale}: such layers are read plain alone")]
+    #[error("{name} is FP8 and its outputs are multiplied by {scale}, which is served for plain weights only")]
     ScaledFp8 {
         /// The layer's name.
         name: String,

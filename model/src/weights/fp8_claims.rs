@@ -6,7 +6,7 @@ use bursar_kernels::{DType, E4m3, FP8_BLOCK, Scales, Share, Tensor, Weight, ops:
 use super::{
     MadeScales, SpreadScales, WeightError, WeightMap, WeightSource,
     cut::{Cut, whole_units},
-    map::Place,
+    map::{Place, root},
     scaling::numbers,
 };
 use crate::{
@@ -44,6 +44,11 @@ impl WeightMap<'_> {
         self.is_in_decoder = is_in_decoder;
     }
 
+    /// Says that the model's tower is served plain alone: without its file it is taken to be so.
+    pub fn expect_plain_tower(&mut self) {
+        self.is_tower_plain = true;
+    }
+
     /// How the weights of modules that are computed as one are claimed; `None` is plain.
     pub(super) fn scheme_of<'n>(&self, modules: impl IntoIterator<Item = &'n str>) -> Result<Option<Fp8>, WeightError> {
         let found = match &self.formats {
@@ -69,7 +74,7 @@ impl WeightMap<'_> {
     fn is_found_plain(&self, module: &str, stored: &StoredFp8) -> bool {
         let weight = format!("{module}.weight");
         if self.checkpoint.tensors.random(&weight, 0).is_some() {
-            return stored.method == QuantizationMethod::ModelOpt;
+            return self.is_tower_plain || stored.method == QuantizationMethod::ModelOpt;
         }
         let is_wide =
             self.has(&weight) && self.checkpoint.tensor(&weight).is_ok_and(|it| it.dtype != TensorType::F8E4M3);
@@ -122,14 +127,12 @@ impl WeightMap<'_> {
     /// The error of a tensor that is FP8 and should not be, or the other way around.
     pub(super) fn other_format(&self, name: &str, is_fp8: bool, found: DType) -> WeightError {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        let expected = match &self.formats {
-            _ if is_fp8 => "quantization_config says that it is FP8",
-            WeightFormats::Stored(stored) if !stored.plain.has(module) => {
-                "only linear layers and experts are read in FP8, and of those not the router nor lm_head"
-            }
-            _ => "by quantization_config it is plain",
-        };
-        WeightError::Format { name: name.to_owned(), expected, found }
+        let (name, says_fp8) = (name.to_owned(), "quantization_config says that it is FP8");
+        match &self.formats {
+            _ if is_fp8 => WeightError::Format { name, expected: says_fp8, found },
+            WeightFormats::Stored(stored) if !stored.plain.has(module) => WeightError::AlwaysPlain { name, found },
+            _ => WeightError::Format { name, expected: "by quantization_config it is plain", found },
+        }
     }
 
     /// Claims `module.weight` of modules with so many rows each, one after the other. Their activations are rounded as
@@ -305,7 +308,7 @@ impl WeightMap<'_> {
         if !self.is_dry() && !self.target.has_fp8_cache() {
             return Err(WeightError::Unserved { what: "FP8 keys and values", target: self.target.name() });
         }
-        self.cached.push(format!("{attention}."));
+        self.has_cache_scales = true;
         let names = ["k", "v"].map(|part| {
             [
                 format!("{attention}.{part}_scale"),             // of compressed-tensors
@@ -313,21 +316,23 @@ impl WeightMap<'_> {
                 format!("{attention}.{part}_proj.output_scale"), // of either, in early releases
                 format!("{attention}.qkv_proj.{part}_scale"),    // of llm-compressor (vLLM's issue 25047)
                 format!("{attention}.attn.{part}_scale"),        // where vLLM keeps them
-                format!("{attention}.kv_scale"),                 // of both, in early releases
             ]
         });
-        let scales = match names.iter().flatten().any(|name| self.has(name)) {
-            false => vec![1.0; 2 * kv_heads.count],
-            true => {
-                let [keys, values] = names;
-                [self.stored_cache_scales(keys, kv_heads)?, self.stored_cache_scales(values, kv_heads)?].concat()
-            }
+        let both = format!("{attention}.kv_scale"); // of AutoFP8 and Quark
+        let scales = if names.iter().flatten().any(|name| self.has(name)) {
+            let [keys, values] = names;
+            self.read.push(both);
+            [self.stored_cache_scales(keys, kv_heads)?, self.stored_cache_scales(values, kv_heads)?].concat()
+        } else if self.has(&both) {
+            vec![self.input_scale(vec![both])?; 2 * kv_heads.count]
+        } else {
+            vec![1.0; 2 * kv_heads.count]
         };
         Ok(Some(self.constant(&scales).into_shape([2, kv_heads.count])))
     }
 
     /// The checkpoint's scales of each head, under whichever name it has.
-    fn stored_cache_scales(&mut self, names: [String; 6], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
+    fn stored_cache_scales(&mut self, names: [String; 5], kv_heads: Share) -> Result<Vec<f32>, WeightError> {
         let [_, of_modelopt, ..] = &names;
         let name = names.iter().find(|name| self.has(name)).unwrap_or(of_modelopt).clone();
         let found = self.checkpoint.tensor(&name)?;
@@ -340,11 +345,11 @@ impl WeightMap<'_> {
         Ok(kv_heads.range().map(|head| scales[head % scales.len()]).collect())
     }
 
-    /// Whether a tensor is a scale of keys or values that are kept plain, or in no cache (a tower's): they do not need it.
+    /// Whether a tensor is a scale of keys or values that are kept plain, or a tower's, which are in no cache.
     pub(super) fn is_unread_cache_scale(&self, name: &str) -> bool {
         const ENDS: [&str; 5] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale", ".kv_scale"];
-        let is_read = self.cached.iter().any(|attention| name.starts_with(attention));
-        !is_read && ENDS.iter().any(|end| name.ends_with(end))
+        let is_unread = !self.has_cache_scales || self.outside.contains(root(name));
+        is_unread && ENDS.iter().any(|end| name.ends_with(end))
     }
 
     /// Call this after the last claim. It reads the checkpoint's scales, and refuses those that cannot be one.

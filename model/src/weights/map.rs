@@ -58,8 +58,11 @@ pub struct WeightMap<'c> {
     folded: Vec<(String, usize)>,
     /// Tensors of one number that was read while claiming.
     pub(super) read: Vec<String>,
-    /// What stands before the names of attention layers whose keys and values are in FP8.
-    pub(super) cached: Vec<String>,
+    /// Whether keys and values are in FP8.
+    pub(super) has_cache_scales: bool,
+    /// The first parts of what is claimed outside the decoder.
+    pub(super) outside: BTreeSet<String>,
+    pub(super) is_tower_plain: bool,
     /// Tensors, and modules with all of theirs, that other ranks read.
     elsewhere: BTreeSet<String>,
 }
@@ -79,7 +82,9 @@ impl<'c> WeightMap<'c> {
             twins: Vec::new(),
             folded: Vec::new(),
             read: Vec::new(),
-            cached: Vec::new(),
+            has_cache_scales: false,
+            outside: BTreeSet::new(),
+            is_tower_plain: false,
             elsewhere: BTreeSet::new(),
         }
     }
@@ -188,12 +193,10 @@ impl<'c> WeightMap<'c> {
         let (_, source, _) = self.part(scale, out_features.into(), 1.into(), [out_features].into())?;
         self.folded.push((scale.to_owned(), out_features));
         let first = self.copies.len();
-        // Without its weights a checkpoint is taken to have them plain here.
-        let is_drawn = self.checkpoint.tensors.random(&format!("{name}.weight"), 2).is_some();
-        if !is_drawn && self.scheme_of([name])?.is_some() {
+        if self.scheme_of([name])?.is_some() {
             return Err(WeightError::ScaledFp8 { name: name.to_owned(), scale: scale.to_owned() });
         }
-        let place = Place { kept: Some(self.target.activation()), is_always_plain: true, ..Place::default() };
+        let place = Place { kept: Some(self.target.activation()), ..Place::default() };
         let linear = self.padded_linear(&[(name, out_features.into())], in_features.into(), true, place)?;
         // What is drawn needs no scale.
         if let WeightSource::Tensor(scale) = source {
@@ -233,8 +236,8 @@ impl<'c> WeightMap<'c> {
     /// Claims the gated MLPs of a share of the experts: gate and up of each after the other, `[experts * 2 * intermediate,
     /// hidden]`, and down, `[experts * hidden, intermediate]`.
     ///
-    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on (or
-    /// `name.gate_proj.{expert}.weight`, as ModelOpt 0.43 exports Qwen3-VL's, vLLM's issue 40888), or all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
+    /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
+    /// `name.gate_proj.{expert}.weight` (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885), or all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
     /// released as `[experts, in, out]`, and transformers swaps them as long as the shape does not fit (5.17,
     /// `conversion_mapping.py`).
     ///
@@ -468,6 +471,9 @@ impl<'c> WeightMap<'c> {
         let mut whole: Option<(Address, DType)> = None;
         for (name, rows) in parts {
             let (dtype, source, cut) = self.part(name, *rows, of_row, shape)?;
+            if !self.is_in_decoder {
+                self.outside.insert(root(name).to_owned());
+            }
             let first = whole.map_or(dtype, |(_, dtype)| dtype);
             if dtype != first {
                 return Err(WeightError::Mixed { name: name.clone(), expected: first, found: dtype });
@@ -550,6 +556,11 @@ impl<'c> WeightMap<'c> {
         self.used += bytes;
         to
     }
+}
+
+/// The first part of a name that releases of a model do not differ in.
+pub(super) fn root(name: &str) -> &str {
+    name.split('.').find(|part| !["model", "language_model"].contains(part)).unwrap_or(name)
 }
 
 pub(crate) fn dtype(found: TensorType) -> DType {

@@ -125,7 +125,8 @@ fn scales_are_read_under_any_of_their_names_and_passed_over_if_keys_are_plain() 
         });
         logits(copy.open().with_cache(CacheFormat::Fp8), TENSOR)
     };
-    let one = alike(["model.layers.0.self_attn.kv_scale", "visual.blocks.0.attn.v_scale"]);
+    // A buffer that is never read has the other's bytes.
+    let one = alike(["model.layers.0.self_attn.kv_scale", "model.layers.0.self_attn.rotary_emb.inv_freq"]);
     assert_eq!(one, alike([KEYS, "model.layers.0.self_attn.v_proj.v_scale"]));
     // The settings need not announce them.
     let silent = Copy::of(TENSOR).set("hf_quant_config.json", &["quantization", "kv_cache_quant_algo"], json!(null));
@@ -151,12 +152,17 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
     assert_eq!(logits(with_scales(64.0).open(), PLAIN), plain, "a plain cache does not read them");
     assert_eq!(cached(&with_scales(1.0)), of_one);
     assert!(relative_error(&cached(&with_scales(64.0)), &of_one) > 1e-3);
-    let of_tower = Copy::of(TENSOR).add(FILE, "visual.blocks.0.attn.k_scale");
-    assert_eq!(
-        logits(of_tower.open().with_cache(CacheFormat::Fp8), TENSOR),
-        logits(open(TENSOR, CacheFormat::Fp8), TENSOR)
-    );
+    let (file, index) = ("model-00001-of-00002.safetensors", "model.safetensors.index.json");
+    let stray = |name: &str| {
+        let copy = Copy::of(FOLDER).add(file, name).set(index, &["weight_map", name], json!(file));
+        Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).map(drop)
+    };
+    stray("visual.blocks.0.attn.k_scale").expect("a tower has no cache");
     // A layer's under a name that nobody is known to give it would be missed.
+    for name in ["model.layers.0.attn.k_scale", "language_model.layers.0.self_attn.k_scale"] {
+        let error = stray(name).expect_err("a layer's");
+        assert!(matches!(&error, LoadError::Weights(WeightError::Extra { .. })), "{error:?}");
+    }
     let error = refused(
         Copy::of(TENSOR).add(FILE, "model.layers.0.self_attn.o_proj.k_scale").open().with_cache(CacheFormat::Fp8),
     );

@@ -16,7 +16,7 @@ fn experts_in_one_tensor_are_what_they_are_one_by_one() {
     for swapped in [false, true] {
         let copy = Copy::of(EXPERTS).rewrite(FILE, |header, data| fuse(header, data, swapped));
         assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected, "axes swapped: {swapped}");
-        // As ModelOpt calls them.
+        // With another name of their scales.
         let copy = copy.rename(FILE, |name| name.replace("_proj_scale_inv", "_proj_weight_scale_inv"));
         assert_eq!(logits(&Bench::of(copy.open(), 2), EXPERTS), expected);
     }

@@ -199,16 +199,26 @@ fn settings_are_found_where_tools_have_written_them() {
 #[test]
 fn what_is_always_plain_here_says_so() {
     let head = by_channel(QWEN2_5_VL, json!(["re:visual.*"]), |name| is_decoders(name) || name == "lm_head.weight");
-    assert_eq!(
-        head.error().to_string(),
-        "tensor lm_head.weight holds f8e4m3, but only linear layers and experts are read in FP8, and of those not the \
-         router nor lm_head"
-    );
-    let settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
-    let tower = Copy::of(INTERNVL).set(CONFIG, &["quantization_config"], settings);
-    let random = registry::without_weights(CheckpointSource::Folder(tower.0.clone())).expect("it has its settings");
-    let settings_alone = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
-    Model::plan(&settings_alone, &CPU).expect("its tower is taken to be plain");
+    let head = head.error();
+    let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers are served plain only";
+    assert_eq!(head.to_string(), words);
+    assert!(head.hint().starts_with("load a release in which it is plain"), "{}", head.hint());
+    // InternVL's tower, in which some outputs are scaled, is taken to be plain without its file.
+    let plan = |ignored: Value| {
+        let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
+        settings["ignore"] = ignored;
+        let copy = Copy::of(INTERNVL).set(CONFIG, &["quantization_config"], settings);
+        let random = registry::without_weights(CheckpointSource::Folder(copy.0.clone())).expect("it has its settings");
+        let settings_alone = Checkpoint::open(CheckpointSource::Random(Arc::new(random))).expect("it opens");
+        (Model::plan(&settings_alone, &CPU).expect("it is planned").weight_bytes(), copy)
+    };
+    let tower = json!(["lm_head", "re:.*vision_tower.*", "re:.*multi_modal_projector.*"]);
+    let ((of_listed, _), (silent, copy)) = (plan(tower), plan(json!(["lm_head"])));
+    assert_eq!(silent, of_listed);
+    // In the file all is bf16: a scale beside an output that is scaled says that it should not be.
+    let module = "vision_tower.encoder.layer.0.attention.projection_layer";
+    let error = copy.add(FILE, &format!("{module}.weight_scale")).error();
+    assert!(matches!(&error, LoadError::Weights(WeightError::ScaledFp8 { name, .. }) if name == module), "{error}");
 }
 
 #[test]

@@ -9,6 +9,8 @@ use super::{Fp8Scheme, Modules, QuantizationError, QuantizationMethod, RoundedBy
 const SHOWN: usize = 60;
 
 const CONFIG: &str = "config.json";
+/// The part of it that says how weights are quantised.
+pub(crate) const SETTINGS: &str = "quantization_config";
 /// ModelOpt's own file, which older releases have instead of a part of `config.json`.
 pub(crate) const MODELOPT: &str = "hf_quant_config.json";
 /// The part of it that counts.
@@ -20,15 +22,16 @@ const SPARSITY: &str = "sparsity_config";
 /// Formats of compressed-tensors with a byte for each number. Early releases wrote the second for FP8 too.
 const FLOAT_QUANTIZED: [&str; 2] = ["float-quantized", "naive-quantized"];
 
-/// Reads what a checkpoint says about its weights; `None` if they are plain.
+/// Reads what a checkpoint says about its weights; `None` if they are plain. `place` is where the file has the settings.
 ///
 /// # Errors
 /// A setting that is not known, or whose value is not supported.
 pub(crate) fn stored_formats(
-    config: &Map<String, Value>,
+    (config, place): (&Map<String, Value>, &str),
     modelopt: Option<&Value>,
 ) -> Result<Option<StoredFp8>, QuantizationError> {
-    if let Some(part) = Fields::part(CONFIG, "", config, "quantization_config")? {
+    if let Some(part) = Fields::part(CONFIG, "", config, SETTINGS)? {
+        let part = Fields { place: format!("{place}."), ..part };
         let own = Fields::part(part.file, &part.place, part.fields, MODELOPT_PART)?;
         return match (part.text("quant_method"), own) {
             // The content of ModelOpt's own file.
@@ -160,9 +163,11 @@ fn check_cache_scheme(
 
 /// FP8 of ModelOpt, as NVIDIA releases it.
 fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
-    const BY_CHANNEL: &str = "FP8_PER_CHANNEL_PER_TOKEN";
-    part.among("quant_algo", &[json!("FP8"), json!("fp8"), json!(BY_CHANNEL)], "FP8 and FP8_PER_CHANNEL_PER_TOKEN")?;
-    let is_by_channel = part.text("quant_algo") == Some(BY_CHANNEL);
+    let is_by_channel = match part.text("quant_algo") {
+        Some("FP8" | "fp8") => false,
+        Some("FP8_PER_CHANNEL_PER_TOKEN" | "fp8_per_channel_per_token") => true,
+        _ => return Err(part.refused("quant_algo", "FP8 and FP8_PER_CHANNEL_PER_TOKEN")),
+    };
     part.among("kv_cache_quant_algo", &[json!("FP8"), json!("fp8"), Value::Null], "FP8")?;
     check_cache_scheme(part, &[json!("tensor"), Value::Null], "tensor")?;
     check_modelopt_groups(part, is_by_channel)?;
@@ -184,24 +189,21 @@ fn tensor(part: &Fields<'_>) -> Result<StoredFp8, QuantizationError> {
     Ok(StoredFp8 { method, scheme, scale: "weight_scale", plain })
 }
 
-/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3 with a scale for each matrix, or
-/// for each channel and token (`convert_hf_config.py`).
+/// Checks the groups that ModelOpt writes into `config.json`: each repeats that all is E4M3, and if not by channel that each
+/// matrix has a scale (`convert_hf_config.py`, which of channels and tokens says no more).
 fn check_modelopt_groups(part: &Fields<'_>, is_by_channel: bool) -> Result<(), QuantizationError> {
-    let strategies = if is_by_channel { ["channel", "token"] } else { ["tensor", "tensor"] };
     let Some(groups) = Fields::part(part.file, &part.place, part.fields, "config_groups")? else { return Ok(()) };
     for name in groups.fields.keys() {
         let group = groups.inner(name)?;
         group.among("targets", &[json!(["Linear"]), Value::Null], "[\"Linear\"]")?;
         group.refuse_others(&["targets", "weights", "input_activations"])?;
-        for (name, strategy) in ["weights", "input_activations"].into_iter().zip(strategies) {
-            let part = group.inner(name)?;
+        for part in [group.inner("weights")?, group.inner("input_activations")?] {
             part.are_e4m3()?;
-            match strategy {
-                "token" => part.among("dynamic", &[json!(true)], "true")?,
-                _ => part.among("dynamic", &[json!(false), Value::Null], "false")?,
-            }
-            part.among("strategy", &[json!(strategy), Value::Null], strategy)?;
             part.refuse_others(&["num_bits", "type", "symmetric", "dynamic", "strategy"])?;
+            if !is_by_channel {
+                part.among("dynamic", &[json!(false), Value::Null], "false")?;
+                part.among("strategy", &[json!("tensor"), Value::Null], "tensor")?;
+            }
         }
     }
     Ok(())
@@ -309,7 +311,7 @@ mod tests {
 
     fn read(config: Value, modelopt: Option<Value>) -> StoredFp8 {
         let config = config.as_object().expect("an object");
-        stored_formats(config, modelopt.as_ref()).expect("it is served").expect("it is FP8")
+        stored_formats((config, SETTINGS), modelopt.as_ref()).expect("it is served").expect("it is FP8")
     }
 
     #[test]
@@ -381,19 +383,19 @@ mod tests {
             let is_modelopt = found.method == QuantizationMethod::ModelOpt;
             assert!(is_modelopt && found.scheme == fixed && found.plain.has("lm_head"), "{found:?}");
         }
+        let of_all = json!({ "dynamic": false, "num_bits": 8, "type": "float" });
+        let mut of_weights = of_all.clone();
+        of_weights["strategy"] = json!("channel");
         let mut by_channel = json!({
             "quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN", "exclude_modules": ["lm_head"],
-            "config_groups": { "group_0": {
-                "weights": { "num_bits": 8, "type": "float", "strategy": "channel", "dynamic": false },
-                "input_activations": { "num_bits": 8, "type": "float", "strategy": "token", "dynamic": true },
-            } },
+            "config_groups": { "group_0": { "weights": of_weights, "input_activations": of_all } },
         });
         assert_eq!(in_config(by_channel.clone()).scheme, Fp8Scheme::CHANNEL);
         by_channel["quant_algo"] = json!("FP8");
         let config = json!({ "quantization_config": by_channel });
-        stored_formats(config.as_object().expect("an object"), None).expect_err("its groups say otherwise");
+        stored_formats((config.as_object().expect("an object"), SETTINGS), None).expect_err("its groups say otherwise");
         let none = json!({ "quantization": { "quant_algo": null } });
-        assert!(stored_formats(&Map::new(), Some(&none)).expect("it is served").is_none());
+        assert!(stored_formats((&Map::new(), SETTINGS), Some(&none)).expect("it is served").is_none());
     }
 
     #[test]

@@ -9,7 +9,7 @@ use bursar_budgets::Hint;
 use serde::{Serialize, Serializer};
 use thiserror::Error;
 
-pub(super) use config::{MODELOPT, stored_formats};
+pub(super) use config::{MODELOPT, SETTINGS, stored_formats};
 pub use modules::Modules;
 
 /// How a user wants the weights of a plain checkpoint rounded while they load, or has named a checkpoint's own format.

@@ -105,6 +105,7 @@ impl Tower for VisionTower {
 impl VisionTower {
     /// Claims the tower's weights and the merger's.
     fn claim(config: VisionConfig, names: &Names, map: &mut WeightMap<'_>) -> Result<Self, WeightError> {
+        map.expect_plain_tower();
         let (hidden, patches) = (config.hidden, config.tile().patches());
         let class = map.tensor(&names.class, [1, hidden])?;
         let table = map.tensor(&names.positions, [1, (1 + patches) * hidden])?.into_shape([1 + patches, hidden]);
