@@ -6,6 +6,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     thread::{self, ThreadId},
+    time::Duration,
 };
 
 use bursar::{
@@ -19,7 +20,12 @@ use bursar::{
     },
 };
 
+use tokio::time::timeout;
+
 use crate::stage::{about, answer, demo, device, eventually, runtime_on, small, story, text};
+
+/// Longer than a start takes: what waits longer says where.
+const LONG: Duration = Duration::from_secs(30);
 
 /// Waits until the device holds a call.
 async fn until_held(device: &HostDevice) {
@@ -102,7 +108,7 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         until_held(&device).await;
         let backed = device.counts().backed;
         let engine = runtime.supervised().await.expect("the runtime answers").engines["demo"].clone();
-        engine.kill_and_wait(None).await.expect("it ends");
+        engine.kill_and_wait(Some(LONG)).await.expect("it ends");
         // Its thread still waits in the device: no successor starts meanwhile, and questions are still answered.
         for _ in 0..20 {
             let engines = runtime.supervised().await.expect("the runtime answers").engines;
@@ -112,11 +118,13 @@ fn a_killed_engines_successor_waits_until_its_memory_is_returned() {
         }
         assert_eq!(device.counts().backed, backed);
         device.let_calls_pass();
-        let model = loading.await.expect("no panic").expect("its successor starts");
-        assert!(!answer(&model, text("Who are you?").max_tokens(2)).await.is_empty());
+        let loaded = timeout(LONG, loading).await.expect("its successor starts in time");
+        let model = loaded.expect("no panic").expect("its successor starts");
+        let answer = timeout(LONG, answer(&model, text("Who are you?").max_tokens(2))).await;
+        assert!(!answer.expect("it answers in time").is_empty());
         let ledger = runtime.budget().snapshot().await.expect("the budget answers");
         assert_eq!(ledger.granted, device.counts().backed, "{ledger}");
-        runtime.shutdown().await;
+        timeout(LONG, runtime.shutdown()).await.expect("it ends in time");
         eventually("all is home", async || device.counts().backed == Bytes::ZERO).await;
     });
 }

@@ -14,6 +14,7 @@ mod copy;
 mod forced_calls;
 mod fp8_cache;
 mod fp8_experts;
+mod fp8_schemes;
 mod fp8_weights;
 mod gguf;
 mod golden_fp8;
