@@ -32,7 +32,6 @@ use bursar::{
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use serde_json::json;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use self::{
     fits::Fits,
@@ -45,7 +44,9 @@ use self::{
 use crate::{
     DeviceOptions,
     failure::{Failure, report},
-    model, told,
+    model,
+    signals::Signals,
+    told,
 };
 
 pub use options::Options;
@@ -154,7 +155,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     let mut signals = if options.json { Some(Signals::hear()?) } else { None };
     let outcome = tokio::select! {
         outcome = bench.run(options) => outcome,
-        signal = Signals::next(&mut signals) => Err(signal),
+        signal = ended(&mut signals) => Err(signal),
     };
     match outcome {
         Err(failure) if options.json => bench.report.ended_by = Some(told::failure(&failure)),
@@ -172,29 +173,16 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
     // Asked twice: at once.
     tokio::select! {
         () = runtime.shutdown() => {}
-        _ = Signals::next(&mut signals) => {}
+        _ = ended(&mut signals) => {}
     }
     Ok(is_whole)
 }
 
-/// Signals that ask the program to end.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn hear() -> Result<Self, Failure> {
-        Ok(Signals { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
-    }
-
-    /// The next one, if any is heard.
-    async fn next(signals: &mut Option<Self>) -> Failure {
-        let Some(Signals { interrupt, terminate }) = signals else { return std::future::pending().await };
-        let name = tokio::select! { _ = interrupt.recv() => "SIGINT", _ = terminate.recv() => "SIGTERM" };
-        let hint = "the figures measured before stand in the same object".to_owned();
-        Failure { error: format!("{name} ended the measurement"), hint }
-    }
+/// Waits for a signal that asks the program to end, if any is heard.
+async fn ended(signals: &mut Option<Signals>) -> Failure {
+    let Some(signals) = signals else { return std::future::pending().await };
+    let hint = "the figures measured before stand in the same object".to_owned();
+    Failure { error: format!("{} ended the measurement", signals.next().await), hint }
 }
 
 /// The free bytes that the driver reports, independent of the ledger.

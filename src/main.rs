@@ -22,6 +22,7 @@ mod progress;
 mod reference;
 #[cfg(feature = "serve")]
 mod serving;
+mod signals;
 mod told;
 mod top;
 mod tour;

@@ -15,9 +15,8 @@ use bursar::{
     serve::{KeyError, ListenError, Server, Service},
 };
 use futures_util::future::join_all;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{DeviceOptions, failure::Failure, logging};
+use crate::{DeviceOptions, failure::Failure, logging, signals::Signals};
 
 /// Serves until it is told to end; then running replies may end.
 pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure> {
@@ -28,7 +27,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let plans = loading::plans(wanted, knobs, device)?;
     // Before signals are heard, since it may fetch settings.
     let placed = device.placed(plans.iter().map(loading::Plan::model).collect(), knobs.canary()?).await?;
-    let (mut terminated, mut interrupted) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut signals = Signals::hear()?;
     let drain = serve.drain;
     let is_open = serve.keys.is_empty();
     let (mut runtimes, mut in_turn) = (Vec::new(), false);
@@ -57,8 +56,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let loading = tokio::spawn(loading::load_all(service, plans));
     let outcome = tokio::select! {
         outcome = loaded_or_served(loading) => outcome,
-        _ = terminated.recv() => Ok(()),
-        _ = interrupted.recv() => Ok(()),
+        _ = signals.next() => Ok(()),
     };
     if outcome.is_ok() {
         logging::note("ending: running replies may end");
@@ -67,8 +65,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     tokio::select! {
         () = ending => {}
         // Asked twice: at once.
-        _ = terminated.recv() => {}
-        _ = interrupted.recv() => {}
+        _ = signals.next() => {}
     }
     outcome
 }

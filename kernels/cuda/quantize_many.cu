@@ -106,7 +106,7 @@ __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, c
     }
 }
 
-// x has gates, and behind them as many ups, or what is rounded.
+// A row of x has gates and then as many ups, or what is rounded.
 template <bool IS_GATE, typename Element>
 __device__ __forceinline__ void round_long_row(const Element* x, uint32_t x_pitch, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];

@@ -27,7 +27,7 @@ pub struct Options {
     /// Tokens of the prompts before decoding is measured: by default 512, or 64 of small sizes.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     decode_context: Option<u32>,
-    /// Steps that a decoding step is the mean of: by default 128, or 16 of small sizes. Behind long prompts, whose time is
+    /// Steps that a decoding step is the mean of: by default 128, or 16 of small sizes. After long prompts, whose time is
     /// taken off, more are wanted.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     decode_steps: Option<u32>,

@@ -130,7 +130,7 @@ fn starts_whole(x: &Tensor<'_>) -> bool {
     x.address().0.is_multiple_of(16)
 }
 
-/// Behind other operands, where rounded rows go, and plain ones if they are wanted too.
+/// The operands `before`, and then where rounded rows go, and plain ones if they are wanted too.
 pub(super) fn with_target(before: Arguments, plain: Option<&Tensor<'_>>, out: &Rounded<'_>) -> Arguments {
     let (kind, fixed) = match out.quantization {
         Quantization::Groups => (BY_GROUPS, 1.0),

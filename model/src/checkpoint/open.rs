@@ -211,8 +211,8 @@ fn gather_quantization(config: &mut Map<String, Value>) -> String {
         place = EARLY.to_owned();
     }
     for part in TEXT_PARTS {
-        let Some(Value::Object(fields)) = config.get_mut(part) else { continue };
-        let Some(inner) = settings(fields, SETTINGS) else { continue };
+        let fields = config.get(part).and_then(Value::as_object);
+        let Some(inner) = fields.and_then(|fields| settings(fields, SETTINGS)) else { continue };
         let whole = settings(config, SETTINGS);
         if whole.as_ref().is_some_and(|whole| *whole != inner) {
             continue;

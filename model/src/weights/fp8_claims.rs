@@ -308,7 +308,6 @@ impl WeightMap<'_> {
         if !self.is_dry() && !self.target.has_fp8_cache() {
             return Err(WeightError::Unserved { what: "FP8 keys and values", target: self.target.name() });
         }
-        self.has_cache_scales = true;
         let names = ["k", "v"].map(|part| {
             [
                 format!("{attention}.{part}_scale"),             // of compressed-tensors
@@ -348,7 +347,7 @@ impl WeightMap<'_> {
     /// Whether a tensor is a scale of keys or values that are kept plain, or a tower's, which are in no cache.
     pub(super) fn is_unread_cache_scale(&self, name: &str) -> bool {
         const ENDS: [&str; 5] = [".k_scale", ".v_scale", ".k_proj.output_scale", ".v_proj.output_scale", ".kv_scale"];
-        let is_unread = !self.has_cache_scales || self.outside.contains(root(name));
+        let is_unread = self.checkpoint.cache() == CacheFormat::Plain || self.outside.contains(root(name));
         is_unread && ENDS.iter().any(|end| name.ends_with(end))
     }
 

@@ -10,7 +10,7 @@ use super::{
     cut::{Cut, whole_units},
     fp8_claims::{Matrices, is_attention_scale},
 };
-use crate::checkpoint::{Checkpoint, RandomTensor, Stored, TensorType, WeightFormats};
+use crate::checkpoint::{Checkpoint, RandomTensor, Stored, TensorType, WeightFormats, quantization::OUTER};
 
 /// Each tensor starts at a multiple of this many bytes, as tensor-core loads require.
 const ALIGNMENT: Bytes = Bytes(256);
@@ -58,10 +58,9 @@ pub struct WeightMap<'c> {
     folded: Vec<(String, usize)>,
     /// Tensors of one number that was read while claiming.
     pub(super) read: Vec<String>,
-    /// Whether keys and values are in FP8.
-    pub(super) has_cache_scales: bool,
     /// The first parts of what is claimed outside the decoder.
     pub(super) outside: BTreeSet<String>,
+    /// See [`expect_plain_tower`](WeightMap::expect_plain_tower).
     pub(super) is_tower_plain: bool,
     /// Tensors, and modules with all of theirs, that other ranks read.
     elsewhere: BTreeSet<String>,
@@ -82,7 +81,6 @@ impl<'c> WeightMap<'c> {
             twins: Vec::new(),
             folded: Vec::new(),
             read: Vec::new(),
-            has_cache_scales: false,
             outside: BTreeSet::new(),
             is_tower_plain: false,
             elsewhere: BTreeSet::new(),
@@ -237,9 +235,9 @@ impl<'c> WeightMap<'c> {
     /// hidden]`, and down, `[experts * hidden, intermediate]`.
     ///
     /// A checkpoint has each expert's projections under their own names, `name.{expert}.gate_proj.weight` and so on, or
-    /// `name.gate_proj.{expert}.weight` (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885), or all in `name.gate_up_proj` and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was
-    /// released as `[experts, in, out]`, and transformers swaps them as long as the shape does not fit (5.17,
-    /// `conversion_mapping.py`).
+    /// `name.gate_proj.{expert}.weight` (ModelOpt 0.43, for Qwen3-VL; vLLM's issue 40885), or all in `name.gate_up_proj`
+    /// and `name.down_proj`, where the two axes of a matrix may be swapped: Qwen3-VL was released as `[experts, in, out]`,
+    /// and transformers swaps them as long as the shape does not fit (5.17, `conversion_mapping.py`).
     ///
     /// # Errors
     /// A tensor is missing, or has another shape.
@@ -560,7 +558,7 @@ impl<'c> WeightMap<'c> {
 
 /// The first part of a name that releases of a model do not differ in.
 pub(super) fn root(name: &str) -> &str {
-    name.split('.').find(|part| !["model", "language_model"].contains(part)).unwrap_or(name)
+    name.split('.').find(|part| !OUTER.contains(part)).unwrap_or(name)
 }
 
 pub(crate) fn dtype(found: TensorType) -> DType {

@@ -158,7 +158,7 @@ fn plain_weights_may_have_scales_of_keys_and_values_and_a_tower_ones_that_nothin
         Model::plan(&copy.open().with_cache(CacheFormat::Fp8), &CPU).map(drop)
     };
     stray("visual.blocks.0.attn.k_scale").expect("a tower has no cache");
-    // A layer's under a name that nobody is known to give it would be missed.
+    // A layer's under a name that no tool is known to give it: its keys would be scaled by 1.
     for name in ["model.layers.0.attn.k_scale", "language_model.layers.0.self_attn.k_scale"] {
         let error = stray(name).expect_err("a layer's");
         assert!(matches!(&error, LoadError::Weights(WeightError::Extra { .. })), "{error:?}");

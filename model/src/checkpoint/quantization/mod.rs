@@ -11,6 +11,7 @@ use thiserror::Error;
 
 pub(super) use config::{MODELOPT, SETTINGS, stored_formats};
 pub use modules::Modules;
+pub(crate) use modules::OUTER;
 
 /// How a user wants the weights of a plain checkpoint rounded while they load, or has named a checkpoint's own format.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

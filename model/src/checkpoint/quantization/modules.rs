@@ -23,7 +23,7 @@ pub struct Modules {
 }
 
 /// Parts of names that releases of one model differ in.
-const OUTER: [&str; 2] = ["model", "language_model"];
+pub(crate) const OUTER: [&str; 2] = ["model", "language_model"];
 
 /// What stands before a decoder's names in one release or another.
 const BEFORE_DECODER: [&str; 5] = ["", "model.", "language_model.", "model.language_model.", "language_model.model."];
