@@ -11,11 +11,11 @@ use std::{
     time::Instant,
 };
 
-use bursar_actors::{engine::LoadOptions, runtime::ModelSource};
+use bursar_actors::engine::{KvCacheType, LoadOptions};
 use bursar_budgets::{Bytes, Class};
 use bursar_model::Envelope;
 use gpu::{
-    Stage, answer, eventually,
+    Stage, answer, demo, eventually,
     neighbour::{self, Neighbour},
     options, picture, question, story,
 };
@@ -35,10 +35,19 @@ async fn kv(stage: &Stage) -> Bytes {
 
 #[test]
 fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
+    a_neighbour_gets_what_it_takes(KvCacheType::Auto);
+}
+
+#[test]
+fn so_it_does_of_fp8_keys_and_values() {
+    a_neighbour_gets_what_it_takes(KvCacheType::Fp8);
+}
+
+fn a_neighbour_gets_what_it_takes(kv_cache_dtype: KvCacheType) {
     story(async |stage| {
         let envelope = Envelope { step_tokens: 8192, sequences: 256, context_tokens: 512, ..Envelope::small() };
-        let options = LoadOptions { envelope: Some(envelope), requests: 256, ..options() };
-        let model = stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await.expect("it starts");
+        let options = LoadOptions { envelope: Some(envelope), requests: 256, kv_cache_dtype, ..options() };
+        let Some(model) = demo(&stage, options).await else { return };
         let before = stage.measured().await;
         let chat = |number: u32| question("Describe the picture.", 60).image(picture(number % 8));
         let mut expected = Vec::new();

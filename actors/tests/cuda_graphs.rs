@@ -18,11 +18,11 @@ use bursar_actors::{
     compute::memory::{EngineMemory, EngineParts, GraphInputs, KvMemory, SamplingMemory},
 };
 use bursar_budgets::*;
-use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, UnseenToken};
+use bursar_kernels::{BLOCK_TOKENS, BlasSearch, Cuda, CudaKernels, CudaTarget, Target, UnseenToken};
 use bursar_model::{
     Model,
     checkpoint::{Checkpoint, CheckpointSource},
-    flow::{SequencePart, StepBatch, Token},
+    flow::{CacheFormat, SequencePart, StepBatch, Token},
     registry::random_checkpoint,
     sampling::{Sampler, SamplingParams, SamplingShape},
 };
@@ -72,11 +72,17 @@ impl Drop for Stage {
 impl Stage {
     /// The demo model.
     fn set() -> Option<Stage> {
-        Stage::of(demo(), GraphShape { sequences: 11, context_tokens: 180, axes: 3 }, GROWTH)
+        Stage::cached(CacheFormat::Plain)
+    }
+
+    /// The demo model, whose keys and values are kept like this.
+    fn cached(cache: CacheFormat) -> Option<Stage> {
+        let shape = GraphShape { sequences: 11, context_tokens: 180, axes: 3 };
+        Stage::of(demo(), cache, shape, GROWTH)
     }
 
     /// A model with keys and values for `shape.sequences` sequences, and addresses for `growth` times as many.
-    fn of(source: CheckpointSource, shape: GraphShape, growth: usize) -> Option<Stage> {
+    fn of(source: CheckpointSource, cache: CacheFormat, shape: GraphShape, growth: usize) -> Option<Stage> {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let cuda = match CudaDevice::open(0) {
@@ -93,9 +99,13 @@ impl Stage {
         let usual = BlasSearch::usual();
         let search = folder.map_or(usual.clone(), |folder| usual.first_in(folder));
         let target = CudaTarget::of(&cuda).expect("it says what it is");
+        if cache == CacheFormat::Fp8 && !Target::Cuda(target).has_fp8_cache() {
+            println!("skipped, there are no kernels for FP8 keys and values on {}", Target::Cuda(target).name());
+            return None;
+        }
         let kernels = CudaKernels::load(&cuda, target, &search).expect("its kernels load");
         let device: Arc<dyn Device> = cuda.clone();
-        let checkpoint = Checkpoint::open(source).expect("it opens");
+        let checkpoint = Checkpoint::open(source).expect("it opens").with_cache(cache);
         let plan = Model::plan(&checkpoint, &kernels.target()).expect("it can be planned");
         let (bytes, kv_shape) = (plan.weight_bytes(), plan.kv_shape(&kernels.target()));
         let blocks = shape.sequences * blocks_each(shape);
@@ -299,13 +309,20 @@ fn graph_replies_match_launched_ones_whatever_the_padding() {
     assert_graphs_change_no_reply(&stage);
 }
 
+#[test]
+fn graph_replies_match_launched_ones_with_fp8_keys_and_values() {
+    let Some(stage) = Stage::cached(CacheFormat::Fp8) else { return };
+    assert_graphs_change_no_reply(&stage);
+}
+
 /// How attention splits its sums depends on the number of rows and the length of contexts: keys of more than eight
 /// blocks are split in steps of 9 to 22 rows, but not in one of 24, which has more warps.
 #[test]
 fn a_7b_shaped_reply_is_the_same_with_and_without_graphs() {
     let weights = random_checkpoint("qwen2.5-vl-7b", 7).expect("the shape is known");
     let shape = GraphShape { sequences: 24, context_tokens: 320, axes: 3 };
-    let Some(stage) = Stage::of(CheckpointSource::Random(Arc::new(weights)), shape, 1) else { return };
+    let source = CheckpointSource::Random(Arc::new(weights));
+    let Some(stage) = Stage::of(source, CacheFormat::Plain, shape, 1) else { return };
     assert_graphs_change_no_reply(&stage);
 }
 
@@ -392,7 +409,13 @@ fn graphs_draw_tokens_as_often_as_their_probabilities_say() {
 
 #[test]
 fn graphs_survive_resizing_and_replays_allocate_nothing() {
-    let Some(stage) = Stage::set() else { return };
+    for cache in [CacheFormat::Plain, CacheFormat::Fp8] {
+        let Some(stage) = Stage::cached(cache) else { return };
+        assert_graphs_survive_resizing(&stage);
+    }
+}
+
+fn assert_graphs_survive_resizing(stage: &Stage) {
     let least = stage.memory.kv.blocks();
     stage.capture();
     for samplers in [stage.plain(5), stage.samplers(5)] {

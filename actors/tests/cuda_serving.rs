@@ -3,24 +3,33 @@
 mod gpu;
 
 use bursar_actors::{
-    engine::{LoadOptions, Precision},
+    chat::ChatEvent,
+    engine::{KvCacheType, LoadOptions, Precision},
     runtime::ModelSource,
 };
 use bursar_budgets::{Bytes, Class, Device};
 use bursar_kernels::DType;
 use bursar_model::Envelope;
-use gpu::{answer, options, picture, question, story};
+use gpu::{answer, demo, options, picture, question, story};
 
 /// Tokens of a reply. Each after the first is a step.
 const TOKENS: usize = 220;
 
 #[test]
 fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
+    nothing_is_allocated_after_ready(KvCacheType::Auto);
+}
+
+#[test]
+fn rule_2_holds_with_fp8_keys_and_values() {
+    nothing_is_allocated_after_ready(KvCacheType::Fp8);
+}
+
+fn nothing_is_allocated_after_ready(kv_cache_dtype: KvCacheType) {
     story(async |stage| {
         let envelope = Envelope { sequences: 8, ..Envelope::small() };
-        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(8192), ..options() };
-        let loaded = stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await;
-        let model = loaded.expect("the demo model starts on a GPU");
+        let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(8192), kv_cache_dtype, ..options() };
+        let Some(model) = demo(&stage, options).await else { return };
         let (ready, counts) = (stage.snapshot().await, stage.device.counts());
         println!("at READY: {counts:?}");
         let free = stage.device.memory().expect("it says").free;
@@ -60,6 +69,31 @@ fn rule_2_a_thousand_steps_and_pictures_allocate_nothing_after_ready() {
         assert_eq!(answer(&model, chat).await.expect("it answers"), replies[0]);
         stage.runtime.unload("demo").await.expect("it unloads");
         assert_eq!(stage.snapshot().await.granted, Bytes::ZERO);
+    });
+}
+
+#[test]
+fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
+    story(async |stage| {
+        let Some(model) = demo(&stage, LoadOptions { kv_cache_dtype: KvCacheType::Fp8, ..options() }).await else {
+            return;
+        };
+        let prompt = "Describe the picture. ".repeat(30);
+        let mut replies = Vec::new();
+        for _ in 0..3 {
+            let chat = question(&prompt, 40).image(picture(1));
+            let mut reply = model.chat(chat).await.expect("it is admitted");
+            while let Some(event) = reply.next().await {
+                if let ChatEvent::Done { text, usage, .. } = event.expect("it answers") {
+                    replies.push((text, usage));
+                }
+            }
+        }
+        let [(first, cold), (second, warm), (third, again)] = replies.try_into().expect("three replies");
+        assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, again.cached_tokens));
+        assert!(2 * warm.cached_tokens > warm.prompt_tokens, "{warm:?}");
+        assert_eq!([&second, &third], [&first, &first]);
+        stage.runtime.unload("demo").await.expect("it unloads");
     });
 }
 

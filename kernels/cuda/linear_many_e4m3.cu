@@ -29,6 +29,7 @@
 #include "include/e4m3.cuh"
 #include "include/kernel_order.cuh"
 #include "include/many_tiles.cuh"
+#include "include/rounding.cuh"
 
 namespace {
 
@@ -197,12 +198,14 @@ __device__ __forceinline__ void write_rounded(float (&sums)[32][4], const Tensor
                 scales.out[static_cast<uint64_t>(at) * groups + column / GROUP] = scale;
             }
         }
+        with_divisor(scale, [&](auto divide) {
 #pragma unroll
-        for (uint32_t tile = 0; tile < 16; ++tile) {
-            const uint32_t pair = e4m3_pair(__fdiv_rn(sums[tile][2 * half], scale), __fdiv_rn(sums[tile][2 * half + 1], scale));
-            const uint32_t place = Swizzle<64>::place(own + 8 * half, tile / 2) + tile % 2 * 8 + lane % 4 * 2;
-            asm volatile("st.shared.u16 [%0], %1;" ::"r"(staging + place), "h"(static_cast<uint16_t>(pair)) : "memory");
-        }
+            for (uint32_t tile = 0; tile < 16; ++tile) {
+                const uint32_t pair = e4m3_pair(divide(sums[tile][2 * half]), divide(sums[tile][2 * half + 1]));
+                const uint32_t place = Swizzle<64>::place(own + 8 * half, tile / 2) + tile % 2 * 8 + lane % 4 * 2;
+                asm volatile("st.shared.u16 [%0], %1;" ::"r"(staging + place), "h"(static_cast<uint16_t>(pair)) : "memory");
+            }
+        });
     }
     publish_writes();
     part_sync(ALONE + warpgroup, WARPGROUP);

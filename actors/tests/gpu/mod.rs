@@ -10,7 +10,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use bursar_actors::{
     chat::{Chat, ChatError, Image, ModelHandle},
     engine::{LoadOptions, StartError},
-    runtime::{DeviceChoice, Runtime, RuntimeConfig, RuntimeError},
+    runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
 use bursar_kernels::BlasSearch;
@@ -126,6 +126,18 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
     let now = stage.measured().await;
     println!("overhead {} before, {} now", before.overhead, now.overhead);
     assert!(now.deficit.is_zero(), "{now}");
+}
+
+/// The demo model. If this GPU has no kernels for the requested keys and values, says so in one line.
+pub async fn demo(stage: &Stage, options: LoadOptions) -> Option<ModelHandle> {
+    match started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await) {
+        Ok(model) => Some(model),
+        Err(error) if matches!(*error, StartError::KvCacheType(_)) => {
+            println!("skipped, {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
 }
 
 /// A model that was loaded, or the error of its start. Any other error fails the story.

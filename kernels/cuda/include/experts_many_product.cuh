@@ -250,7 +250,8 @@ struct ManyScales {
     const typename Format::Scales& scales;
     const uint32_t features, column, end;  // rows of the weight
     uint32_t first[2];                     // of the weight: of the features, or of gate and of up
-    uint64_t of_x[2];                      // rows of x, or where their scales begin
+    uint32_t of_x[2];                      // rows of x, or where their scales begin
+    uint32_t of_weight[QUARTERS];          // where those of the weight begin
     float x[2], weight[QUARTERS];
 
     __device__ __forceinline__ ManyScales(const Arguments<Format>& arguments, const Items<GATED>& items, uint32_t own)
@@ -259,9 +260,15 @@ struct ManyScales {
         const uint32_t last = items.tile.end - 1;
 #pragma unroll
         for (uint32_t i = 0; i < 2; ++i) {
-            const uint64_t row = arguments.template row_of<GATED>(min(own + i * 8, last));
+            const uint32_t row = arguments.template row_of<GATED>(min(own + i * 8, last));
             of_x[i] = Format::BY_BLOCKS ? row * scales.groups : row;
             first[i] = (items.tile.expert * (GATED ? 2 : 1) + i) * features + column;
+        }
+        if constexpr (Format::BY_BLOCKS && !LOW) {
+#pragma unroll
+            for (uint32_t quarter = 0; quarter < QUARTERS; ++quarter) {
+                of_weight[quarter] = min(row(quarter * 8), end - 1) / scales.height * scales.groups;
+            }
         }
     }
 
@@ -280,16 +287,18 @@ struct ManyScales {
         for (uint32_t i = 0; i < 2; ++i) {
             x[i] = scales.x[of_x[i] + group];
         }
+        if constexpr (!LOW) {
 #pragma unroll
-        for (uint32_t quarter = 0; quarter < QUARTERS; ++quarter) {
-            weight[quarter] = of_block(row(quarter * 8), group);
+            for (uint32_t quarter = 0; quarter < QUARTERS; ++quarter) {
+                weight[quarter] = __ldg(scales.weight + of_weight[quarter] + group);
+            }
         }
     }
 
     // Adds what a group of columns gave for the tiles from `start` on.
     template <uint32_t TILES, uint32_t PART>
     __device__ __forceinline__ void add(float (&sums)[TILES][4], uint32_t start, const float (&part)[PART][4],
-                                        const float (&x)[2], const float (&weight)[QUARTERS], uint32_t group) const {
+                                        uint32_t group) const {
         if constexpr (!Format::BY_BLOCKS) {
 #pragma unroll
             for (uint32_t tile = 0; tile < PART; ++tile) {
@@ -446,17 +455,10 @@ struct Multiplier {
                 sums[tile][i] = 0.0f;
             }
         }
-        if constexpr (Format::BY_BLOCKS) {
-            scales.fetch(0);
-        }
         for (uint32_t step = 0; step < steps; ++step) {
-            float x[2] = {scales.x[0], scales.x[1]}, weight[Scales::QUARTERS];
-#pragma unroll
-            for (uint32_t quarter = 0; quarter < Scales::QUARTERS; ++quarter) {
-                weight[quarter] = scales.weight[quarter];
-            }
-            if (Format::BY_BLOCKS && step + 1 < steps) {
-                scales.fetch(step + 1);
+            if constexpr (Format::BY_BLOCKS) {
+                // They come while products are computed.
+                scales.fetch(step);
             }
             barrier_wait(shared_address(&barriers.full[ring.stage]), ring.parity);
 #pragma unroll
@@ -468,7 +470,7 @@ struct Multiplier {
                 if (half + 1 == TILES / (HALF / 8)) {
                     release(ring.stage);
                 }
-                scales.add(sums, half * (HALF / 8), part, x, weight, step);
+                scales.add(sums, half * (HALF / 8), part, step);
             }
             ring.advance();
             lead(step, steps);

@@ -64,6 +64,17 @@ __device__ __forceinline__ float divided(float value, float scale, float inverse
     return fabsf(quotient) < 2.0f * E4M3_MAX ? corrected : quotient;
 }
 
+// Calls `work(divide)`, whose `divide(value)` is `value / scale` in f32.
+template <typename Work>
+__device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
+    // Where the inverse and the remainders are normal numbers.
+    if (scale >= 0x1p-100f && scale <= 0x1p100f) {
+        const float inverse = __frcp_rn(scale);
+        return work([&](float value) { return divided(value, scale, inverse); });
+    }
+    return work([&](float value) { return __fdiv_rn(value, scale); });
+}
+
 // Where a number is rounded by its bits this is long, and one function for all.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 890
 __device__ __noinline__
@@ -71,16 +82,10 @@ __device__ __noinline__
 __device__ __forceinline__
 #endif
 uint2 rounded_eight(float a, float b, float c, float d, float e, float f, float g, float h, float scale) {
-    // Where the inverse and the remainders are normal numbers.
-    if (scale >= 0x1p-100f && scale <= 0x1p100f) {
-        const float inverse = __frcp_rn(scale);
-        const auto pair = [&](float low, float high) {
-            return e4m3_pair(divided(low, scale, inverse), divided(high, scale, inverse));
-        };
+    return with_divisor(scale, [&](auto divide) {
+        const auto pair = [&](float low, float high) { return e4m3_pair(divide(low), divide(high)); };
         return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
-    }
-    const auto pair = [&](float low, float high) { return e4m3_pair(__fdiv_rn(low, scale), __fdiv_rn(high, scale)); };
-    return make_uint2(pair(a, b) | pair(c, d) << 16, pair(e, f) | pair(g, h) << 16);
+    });
 }
 
 template <typename Element>
