@@ -29,29 +29,3 @@ struct E4m3Format {
         uint32_t height;  // of a block
     };
 };
-
-// The scales that one thread's sums of a group of columns want: of two features, and of two rows in each eight.
-template <typename Format, uint32_t ROWS>
-struct GroupScales {
-    float weight[2];
-    float x[ROWS / 8][2];
-
-    // `features` are those of c[j][0] and c[j][2], `row` the first row's number.
-    __device__ __forceinline__ void load(const typename Format::Scales& scales, const uint32_t (&features)[2],
-                                         uint32_t row, uint32_t rows, uint32_t group) {
-        // Of columns past the last all products are zero.
-        group = min(group, scales.groups - 1);
-#pragma unroll
-        for (uint32_t own = 0; own < 2; ++own) {
-            weight[own] = __ldg(scales.weight + static_cast<uint64_t>(features[own] / scales.height) * scales.groups + group);
-        }
-#pragma unroll
-        for (uint32_t eight = 0; eight < ROWS / 8; ++eight) {
-#pragma unroll
-            for (uint32_t i = 0; i < 2; ++i) {
-                const uint32_t at = row + eight * 8 + i;
-                x[eight][i] = at < rows ? scales.x[at * scales.groups + group] : 0.0f;
-            }
-        }
-    }
-};

@@ -111,26 +111,65 @@ struct Steps {
         const uint32_t skipped = LOW ? warpgroup * OWN : 0u;  // chunks
         const uint32_t weight_from = skipped * stages.chunk_bytes + (LOW ? 0u : warpgroup * HALF_ROWS * ROW_BYTES);
         const uint32_t x_from = stages.weight_bytes + skipped * ROWS * ROW_BYTES;
-        for (; unit < end; ++unit) {
-            if constexpr (Format::IS_PLAIN) {
+        // Starts the products of so many chunks.
+        const auto start = [&](float (&sums)[ROWS / 8][4], uint32_t chunk, int add) {
+            multiply(sums, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, add);
+        };
+        if constexpr (Format::IS_PLAIN) {
+            for (; unit < end; ++unit) {
                 await();
                 hold(c);
                 products_begin();
 #pragma unroll
                 for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
-                    multiply(c, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, 1);
+                    start(c, chunk, 1);
                 }
                 products_end();
                 products_wait<0>();
                 hold(c);
                 release();
-            } else {
-                add_groups<OWN>(c, tile, (LOW ? 0u : warpgroup * HALF_ROWS), unit % arguments.steps * CHUNKS + skipped,
-                                weight_from, x_from);
+                advance();
             }
-            if (++stage == stages.count) {
-                stage = 0;
-                parity ^= 1;
+        } else {
+            // Each chunk is a group of columns with sums of its own, which are added while the next one's come.
+            static_assert(CHUNK<Format> == GROUP, "a chunk has one scale");
+            const uint32_t first = tile.first + (LOW ? 0u : warpgroup * HALF_ROWS) + threadIdx.x % WARPGROUP / 32 * 16 +
+                                   threadIdx.x % 32 / 4;
+            const uint32_t rows[2] = {row_of_scales(tile, first), row_of_scales(tile, first + 8)};
+            for (; unit < end; ++unit) {
+                GroupScales<Format::BY_BLOCKS ? ROWS : 8> scales[OWN];
+                await();
+                float sums[OWN][ROWS / 8][4];
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    hold(sums[chunk]);
+                    products_begin();
+                    start(sums[chunk], chunk, 0);
+                    products_end();
+                    if constexpr (Format::BY_BLOCKS) {
+                        const uint32_t at = shared + stages.scales_at + stage * StepScales<ROWS, CHUNKS>::BYTES;
+                        scales[chunk].template read<CHUNKS>(at, rows, skipped + chunk);
+                    }
+                }
+#pragma unroll
+                for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
+                    if (chunk + 1 < OWN) {
+                        products_wait<1>();
+                    } else {
+                        products_wait<0>();
+                        release();
+                    }
+                    hold(sums[chunk]);
+                    if constexpr (Format::BY_BLOCKS) {
+                        scales[chunk].add(c, sums[chunk]);
+                    } else {
+#pragma unroll
+                        for (uint32_t i = 0; i < ROWS / 2; ++i) {
+                            c[i / 4][i % 4] += sums[chunk][i / 4][i % 4];
+                        }
+                    }
+                }
+                advance();
             }
         }
     }
@@ -138,9 +177,26 @@ struct Steps {
 private:
     __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity); }
     __device__ __forceinline__ void release() const {
+        if constexpr (Format::BY_BLOCKS) {
+            __syncwarp();  // its lanes have read scales
+        }
         if (threadIdx.x % 32 == 0) {
             barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
         }
+    }
+    __device__ __forceinline__ void advance() {
+        if (++stage == stages.count) {
+            stage = 0;
+            parity ^= 1;
+        }
+    }
+
+    // The row of scales that a feature has, among those of the tile.
+    __device__ __forceinline__ uint32_t row_of_scales(const Features& tile, uint32_t feature) const {
+        if constexpr (Format::BY_BLOCKS) {
+            return feature / arguments.scales.height - tile.first / arguments.scales.height;
+        }
+        return 0;
     }
 
     // The products of a chunk, which stands at these places of the stage. `add`: to what is in c.
@@ -148,50 +204,10 @@ private:
                                              int add) const {
         constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
         const uint32_t at = shared + stage * stages.bytes;
+        const uint64_t weight = matrix_at(LAYOUT, at + weight_from), x = matrix_at(LAYOUT, at + x_from);
 #pragma unroll
         for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
-            Warpgroup<typename Format::Operand>::multiply(c, matrix_at(LAYOUT, at + weight_from + 32 * k),
-                                                          matrix_at(LAYOUT, at + x_from + 32 * k), add || k > 0);
-        }
-    }
-
-    // One step of E4M3: each chunk is a group of columns, `group` and on, with sums of its own.
-    template <uint32_t OWN>
-    __device__ __forceinline__ void add_groups(float (&c)[ROWS / 8][4], const Features& tile, uint32_t skipped_rows,
-                                               uint32_t group, uint32_t weight_from, uint32_t x_from) {
-        static_assert(CHUNK<Format> == GROUP, "a chunk has one scale");
-        const uint32_t first = tile.first + skipped_rows + threadIdx.x % WARPGROUP / 32 * 16 + threadIdx.x % 32 / 4;
-        const uint32_t most = arguments.features - 1, features[2] = {min(first, most), min(first + 8, most)};
-#pragma unroll
-        for (uint32_t chunk = 0; chunk < OWN; ++chunk) {
-            GroupScales<Format, Format::BY_BLOCKS ? ROWS : 8> scales;
-            if constexpr (Format::BY_BLOCKS) {
-                scales.load(arguments.scales, features, threadIdx.x % 4 * 2, arguments.rows, group + chunk);
-            }
-            if (chunk == 0) {
-                await();
-            }
-            float sums[ROWS / 8][4];
-            hold(sums);
-            products_begin();
-            multiply(sums, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, 0);
-            products_end();
-            products_wait<0>();
-            if (chunk + 1 == OWN) {
-                release();
-            }
-            hold(sums);
-#pragma unroll
-            for (uint32_t eight = 0; eight < ROWS / 8; ++eight) {
-#pragma unroll
-                for (uint32_t i = 0; i < 4; ++i) {
-                    if constexpr (Format::BY_BLOCKS) {
-                        c[eight][i] += sums[eight][i] * (scales.x[eight][i % 2] * scales.weight[i / 2]);
-                    } else {
-                        c[eight][i] += sums[eight][i];
-                    }
-                }
-            }
+            Warpgroup<typename Format::Operand>::multiply(c, weight + 2 * k, x + 2 * k, add || k > 0);
         }
     }
 };
@@ -264,10 +280,11 @@ __device__ __forceinline__ void multiply_together(const Arguments<Format>& argum
     piece.write(sum);
 }
 
-// Tiles that a block has whole, but for its last: a warp writes them while the others multiply, which makes a step of
-// 64 rows faster by one in a hundred.
+// Tiles of plain numbers that a block has whole, but for its last: a warp writes them while the others multiply, which makes
+// a step of 64 rows faster by one in a hundred. Tiles of E4M3 come twice as fast, and one warp is too slow for them.
+template <typename Format>
 __device__ __forceinline__ bool is_for_writer(uint32_t begin, uint32_t steps, uint32_t first, uint32_t last) {
-    return begin >= first && begin + steps < last;
+    return Format::IS_PLAIN && begin >= first && begin + steps < last;
 }
 
 template <typename Format, uint32_t ROWS, bool GATED>
@@ -277,7 +294,7 @@ __device__ __forceinline__ void write_tiles(const Arguments<Format>& arguments, 
     const uint32_t threads = arguments.tile_rows <= HALF_ROWS ? WARPGROUP : MULTIPLIERS;
     wait_for_previous_kernel();
     uint32_t tile = (first + arguments.steps - 1) / arguments.steps;
-    for (; is_for_writer(tile * arguments.steps, arguments.steps, first, last); ++tile) {
+    for (; is_for_writer<Format>(tile * arguments.steps, arguments.steps, first, last); ++tile) {
         part_arrive(WRITER_IS_FREE, threads + 32);
         const Features features = features_of<Format, GATED>(arguments, tile);
         part_sync(TILE_TO_WRITE, threads + 32);
@@ -352,7 +369,7 @@ __device__ __forceinline__ void multiply(const Arguments<Format>& arguments, con
             }
         }
         if (!low || warpgroup == 0) {
-            if (is_for_writer(begin, arguments.steps, first, last)) {
+            if (is_for_writer<Format>(begin, arguments.steps, first, last)) {
                 const uint32_t threads = low ? WARPGROUP : MULTIPLIERS;
                 part_sync(WRITER_IS_FREE, threads + 32);
 #pragma unroll
@@ -381,12 +398,13 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     extern __shared__ __align__(1024) uint8_t stages_bytes[];
     let_next_kernel_start();
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(stages_bytes));
-    const Stages stages = Stages::of<ROWS>(arguments.tile_rows);
+    const Stages stages = Stages::of<Format, ROWS>(arguments.tile_rows);
     if (threadIdx.x == COPIER) {
         fetch_map(weight);
         fetch_map(x);
         for (uint32_t stage = 0; stage < stages.count; ++stage) {
-            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, 1);
+            // The copier, and the lanes that copy scales.
+            barrier_init(shared + Shared<ROWS>::FULL_AT + 8 * stage, Format::BY_BLOCKS ? 1 + 32 : 1);
             barrier_init(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, MULTIPLIERS / 32);
         }
         for (uint32_t warpgroup = 0; warpgroup < 2; ++warpgroup) {
@@ -409,8 +427,9 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     if (warp < MULTIPLIERS / 32) {
         multiply<Format, ROWS, GATED>(arguments, line, stages, shared, first, last);
     } else if (warp == COPIER / 32) {
-        if (is_elected()) {
-            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last);
+        const bool leads = is_elected();
+        if (Format::BY_BLOCKS || leads) {
+            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last, !Format::BY_BLOCKS || leads);
         }
     } else {
         write_tiles<Format, ROWS, GATED>(arguments, shared, first, last);

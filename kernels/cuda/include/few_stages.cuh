@@ -5,6 +5,7 @@
 #include "contract.cuh"
 #include "element.cuh"
 #include "few_formats.cuh"
+#include "few_scales.cuh"
 #include "hopper_cluster.cuh"
 #include "kernel_order.cuh"
 #include "weight_copy.cuh"
@@ -55,15 +56,21 @@ struct Shared {
     }
 };
 
-// A stage: the chunks of a step of a tile's rows of the weight, then those of x.
+// Of a stage.
+template <typename Format, uint32_t ROWS>
+constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
+
+// A stage: the chunks of a step of a tile's rows of the weight, then those of x. Behind all stages stand their scales, if
+// chunks have some.
 struct Stages {
     uint32_t chunk_bytes;  // of the weight: whole swizzles
     uint32_t weight_bytes;
     uint32_t bytes;
     uint32_t count;
     uint32_t copied;  // bytes
+    uint32_t scales_at;
 
-    template <uint32_t ROWS>
+    template <typename Format, uint32_t ROWS>
     static __device__ __forceinline__ Stages of(uint32_t tile_rows) {
         Stages stages;
         stages.chunk_bytes = (tile_rows + 7) / 8 * 8 * ROW_BYTES;
@@ -72,7 +79,8 @@ struct Stages {
         stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
         // wgmma reads 64 rows, or twice as many, whatever stands there: for the last stage that is what warps tell.
         static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
-        stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / stages.bytes);
+        stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
+        stages.scales_at = stages.count * stages.bytes;
         return stages;
     }
 };
@@ -133,6 +141,7 @@ struct Place {
     uint32_t tile;
     uint32_t column;
     uint32_t row;  // gated: group of eight
+    uint32_t scales_row, scales_rows;  // of the tile, where it has some for each group of columns
 
     __device__ __forceinline__ Place(const TensorMap& weight, const Arguments<Format>& arguments, uint32_t unit)
         : weight(weight), arguments(arguments) {
@@ -142,6 +151,11 @@ struct Place {
     }
     __device__ __forceinline__ void find_row() {
         row = first_feature<Format, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
+        if constexpr (Format::BY_BLOCKS) {
+            const uint32_t end = first_feature<Format, GATED>(arguments, tile + 1);
+            scales_row = row / arguments.scales.height;
+            scales_rows = (end - 1) / arguments.scales.height + 1 - scales_row;
+        }
     }
     __device__ __forceinline__ void copy(const Stages& stages, uint32_t stage, uint32_t barrier) const {
 #pragma unroll
@@ -173,33 +187,58 @@ __device__ __forceinline__ void copy_x(const TensorMap& x, uint32_t at, uint32_t
     }
 }
 
-// One thread keeps the stages full.
+// One thread keeps the stages full; where groups of columns have scales, its whole warp is here.
 template <typename Format, uint32_t ROWS, bool GATED>
 __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x, const Arguments<Format>& arguments,
-                                     const Stages& stages, uint32_t shared, uint32_t first, uint32_t last) {
+                                     const Stages& stages, uint32_t shared, uint32_t first, uint32_t last, bool leads) {
+    using Copies = StepScales<ROWS, CHUNKS>;
     Place<Format, GATED> place(weight, arguments, first);
     const uint32_t held = min(stages.count, last - first);
-    uint32_t column = place.column;
+    const auto full = [&](uint32_t stage) { return shared + Shared<ROWS>::FULL_AT + 8 * stage; };
+    const auto scales_at = [&](uint32_t stage) { return shared + stages.scales_at + stage * Copies::BYTES; };
+    const auto copy_of_weight = [&](uint32_t stage) {
+        if (leads) {
+            barrier_arrive_expecting(full(stage), stages.copied);
+            place.copy(stages, shared + stage * stages.bytes, full(stage));
+        }
+        if constexpr (Format::BY_BLOCKS) {
+            Copies::copy_weight(scales_at(stage), arguments.scales, place.scales_row, place.scales_rows,
+                                place.column / GROUP);
+        }
+    };
+    const auto copy_of_x = [&](uint32_t stage, uint32_t column) {
+        if (leads) {
+            copy_x<Format, ROWS>(x, shared + stage * stages.bytes + stages.weight_bytes, full(stage), column);
+        }
+    };
+    const auto copy_scales_of_x = [&](uint32_t stage, uint32_t column) {
+        if constexpr (Format::BY_BLOCKS) {
+            Copies::copy_x(scales_at(stage), arguments.scales, arguments.rows, column / GROUP);
+            barrier_arrive_after_copies(full(stage));
+        }
+    };
+    const uint32_t first_column = place.column;
+    const auto each_held = [&](auto copy) {
+        uint32_t column = first_column;
+        for (uint32_t stage = 0; stage < held; ++stage) {
+            copy(stage, column);
+            column = column + COLUMNS<Format> == arguments.steps * COLUMNS<Format> ? 0 : column + COLUMNS<Format>;
+        }
+    };
     for (uint32_t stage = 0; stage < held; ++stage) {
-        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
-        barrier_arrive_expecting(full, stages.copied);
-        place.copy(stages, shared + stage * stages.bytes, full);
+        copy_of_weight(stage);
         place.advance();
     }
     wait_for_previous_kernel();
-    for (uint32_t stage = 0; stage < held; ++stage) {
-        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage;
-        copy_x<Format, ROWS>(x, shared + stage * stages.bytes + stages.weight_bytes, full, column);
-        column = column + COLUMNS<Format> == arguments.steps * COLUMNS<Format> ? 0 : column + COLUMNS<Format>;
-    }
+    each_held(copy_of_x);
+    each_held(copy_scales_of_x);
     uint32_t stage = 0, parity = 0;
 #pragma unroll 1
     for (uint32_t unit = first + held; unit < last; ++unit) {
-        const uint32_t full = shared + Shared<ROWS>::FULL_AT + 8 * stage, at = shared + stage * stages.bytes;
         barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
-        barrier_arrive_expecting(full, stages.copied);
-        place.copy(stages, at, full);
-        copy_x<Format, ROWS>(x, at + stages.weight_bytes, full, place.column);
+        copy_of_weight(stage);
+        copy_of_x(stage, place.column);
+        copy_scales_of_x(stage, place.column);
         place.advance();
         if (++stage == stages.count) {
             stage = 0;
