@@ -24,6 +24,13 @@ const IN_SHARES_AT_ONCE: Bytes = Bytes::mib(7);
 /// Longer than any start of a kernel, shorter than a test may hang.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long a rank waits: under compute-sanitizer a start of a kernel takes longer, as many seconds as the variable says.
+fn patience() -> Duration {
+    #[expect(clippy::disallowed_methods, reason = "a test is its own program")]
+    let seconds = std::env::var("BURSAR_RANKS_PATIENCE");
+    seconds.map_or(PATIENCE, |seconds| Duration::from_secs(seconds.parse().expect("whole seconds")))
+}
+
 fn gpu() -> Option<(Arc<CudaDevice>, CudaTarget)> {
     let device = first_gpu()?;
     let target = CudaTarget::of(&device).expect("it says what it is");
@@ -65,7 +72,7 @@ fn on_gpu_ranks_with<T: Send>(
     let memory = memory(&device, &kernels, of, at_once);
     let addresses: Vec<_> = memory.iter().map(Segment::address).collect();
     // SAFETY: the memory is cleared, and outlives the threads below.
-    let links = unsafe { CudaLink::between(&addresses, at_once, PATIENCE, target.processors, of) };
+    let links = unsafe { CudaLink::between(&addresses, at_once, patience(), target.processors, of) };
     let begun = Barrier::new(of);
     let results = std::thread::scope(|scope| {
         let run = |link| {

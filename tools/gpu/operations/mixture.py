@@ -434,7 +434,9 @@ def check(table):
                 run()
                 torch.cuda.synchronize()
                 found = one.error(wanted)
-                case = Case(run=lambda: None, error=lambda: found, limit=LIMITS[kind], bytes=0)  # noqa: B023
+                # Of few numbers one may be all that counts, and rounding moves it by up to 1/256 in bf16.
+                limit = LIMITS[kind] * (1.4 if wanted.numel() < 128 else 1)
+                case = Case(run=lambda: None, error=lambda: found, limit=limit, bytes=0)  # noqa: B023
                 table.check(f"{'gated ' if gated else ''}experts, {way}", f"{rows} x {hidden}, {features}, {experts} experts of which {share}, top {top}, skew {skew}, {kind}", case)
     few_grids(table)
     tile_edges(table)
