@@ -34,7 +34,7 @@
 // are clusters of two, and a tile that two of a cluster have to themselves is added up in their shared memory instead,
 // each warpgroup finishing some of the rows of x.
 //
-// One warp copies, two warpgroups multiply, and one warp writes the tiles behind which a block has more to do. The
+// One warp copies, two warpgroups multiply, and one warp writes the tiles after which a block has more to do. The
 // weight is the tall operand of wgmma, x the narrow one, so that few rows waste little. A block has a multiprocessor
 // without another of its kind: shares are equal only while each has the bandwidth of a whole one. Started early, a
 // block comes where the one in front has just ended, and fills its stages while others end still.

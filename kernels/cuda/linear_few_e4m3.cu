@@ -1,5 +1,7 @@
 // Products of few rows with FP8 weights, which a step of decoding reads at half the bytes: linear_few.cu with E4M3 numbers
-// and scales. Work, memory and launch are those of linear_few.cu, where they are described; here is what differs.
+// and scales. Work, memory and launch are those of linear_few.cu, where they are described; here is what differs. Those who
+// multiply write all tiles, and scales of blocks come beside each step (few_scales.cuh): those of the weight before the kernel
+// in front has ended, like the weight.
 // Targets: sm_90a
 //
 // linear_few_e4m3_blocks_<type>_r<ROWS>    a scale for each block of the weight, and for 128 columns of each row of x
@@ -13,7 +15,7 @@
 // x_scales      blocks: [rows, groups] f32; rows: [rows] f32, or null: all rows have the scale `fixed`
 // steps         div_ceil(in, 256)
 // groups        div_ceil(in, 128)
-// height        rows of a block: any above 0
+// height        rows of a block: at least 8 (BLOCK_ROWS_MIN)
 //
 // Sums of E4M3 products go on in f32 after each group (two-level accumulation, DeepSeek-V3's report, arXiv 2412.19437).
 // A NaN, of a number or of a scale, stays in its row of x, or in the features whose weights have it. `in` is a multiple of 16.

@@ -296,12 +296,12 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
         let bench = gpu.bench(bench::open(folder), kernels);
         let activation = bench.backend.target().activation();
         let cases = ["short", "long"].map(|case| Case::read(folder, &bench.checkpoint, case));
-        let mut worst = 0.0f32;
+        let (mut off_most, mut change_most) = (0.0f32, 0.0f32);
         for case in &cases {
             for sizes in [&[usize::MAX][..], &[17, 1, 29, 5]] {
                 let off = distance(&bench, case, &[], sizes);
                 println!("{folder} in {activation}, {} in chunks of {sizes:?}: logits are {off:.1e} off", case.name);
-                worst = worst.max(off);
+                off_most = off_most.max(off);
             }
         }
         let company: Vec<_> = cases.iter().chain(&cases).map(|case| (case, Vec::new())).collect();
@@ -309,11 +309,13 @@ fn fp8_weights_get_logits_near_the_recorded_ones_also_in_chunks_and_beside_other
             let alone = alone(&bench, case, &[], &[usize::MAX]);
             let change = relative_error(&run.logits[0], &alone.logits[0]);
             println!("{folder} in {activation}, {}: neighbours change {change:.1e}", case.name);
-            worst = worst.max(change);
+            change_most = change_most.max(change);
         }
         // An activation that is rounded to 16 bits first may become the next number of E4M3, a sixteenth or an eighth away:
         // on an H200 logits were up to 0.13 off in bf16 and 0.09 in f16, and neighbours changed them by up to 0.055.
-        far.extend((worst >= 0.2).then(|| format!("{folder} in {activation}: {worst:.1e}")));
+        let most = if activation == DType::BF16 { 0.2 } else { 0.15 };
+        let is_far = off_most >= most || change_most >= 0.1;
+        far.extend(is_far.then(|| format!("{folder} in {activation}: {off_most:.1e}, {change_most:.1e}")));
     }
     assert!(far.is_empty(), "{far:#?}");
 }

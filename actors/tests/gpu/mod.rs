@@ -9,11 +9,12 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use bursar_actors::{
     chat::{Chat, ChatError, Image, ModelHandle},
-    engine::{LoadOptions, StartError},
+    engine::{KvCacheType, KvCacheTypeError, LoadOptions, StartError},
     runtime::{DeviceChoice, ModelSource, Runtime, RuntimeConfig, RuntimeError},
 };
 use bursar_budgets::{CudaDevice, DeviceError, Hint, Snapshot};
-use bursar_kernels::BlasSearch;
+use bursar_kernels::{BlasSearch, CudaTarget};
+use bursar_model::flow::CacheFormat;
 
 /// A story that takes longer than this hangs.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -130,9 +131,16 @@ pub async fn all_is_home(stage: &Stage, before: &Snapshot) {
 
 /// The demo model. If this GPU has no kernels for the requested keys and values, says so in one line.
 pub async fn demo(stage: &Stage, options: LoadOptions) -> Option<ModelHandle> {
+    let is_fp8 = options.kv_cache_dtype == KvCacheType::Fp8;
     match started(stage.runtime.load_with(ModelSource::demo(), options, |_| {}).await) {
-        Ok(model) => Some(model),
-        Err(error) if matches!(*error, StartError::KvCacheType(_)) => {
+        Ok(model) => {
+            let cache = model.serving().await.expect("it serves").context.cache;
+            assert_eq!(cache == CacheFormat::Fp8, is_fp8, "{cache:?}");
+            Some(model)
+        }
+        Err(error) if matches!(*error, StartError::KvCacheType(KvCacheTypeError::Unserved { .. })) => {
+            let target = CudaTarget::of(&stage.device).expect("it says what it is");
+            assert_ne!(target.capability, (9, 0), "Hopper has them");
             println!("skipped, {error}");
             None
         }

@@ -1,5 +1,5 @@
 // The work of few_product.cuh: shared memory and its stages, the line of units and the stretches of it that blocks take,
-// the features of a tile, and the thread that keeps the stages full.
+// the features of a tile, and the warp that keeps the stages full.
 #pragma once
 
 #include "contract.cuh"
@@ -77,7 +77,7 @@ struct Stages {
         stages.weight_bytes = CHUNKS * stages.chunk_bytes;
         stages.bytes = stages.weight_bytes + CHUNKS * ROWS * ROW_BYTES;
         stages.copied = CHUNKS * (tile_rows + ROWS) * ROW_BYTES;
-        // wgmma reads 64 rows, or twice as many, whatever stands there: for the last stage that is what warps tell.
+        // wgmma reads 64 rows, or twice as many, whatever stands there: for the last stage that is scales and what warps tell.
         static_assert(Shared<ROWS>::TOLD_BYTES >= HALF_ROWS * ROW_BYTES, "and never what is behind it");
         stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
@@ -151,6 +151,7 @@ struct Place {
     }
     __device__ __forceinline__ void find_row() {
         row = first_feature<Format, GATED>(arguments, tile) / (GATED ? GATE_ROWS : 1);
+        static_assert(!GATED || !Format::BY_BLOCKS, "row is a feature's");
         if constexpr (Format::BY_BLOCKS) {
             const uint32_t end = first_feature<Format, GATED>(arguments, tile + 1);
             scales_row = row / arguments.scales.height;

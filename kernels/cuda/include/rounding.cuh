@@ -64,7 +64,7 @@ __device__ __forceinline__ float divided(float value, float scale, float inverse
     return fabsf(quotient) < 2.0f * E4M3_MAX ? corrected : quotient;
 }
 
-// Calls `work(divide)`, whose `divide(value)` is `value / scale` in f32.
+// Calls `work(divide)`, whose `divide(value)` rounds to the number of E4M3 that `value / scale` in f32 does.
 template <typename Work>
 __device__ __forceinline__ auto with_divisor(float scale, const Work& work) {
     // Where the inverse and the remainders are normal numbers.

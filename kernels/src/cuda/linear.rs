@@ -6,6 +6,7 @@ use bursar_budgets::Address;
 use super::{
     Cuda,
     blas::{Numbers, Places, Product},
+    contract::fp8::BLOCK_ROWS_MIN,
     elementwise, gate_up_middle, linear_e4m3, linear_few, linear_many, quantize, turned_scales,
 };
 use crate::{Activations, DType, KernelError, Quantization, Rounded, Scales, Tensor, Weight, ops};
@@ -125,7 +126,7 @@ pub(super) struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// `None` if `x` is not as the weight wants it.
+    /// `None` if `x` is not as the weight wants it, or a block of it has fewer rows than kernels take for one.
     pub(super) fn of(x: &'a Activations<'_>, weight: &'a Weight<'_>) -> Option<Self> {
         let Some(scales) = weight.scales.tensor() else {
             let (numbers, none) = (Numbers::Plain, Address(0));
@@ -141,6 +142,7 @@ impl<'a> Operands<'a> {
         };
         let rounded = x.rounded.as_ref().filter(|rounded| Some(rounded.quantization) == weight.wants())?;
         let (numbers, x_scale) = match (&weight.scales, rounded.quantization) {
+            (Scales::Blocks { height, .. }, _) if *height < BLOCK_ROWS_MIN => return None,
             (Scales::Blocks { height, .. }, _) => (Numbers::E4m3Blocks { height: *height }, 1.0),
             (_, Quantization::Fixed(scale)) => (Numbers::E4m3Fixed, scale),
             _ => (Numbers::E4m3Rows, 1.0),
@@ -189,4 +191,29 @@ impl<'a> Operands<'a> {
 /// A single row may have any pitch; the library requires one no shorter than the row.
 fn pitch(tensor: &Tensor<'_>) -> usize {
     tensor.pitch().max(tensor.columns())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_of_fewer_rows_than_kernels_take_for_one_are_refused() {
+        let over = |shape: [usize; 2], dtype| Tensor::over(Address(4096), shape.into(), dtype);
+        let numbers = |height: usize| {
+            let scales = Scales::Blocks { scales: over([64usize.div_ceil(height), 2], DType::F32), height };
+            let weight = Weight { data: over([64, 256], DType::F8E4M3), scales };
+            let rounded = Rounded {
+                data: over([3, 256], DType::F8E4M3),
+                scales: over([3, 2], DType::F32),
+                quantization: Quantization::Groups,
+            };
+            let x = Activations { plain: None, rounded: Some(rounded) };
+            Operands::of(&x, &weight).map(|operands| operands.numbers)
+        };
+        for height in [8, 16, 48, 128] {
+            assert_eq!(numbers(height), Some(Numbers::E4m3Blocks { height }));
+        }
+        assert_eq!([1, 2, 4].map(numbers), [None; 3]);
+    }
 }

@@ -171,8 +171,8 @@ fn x_pitch(product: Product) -> usize {
 /// Launches the kernel.
 ///
 /// # Safety
-/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight from before the launch until it
-/// has ended, because the first copies of weights do not wait for the preceding kernel.
+/// `places` match `product`, and [`serves`] returned true. Nothing writes the weight or its scales from before the launch
+/// until it has ended, because the first copies of both do not wait for the preceding kernel.
 pub(super) unsafe fn launch(cuda: &Cuda, product: Product, places: Places, cut: Cut) -> Result<(), KernelError> {
     let work = Work::of(product, cut, cuda.kernels.target.processors);
     let kernel_rows = FewRows::holding(product.rows).expect("it is served");

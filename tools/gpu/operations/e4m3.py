@@ -339,9 +339,12 @@ def check(table):
     for dtype, (features, columns) in itertools.product(LIMITS, SHAPES):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, 8, None]):
             product = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0)
-            way = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)][turn % 5]
+            # Of five heights each meets each way.
+            way = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)][turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
             table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
+        # Tiles of 127 rows that begin within a block have scales of 17.
+        table.check("linear_few_e4m3", f"64 x 1016 x {columns}, height 8", few(Product(64, 1016, columns, dtype, 8), 132))
         for rows, height in itertools.product([65, 128, 300, 515], [128, 64, 16, None]):
             fixed, turn = height is None and turn % 2 == 0, turn + 1
             for kind, biased in itertools.product(["linear", "linear_add", "linear_gated", "groups", "fixed"], [False, True]):
