@@ -39,7 +39,7 @@ fn a_neighbour_gets_1_8_and_40_gb_and_returns_all() {
 }
 
 #[test]
-fn so_it_does_of_fp8_keys_and_values() {
+fn a_neighbour_gets_them_from_fp8_keys_and_values_too() {
     a_neighbour_gets_what_it_takes(KvCacheType::Fp8);
 }
 

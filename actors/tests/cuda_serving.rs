@@ -90,11 +90,12 @@ fn a_repeated_prompt_is_read_from_fp8_keys_and_values() {
             }
         }
         let [(first, cold), (second, warm), (third, again)] = replies.try_into().expect("three replies");
-        // What is read from the cache has the same bits, but the rest of the prompt goes through kernels for fewer rows.
         assert_eq!((cold.cached_tokens, warm.cached_tokens), (0, again.cached_tokens));
         assert!(2 * warm.cached_tokens > warm.prompt_tokens, "{warm:?}");
         assert_eq!(second, third);
-        assert_eq!(first.get(..8), second.get(..8));
+        // The rest of the prompt goes through kernels for fewer rows, so a near tie may end otherwise later.
+        let begin = |reply: &str| reply.chars().take(8).collect::<String>();
+        assert_eq!(begin(&first), begin(&second));
         stage.runtime.unload("demo").await.expect("it unloads");
     });
 }

@@ -1,7 +1,7 @@
 // Products of few rows with FP8 weights, which a step of decoding reads at half the bytes: linear_few.cu with E4M3 numbers
-// and scales. Work, memory and launch are those of linear_few.cu, where they are described; here is what differs. Those who
-// multiply write all tiles, and scales of blocks come beside each step (few_scales.cuh): those of the weight before the kernel
-// in front has ended, like the weight.
+// and scales. Work, memory and launch are those of linear_few.cu, where they are described; here is what differs. The warps
+// that multiply write all tiles, and scales of blocks come beside each step (few_scales.cuh): those of the weight, like it,
+// before the kernel in front has ended.
 // Targets: sm_90a
 //
 // linear_few_e4m3_blocks_<type>_r<ROWS>    a scale for each block of the weight, and for 128 columns of each row of x

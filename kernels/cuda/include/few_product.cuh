@@ -99,8 +99,7 @@ struct Steps {
     const Arguments<Format>& arguments;
     const Stages& stages;
     uint32_t shared;
-    uint32_t stage = 0;
-    uint32_t parity = 0;
+    StagePlace at = {};
 
     // Adds what comes of `tile` from `unit` until `end`: half of the columns of a low tile, or half of the rows of a tall
     // one.
@@ -111,7 +110,7 @@ struct Steps {
         const uint32_t skipped = LOW ? warpgroup * OWN : 0u;  // chunks
         const uint32_t weight_from = skipped * stages.chunk_bytes + (LOW ? 0u : warpgroup * HALF_ROWS * ROW_BYTES);
         const uint32_t x_from = stages.weight_bytes + skipped * ROWS * ROW_BYTES;
-        // Starts the products of so many chunks.
+        // Starts the products of a chunk.
         const auto start = [&](float (&sums)[ROWS / 8][4], uint32_t chunk, int add) {
             multiply(sums, weight_from + chunk * stages.chunk_bytes, x_from + chunk * ROWS * ROW_BYTES, add);
         };
@@ -128,7 +127,7 @@ struct Steps {
                 products_wait<0>();
                 hold(c);
                 release();
-                advance();
+                at.advance(stages);
             }
         } else {
             // Each chunk is a group of columns with sums of its own, which are added while the next one's come.
@@ -137,7 +136,7 @@ struct Steps {
                                    threadIdx.x % 32 / 4;
             const uint32_t rows[2] = {row_of_scales(tile, first), row_of_scales(tile, first + 8)};
             for (; unit < end; ++unit) {
-                GroupScales<Format::BY_BLOCKS ? ROWS : 8> scales[OWN];
+                GroupScales<ROWS> scales[OWN];
                 await();
                 float sums[OWN][ROWS / 8][4];
 #pragma unroll
@@ -147,8 +146,8 @@ struct Steps {
                     start(sums[chunk], chunk, 0);
                     products_end();
                     if constexpr (Format::BY_BLOCKS) {
-                        const uint32_t at = shared + stages.scales_at + stage * StepScales<ROWS, CHUNKS>::BYTES;
-                        scales[chunk].template read<CHUNKS>(at, rows, skipped + chunk);
+                        const uint32_t from = shared + stages.scales_at + at.stage * StepScales<ROWS, CHUNKS>::BYTES;
+                        scales[chunk].template read<CHUNKS>(from, rows, skipped + chunk);
                     }
                 }
 #pragma unroll
@@ -169,25 +168,19 @@ struct Steps {
                         }
                     }
                 }
-                advance();
+                at.advance(stages);
             }
         }
     }
 
 private:
-    __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * stage, parity); }
+    __device__ __forceinline__ void await() const { barrier_wait(shared + Shared<ROWS>::FULL_AT + 8 * at.stage, at.parity); }
     __device__ __forceinline__ void release() const {
         if constexpr (Format::BY_BLOCKS) {
             __syncwarp();  // its lanes have read scales
         }
         if (threadIdx.x % 32 == 0) {
-            barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * stage);
-        }
-    }
-    __device__ __forceinline__ void advance() {
-        if (++stage == stages.count) {
-            stage = 0;
-            parity ^= 1;
+            barrier_arrive(shared + Shared<ROWS>::EMPTY_AT + 8 * at.stage);
         }
     }
 
@@ -203,8 +196,8 @@ private:
     __device__ __forceinline__ void multiply(float (&c)[ROWS / 8][4], uint32_t weight_from, uint32_t x_from,
                                              int add) const {
         constexpr uint64_t LAYOUT = matrix_layout<CHUNK_COLUMNS>(0, 8 * ROW_BYTES);
-        const uint32_t at = shared + stage * stages.bytes;
-        const uint64_t weight = matrix_at(LAYOUT, at + weight_from), x = matrix_at(LAYOUT, at + x_from);
+        const uint32_t begin = shared + at.stage * stages.bytes;
+        const uint64_t weight = matrix_at(LAYOUT, begin + weight_from), x = matrix_at(LAYOUT, begin + x_from);
 #pragma unroll
         for (uint32_t k = 0; k < ROW_BYTES / 32; ++k) {
             Warpgroup<typename Format::Operand>::multiply(c, weight + 2 * k, x + 2 * k, add || k > 0);
@@ -429,7 +422,7 @@ __device__ __forceinline__ void few(const TensorMap& weight, const TensorMap& x,
     } else if (warp == COPIER / 32) {
         const bool leads = is_elected();
         if (Format::BY_BLOCKS || leads) {
-            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last, !Format::BY_BLOCKS || leads);
+            copy<Format, ROWS, GATED>(weight, x, arguments, stages, shared, first, last, leads);
         }
     } else {
         write_tiles<Format, ROWS, GATED>(arguments, shared, first, last);

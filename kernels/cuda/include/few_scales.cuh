@@ -14,7 +14,7 @@ __device__ __forceinline__ void barrier_arrive_after_copies(uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// Scales of a step whose chunks of columns have some each: where they stand behind all stages, and the copies by a warp.
+// The scales of a step whose chunks of columns have some each: how they stand in shared memory, and a warp's copies of them.
 template <uint32_t ROWS, uint32_t CHUNKS>
 struct StepScales {
     // The most scales of a tile's rows in a group.

@@ -60,7 +60,7 @@ struct Shared {
 template <typename Format, uint32_t ROWS>
 constexpr uint32_t SCALES_BYTES = Format::BY_BLOCKS ? StepScales<ROWS, CHUNKS>::BYTES : 0;
 
-// A stage: the chunks of a step of a tile's rows of the weight, then those of x. Behind all stages stand their scales, if
+// A stage: the chunks of a step of a tile's rows of the weight, then those of x. After all stages stand their scales, if
 // chunks have some.
 struct Stages {
     uint32_t chunk_bytes;  // of the weight: whole swizzles
@@ -82,6 +82,19 @@ struct Stages {
         stages.count = min(STAGES_MAX, Shared<ROWS>::TOLD_AT / (stages.bytes + SCALES_BYTES<Format, ROWS>));
         stages.scales_at = stages.count * stages.bytes;
         return stages;
+    }
+};
+
+// A place in the ring of stages.
+struct StagePlace {
+    uint32_t stage = 0;
+    uint32_t parity = 0;
+
+    __device__ __forceinline__ void advance(const Stages& stages) {
+        if (++stage == stages.count) {
+            stage = 0;
+            parity ^= 1;
+        }
     }
 };
 
@@ -233,17 +246,14 @@ __device__ __forceinline__ void copy(const TensorMap& weight, const TensorMap& x
     wait_for_previous_kernel();
     each_held(copy_of_x);
     each_held(copy_scales_of_x);
-    uint32_t stage = 0, parity = 0;
+    StagePlace to;
 #pragma unroll 1
     for (uint32_t unit = first + held; unit < last; ++unit) {
-        barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * stage, parity);
-        copy_of_weight(stage);
-        copy_of_x(stage, place.column);
-        copy_scales_of_x(stage, place.column);
+        barrier_wait(shared + Shared<ROWS>::EMPTY_AT + 8 * to.stage, to.parity);
+        copy_of_weight(to.stage);
+        copy_of_x(to.stage, place.column);
+        copy_scales_of_x(to.stage, place.column);
         place.advance();
-        if (++stage == stages.count) {
-            stage = 0;
-            parity ^= 1;
-        }
+        to.advance(stages);
     }
 }

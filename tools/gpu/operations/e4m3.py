@@ -340,7 +340,7 @@ def check(table):
         for rows, height in itertools.product([1, 7, 16, 33, 64], [128, 16, 48, 8, None]):
             product = Product(rows, features, columns, dtype, height, fixed=height is None and turn % 2 == 0)
             # Of five heights each meets each way.
-            way = [(False, False, None), (True, False, None), (True, True, None), (False, True, torch.float32), (True, False, torch.float32)][turn * 2 // 5 % 5]
+            way = ways[turn * 2 // 5 % 5]
             cut, turn = [1, 2, 4, 132][turn % 4], turn + 1
             table.check("linear_few_e4m3", f"{rows} x {features} x {columns}, height {height}, {way}, cut {cut}", few(product, cut, *way))
         # Tiles of 127 rows that begin within a block have scales of 17.
