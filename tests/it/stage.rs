@@ -1,6 +1,7 @@
 //! Shared by the stories: small devices, small envelopes, pictures, and waiting for a condition.
 
 use std::{
+    cell::RefCell,
     collections::BTreeMap,
     future::Future,
     io::Cursor,
@@ -14,7 +15,7 @@ use std::{
 };
 
 use bursar::{
-    Bytes, Chat, ChatError, ChatEvent, Device, DeviceChoice, DeviceGroup, Envelope, FinishReason, HostConfig,
+    Budget, Bytes, Chat, ChatError, ChatEvent, Device, DeviceChoice, DeviceGroup, Envelope, FinishReason, HostConfig,
     HostDevice, Image, LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, Snapshot, StopReason, TokenScore,
     Usage,
 };
@@ -22,6 +23,16 @@ use image::{ImageFormat, Rgb, RgbImage};
 
 /// Longer than any story; one that reaches it hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
+
+thread_local! {
+    /// Where the story of this thread is, and the budget that it plays on.
+    static PLACE: RefCell<(String, Option<Budget>)> = RefCell::default();
+}
+
+/// Notes where a story is, for the message if it hangs. Call it in the story itself, not in a task.
+pub fn at(place: String, budget: &Budget) {
+    PLACE.set((place, Some(budget.clone())));
+}
 
 /// Runs a story on its own threads.
 pub fn story(story: impl Future<Output = ()>) {
@@ -33,7 +44,16 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
-        tokio::time::timeout(PATIENCE, story).await.expect("the story hangs");
+        if tokio::time::timeout(PATIENCE, story).await.is_err() {
+            let (place, budget) = PLACE.with_borrow(Clone::clone);
+            let ledger = match budget {
+                Some(budget) => {
+                    budget.snapshot().await.map_or_else(|error| error.to_string(), |ledger| ledger.to_string())
+                }
+                None => String::new(),
+            };
+            panic!("the story hangs: {place}\n{ledger}");
+        }
     });
     threads.shutdown_background();
 }

@@ -15,7 +15,10 @@ use std::{
 
 use bursar_budgets::{Bytes, Device, LedgerConfig};
 use ractor::{Actor, ActorCell, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::task::JoinSet;
+use tokio::{
+    sync::{MappedMutexGuard, Mutex, MutexGuard},
+    task::JoinSet,
+};
 
 use self::{
     budget::{BudgetSettings, ClosingMailbox},
@@ -37,7 +40,19 @@ use crate::{
 };
 
 /// The supervisor of one device's budget and engines.
-pub struct RuntimeActor;
+///
+/// It keeps its state to itself. ractor sends what is an actor's `State` along with the news of its end, which may wait in
+/// the mailbox of a user's supervisor for long; chats and memory would wait with it, and one that the supervisor itself
+/// waits for would never end.
+#[derive(Default)]
+pub struct RuntimeActor(Mutex<Option<RuntimeState>>);
+
+impl RuntimeActor {
+    /// The state. One handler runs at a time, so this waits for nothing.
+    async fn state(&self) -> MappedMutexGuard<'_, RuntimeState> {
+        MutexGuard::map(self.0.lock().await, |state| state.as_mut().expect("it is there before the first message"))
+    }
+}
 
 /// The arguments of a runtime supervisor.
 pub struct RuntimeArguments {
@@ -109,14 +124,14 @@ impl Engine {
 
 impl Actor for RuntimeActor {
     type Msg = RuntimeMessage;
-    type State = RuntimeState;
+    type State = ();
     type Arguments = RuntimeArguments;
 
     async fn pre_start(
         &self,
         myself: ActorRef<RuntimeMessage>,
         arguments: RuntimeArguments,
-    ) -> Result<RuntimeState, ActorProcessingErr> {
+    ) -> Result<(), ActorProcessingErr> {
         let RuntimeArguments { shown, again, device_intensity, ledger, canary, mailbox, budget_intensity, watch, turn } =
             arguments;
         let rules = Rules { budget: budget_intensity, device: device_intensity, has_successor: again.is_some(), turn };
@@ -124,7 +139,7 @@ impl Actor for RuntimeActor {
         let device = shown.device.borrow().clone();
         let budget = settings.spawn(&myself, &device).await?;
         myself.send_message(RuntimeMessage::Show)?;
-        Ok(RuntimeState {
+        *self.0.lock().await = Some(RuntimeState {
             core: RuntimeCore::new(rules),
             shown,
             again,
@@ -135,7 +150,8 @@ impl Actor for RuntimeActor {
             fallen: BTreeMap::new(),
             look: JoinSet::new(),
             born: Instant::now(),
-        })
+        });
+        Ok(())
     }
 
     /// Never waits for the budget, because this actor is the one that restarts it.
@@ -143,8 +159,9 @@ impl Actor for RuntimeActor {
         &self,
         myself: ActorRef<RuntimeMessage>,
         message: RuntimeMessage,
-        state: &mut RuntimeState,
+        (): &mut (),
     ) -> Result<(), ActorProcessingErr> {
+        let mut state = self.state().await;
         if let Some(input) = state.input_of(&myself, message)? {
             state.step(&myself, input).await?;
         }
@@ -156,9 +173,10 @@ impl Actor for RuntimeActor {
         &self,
         myself: ActorRef<RuntimeMessage>,
         event: SupervisionEvent,
-        state: &mut RuntimeState,
+        (): &mut (),
     ) -> Result<(), ActorProcessingErr> {
         let Some((cell, reason)) = end_of(event) else { return Ok(()) };
+        let mut state = self.state().await;
         if let Some(input) = state.death(&cell, reason) {
             state.step(&myself, input).await?;
         }
@@ -166,7 +184,8 @@ impl Actor for RuntimeActor {
         Ok(())
     }
 
-    async fn post_stop(&self, _: ActorRef<RuntimeMessage>, state: &mut RuntimeState) -> Result<(), ActorProcessingErr> {
+    async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
+        let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
         // Only a courtesy: without it, callers would hear that the runtime is gone.
         drop(state.budget.kill_and_wait(None).await);

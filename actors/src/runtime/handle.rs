@@ -200,8 +200,8 @@ impl Runtime {
             turn: config.sleep_for_room,
         };
         let spawned = match supervisor {
-            Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor, arguments, supervisor).await,
-            None => RuntimeActor::spawn(None, RuntimeActor, arguments).await,
+            Some(supervisor) => RuntimeActor::spawn_linked(None, RuntimeActor::default(), arguments, supervisor).await,
+            None => RuntimeActor::spawn(None, RuntimeActor::default(), arguments).await,
         };
         let (actor, _) = spawned.map_err(|error| RuntimeError::Spawn(error.to_string()))?;
         Ok(Runtime { inner: Arc::new(Inner { actor, budget: Budget::at(mailbox), shown, stands_in }) })

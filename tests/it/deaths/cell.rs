@@ -17,7 +17,7 @@ use super::{
     table::Outcome,
     world::{BESIDE, HeldLoad, STRUCK, World, expected, long, weights_of},
 };
-use crate::stage::{ask, device, eventually, listen};
+use crate::stage::{ask, at, device, eventually, listen};
 
 /// Requests of the struck model, and one of the other.
 const STRUCK_CHATS: usize = 3;
@@ -36,6 +36,7 @@ pub async fn run_all(victim: Victim, cells: Vec<(Way, Moment, Outcome)>) {
             None => World::on(device()).await,
         };
         let case = Case { name: format!("{victim:?} by {way:?} while {moment:?}"), victim, way, moment };
+        case.at("its moment", &here);
         match outcome {
             Outcome::GoesOn => {
                 if is_start(moment) {
@@ -85,6 +86,10 @@ impl Case {
         self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
     }
 
+    fn at(&self, place: &str, world: &World) {
+        at(format!("{}, {place}", self.name), world.runtime.budget());
+    }
+
     async fn ask(&self, struck: Option<&ModelHandle>, beside: &ModelHandle) -> UnderWay {
         let mut replies = Vec::new();
         if let (Some(model), Moment::Prefilling | Moment::Decoding) = (struck, self.moment) {
@@ -128,12 +133,15 @@ impl Case {
         let under_way = self.ask(Some(&model), &world.beside).await;
         strike(world, STRUCK, self.victim, self.way).await;
         let at_blow = model.requests().0;
+        self.at("all replies", world);
         self.all_as_expected(under_way).await;
 
+        self.at("the next reply", world);
         // The next caller notices nothing; a picture outside all caches makes both lanes work.
         let fresh = 1000 + self.way as usize * 10 + self.moment as usize;
         ask(&model, long(fresh).max_tokens(4)).await.unwrap_or_else(|error| panic!("{case}: the next: {error}"));
 
+        self.at("all is as before", world);
         let serving = model.serving().await.expect("it serves");
         if self.victim != Victim::Budget {
             eventually("there is a successor", async || {
@@ -166,8 +174,10 @@ impl Case {
         let under_way = self.ask(None, &world.beside).await;
         strike(world, STRUCK, self.victim, self.way).await;
         let loads = held.loads.clone();
+        self.at("its start goes on", world);
         let model = held.go_on().await.unwrap_or_else(|error| panic!("{case}: {error}"));
         assert_eq!(loads.load(Ordering::SeqCst), 1, "{case}: rule 10, weights are copied once");
+        self.at("all replies", world);
         self.all_as_expected(under_way).await;
         assert!(!ask(&model, long(0).max_tokens(4)).await.expect(case).text.is_empty(), "{case}: it serves");
         let after = world.snapshot().await;
@@ -180,6 +190,7 @@ impl Case {
 
     /// Every byte of the struck model returns, also memory that was backed before the blow.
     async fn unload(&self, world: &mut World) {
+        self.at("it unloads", world);
         world.struck = None;
         world.runtime.unload(STRUCK).await.expect("it unloads");
         let ledger = world.snapshot().await;
@@ -199,6 +210,7 @@ impl Case {
         replies.push(beside);
         strike(&world, STRUCK, self.victim, self.way).await;
         let at_blow = model.as_ref().unwrap_or(&world.beside).requests().0;
+        self.at("its start ends", &world);
         if let Some(held) = held {
             match held.go_on().await.err().unwrap_or_else(|| panic!("{case}: nobody could answer for it")) {
                 RuntimeError::Unanswered(_) => {}
@@ -208,6 +220,7 @@ impl Case {
                 error => panic!("{case}: {error:?}"),
             }
         }
+        self.at("its replies end", &world);
         for reply in replies {
             match listen(reply).await {
                 Ok(_) | Err(ChatError::Stopped { .. }) => {}
@@ -218,6 +231,7 @@ impl Case {
             let error = ask(model, long(0)).await.expect_err(case);
             assert!(matches!(error, ChatError::Stopped { .. }), "{case}: {error:?}");
         }
+        self.at("all is given back", &world);
         let (device, error) = (world.device.clone(), world.runtime.budget().snapshot().await.expect_err(case));
         assert!(!error.to_string().is_empty());
         drop((world, model));

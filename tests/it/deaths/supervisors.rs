@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use bursar::{
-    Bytes, DeviceChoice, Hint, HostDevice, ModelHandle, Runtime, RuntimeConfig,
+    Bytes, ChatError, DeviceChoice, Hint, HostDevice, ModelHandle, Runtime, RuntimeConfig,
     crates::actors::responder::Responder,
     ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
 };
 
-use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
+use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story};
 
 /// A user's supervisor: keeps a runtime with a model, and restarts both when the runtime dies.
 struct Keeper;
@@ -30,6 +30,8 @@ enum Ask {
     Granted(Responder<Bytes>),
     /// Asks for an answer of our model, likewise.
     Chat(Responder<String>),
+    /// Asks for a long one, and to be told of its first word.
+    LongChat(Responder<()>, Responder<Result<Whole, ChatError>>),
 }
 
 async fn start(device: &Arc<HostDevice>, myself: &ActorRef<Ask>) -> Result<(Runtime, ModelHandle), ActorProcessingErr> {
@@ -58,6 +60,12 @@ impl Actor for Keeper {
             Ask::Current(reply) => reply.answer((state.runtime.clone(), state.model.clone())),
             Ask::Granted(reply) => reply.answer(state.runtime.budget().snapshot().await?.granted),
             Ask::Chat(reply) => reply.answer(answer(&state.model, about(1)).await),
+            Ask::LongChat(begun, reply) => {
+                let mut chat = state.model.chat(about(1).max_tokens(150)).await?;
+                drop(chat.next().await);
+                begun.answer(());
+                reply.answer(listen(chat).await);
+            }
         }
         Ok(())
     }
@@ -118,6 +126,25 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
         assert!(matches!(error, bursar::ChatError::Stopped { .. }), "{error:?}");
         drop((runtime, model));
         eventually("its memory is home", async || device.counts().backed.is_zero()).await;
+    });
+}
+
+#[test]
+fn a_supervisor_chats_while_its_runtime_dies() {
+    story(async {
+        let (keeper, _) = Keeper::spawn(None, Keeper, (device(), Arc::default())).await.expect("it starts");
+        let (runtime, _) = asked(&keeper, Ask::Current).await;
+        let ((begun, begins), (reply, end)) = (Responder::new(), Responder::new());
+        assert!(keeper.send_message(Ask::LongChat(begun, reply)).is_ok(), "the keeper lives");
+        begins.await.expect("it begins");
+        // The news of this waits in the keeper's mailbox until its chat is over, with all that ractor sends along.
+        runtime.cell().kill();
+        match end.await.expect("the keeper answers") {
+            Ok(_) | Err(ChatError::Stopped { .. }) => {}
+            Err(error) => panic!("{error:?}"),
+        }
+        assert!(runtime.budget().snapshot().await.is_err(), "it is over");
+        assert!(!asked(&keeper, Ask::Chat).await.is_empty(), "another runtime serves");
     });
 }
 
