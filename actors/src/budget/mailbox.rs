@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use bursar_budgets::{
@@ -74,6 +75,9 @@ pub(super) enum Note {
     Home(PendingReclaim, Result<(), DeviceError>),
 }
 
+/// How often fences are looked at that no budget watches.
+const FENCE_POLL: Duration = Duration::from_millis(1);
+
 /// The actor that answers for the budget.
 #[derive(Clone, Default)]
 pub(super) enum Seat {
@@ -112,10 +116,28 @@ impl BudgetMailbox {
         self.events.is_back();
     }
 
-    /// The runtime is over. Callers that wait, and later ones, hear so at once.
+    /// The runtime is over. Callers that wait, and later ones, hear so at once. Memory that still waits for a fence is given
+    /// back after it, however long a user keeps a lease or a handle.
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
+        let watch = std::mem::take(&mut self.books().watch);
+        self.read_last_notes(watch);
+    }
+
+    /// Does what is left to do for notes that no budget will read.
+    fn read_last_notes(&self, mut watch: FenceWatch) {
+        for note in std::mem::take(&mut *lock(&self.notes)) {
+            match note {
+                Note::Released(note) => drop(watch.released(note)),
+                Note::Home(reclaim, Err(_)) => watch.put_back(reclaim),
+                // Threads of dead owners end by themselves, and give their segments back.
+                Note::Home(_, Ok(())) | Note::Segment(..) | Note::Obeys(..) | Note::Need => {}
+            }
+        }
+        if watch.waiting() > 0 {
+            give_back_after_fences(watch);
+        }
     }
 
     /// Records the event, except for host memory: each picture leases some, and listeners do not want to hear of that.
@@ -225,8 +247,11 @@ impl BudgetMailbox {
     /// Posts a note and wakes the actor. If there is none, its successor finds the note.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
-        if let Some(actor) = self.actor() {
-            drop(actor.send_message(BudgetMessage::Notes));
+        let seat = self.seat.borrow().clone();
+        match seat {
+            Seat::Taken(actor) => drop(actor.send_message(BudgetMessage::Notes)),
+            Seat::Empty => {}
+            Seat::Closed => self.read_last_notes(FenceWatch::default()),
         }
     }
 }
@@ -238,6 +263,23 @@ impl ReleaseNotes for BudgetMailbox {
 
     fn segment_reserved(&self, lease: LeaseId, revoker: Revoker) {
         self.put(Note::Segment(lease, revoker));
+    }
+}
+
+/// Waits for each lease's fence and gives its memory back then, on a thread of its own: this is called in drops.
+fn give_back_after_fences(watch: FenceWatch) {
+    let watch = Arc::new(Mutex::new(watch));
+    let theirs = watch.clone();
+    let work = move || {
+        let mut watch = lock(&theirs);
+        // The only error is of a lost device, or of one that will not have its memory back. Nothing is left to do then.
+        while watch.passed().is_ok() && watch.waiting() > 0 {
+            std::thread::park_timeout(FENCE_POLL);
+        }
+    };
+    if std::thread::Builder::new().name("bursar-last-memory".to_owned()).spawn(work).is_err() {
+        // The device may still use it: rather lost than given to another.
+        std::mem::forget(watch);
     }
 }
 

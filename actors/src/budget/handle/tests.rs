@@ -185,6 +185,33 @@ async fn a_closed_mailbox_answers_every_waiting_asker() {
 }
 
 #[tokio::test]
+async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
+    let bed = Bed::new().await;
+    let lane = bed.device.timeline();
+    let backed = async |generation| {
+        let lease = bed.lease(&owner(generation), Bytes::mib(2)).await.expect("there is room");
+        let segment = Segment::reserve(bed.device.clone(), Bytes::mib(2), lease).expect("addresses cost nothing");
+        segment.back_to(Bytes::mib(2)).expect("there is room");
+        segment
+    };
+    let (known, posted, late) = (backed(0).await, backed(0).await, backed(0).await);
+    let step = lane.issue();
+    drop(known);
+    bed.snapshot().await; // The note about it has been read.
+    bed.kill().await;
+    drop(posted);
+    bed.mailbox.close();
+    drop(late);
+    assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses it");
+    lane.complete(step);
+    // The handle is kept.
+    while !bed.device.counts().backed.is_zero() {
+        tokio::time::sleep(std::time::Duration::from_millis(1)).await;
+    }
+    assert_eq!(bed.device.counts().reservations, 0);
+}
+
+#[tokio::test]
 async fn a_successor_takes_back_memory_its_predecessor_backed() {
     let mut bed = Bed::new().await;
     let lease = bed.lease(&owner(0), Bytes::mib(2)).await.expect("there is room");
