@@ -236,6 +236,13 @@ impl Actor for BudgetActor {
     }
 }
 
+impl Drop for BudgetState {
+    /// It may have read notes after its runtime was over.
+    fn drop(&mut self) {
+        self.mailbox.read_last_notes();
+    }
+}
+
 impl BudgetState {
     /// Takes over from a predecessor: frozen gates, and leases that were being returned.
     fn pick_up(&mut self) {

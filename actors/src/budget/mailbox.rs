@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -31,7 +32,7 @@ pub struct BudgetMailbox {
     next_request: AtomicU64,
     /// Written by the budget actor alone. Read by metrics, and by a successor that rebuilds the ledger.
     leases: DashMap<LeaseId, Holding>,
-    books: Mutex<Books>,
+    books: Arc<Mutex<Books>>,
     events: EventLog,
 }
 
@@ -59,6 +60,8 @@ pub(super) struct Books {
     pub(super) elastic: BTreeMap<LeaseId, Elastic>,
     /// The sums of leases by model and class.
     pub(super) sums: LeaseSums,
+    /// Whether a thread gives back what waits for fences, as the runtime is over.
+    is_given_back: bool,
 }
 
 /// A note from a lease or its owner. There are at most four per live lease.
@@ -75,8 +78,9 @@ pub(super) enum Note {
     Home(PendingReclaim, Result<(), DeviceError>),
 }
 
-/// How often fences are looked at that no budget watches.
-const FENCE_POLL: Duration = Duration::from_millis(1);
+/// Between two looks at fences that no budget watches.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// The actor that answers for the budget.
 #[derive(Clone, Default)]
@@ -97,7 +101,7 @@ impl Default for BudgetMailbox {
             seat: watch::Sender::new(Seat::Empty),
             next_request: AtomicU64::default(),
             leases: DashMap::default(),
-            books: Mutex::default(),
+            books: Arc::default(),
             events: EventLog::default(),
         }
     }
@@ -121,22 +125,40 @@ impl BudgetMailbox {
     pub(crate) fn close(&self) {
         self.seat.send_replace(Seat::Closed);
         self.events.close();
-        let watch = std::mem::take(&mut self.books().watch);
-        self.read_last_notes(watch);
+        // What obeys orders holds handles of this mailbox.
+        let obeys = std::mem::take(&mut self.books().elastic);
+        drop(obeys);
+        self.read_last_notes();
     }
 
-    /// Does what is left to do for notes that no budget will read.
-    fn read_last_notes(&self, mut watch: FenceWatch) {
-        for note in std::mem::take(&mut *lock(&self.notes)) {
+    /// Does what is left to do for leases, if no budget will: called when the runtime is over, when a budget is, and for each
+    /// note after that.
+    pub(super) fn read_last_notes(&self) {
+        if !matches!(*self.seat.borrow(), Seat::Closed) {
+            return;
+        }
+        let notes = std::mem::take(&mut *lock(&self.notes)).into_iter();
+        let (memory, others): (Vec<_>, Vec<_>) =
+            notes.partition(|note| matches!(note, Note::Released(_) | Note::Home(..)));
+        // Threads of dead owners end by themselves, and give their segments back.
+        drop(others);
+        let mut books = self.books();
+        for note in memory {
             match note {
-                Note::Released(note) => drop(watch.released(note)),
-                Note::Home(reclaim, Err(_)) => watch.put_back(reclaim),
-                // Threads of dead owners end by themselves, and give their segments back.
-                Note::Home(_, Ok(())) | Note::Segment(..) | Note::Obeys(..) | Note::Need => {}
+                Note::Released(note) => drop(books.watch.released(note)),
+                Note::Home(reclaim, outcome) => {
+                    books.watch.home(reclaim.lease());
+                    // The device may still use it: rather lost than given to another.
+                    outcome.is_err_and(|error| !error.is_lost()).then(|| std::mem::forget(reclaim));
+                }
+                Note::Segment(..) | Note::Obeys(..) | Note::Need => unreachable!("dropped above"),
             }
         }
-        if watch.waiting() > 0 {
-            give_back_after_fences(watch);
+        if books.watch.waiting() > 0 && !books.is_given_back {
+            // This is called in drops, which must not wait. Without a thread, the memory stays where it is.
+            let theirs = self.books.clone();
+            let thread = thread::Builder::new().name("bursar-last-memory".to_owned());
+            books.is_given_back = thread.spawn(move || give_back_after_fences(&theirs)).is_ok();
         }
     }
 
@@ -244,14 +266,15 @@ impl BudgetMailbox {
         &self.leases
     }
 
-    /// Posts a note and wakes the actor. If there is none, its successor finds the note.
+    /// Posts a note and wakes the actor. If there is none, its successor finds the note; if none will come, what is left to
+    /// do is done.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
         let seat = self.seat.borrow().clone();
         match seat {
             Seat::Taken(actor) => drop(actor.send_message(BudgetMessage::Notes)),
             Seat::Empty => {}
-            Seat::Closed => self.read_last_notes(FenceWatch::default()),
+            Seat::Closed => self.read_last_notes(),
         }
     }
 }
@@ -266,20 +289,26 @@ impl ReleaseNotes for BudgetMailbox {
     }
 }
 
-/// Waits for each lease's fence and gives its memory back then, on a thread of its own: this is called in drops.
-fn give_back_after_fences(watch: FenceWatch) {
-    let watch = Arc::new(Mutex::new(watch));
-    let theirs = watch.clone();
-    let work = move || {
-        let mut watch = lock(&theirs);
-        // The only error is of a lost device, or of one that will not have its memory back. Nothing is left to do then.
-        while watch.passed().is_ok() && watch.waiting() > 0 {
-            std::thread::park_timeout(FENCE_POLL);
+/// Gives back the memory of each lease that waits, after its fence. Ends when none waits.
+fn give_back_after_fences(books: &Mutex<Books>) {
+    let mut pause = PAUSE_MIN;
+    loop {
+        let due = {
+            let mut books = lock(books);
+            if books.watch.waiting() == 0 {
+                books.is_given_back = false;
+                return;
+            }
+            books.watch.due()
+        };
+        // A fence that has not passed for long may never.
+        pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
+        for mut reclaim in due {
+            let (lease, outcome) = (reclaim.lease(), reclaim.bring());
+            outcome.is_err_and(|error| !error.is_lost()).then(|| std::mem::forget(reclaim));
+            lock(books).watch.home(lease);
         }
-    };
-    if std::thread::Builder::new().name("bursar-last-memory".to_owned()).spawn(work).is_err() {
-        // The device may still use it: rather lost than given to another.
-        std::mem::forget(watch);
+        thread::park_timeout(pause);
     }
 }
 

@@ -205,9 +205,12 @@ async fn a_closed_mailbox_gives_memory_back_after_its_fence() {
     assert_eq!(bed.device.counts().backed, Bytes::mib(6), "the device still uses it");
     lane.complete(step);
     // The handle is kept.
-    while !bed.device.counts().backed.is_zero() {
-        tokio::task::yield_now().await;
-    }
+    let all_is_home = async {
+        while !bed.device.counts().backed.is_zero() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), all_is_home).await.expect("it is given back");
     assert_eq!(bed.device.counts().reservations, 0);
 }
 
