@@ -44,6 +44,7 @@ pub fn story_with_blocking_threads(count: usize, story: impl Future<Output = ()>
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).max_blocking_threads(count).enable_all().build().expect("threads");
     threads.block_on(async {
+        // Outlives the limit, so that the ledger is that of the story.
         let mut story = std::pin::pin!(story);
         if tokio::time::timeout(PATIENCE, story.as_mut()).await.is_err() {
             let (place, budget) = PLACE.with_borrow(Clone::clone);

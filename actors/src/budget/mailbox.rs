@@ -137,23 +137,16 @@ impl BudgetMailbox {
         if !matches!(*self.seat.borrow(), Seat::Closed) {
             return;
         }
-        let notes = std::mem::take(&mut *lock(&self.notes)).into_iter();
-        let (memory, others): (Vec<_>, Vec<_>) =
-            notes.partition(|note| matches!(note, Note::Released(_) | Note::Home(..)));
-        // Threads of dead owners end by themselves, and give their segments back.
-        drop(others);
-        let mut books = self.books();
-        for note in memory {
+        let notes = std::mem::take(&mut *lock(&self.notes));
+        for note in notes {
             match note {
-                Note::Released(note) => drop(books.watch.released(note)),
-                Note::Home(reclaim, outcome) => {
-                    books.watch.home(reclaim.lease());
-                    // The device may still use it: rather lost than given to another.
-                    outcome.is_err_and(|error| !error.is_lost()).then(|| std::mem::forget(reclaim));
-                }
-                Note::Segment(..) | Note::Obeys(..) | Note::Need => unreachable!("dropped above"),
+                Note::Released(note) => drop(self.books().watch.released(note)),
+                Note::Home(reclaim, outcome) => end_reclaim(&self.books, reclaim, outcome),
+                // Threads of dead owners end by themselves, and give their segments back.
+                Note::Segment(..) | Note::Obeys(..) | Note::Need => {}
             }
         }
+        let mut books = self.books();
         if books.watch.waiting() > 0 && !books.is_given_back {
             // This is called in drops, which must not wait. Without a thread, the memory stays where it is.
             let theirs = self.books.clone();
@@ -270,11 +263,9 @@ impl BudgetMailbox {
     /// do is done.
     pub(super) fn put(&self, note: Note) {
         lock(&self.notes).push_back(note);
-        let seat = self.seat.borrow().clone();
-        match seat {
-            Seat::Taken(actor) => drop(actor.send_message(BudgetMessage::Notes)),
-            Seat::Empty => {}
-            Seat::Closed => self.read_last_notes(),
+        match self.actor() {
+            Some(actor) => drop(actor.send_message(BudgetMessage::Notes)),
+            None => self.read_last_notes(),
         }
     }
 }
@@ -304,11 +295,19 @@ fn give_back_after_fences(books: &Mutex<Books>) {
         // A fence that has not passed for long may never.
         pause = if due.is_empty() { (2 * pause).min(PAUSE_MAX) } else { PAUSE_MIN };
         for mut reclaim in due {
-            let (lease, outcome) = (reclaim.lease(), reclaim.bring());
-            outcome.is_err_and(|error| !error.is_lost()).then(|| std::mem::forget(reclaim));
-            lock(books).watch.home(lease);
+            let outcome = reclaim.bring();
+            end_reclaim(books, reclaim, outcome);
         }
         thread::park_timeout(pause);
+    }
+}
+
+/// A reclaim that no budget hears of is over, however it went.
+fn end_reclaim(books: &Mutex<Books>, reclaim: PendingReclaim, outcome: Result<(), DeviceError>) {
+    lock(books).watch.home(reclaim.lease());
+    if outcome.is_err_and(|error| !error.is_lost()) {
+        // The device may still use it: rather lost than given to another.
+        std::mem::forget(reclaim);
     }
 }
 

@@ -185,14 +185,14 @@ impl Actor for RuntimeActor {
     }
 
     async fn post_stop(&self, _: ActorRef<RuntimeMessage>, (): &mut ()) -> Result<(), ActorProcessingErr> {
-        let mut kept = self.0.lock().await;
-        let state = kept.as_mut().expect("it is there before the first message");
+        let mut state = self.state().await;
         let Some(Shutdown { waiters, cut_off }) = state.core.take_shutdown() else { return Ok(()) };
         // Only a courtesy: without it, callers would hear that the runtime is gone.
         drop(state.budget.kill_and_wait(None).await);
         state.settings.mailbox().close();
+        drop(state);
         // Its gauges are 0 when callers hear of the end.
-        drop(kept.take());
+        drop(self.0.lock().await.take());
         waiters.into_iter().for_each(|waiter| waiter(cut_off));
         Ok(())
     }

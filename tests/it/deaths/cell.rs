@@ -86,6 +86,7 @@ impl Case {
         self.victim == Victim::Engine || (self.way == Way::Supervisor && self.victim != Victim::Budget)
     }
 
+    /// Notes where the story is. It keeps a handle of the budget, which must keep no memory of a dead runtime.
     fn at(&self, place: &str, world: &World) {
         at(format!("{}, {place}", self.name), world.runtime.budget());
     }
