@@ -57,7 +57,7 @@ __device__ __forceinline__ void load_eight(const Element* from, bool aligned, fl
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-// The largest that the blocks of a cluster have. None of them ends before all have read it.
+// The largest that the blocks of a cluster have. Others may still read this block's own: see `leave_cluster`.
 __device__ __forceinline__ float largest_of_cluster(float value) {
     __shared__ float own;
     if (threadIdx.x == 0) {
@@ -79,19 +79,23 @@ __device__ __forceinline__ float largest_of_cluster(float value) {
             : "memory");
         value = fmaxf(value, other);
     }
-    cluster_sync();
+    cluster_arrive();
     return value;
 }
+// A block ends when all have read.
+__device__ __forceinline__ void leave_cluster() { cluster_wait(); }
 #else
 // No clusters: one block has a row.
 __device__ __forceinline__ uint32_t cluster_rank() { return 0; }
 __device__ __forceinline__ float largest_of_cluster(float value) { return value; }
+__device__ __forceinline__ void leave_cluster() {}
 #endif
 
 // Writes a row, or this block's part of the row of its cluster. Eight numbers from a column on are made by
-// `make(column, values)`. All threads take each turn, because lanes of a group ask each other.
-template <uint32_t BLOCKS, typename Element, typename Make>
-__device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, Make&& make) {
+// `make(column, values)`, those that stay here by `make_held(turn, column, values)`. All threads take each turn, because
+// lanes of a group ask each other.
+template <uint32_t BLOCKS, typename Element, typename MakeHeld, typename Make>
+__device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, MakeHeld&& make_held, Make&& make) {
     __shared__ float partial[WARPS_MAX];
     // Each block has whole groups.
     const uint32_t all = target.columns / WIDTH;
@@ -123,7 +127,7 @@ __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_
             held[turn][i] = 0.0f;
         }
         if (vector_of(turn) < vectors) {
-            make(vector_of(turn) * WIDTH, held[turn]);
+            make_held(turn, vector_of(turn) * WIDTH, held[turn]);
         }
     }
     float of_row = target.fixed;
@@ -152,6 +156,14 @@ __device__ __forceinline__ void write_row(const Target<Element>& target, uint64_
             write(target, row, vector * WIDTH, scale, values);
         }
     });
+    if (BLOCKS > 1 && target.kind == BY_ROWS) {
+        leave_cluster();
+    }
+}
+
+template <uint32_t BLOCKS, typename Element, typename Make>
+__device__ __forceinline__ void write_row(const Target<Element>& target, uint64_t row, Make&& make) {
+    write_row<BLOCKS>(target, row, [&](uint32_t, uint32_t column, float(&values)[WIDTH]) { make(column, values); }, make);
 }
 
 template <typename Element>
@@ -164,31 +176,73 @@ __device__ __forceinline__ void quantize(const Element* x, uint32_t x_pitch, con
     write_row<1>(target, row, [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); });
 }
 
-// The norm of a row, which `read(column, values)` gives at first; after that it stands in `from`.
-template <typename Element, typename Read>
+// The norm of a row, which `read(column, values)` gives at first; after that it stands in `from`. Weights, which no kernel
+// writes, are read before the kernel in front has ended: later they would queue with those that the next product streams
+// already. KEEPS: a thread keeps what it has read.
+template <bool KEEPS, typename Element, typename Read>
 __device__ __forceinline__ void norm_row(const Element* from, bool aligned, const Read& read, const Element* weight,
                                          float epsilon, const Target<Element>& target) {
     __shared__ float partial[WARPS_MAX];
     const bool weight_aligned = aligned_to(weight, 16);
     const uint32_t vectors = target.columns / WIDTH;
+    float held[KEEPS ? HELD + 1 : 1][WIDTH];  // the last stands for none
+    Words<WIDTH, Element> weights[HELD + 1];
+    const auto each_held = [&](auto&& run) {
+#pragma unroll
+        for (uint32_t turn = 0; turn < HELD; ++turn) {
+            const uint32_t vector = turn * blockDim.x + threadIdx.x;
+            if (vector < vectors) {
+                run(turn, vector * WIDTH);
+            }
+        }
+    };
     float squares = 0.0f;
-    for (uint32_t vector = threadIdx.x; vector < vectors; vector += blockDim.x) {
-        float values[WIDTH];
-        read(vector * WIDTH, values);
+    const auto square = [&](const float(&values)[WIDTH]) {
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             squares += values[i] * values[i];
         }
+    };
+    each_held([&](uint32_t turn, uint32_t column) {
+        float by[WIDTH];
+        load_eight(weight + column, weight_aligned, by);
+        weights[turn] = to_words<WIDTH, Element>(by);
+    });
+    wait_for_previous_kernel();
+    if constexpr (KEEPS) {
+        each_held([&](uint32_t turn, uint32_t column) { read(column, held[turn]); });
+        each_held([&](uint32_t turn, uint32_t) { square(held[turn]); });
+    }
+    for (uint32_t vector = (KEEPS ? HELD : 0) * blockDim.x + threadIdx.x; vector < vectors; vector += blockDim.x) {
+        float values[WIDTH];
+        read(vector * WIDTH, values);
+        square(values);
     }
     const float factor = 1.0f / sqrtf(block_sum(squares, partial) / target.columns + epsilon);
-    write_row<1>(target, blockIdx.x, [&](uint32_t column, float(&values)[WIDTH]) {
-        float by[WIDTH];
-        load_eight(from + column, aligned, values);
-        load_eight(weight + column, weight_aligned, by);
+    const auto scale = [&](const float(&by)[WIDTH], float(&values)[WIDTH]) {
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             values[i] = values[i] * factor * by[i];
         }
+    };
+    const auto make_held = [&](uint32_t turn, uint32_t column, float(&values)[WIDTH]) {
+        float by[WIDTH];
+        widen<WIDTH, Element>(weights[turn], by);
+        if constexpr (KEEPS) {
+#pragma unroll
+            for (uint32_t i = 0; i < WIDTH; ++i) {
+                values[i] = held[turn][i];
+            }
+        } else {
+            load_eight(from + column, aligned, values);
+        }
+        scale(by, values);
+    };
+    write_row<1>(target, blockIdx.x, make_held, [&](uint32_t column, float(&values)[WIDTH]) {
+        float by[WIDTH];
+        load_eight(from + column, aligned, values);
+        load_eight(weight + column, weight_aligned, by);
+        scale(by, values);
     });
 }
 
@@ -198,9 +252,8 @@ __device__ __forceinline__ void rms_norm(const Element* x, uint32_t x_pitch, con
     let_next_kernel_start();
     const Element* from = x + static_cast<uint64_t>(blockIdx.x) * x_pitch;
     const bool aligned = aligned_to(from, 16);
-    wait_for_previous_kernel();
     const auto read = [&](uint32_t column, float(&values)[WIDTH]) { load_eight(from + column, aligned, values); };
-    norm_row(from, aligned, read, weight, epsilon, target);
+    norm_row<true>(from, aligned, read, weight, epsilon, target);
 }
 
 template <typename Element>
@@ -210,7 +263,6 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     const uint64_t row = blockIdx.x;
     Element* residual = sum.row_of_residual(row);
     const bool aligned = aligned_to(residual, 16), all_aligned = aligned && aligned_to(sum.products, 16);
-    wait_for_previous_kernel();
     // What it writes is read again by the thread that has written it: turns of `write_row` are those of the norm.
     const auto add = [&](uint32_t column, float(&values)[WIDTH]) {
         float sums[1][WIDTH];
@@ -228,7 +280,7 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
             values[i] = rounded<Element>(one[0][0]);
         }
     };
-    norm_row(residual, aligned, add, weight, epsilon, target);
+    norm_row<false>(residual, aligned, add, weight, epsilon, target);
 }
 
 template <uint32_t BLOCKS, typename Element>

@@ -47,7 +47,7 @@ def replays(found):
 
 
 def steps(found):
-    """With one line a kernel: a graph's kernels from a replay's first to its last, and their own times by name."""
+    """With one line a kernel: a graph's kernels from a replay's first to its last, and what each adds, by name."""
     by_graph = collections.defaultdict(list)
     for record in found:
         if record[0] == "kernel" and record[4]:
@@ -66,11 +66,16 @@ def steps(found):
             gaps.append((kernels[b][1] - run[-1][2]) / 1e6)
         print(f"graph {graph}: {len(spans)} replays of {length} kernels, median {statistics.median(spans):.3f} ms, "
               f"kernels {statistics.median(busy):.3f} ms, gap to the next {statistics.median(gaps):.3f} ms")
-        by_name = collections.defaultdict(float)
-        for record in kernels[starts[0]:starts[-1]]:
-            by_name[record[5]] += (record[2] - record[1]) / 1e6 / len(spans)
-        for name, milliseconds in sorted(by_name.items(), key=lambda item: -item[1])[:14]:
-            print(f"    {milliseconds:8.4f} ms a replay  {name}")
+        # A kernel that starts early waits for the one in front: what it adds is from that one's end to its own.
+        by_name = collections.defaultdict(lambda: [0.0, 0.0, 0])
+        replays = kernels[starts[0]:starts[-1]]
+        for before, record in zip([replays[0], *replays], replays):
+            own = by_name[record[5]]
+            own[0] += (record[2] - max(record[1], before[2])) / 1e6 / len(spans)
+            own[1] += (record[2] - record[1]) / 1e6 / len(spans)
+            own[2] += 1
+        for name, (added, ran, count) in sorted(by_name.items(), key=lambda item: -item[1][0])[:14]:
+            print(f"    {added:8.4f} ms a replay (started early: {ran:8.4f}), {count / len(spans):5.1f} of  {name}")
 
 
 def stretches(found):
