@@ -187,14 +187,12 @@ __device__ __forceinline__ void norm_row(const Element* from, bool aligned, cons
     const uint32_t vectors = target.columns / WIDTH;
     float held[KEEPS ? HELD + 1 : 1][WIDTH];  // the last stands for none
     Words<WIDTH, Element> weights[HELD + 1];
-    const auto each_held = [&](auto&& run) {
-#pragma unroll
-        for (uint32_t turn = 0; turn < HELD; ++turn) {
-            const uint32_t vector = turn * blockDim.x + threadIdx.x;
-            if (vector < vectors) {
-                run(turn, vector * WIDTH);
+    const auto each = [&](auto step) {
+        each_held<HELD>(vectors, [&](uint32_t turn, uint32_t vector, bool is_in) {
+            if (is_in) {
+                step(turn, vector * WIDTH);
             }
-        }
+        });
     };
     float squares = 0.0f;
     const auto square = [&](const float(&values)[WIDTH]) {
@@ -203,15 +201,15 @@ __device__ __forceinline__ void norm_row(const Element* from, bool aligned, cons
             squares += values[i] * values[i];
         }
     };
-    each_held([&](uint32_t turn, uint32_t column) {
+    each([&](uint32_t turn, uint32_t column) {
         float by[WIDTH];
         load_eight(weight + column, weight_aligned, by);
         weights[turn] = to_words<WIDTH, Element>(by);
     });
     wait_for_previous_kernel();
     if constexpr (KEEPS) {
-        each_held([&](uint32_t turn, uint32_t column) { read(column, held[turn]); });
-        each_held([&](uint32_t turn, uint32_t) { square(held[turn]); });
+        each([&](uint32_t turn, uint32_t column) { read(column, held[turn]); });
+        each([&](uint32_t turn, uint32_t) { square(held[turn]); });
     }
     for (uint32_t vector = (KEEPS ? HELD : 0) * blockDim.x + threadIdx.x; vector < vectors; vector += blockDim.x) {
         float values[WIDTH];

@@ -17,16 +17,6 @@ using contract::fp8::LONGER_THREADS_MAX;
 using contract::fp8::LONG_THREADS_MAX;
 using contract::fp8::THREADS_MAX;
 
-// Calls `step(slot, vector, whether the row has it)` for each vector that this thread keeps of a row.
-template <uint32_t HELD, typename Step>
-__device__ __forceinline__ void each_held(uint32_t vectors, const Step& step) {
-#pragma unroll
-    for (uint32_t slot = 0; slot < HELD; ++slot) {
-        const uint32_t vector = threadIdx.x + slot * blockDim.x;
-        step(slot, vector, vector < vectors);
-    }
-}
-
 template <bool IS_NORM, uint32_t HELD, typename Element>
 __device__ __forceinline__ void round_rows(const Element* x, uint32_t x_pitch, const Element* weight, float epsilon,
                                            uint32_t rows, const Target<Element>& target) {

@@ -75,7 +75,7 @@ def steps(found):
             own[1] += (record[2] - record[1]) / 1e6 / len(spans)
             own[2] += 1
         for name, (added, ran, count) in sorted(by_name.items(), key=lambda item: -item[1][0])[:14]:
-            print(f"    {added:8.4f} ms a replay (started early: {ran:8.4f}), {count / len(spans):5.1f} of  {name}")
+            print(f"    {added:8.4f} ms a replay (from its start {ran:8.4f}), {count / len(spans):5.1f} of  {name}")
 
 
 def stretches(found):

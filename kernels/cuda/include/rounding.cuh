@@ -21,6 +21,16 @@ struct Target {
     float* scales;
 };
 
+// Calls `step(slot, vector, whether the row has it)` for each vector that this thread keeps of a row.
+template <uint32_t HELD, typename Step>
+__device__ __forceinline__ void each_held(uint32_t vectors, const Step& step) {
+#pragma unroll
+    for (uint32_t slot = 0; slot < HELD; ++slot) {
+        const uint32_t vector = threadIdx.x + slot * blockDim.x;
+        step(slot, vector, vector < vectors);
+    }
+}
+
 __device__ __forceinline__ float largest_of(const float (&values)[WIDTH]) {
     float largest = 0.0f;
 #pragma unroll
