@@ -5,7 +5,6 @@ mod leased;
 
 use std::{
     collections::BTreeSet,
-    path::Path,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         mpsc::{Receiver, sync_channel},
@@ -58,7 +57,7 @@ fn blocks_each(shape: GraphShape) -> usize {
 }
 
 fn demo() -> CheckpointSource {
-    CheckpointSource::Folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../model/demo/checkpoint"))
+    CheckpointSource::Folder(bursar_golden::demo_checkpoint())
 }
 
 impl Drop for Stage {

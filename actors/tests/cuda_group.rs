@@ -5,7 +5,6 @@
 mod gpu;
 
 use std::{
-    path::Path,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -49,7 +48,7 @@ fn shared_by(devices: &[Arc<CudaDevice>]) -> ModelSource {
 }
 
 fn tiny(name: &str) -> ModelSource {
-    ModelSource::folder(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name))
+    ModelSource::folder(bursar_golden::path(name))
 }
 
 /// How far apart likelihoods may be whose sums were rounded otherwise.

@@ -6,7 +6,6 @@ mod slow;
 
 use std::{
     collections::BTreeSet,
-    path::Path,
     sync::{
         Arc,
         mpsc::{Receiver, sync_channel},
@@ -47,7 +46,7 @@ impl Stage {
         let capacity = Bytes::mib(96);
         let device: Arc<dyn Device> = Arc::new(HostDevice::new(HostConfig::small(capacity)).expect("host memory"));
         let leased = Leased::of(device.clone(), capacity);
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden/qwen2");
+        let folder = bursar_golden::path("qwen2");
         let checkpoint = Checkpoint::open(CheckpointSource::Folder(folder)).expect("it opens");
         let cpu = Cpu::new(1);
         let bytes = Model::plan(&checkpoint, cpu.target()).expect("it can be planned").weight_bytes();

@@ -1,25 +1,31 @@
 #!/usr/bin/env python3
-"""Compiles the device code and writes what it came from beside it.
+"""Compiles the device code into one compressed archive per target, with a manifest of sources and outputs.
 
-    python3 kernels/cuda/compile.py [name ...]     all files, or these
+    python3 kernels/cuda/compile.py [name ...]     all source files, or only these
+    python3 kernels/cuda/compile.py --unpack DIR   writes the compiled files of all targets to DIR, to look at them
 
 Needs Python 3 with pip and a package index, and no GPU: the pinned compiler comes from PyPI into target/device-code.
-`compiled/` is committed; `kernels/tests/device_code.rs` fails when it does not fit the sources any more.
+`compiled/` is committed. `kernels/tests/device_code.rs` fails when it no longer matches the sources.
 """
 
 import concurrent.futures
 import hashlib
+import io
 import json
+import lzma
 import os
 import pathlib
 import re
 import subprocess
 import sys
+import tarfile
 import venv
 
 HERE = pathlib.Path(__file__).resolve().parent
 COMPILED = HERE / "compiled"
 TOOLS = HERE.parent.parent / "target" / "device-code"
+# Compiled files before they are packed, for instance `rms_norm.sm_80.ptx`.
+UNPACKED = TOOLS / "compiled"
 # `device_code.rs` reads these lists as text: one wheel a line, one target a line.
 WHEELS = [
     "nvidia-cuda-nvcc==13.0.88",
@@ -92,7 +98,7 @@ def options():
 
 
 def compile_one(cuda, source, ending):
-    out = COMPILED / f"{source.stem}.{ending}"
+    out = UNPACKED / f"{source.stem}.{ending}"
     environment = {**os.environ, "CUDA_HOME": str(cuda)}
     command = [cuda / "bin/nvcc", *COMMON, *TARGETS[ending], source.name, "-o", out]
     done = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True)
@@ -113,10 +119,41 @@ def compile_one(cuda, source, ending):
     return None
 
 
+def archive_of(ending):
+    """The archive with all compiled files of a target: `sm_80.ptx` -> `compiled/sm_80.tar.xz`."""
+    return COMPILED / f"{ending.split('.')[0]}.tar.xz"
+
+
+def unpack(folder):
+    """Writes the files of all archives to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for archive in sorted(COMPILED.glob("*.tar.xz")):
+        with tarfile.open(archive) as files:
+            for member in files:
+                (folder / member.name).write_bytes(files.extractfile(member).read())
+
+
+def pack(ending, files):
+    """Writes a target's archive. The same files give the same bytes with the same liblzma."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w", format=tarfile.USTAR_FORMAT) as archive:
+        for file in sorted(files):
+            member = tarfile.TarInfo(file.name)
+            member.size = file.stat().st_size
+            archive.addfile(member, io.BytesIO(file.read_bytes()))
+    archive_of(ending).write_bytes(lzma.compress(packed.getvalue(), preset=9 | lzma.PRESET_EXTREME))
+
+
 def main():
+    if sys.argv[1:2] == ["--unpack"]:
+        return unpack(pathlib.Path(sys.argv[2]))
     cuda = compiler()
     COMPILED.mkdir(exist_ok=True)
+    unpack(UNPACKED)
     sources = sorted(HERE.glob("*.cu"))
+    unknown = set(sys.argv[1:]) - {source.stem for source in sources}
+    if unknown:
+        sys.exit(f"no source file for {', '.join(sorted(unknown))} in {HERE}")
     wanted = [source for source in sources if not sys.argv[1:] or source.stem in sys.argv[1:]]
     jobs = [(source, ending) for source in wanted for ending in endings_of(source)]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -128,18 +165,16 @@ def main():
     files = {source.stem: known.get(source.stem) for source in sources}
     for source in wanted:
         outputs = {
-            ending: hashlib.sha256((COMPILED / f"{source.stem}.{ending}").read_bytes()).hexdigest()
+            ending: hashlib.sha256((UNPACKED / f"{source.stem}.{ending}").read_bytes()).hexdigest()
             for ending in endings_of(source)
         }
         files[source.stem] = {"sources": digest_of_sources(source), "compiled": outputs}
     manifest.write_text(json.dumps({"options": options(), "files": files}, indent=1) + "\n")
-    # Of sources that are gone, and of targets that a source does not name any more.
-    kept = {f"{source.stem}.{ending}" for source in sources for ending in endings_of(source)} | {manifest.name}
-    for stale in COMPILED.iterdir():
-        if stale.name not in kept:
-            stale.unlink()
+    # Only files of current sources and targets are packed: an archive may hold a file whose source is gone.
+    for ending in TARGETS:
+        pack(ending, [UNPACKED / f"{source.stem}.{ending}" for source in sources if ending in endings_of(source)])
     total = sum(file.stat().st_size for file in COMPILED.iterdir())
-    print(f"{len(wanted)} files, {total / 2**20:.2f} MiB compiled in all")
+    print(f"{len(wanted)} source files compiled, {total / 2**20:.2f} MiB in all archives")
 
 
 if __name__ == "__main__":

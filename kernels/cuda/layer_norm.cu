@@ -1,13 +1,11 @@
-// Layer normalisation (Ba et al. 2016, arXiv 1607.06450), alone and behind a residual's addition.
+// Layer normalization (Ba et al. 2016, arXiv 1607.06450).
 //
-// layer_norm:     out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row
-// add_layer_norm: residual = residual + x, rounded to the element; out = layer_norm(residual)
+// layer_norm: out = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight + bias, row by row
 //
-// x        [rows, hidden]   rows x_pitch elements apart
-// residual [rows, hidden]   rows residual_pitch elements apart, changed in place
-// weight   [hidden]         activations' type
-// bias     [hidden]         activations' type
-// out      [rows, hidden]   contiguous; may be x itself where x is contiguous
+// x      [rows, hidden]   rows x_pitch elements apart
+// weight [hidden]         activations' type
+// bias   [hidden]         activations' type
+// out    [rows, hidden]   contiguous; may be x itself where x is contiguous
 //
 // Arithmetic is f32 with one rounding at the end; the variance is the mean square of the distances from a mean, never a
 // difference of two large sums, so that a large mean costs no digits. A NaN in a row makes that row NaN and no other.
@@ -40,14 +38,14 @@ __device__ __forceinline__ Moments block_moments(const Moments& of_warp, Moments
 
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so weights and biases
 // are read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
-template <uint32_t WIDTH, bool ADDING, typename Element>
+template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ Moments partial[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH, rest = threadIdx.x + HELD * blockDim.x;
-    Kept weights[HELD], biases[HELD], ahead[HELD], ahead_before[HELD];
+    Kept weights[HELD], biases[HELD], ahead[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
-    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH, ADDING>(call, vectors, row, ahead, ahead_before); };
+    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH>(call, vectors, row, ahead); };
     const auto finish = [&](const Kept& kept, const Kept& weight, const Kept& bias, float mean, float factor,
                             Element* to) {
         float values[WIDTH], by[WIDTH], shift[WIDTH];
@@ -71,28 +69,13 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     }
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
-        const Element* added = call.x + row * call.x_pitch;
-        Element* residual = ADDING ? call.residual + row * call.residual_pitch : nullptr;
+        const Element* x = call.x + row * call.x_pitch;
         Element* out = call.out + row * call.hidden;
         Kept kept[HELD];
-        each([&](uint32_t slot, uint32_t column) {
-            kept[slot] = ahead[slot];
-            if constexpr (ADDING) {
-                kept[slot] = add_residual<WIDTH, Element>(ahead[slot], ahead_before[slot], residual + column);
-            }
-        });
+        each([&](uint32_t slot, uint32_t) { kept[slot] = ahead[slot]; });
         if (row + gridDim.x < call.rows) {
             fetch(row + gridDim.x);
         }
-        if constexpr (ADDING) {
-#pragma unroll 1
-            for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-                Element* to = residual + vector * WIDTH;
-                add_residual<WIDTH, Element>(load_words<WIDTH>(added + vector * WIDTH), load_words<WIDTH>(to), to);
-            }
-        }
-        // Each thread reads again what it alone has written.
-        const Element* x = ADDING ? residual : added;
         // Calls `step(values)` for each vector of this thread.
         const auto over = [&](auto step) {
             float values[WIDTH];
@@ -142,13 +125,7 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         layer_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, const Element* bias,          \
                           uint32_t rows, uint32_t hidden, float epsilon, Element* out) {                           \
-        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, bias, rows, hidden, epsilon, out});              \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
-        add_layer_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,      \
-                              const Element* weight, const Element* bias, uint32_t rows, uint32_t hidden,          \
-                              float epsilon, Element* out) {                                                       \
-        norm<true>(Rows<Element>{x, x_pitch, residual, residual_pitch, weight, bias, rows, hidden, epsilon, out}); \
+        norm(Rows<Element>{x, x_pitch, weight, bias, rows, hidden, epsilon, out});                                 \
     }
 FOR_EACH_ACTIVATION(KERNEL)
 

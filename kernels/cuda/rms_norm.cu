@@ -1,8 +1,7 @@
-// Root-mean-square normalisation (Zhang and Sennrich 2019, arXiv 1910.07467), alone, after a residual's addition, and after
-// the sum of a mixture's experts.
+// Root-mean-square normalization (Zhang and Sennrich 2019, arXiv 1910.07467) of a tensor's rows, and of the sum of a
+// mixture's experts.
 //
 // rms_norm:             out = x / sqrt(mean(x^2) + epsilon) * weight, row by row
-// add_rms_norm:         residual = residual + x, rounded to the element; out = rms_norm(residual)
 // add_experts_rms_norm: residual as add_experts of experts.cu leaves it, where all experts are here; out = rms_norm(residual)
 //
 // x        [rows, hidden]   rows x_pitch elements apart
@@ -14,35 +13,29 @@
 //
 // Arithmetic and mean are f32 with one rounding at the end. A NaN in a row makes that row NaN and no other. Any hidden
 // size and alignment; 16-byte accesses when addresses, pitches and hidden are aligned to it. A row of up to 2 vectors
-// a thread (8192 elements) stays in registers between the sum and the scaling; what is longer is read again. The last two
-// have the bits that rms_norm has of the residual that they leave.
+// a thread (8192 elements) stays in registers between the sum and the scaling; a longer row is read again.
+// add_experts_rms_norm gives the same bits as add_experts followed by rms_norm.
 
 #include "expert_sum.cuh"
 #include "norm_rows.cuh"
 
 // `WIDTH` elements at a time, rows a grid apart. Each thread has the same columns in all of them, so the weights are
 // read once; the next row is on its way while this one is summed. What is kept is kept as it stands in memory.
-template <uint32_t WIDTH, bool ADDING, typename Element>
+template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     __shared__ float partial[2][WARPS_MAX];
     using Kept = Words<WIDTH, Element>;
     const uint32_t vectors = call.hidden / WIDTH;
-    Kept weights[HELD], ahead[HELD], ahead_before[HELD];
+    Kept weights[HELD], ahead[HELD];
     const auto each = [&](auto step) { each_held<WIDTH>(vectors, step); };
-    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH, ADDING>(call, vectors, row, ahead, ahead_before); };
-    // The sum with the residual as it will be read again, and its squares.
-    const auto add = [&](const Kept& added, const Kept& before, Element* to, float& squares) {
-        Kept kept = added;
-        if constexpr (ADDING) {
-            kept = add_residual<WIDTH, Element>(added, before, to);
-        }
+    const auto fetch = [&](uint64_t row) { fetch_row<WIDTH>(call, vectors, row, ahead); };
+    const auto add_squares = [&](const Kept& kept, float& squares) {
         float values[WIDTH];
         widen<WIDTH, Element>(kept, values);
 #pragma unroll
         for (uint32_t i = 0; i < WIDTH; ++i) {
             squares += values[i] * values[i];
         }
-        return kept;
     };
     // No kernel writes weights.
     each([&](uint32_t slot, uint32_t column) { weights[slot] = load_words<WIDTH>(call.weight + column); });
@@ -53,28 +46,27 @@ __device__ __forceinline__ void norm_rows(const Rows<Element>& call) {
     uint32_t turn = 0;
     for (uint64_t row = blockIdx.x; row < call.rows; row += gridDim.x, turn ^= 1) {
         const Element* x = call.x + row * call.x_pitch;
-        Element* residual = ADDING ? call.residual + row * call.residual_pitch : nullptr;
         Element* out = call.out + row * call.hidden;
         const uint32_t rest = threadIdx.x + HELD * blockDim.x;
         Kept kept[HELD];
         float squares = 0.0f;
-        each([&](uint32_t slot, uint32_t column) {
-            kept[slot] = add(ahead[slot], ahead_before[slot], residual + column, squares);
+        each([&](uint32_t slot, uint32_t) {
+            kept[slot] = ahead[slot];
+            add_squares(kept[slot], squares);
         });
         if (row + gridDim.x < call.rows) {
             fetch(row + gridDim.x);
         }
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-            const Kept before = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
-            add(load_words<WIDTH>(x + vector * WIDTH), before, residual + vector * WIDTH, squares);
+            add_squares(load_words<WIDTH>(x + vector * WIDTH), squares);
         }
         const float factor = 1.0f / sqrtf(block_sum(squares, partial[turn]) / call.hidden + call.epsilon);
         each([&](uint32_t slot, uint32_t column) { write_scaled<WIDTH>(kept[slot], weights[slot], factor, out + column); });
 #pragma unroll 1
         for (uint32_t vector = rest; vector < vectors; vector += blockDim.x) {
-            // Each thread reads again what it alone has read, and with a residual also written.
-            const Kept again = load_words<WIDTH>((ADDING ? residual : x) + vector * WIDTH);
+            // `out` may be `x`: each thread reads only elements that it alone writes.
+            const Kept again = load_words<WIDTH>(x + vector * WIDTH);
             write_scaled<WIDTH>(again, load_words<WIDTH>(call.weight + vector * WIDTH), factor, out + vector * WIDTH);
         }
     }
@@ -144,13 +136,7 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
         rms_norm_##name(const Element* x, uint32_t x_pitch, const Element* weight, uint32_t rows, uint32_t hidden, \
                         float epsilon, Element* out) {                                                             \
-        norm<false>(Rows<Element>{x, x_pitch, nullptr, 0, weight, nullptr, rows, hidden, epsilon, out});           \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX, 2)                                   \
-        add_rms_norm_##name(const Element* x, uint32_t x_pitch, Element* residual, uint32_t residual_pitch,        \
-                            const Element* weight, uint32_t rows, uint32_t hidden, float epsilon, Element* out) {  \
-        norm<true>(                                                                                                \
-            Rows<Element>{x, x_pitch, residual, residual_pitch, weight, nullptr, rows, hidden, epsilon, out});     \
+        norm(Rows<Element>{x, x_pitch, weight, nullptr, rows, hidden, epsilon, out});                              \
     }                                                                                                              \
     extern "C" __global__ void __launch_bounds__(contract::norm::THREADS_MAX)                                      \
         add_experts_rms_norm_##name(const Element* products, const uint32_t* places, uint32_t top,                 \
@@ -162,5 +148,5 @@ __device__ __forceinline__ void add_experts_norm(const ExpertSum<Element>& sum, 
 FOR_EACH_ACTIVATION(KERNEL)
 
 // Launch: grid (min(rows, 8 * multiprocessors)), add_experts_rms_norm (rows); block (min(THREADS_MAX,
-// round_up(div_ceil(hidden, 16), 32))), no dynamic shared memory. rows, hidden and top > 0. Of the first two any grid is
-// right. The block must be whole warps, at most 16 of them.
+// round_up(div_ceil(hidden, 16), 32))), no dynamic shared memory. rows, hidden and top > 0. rms_norm is
+// correct with any grid. The block must be whole warps, at most 16 of them.

@@ -92,12 +92,8 @@ pub trait Backend {
     fn embed(&self, call: embed::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their root mean square.
     fn rms_norm(&self, call: rms_norm::Call<'_>) -> Result<(), KernelError>;
-    /// Adds to a residual, and normalises its rows by their root mean square.
-    fn add_rms_norm(&self, call: add_rms_norm::Call<'_>) -> Result<(), KernelError>;
     /// Normalises rows by their mean and variance.
     fn layer_norm(&self, call: layer_norm::Call<'_>) -> Result<(), KernelError>;
-    /// Adds to a residual, and normalises its rows by their mean and variance.
-    fn add_layer_norm(&self, call: add_layer_norm::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by a weight, with bias, onto or into the output.
     fn linear(&self, call: linear::Call<'_>) -> Result<(), KernelError>;
     /// Multiplies by gate and up, and applies the gate. The default is the product followed by
@@ -184,9 +180,7 @@ macro_rules! each_operation {
             position_grid: $crate::ops::position_grid::Call<'_>,
             embed: $crate::ops::embed::Call<'_>,
             rms_norm: $crate::ops::rms_norm::Call<'_>,
-            add_rms_norm: $crate::ops::add_rms_norm::Call<'_>,
             layer_norm: $crate::ops::layer_norm::Call<'_>,
-            add_layer_norm: $crate::ops::add_layer_norm::Call<'_>,
             linear: $crate::ops::linear::Call<'_>,
             route: $crate::ops::route::Call<'_>,
             gated_experts: $crate::ops::gated_experts::Call<'_>,

@@ -154,11 +154,6 @@ impl<'m> Tensor<'m> {
         Tensor { writable: false, ..self.reshaped(shape.into()) }
     }
 
-    /// The same elements in another shape, writable. Panics if rows have gaps or the element counts differ.
-    pub fn reshape_mut(&mut self, shape: impl Into<Shape>) -> Tensor<'_> {
-        self.reshaped(shape.into())
-    }
-
     /// This tensor or view in another shape, as writable as before. Panics if rows have gaps or the element counts
     /// differ.
     pub fn into_shape(self, shape: impl Into<Shape>) -> Tensor<'m> {

@@ -112,9 +112,7 @@ fn is_served(pass: &Pass, target: &Target) -> bool {
     match pass {
         Pass::Embed { dtype, .. }
         | Pass::RmsNorm { dtype, .. }
-        | Pass::AddRmsNorm { dtype, .. }
         | Pass::LayerNorm { dtype, .. }
-        | Pass::AddLayerNorm { dtype, .. }
         | Pass::Linear { dtype, .. }
         | Pass::GatedLinear { dtype, .. }
         | Pass::PositionGrid { dtype, .. } => *dtype == target.activation(),
@@ -142,8 +140,6 @@ fn tolerance(pass: &Pass, activation: DType) -> f64 {
         Pass::Paged { .. } | Pass::PagedFp8 { .. } | Pass::Packed { .. } | Pass::Linear { .. } => 2.0 * rounding,
         // Half a step of E4M3, of numbers that f32 may bring over the middle of two.
         Pass::Turned(turned) if turned.is_fp8 => 1.0 / 16.0,
-        // The normalised sum is rounded first.
-        Pass::AddRmsNorm { .. } | Pass::AddLayerNorm { .. } => 2.0 * rounding,
         // What the gate gives is rounded before it is summed up again, and so is each expert's product.
         Pass::Mixed(_) => 4.0 * rounding,
         // Gate and up are rounded before they are multiplied, unless one kernel computes both.

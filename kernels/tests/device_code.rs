@@ -1,11 +1,14 @@
 //! The embedded device code was compiled from the sources beside it.
 
 use std::{
-    collections::BTreeSet,
-    fs, iter,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::Read,
+    iter,
     path::{Path, PathBuf},
 };
 
+use lzma_rust2::XzReader;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -56,6 +59,24 @@ fn manifest() -> Value {
     serde_json::from_str(&manifest).expect("JSON")
 }
 
+/// The files of every archive by name, such as `rms_norm.sm_80.ptx`. Each is in the archive of its target.
+fn compiled() -> BTreeMap<String, Vec<u8>> {
+    let mut files = BTreeMap::new();
+    for target in texts_of("TARGETS").iter().map(|text| text.split('.').next().expect("a target")) {
+        let path = folder().join(format!("compiled/{target}.tar.xz"));
+        let archive = fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}: {HINT}", path.display()));
+        for entry in tar::Archive::new(XzReader::new(&archive[..], false)).entries().expect("a tar archive") {
+            let mut entry = entry.expect("an entry");
+            let name = entry.path().expect("a name").to_string_lossy().into_owned();
+            assert_eq!(name.split('.').nth(1), Some(target), "{name} is in {}", path.display());
+            let mut code = Vec::new();
+            entry.read_to_end(&mut code).expect("its contents");
+            files.insert(name, code);
+        }
+    }
+    files
+}
+
 /// The file and all our files that it includes, sorted by path.
 fn sources_of(source: &Path) -> BTreeSet<PathBuf> {
     let (mut found, mut left) = (BTreeSet::new(), vec![source.to_owned()]);
@@ -87,7 +108,7 @@ fn kernels() -> Vec<PathBuf> {
 
 #[test]
 fn compiled_device_code_is_that_of_its_sources() {
-    let (manifest, options) = (manifest(), options());
+    let (manifest, options, compiled) = (manifest(), options(), compiled());
     assert_eq!(manifest["options"].as_str(), Some(&*options), "compiler or options are not compile.py's: {HINT}");
     for source in kernels() {
         let name = name_of(&source);
@@ -101,9 +122,10 @@ fn compiled_device_code_is_that_of_its_sources() {
         digest.update(&options);
         assert_eq!(known["sources"].as_str(), Some(&*hex(digest)), "{name} is not what was compiled: {HINT}");
         for (ending, expected) in known["compiled"].as_object().expect("one a target") {
-            let compiled = fs::read(folder().join(format!("compiled/{name}.{ending}"))).expect("it was compiled");
-            let digest = hex(Sha256::new_with_prefix(compiled));
-            assert_eq!(expected.as_str(), Some(&*digest), "{name}.{ending} is not what was written: {HINT}");
+            let file = format!("{name}.{ending}");
+            let code = compiled.get(&file).unwrap_or_else(|| panic!("no archive has {file}: {HINT}"));
+            let digest = hex(Sha256::new_with_prefix(code));
+            assert_eq!(expected.as_str(), Some(&*digest), "{file} is not what was compiled: {HINT}");
         }
     }
 }
@@ -123,21 +145,22 @@ fn every_kernel_is_compiled_for_the_targets_that_it_names_and_nothing_else_is_th
     });
     assert_eq!(stated.collect::<BTreeSet<_>>(), expected, "the manifest lists other files: {HINT}");
 
-    let entries = fs::read_dir(folder().join("compiled")).expect("it was compiled");
-    let names = entries.map(|entry| entry.expect("it is read").file_name().to_string_lossy().into_owned());
-    let found: BTreeSet<String> = names.filter(|name| name != "manifest.json").collect();
-    assert_eq!(found, expected, "compiled/ holds other files: {HINT}");
+    assert_eq!(compiled().into_keys().collect::<BTreeSet<_>>(), expected, "the archives hold other files: {HINT}");
 }
 
 #[test]
-fn every_kernel_is_embedded_and_all_of_them_take_21_mebibytes_at_most() {
+fn archives_of_device_code_are_embedded_and_take_two_mebibytes() {
     let embedded = include_str!("../src/cuda/images.rs");
-    for source in kernels() {
-        let name = name_of(&source);
-        assert!(embedded.contains(&format!("\"{name}\"")), "{name} is not in src/cuda/images.rs");
+    let mut bytes = 0;
+    for file in fs::read_dir(folder().join("compiled")).expect("it was compiled") {
+        let file = file.expect("an entry");
+        bytes += file.metadata().expect("a size").len();
+        let name = file.file_name().to_string_lossy().into_owned();
+        let Some(target) = name.strip_suffix(".tar.xz") else {
+            assert_eq!(name, "manifest.json", "compiled/ holds only archives and their manifest");
+            continue;
+        };
+        assert!(embedded.contains(&format!("archive!(\"{target}\")")), "{name} is not in src/cuda/images.rs");
     }
-    let compiled = fs::read_dir(folder().join("compiled")).expect("it was compiled");
-    let bytes: u64 = compiled.map(|entry| entry.and_then(|entry| entry.metadata()).expect("it is there").len()).sum();
-    // Packed, a quarter of it; a registry takes crates of 10 MB.
-    assert!(bytes <= 21 << 20, "{bytes} bytes of device code");
+    assert!(bytes <= 2 << 20, "{bytes} bytes of device code");
 }

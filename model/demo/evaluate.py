@@ -3,7 +3,7 @@
     python3 draw.py --seed 7 --count 1000 --out /tmp/pictures
     python3 evaluate.py --model checkpoint --pictures /tmp/pictures
 
-The same lines are what `bursar` is evaluated with, so the two figures can be compared picture by picture.
+The repository holds the weights compressed: `xz -dk checkpoint/model.safetensors.xz` before the first run. The same lines are what `bursar` is evaluated with, so the two figures can be compared picture by picture.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 weights) against transformers."""
 
 import json
+import lzma
 import shutil
 from pathlib import Path
 
@@ -127,6 +128,10 @@ def written(state: Path, folder: Path) -> Path:
     network = Network()
     network.load_state_dict(load_file(state / "average.safetensors"), strict=True)
     write_folder(network, folder, torch.bfloat16)
+    # The repository and the program hold the weights compressed. `lp` and `pb` tell LZMA that numbers have two bytes.
+    weights = folder / "model.safetensors"
+    pairs = {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lp": 1, "pb": 1}
+    weights.with_name("model.safetensors.xz").write_bytes(lzma.compress(weights.read_bytes(), filters=[pairs]))
     return folder
 
 

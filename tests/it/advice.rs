@@ -96,14 +96,14 @@ fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
             assert_eq!(told["device"]["dtype"], expected, "{gpu} {dtype}");
         }
     }
-    let folder = ["--model", "tests/golden/qwen2", "--gpu", "h200"];
-    assert_eq!(planned(&folder)["device"]["dtype"], "f16", "auto is the checkpoint's own");
+    let folder = bursar_golden::path("qwen2").display().to_string();
+    assert_eq!(planned(&["--model", &folder, "--gpu", "h200"])["device"]["dtype"], "f16", "auto is the checkpoint's own");
 }
 
 /// A folder with the files of a golden checkpoint whose names pass.
 fn copied(golden: &str, passes: impl Fn(&str) -> bool) -> Folder {
     let folder = Folder::empty();
-    let files = std::fs::read_dir(format!("tests/golden/{golden}")).expect("it is there");
+    let files = std::fs::read_dir(bursar_golden::path(golden)).expect("it is there");
     for file in files.map(|file| file.expect("an entry")).filter(|file| file.path().is_file()) {
         let name = file.file_name().into_string().expect("UTF-8");
         if passes(&name) {
@@ -118,7 +118,7 @@ fn a_plan_needs_no_weights_in_its_folder() {
     for golden in ["qwen2", "qwen2_5_vl"] {
         for device in [&["--device", "host"][..], &["--gpu", "h200"]] {
             let plan = |folder: &str| planned(&[&["--model", folder][..], device].concat());
-            let whole = plan(&format!("tests/golden/{golden}"));
+            let whole = plan(&bursar_golden::path(golden).display().to_string());
             let settings = copied(golden, |name| !name.contains("safetensors"));
             let alone = copied(golden, |name| name == "config.json");
             let some = copied(golden, |name| name != "model-00002-of-00002.safetensors" && name != "model.safetensors");

@@ -1,6 +1,6 @@
 //! Bad input: each fails alone, at once, with its typed error, the limit, and a hint; nothing changes for others.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use bursar::{Bytes, Chat, ChatError, Hint, Image, ImageError, Limits, LoadOptions, ModelSource, Role, SamplingError};
 use image::{Rgb, RgbImage};
@@ -189,7 +189,7 @@ fn a_text_model_refuses_a_picture_and_says_why() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2");
+        let folder = bursar_golden::path("qwen2");
         let model = runtime.load_with(ModelSource::folder(&folder), small(), |_| {}).await;
         let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
         let before = runtime.budget().snapshot().await.expect("the budget answers");
@@ -263,7 +263,7 @@ fn pixel_limits_set_by_the_user_hold_within_the_envelope() {
 fn a_processor_without_resizing_refuses_large_pictures_with_the_limit() {
     story(async {
         let folder = Folder::empty();
-        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+        let demo = bursar_golden::demo_checkpoint();
         for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
             fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
         }

@@ -4,7 +4,7 @@
 use std::{
     fs,
     os::unix::fs::symlink,
-    path::{Path, PathBuf},
+    path::PathBuf,
 };
 
 use bursar::{
@@ -29,7 +29,7 @@ struct Copy(Folder);
 impl Copy {
     fn of(checkpoint: &str) -> Copy {
         let folder = Folder::empty();
-        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(checkpoint);
+        let golden = bursar_golden::path(checkpoint);
         for entry in fs::read_dir(golden).expect("the golden checkpoint").flatten() {
             if entry.path().is_file() {
                 fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");

@@ -136,7 +136,7 @@ fn video_samples_in_a_form_are_numbered_and_scored() {
     fs::create_dir_all(&frames).expect("a folder of frames");
     for frame in 0..4 {
         let name = format!("even_{frame}.png");
-        fs::copy(path(&format!("tests/golden/videos/{name}")), frames.join(name)).expect("a frame is copied");
+        fs::copy(bursar_golden::path(format!("videos/{name}")), frames.join(name)).expect("a frame is copied");
     }
     let schema = folder.join("schema.json");
     let shape = json!({

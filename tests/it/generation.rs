@@ -545,7 +545,7 @@ fn tools_and_variables_reach_the_template_as_plain_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = crate::stage::runtime_on(&device).await;
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2");
+        let folder = bursar_golden::path("qwen2");
         let options = LoadOptions {
             kv_tokens: Some(2048),
             envelope: Some(bursar::Envelope { context_tokens: 900, ..small_envelope() }),

@@ -23,7 +23,7 @@ use self::server::{Asked, COMMIT, Fault, Hub, ID};
 use crate::stage::{Folder, answer, device, runtime_on, small, story, text};
 
 fn golden() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2_5_vl")
+    bursar_golden::path("qwen2_5_vl")
 }
 
 fn options(hub: &Hub, cache: &Folder) -> HubOptions {

@@ -1,7 +1,6 @@
 //! Pictures of every kind: each is read like the reference reads it, or fails alone with the limit, the value and a
 //! hint.
 
-use std::path::Path;
 
 use bursar::{
     Bytes, ChatError, DeviceChoice, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
@@ -12,7 +11,7 @@ use image::{DynamicImage, Rgb, RgbImage};
 use crate::stage::{Stage, about, answer, ask, demo, device, eventually, listen, png, small, story, text};
 
 fn golden(file: &str) -> Vec<u8> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/pictures").join(file);
+    let path = bursar_golden::path("pictures").join(file);
     std::fs::read(&path).unwrap_or_else(|error| panic!("{file}: {error}"))
 }
 

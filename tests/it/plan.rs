@@ -218,7 +218,7 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
         ("qwen3_fp8_dynamic", "compressed-tensors", "FP8 with a scale for each output (compressed-tensors)"),
         ("qwen3_fp8_modelopt", "modelopt", "FP8 with a scale for each matrix (modelopt)"),
     ] {
-        let folder = format!("{}/tests/golden/{folder}", env!("CARGO_MANIFEST_DIR"));
+        let folder = bursar_golden::path(folder).display().to_string();
         let report = object(&plan(&["--json", "--device", "host", "--total", "512MiB", "--model", &folder]));
         assert_eq!((&report["quantization"], &report["unquantized"]), (&json!(method), &json!(null)));
         assert!(report["notes"].to_string().contains(&format!("the checkpoint's weights are {words}")), "{report}");

@@ -48,7 +48,7 @@ impl Ranks {
         if self.devices.len() <= 2 {
             return demo(&self.runtime, options).await;
         }
-        let source = ModelSource::folder(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_vl"));
+        let source = ModelSource::folder(bursar_golden::path("qwen3_vl"));
         let options = LoadOptions { name: Some("demo".to_owned()), ..options };
         self.runtime.load_with(source, options, |_| {}).await.expect("it starts")
     }

@@ -10,13 +10,9 @@ use serde_json::Value;
 
 use crate::stage::{answer, ask, device_of, eventually, shared_out, small, story};
 
-fn golden(path: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden")).join(path)
-}
-
 /// The chat of a recorded case, and its answer.
 fn recorded(folder: &str, case: &str) -> (Chat, String) {
-    let json = fs::read(golden(&format!("{folder}/cases/{case}.json"))).expect("the case is there");
+    let json = fs::read(bursar_golden::path(&format!("{folder}/cases/{case}.json"))).expect("the case is there");
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     let messages = json["messages"].as_array().expect("messages");
     let chat = messages.iter().fold(Chat::new(), |chat, message| {
@@ -40,9 +36,9 @@ fn content(part: &Value) -> Content {
     let name = |key: &str| part[key].as_str().expect("a name");
     let open = |path: PathBuf| Image::open(path).expect("it opens");
     match name("type") {
-        "image" => Content::Image(open(golden("pictures").join(name("image")))),
+        "image" => Content::Image(open(bursar_golden::path("pictures").join(name("image")))),
         "video" => {
-            let frame = |index: usize| golden("videos").join(format!("{}_{index}.png", name("video")));
+            let frame = |index: usize| bursar_golden::path("videos").join(format!("{}_{index}.png", name("video")));
             let frames = (0..).map(frame).take_while(|path| path.exists()).map(open);
             Content::Video(Video::from_frames(frames, part["frames_per_second"].as_f64().expect("a rate")))
         }
@@ -70,7 +66,7 @@ fn recorded_chats_are_answered_by(ranks: usize, folder: &'static str, cases: &'s
         };
         // Fewer tokens than the chats take together.
         let options = LoadOptions { envelope: Some(envelope), kv_tokens: Some(528), ..small() };
-        let source = ModelSource::folder(golden(folder));
+        let source = ModelSource::folder(bursar_golden::path(folder));
         let model = runtime.load_with(source, options, |_| {}).await.expect("it starts");
         let chats: Vec<(Chat, String)> = cases.iter().map(|case| recorded(folder, case)).collect();
         for ((chat, expected), case) in chats.iter().zip(cases) {

@@ -104,7 +104,7 @@ fn a_model_may_sleep_again_before_its_last_copy_is_freed() {
 fn level_1_reads_no_file_to_wake_and_level_2_needs_its_files() {
     story(async {
         let folder = Folder::empty();
-        let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
+        let golden = bursar_golden::path("qwen2");
         for file in std::fs::read_dir(golden).expect("it is there") {
             let file = file.expect("it is readable");
             if !file.path().is_file() {

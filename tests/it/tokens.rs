@@ -167,7 +167,7 @@ fn a_models_facts_are_those_of_its_folder_and_envelope() {
         assert_eq!((facts.picture_pixels, facts.picture_tiles), (Some(784..=64 * 196), None));
         // One without pictures.
         let runtime = runtime_on(&device()).await;
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen2");
+        let folder = bursar_golden::path("qwen2");
         let text_only = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
         let facts = text_only.facts().await.expect("it serves");
         assert_eq!((facts.pictures, facts.video_frames), (0, 0), "{facts:?}");

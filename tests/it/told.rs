@@ -67,7 +67,7 @@ fn a_schema_error_is_reported_with_its_place() {
 #[test]
 fn a_templates_refusal_is_reported_in_its_own_words() {
     let folder = Folder::empty();
-    for entry in fs::read_dir(path("model/demo/checkpoint")).expect("the demo's checkpoint").flatten() {
+    for entry in fs::read_dir(bursar_golden::demo_checkpoint()).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
     }
     let template = "{{ raise_exception('quietly, please: ' + messages[0].role) }}";

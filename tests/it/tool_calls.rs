@@ -1,6 +1,6 @@
 //! Tools and reasoning: what a caller hears of them, whatever dies meanwhile, and what is refused.
 
-use std::{fs, path::Path};
+use std::fs;
 
 use bursar::{
     Chat, ChatError, ChatEvent, FinishReason, Hint, LoadOptions, ModelHandle, ModelSource, OutputFormat,
@@ -208,7 +208,7 @@ fn no_event_is_told_twice_when_actors_die_in_the_middle_of_a_call() {
 /// The demo model with another template.
 async fn with_template(runtime: &bursar::Runtime, template: &str) -> (Folder, ModelHandle) {
     let folder = Folder::empty();
-    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+    let demo = bursar_golden::demo_checkpoint();
     for entry in fs::read_dir(demo).expect("the demo's checkpoint").flatten() {
         fs::copy(entry.path(), folder.path().join(entry.file_name())).expect("a copy");
     }

@@ -1,6 +1,6 @@
 //! Videos through the runtime: answered, counted, cached, and refused alone.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use bursar::{Chat, ChatError, Content, Hint, Image, LoadOptions, ModelSource, Role, Video, VideoError};
 use image::{Rgb, RgbImage};
@@ -206,7 +206,7 @@ fn a_model_without_video_refuses_videos_and_keeps_placeholders_as_text() {
     story(async {
         let device = crate::stage::device();
         let runtime = runtime_on(&device).await;
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/qwen2");
+        let folder = bursar_golden::path("qwen2");
         let model = runtime.load_with(ModelSource::folder(&folder), small(), |_| {}).await;
         let model = model.unwrap_or_else(|error| panic!("{error}: {}", error.hint()));
         let error = ask(&model, about_video(film(2, 2.0))).await.expect_err("it takes no videos");

@@ -245,7 +245,7 @@ fn another_capacity_page_or_driver_is_named() {
 
 /// The demo model in a folder, with `change` applied to its processor's settings.
 fn demo_folder(folder: &Folder, change: impl FnOnce(&mut serde_json::Value)) -> ModelSource {
-    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("model/demo/checkpoint");
+    let from = bursar_golden::demo_checkpoint();
     for file in files(&from) {
         let name = file.file_name().expect("a file has a name");
         fs::copy(&file, folder.path().join(name)).expect("it is copied");

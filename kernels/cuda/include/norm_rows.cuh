@@ -1,11 +1,11 @@
-// What the norms share: which rows they are of, what a thread keeps of a row, and how the next one is fetched.
+// Shared by rms_norm and layer_norm: the arguments of a launch, the vectors a thread keeps of a row, and the prefetch of
+// the next row.
 #pragma once
 
 #include "contract.cuh"
 #include "element.cuh"
 #include "kernel_order.cuh"
 #include "reduce.cuh"
-#include "residual.cuh"
 
 // Vectors that a thread keeps.
 constexpr uint32_t HELD = 2;
@@ -14,8 +14,6 @@ template <typename Element>
 struct Rows {
     const Element* x;
     uint32_t x_pitch;
-    Element* residual;  // null: nothing is added
-    uint32_t residual_pitch;
     const Element *weight, *bias;  // a root-mean-square norm has no bias
     uint32_t rows, hidden;
     float epsilon;
@@ -34,34 +32,29 @@ __device__ __forceinline__ void each_held(uint32_t vectors, Step step) {
     }
 }
 
-// Starts to read a row, and what it is added to, as they stand in memory.
-template <uint32_t WIDTH, bool ADDING, typename Element>
+// Starts to read a row into registers, without converting it.
+template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void fetch_row(const Rows<Element>& call, uint32_t vectors, uint64_t row,
-                                          Words<WIDTH, Element> (&ahead)[HELD],
-                                          Words<WIDTH, Element> (&ahead_before)[HELD]) {
+                                          Words<WIDTH, Element> (&ahead)[HELD]) {
     each_held<WIDTH>(vectors, [&](uint32_t slot, uint32_t column) {
         ahead[slot] = load_words<WIDTH>(call.x + row * call.x_pitch + column);
-        if constexpr (ADDING) {
-            ahead_before[slot] = load_words<WIDTH>(call.residual + row * call.residual_pitch + column);
-        }
     });
 }
 
-// Rows a grid apart, `WIDTH` elements at a time: each norm's own.
-template <uint32_t WIDTH, bool ADDING, typename Element>
+// Normalizes rows a grid apart, `WIDTH` elements at a time. rms_norm.cu and layer_norm.cu each define it.
+template <uint32_t WIDTH, typename Element>
 __device__ __forceinline__ void norm_rows(const Rows<Element>& call);
 
-// The rows of a launch, with 16-byte accesses where all addresses allow them.
-template <bool ADDING, typename Element>
+// Normalizes the rows of a launch, with 16-byte accesses where all addresses allow them.
+template <typename Element>
 __device__ __forceinline__ void norm(const Rows<Element>& call) {
     let_next_kernel_start();
     const uint64_t starts = reinterpret_cast<uint64_t>(call.x) | reinterpret_cast<uint64_t>(call.out)
-        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias)
-        | reinterpret_cast<uint64_t>(call.residual);
-    const uint64_t steps = call.x_pitch | call.hidden | call.residual_pitch;
+        | reinterpret_cast<uint64_t>(call.weight) | reinterpret_cast<uint64_t>(call.bias);
+    const uint64_t steps = call.x_pitch | call.hidden;
     if (aligned_to(starts, 16) && steps % VECTOR<Element> == 0) {
-        norm_rows<VECTOR<Element>, ADDING>(call);
+        norm_rows<VECTOR<Element>>(call);
     } else {
-        norm_rows<1, ADDING>(call);
+        norm_rows<1>(call);
     }
 }

@@ -1,8 +1,6 @@
 //! The backend that computes on leased host memory, with `f32` activations. It is the reference for the others: plain
 //! loops, one file per operation, checked against candle.
 
-mod add_layer_norm;
-mod add_rms_norm;
 mod add_rows;
 mod argmax;
 mod arithmetic;
@@ -23,7 +21,6 @@ mod patchify;
 mod position_grid;
 mod quantize;
 mod ranks;
-mod residual;
 mod rms_norm;
 mod rotary;
 mod rotary_kv_write;
@@ -115,9 +112,7 @@ impl Backend for Cpu {
         position_grid: ops::position_grid::Call<'_> => position_grid::position_grid,
         embed: ops::embed::Call<'_> => embed::embed,
         rms_norm: ops::rms_norm::Call<'_> => rms_norm::rms_norm,
-        add_rms_norm: ops::add_rms_norm::Call<'_> => add_rms_norm::add_rms_norm,
         layer_norm: ops::layer_norm::Call<'_> => layer_norm::layer_norm,
-        add_layer_norm: ops::add_layer_norm::Call<'_> => add_layer_norm::add_layer_norm,
         linear: ops::linear::Call<'_> => linear::linear,
         route: ops::route::Call<'_> => route::route,
         gated_experts: ops::gated_experts::Call<'_> => experts::gated_experts,

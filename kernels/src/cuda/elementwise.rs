@@ -105,18 +105,18 @@ pub(super) fn norm_threads(columns: usize) -> usize {
     columns.div_ceil(16).next_multiple_of(32).clamp(32, norm::THREADS_MAX)
 }
 
-/// Launches a normalisation of `rows`, which is `x`, or `x` and the residual to add it to.
+/// Launches a normalization of the rows of `x` `[rows, hidden]`, with a weight and perhaps a bias.
 fn normalise(
     cuda: &Cuda,
     kernel: Function,
-    rows: &[&Tensor<'_>],
+    x: &Tensor<'_>,
     weights: &[&Tensor<'_>],
     epsilon: f32,
     out: &Tensor<'_>,
 ) -> Result<(), KernelError> {
     // A block reuses its weights over many rows.
     let extent = Extent::line(out.rows().min(8 * cuda.kernels.target.processors), norm_threads(out.columns()));
-    let arguments = rows.iter().fold(Arguments::default(), |all, x| all.with(x.address()).with(pitch(x)));
+    let arguments = Arguments::default().with(x.address()).with(pitch(x));
     let arguments = weights.iter().fold(arguments, |all, weight| all.with(weight.address()));
     let arguments = arguments.with(count(out.rows())).with(columns(out)).with(epsilon).with(out.address());
     // SAFETY: these are the kernels' parameters, and the fronts have checked the shapes.
@@ -128,29 +128,13 @@ pub(super) fn rms_norm(cuda: &Cuda, call: ops::rms_norm::Call<'_>) -> Result<(),
         Some(rounded) => quantize::rms_norm(cuda, &call, rounded),
         None => {
             let kernel = cuda.entry_points().rms_norm;
-            normalise(cuda, kernel, &[&call.x], &[&call.weight], call.epsilon, call.out.plain())
+            normalise(cuda, kernel, &call.x, &[&call.weight], call.epsilon, call.out.plain())
         }
     }
 }
 
-pub(super) fn add_rms_norm(cuda: &Cuda, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(
-        cuda,
-        cuda.entry_points().add_rms_norm,
-        &[&call.x, &call.residual],
-        &[&call.weight],
-        call.epsilon,
-        &call.out,
-    )
-}
-
 pub(super) fn layer_norm(cuda: &Cuda, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
-    normalise(cuda, cuda.entry_points().layer_norm, &[&call.x], &[&call.weight, &call.bias], call.epsilon, &call.out)
-}
-
-pub(super) fn add_layer_norm(cuda: &Cuda, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
-    let rows = [&call.x, &call.residual];
-    normalise(cuda, cuda.entry_points().add_layer_norm, &rows, &[&call.weight, &call.bias], call.epsilon, &call.out)
+    normalise(cuda, cuda.entry_points().layer_norm, &call.x, &[&call.weight, &call.bias], call.epsilon, &call.out)
 }
 
 /// One row per block in x. In y, enough blocks to cover the columns; with few rows each block takes fewer columns.

@@ -61,7 +61,7 @@ pub enum OpenError {
     #[error("the driver does not load the kernels {module}: {said}")]
     Image {
         /// Name of the module.
-        module: &'static str,
+        module: String,
         /// The driver's message.
         said: String,
     },

@@ -1,83 +1,114 @@
-//! The compiled device code: built by `kernels/cuda/compile.py` from `kernels/cuda/`, committed, and embedded here.
+//! The compiled device code: one archive per target, written by `kernels/cuda/compile.py`, committed, and embedded here.
+
+use std::{collections::BTreeMap, io::Read, sync::OnceLock};
+
+use lzma_rust2::XzReader;
 
 /// One module of device code.
 pub(super) struct Image {
-    pub name: &'static str,
+    /// Name of the source file without its ending.
+    pub name: String,
     /// A cubin, or PTX terminated by a zero byte.
-    pub code: &'static [u8],
+    pub code: Vec<u8>,
 }
 
-/// All modules for one GPU generation.
+/// All modules for one GPU generation, compressed until they are first needed.
 pub(super) struct Images {
-    pub modules: &'static [Image],
+    /// A module in a later archive replaces the module of the same name in an earlier one.
+    archives: &'static [&'static [u8]],
     /// True for cubins, false for PTX.
     pub is_machine_code: bool,
+    unpacked: OnceLock<Vec<Image>>,
 }
 
-macro_rules! images {
-    ($($name:literal)*) => {
-        /// For Turing: PTX of f16 kernels, which the driver compiles.
-        const SM_75: &[Image] = &[$(ptx!($name, ".sm_75.ptx"),)* ptx!("linear_e4m3", ".sm_75.ptx")];
-
-        /// For Ampere: PTX, which the driver compiles.
-        const SM_80: &[Image] = &[$(ptx!($name, ".sm_80.ptx"),)* ptx!("linear_e4m3", ".sm_80.ptx")];
-
-        /// For everything from Ada on that has no machine code of its own: Ampere's, with products on tensor cores that
-        /// multiply E4M3.
-        const SM_89: &[Image] = &[$(ptx!($name, ".sm_80.ptx"),)* ptx!("linear_e4m3", ".sm_89.ptx")];
-
-        /// For Hopper: machine code, including the kernels that only Hopper has.
-        const SM_90A: &[Image] = &[
-            $(machine_code!($name),)*
-            machine_code!("all_reduce"),
-            machine_code!("attention_decode_e4m3"),
-            machine_code!("attention_prefill_hopper"),
-            machine_code!("attention_paged_combine"),
-            machine_code!("experts_few"),
-            machine_code!("experts_few_e4m3"),
-            machine_code!("experts_many"),
-            machine_code!("experts_many_e4m3"),
-            machine_code!("linear_few"),
-            machine_code!("linear_few_e4m3"),
-            machine_code!("linear_gated_hopper"),
-            machine_code!("linear_many_e4m3"),
-            machine_code!("gate_up_middle"),
-            machine_code!("quantize_many"),
-            machine_code!("route_normed"),
-            machine_code!("turn_scales"),
-        ];
+macro_rules! archive {
+    ($target:literal) => {
+        include_bytes!(concat!("../../cuda/compiled/", $target, ".tar.xz"))
     };
 }
 
-macro_rules! ptx {
-    ($name:literal, $ending:literal) => {
-        Image {
-            name: $name,
-            code: concat!(include_str!(concat!("../../cuda/compiled/", $name, $ending)), "\0").as_bytes(),
-        }
-    };
+/// PTX of f16 kernels, which the driver compiles.
+const SM_75: &[u8] = archive!("sm_75");
+/// PTX, which the driver compiles.
+const SM_80: &[u8] = archive!("sm_80");
+/// PTX of the kernels that multiply E4M3 on tensor cores.
+const SM_89: &[u8] = archive!("sm_89");
+/// Machine code, including the kernels that only Hopper has.
+const SM_90A: &[u8] = archive!("sm_90a");
+
+impl Images {
+    fn new(archives: &'static [&'static [u8]], is_machine_code: bool) -> Self {
+        Images { archives, is_machine_code, unpacked: OnceLock::new() }
+    }
+
+    /// The modules, sorted by name. The first call decompresses them.
+    pub(super) fn modules(&self) -> &[Image] {
+        self.unpacked.get_or_init(|| {
+            let files: BTreeMap<String, Vec<u8>> = self.archives.iter().flat_map(|archive| files_of(archive)).collect();
+            let image = |(name, mut code): (String, Vec<u8>)| {
+                if !self.is_machine_code {
+                    code.push(0);
+                }
+                Image { name, code }
+            };
+            files.into_iter().map(image).collect()
+        })
+    }
 }
 
-macro_rules! machine_code {
-    ($name:literal) => {
-        Image { name: $name, code: include_bytes!(concat!("../../cuda/compiled/", $name, ".sm_90a.cubin")) }
-    };
+/// The files of an archive: source file names without endings, and contents.
+pub(super) fn files_of(archive: &[u8]) -> Vec<(String, Vec<u8>)> {
+    const INTACT: &str = "an embedded archive of device code is intact";
+    let mut archive = tar::Archive::new(XzReader::new(archive, false));
+    let files = archive.entries().expect(INTACT).map(|entry| {
+        let mut entry = entry.expect(INTACT);
+        let path = entry.path().expect(INTACT).to_string_lossy().into_owned();
+        let name = path.split('.').next().expect(INTACT).to_owned();
+        let mut code = Vec::with_capacity(entry.size() as usize + 1);
+        entry.read_to_end(&mut code).expect(INTACT);
+        (name, code)
+    });
+    files.collect()
 }
 
-images! {
-    "add_rows" "argmax" "attention_decode" "attention_prefill" "embed" "experts" "fill_random" "gather_rows" "gelu" "layer_norm"
-    "patchify" "position_grid" "quantize" "rms_norm" "route" "rotary" "sampling" "scatter_rows" "silu_mul"
-}
-
-/// The images for a GPU of this capability, best first. An older driver may refuse machine code from a newer compiler
-/// and still compile PTX.
+/// The images for a GPU of this compute capability, best first. A driver that is older than the compiler may refuse
+/// machine code and still compile PTX.
 pub(super) fn images_for(capability: (u32, u32)) -> Vec<Images> {
-    let ptx = |modules| Images { modules, is_machine_code: false };
+    let sm_89: &[&[u8]] = &[SM_80, SM_89];
     match capability {
-        (7, 5) => vec![ptx(SM_75)],
-        (9, 0) => vec![Images { modules: SM_90A, is_machine_code: true }, ptx(SM_89)],
-        capability if capability >= (8, 9) => vec![ptx(SM_89)],
-        capability if capability >= (8, 0) => vec![ptx(SM_80)],
+        (7, 5) => vec![Images::new(&[SM_75], false)],
+        (9, 0) => vec![Images::new(&[SM_90A], true), Images::new(sm_89, false)],
+        capability if capability >= (8, 9) => vec![Images::new(sm_89, false)],
+        capability if capability >= (8, 0) => vec![Images::new(&[SM_80], false)],
         _ => Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn module(capability: (u32, u32), name: &str) -> Vec<u8> {
+        let images = images_for(capability);
+        let found = images[0].modules().iter().find(|image| image.name == name);
+        found.unwrap_or_else(|| panic!("{capability:?} has no {name}")).code.clone()
+    }
+
+    #[test]
+    fn each_generation_gets_its_own_code() {
+        assert!(images_for((7, 0)).is_empty(), "older than Turing");
+        assert!(images_for((9, 0))[0].is_machine_code && !images_for((9, 0))[1].is_machine_code);
+        assert!(module((9, 0), "rms_norm").starts_with(b"\x7fELF"));
+        for (capability, target) in [((7, 5), "sm_75"), ((8, 6), "sm_80"), ((8, 9), "sm_80"), ((12, 0), "sm_80")] {
+            let text = String::from_utf8(module(capability, "rms_norm")).expect("PTX is text");
+            assert!(text.contains(&format!(".target {target}")) && text.ends_with('\0'), "{capability:?}");
+        }
+    }
+
+    #[test]
+    fn a_later_archive_replaces_a_module_of_an_earlier_one() {
+        let products = String::from_utf8(module((8, 9), "linear_e4m3")).expect("PTX is text");
+        assert!(products.contains(".target sm_89"));
+        assert_eq!(images_for((8, 9))[0].modules().len(), images_for((8, 0))[0].modules().len());
     }
 }

@@ -41,9 +41,9 @@ impl Functions {
         let shared_most = device.attribute(shared)?;
         let mut modules = Modules { device: device.clone(), loaded: Vec::new() };
         let mut found = HashMap::new();
-        for image in images.modules {
+        for image in images.modules() {
             for function in functions_of(modules.load(image)?)? {
-                found.insert((image.name, prepare(function, shared_most)?), function);
+                found.insert((image.name.as_str(), prepare(function, shared_most)?), function);
             }
         }
         let entry_points =
@@ -87,20 +87,20 @@ impl Functions {
 /// The loaded modules with the names of their source files. Dropping them unloads them.
 struct Modules {
     device: Arc<CudaDevice>,
-    loaded: Vec<(&'static str, sys::CUmodule)>,
+    loaded: Vec<(String, sys::CUmodule)>,
 }
 
 impl Modules {
     fn load(&mut self, image: &Image) -> Result<sys::CUmodule, OpenError> {
         let refused = |error: DeviceError| match error {
-            DeviceError::Driver { said, .. } => OpenError::Image { module: image.name, said },
+            DeviceError::Driver { said, .. } => OpenError::Image { module: image.name.clone(), said },
             error => error.into(),
         };
         let mut module = std::ptr::null_mut();
         // SAFETY: the image is a whole cubin, or PTX terminated by a zero byte.
         let loaded = unsafe { sys::cuModuleLoadData(&mut module, image.code.as_ptr().cast()) };
         CudaDevice::said("cuModuleLoadData", loaded).map_err(refused)?;
-        self.loaded.push((image.name, module));
+        self.loaded.push((image.name.clone(), module));
         Ok(module)
     }
 }

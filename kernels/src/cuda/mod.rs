@@ -63,6 +63,7 @@ use autotune::Autotuner;
 use blas::{Blas, Products};
 use contract::EntryPoints;
 use copy_blocks::CopyStream;
+use images::Images;
 use launch::{Function, Functions};
 use linear_few::{CounterSets, Counters};
 use rank_link::Witness;
@@ -90,7 +91,7 @@ impl CudaKernels {
     /// # Errors
     /// See [`OpenError`].
     pub fn load(device: &Arc<CudaDevice>, target: CudaTarget, search: &BlasSearch) -> Result<Arc<Self>, OpenError> {
-        Self::load_rank(device, target, search, &Arc::default())
+        Self::load_rank(device, target, search, &images::images_for(target.capability), &Arc::default())
     }
 
     /// The same for the GPU of each rank of a model. Ranks compute the same product by the same algorithm.
@@ -102,23 +103,20 @@ impl CudaKernels {
         target: CudaTarget,
         search: &BlasSearch,
     ) -> Result<Vec<Arc<Self>>, OpenError> {
-        let agreement = Arc::default();
-        devices.iter().map(|device| Self::load_rank(device, target, search, &agreement)).collect()
+        let (images, agreement) = (images::images_for(target.capability), Arc::default());
+        devices.iter().map(|device| Self::load_rank(device, target, search, &images, &agreement)).collect()
     }
 
     fn load_rank(
         device: &Arc<CudaDevice>,
         target: CudaTarget,
         search: &BlasSearch,
+        images: &[Images],
         agreement: &Arc<Agreement>,
     ) -> Result<Arc<Self>, OpenError> {
-        let images = images::images_for(target.capability);
-        if images.is_empty() {
-            return Err(OpenError::TooOld { found: target.capability });
-        }
         let mut functions = Err(OpenError::TooOld { found: target.capability });
         for images in images {
-            functions = device.with_overhead("kernels", || Functions::load(device, &images, target.activation));
+            functions = device.with_overhead("kernels", || Functions::load(device, images, target.activation));
             if !matches!(functions, Err(OpenError::Image { .. })) {
                 break;
             }
@@ -383,16 +381,8 @@ impl Backend for Cuda {
         elementwise::rms_norm(self, call)
     }
 
-    fn add_rms_norm(&self, call: ops::add_rms_norm::Call<'_>) -> Result<(), KernelError> {
-        elementwise::add_rms_norm(self, call)
-    }
-
     fn layer_norm(&self, call: ops::layer_norm::Call<'_>) -> Result<(), KernelError> {
         elementwise::layer_norm(self, call)
-    }
-
-    fn add_layer_norm(&self, call: ops::add_layer_norm::Call<'_>) -> Result<(), KernelError> {
-        elementwise::add_layer_norm(self, call)
     }
 
     fn linear(&self, call: ops::linear::Call<'_>) -> Result<(), KernelError> {

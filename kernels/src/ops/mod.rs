@@ -4,8 +4,6 @@
 
 pub mod add_experts;
 pub mod add_experts_rms_norm;
-pub mod add_layer_norm;
-pub mod add_rms_norm;
 pub mod add_rows;
 pub mod all_gather;
 pub mod all_reduce;

@@ -33,9 +33,7 @@ pub enum Pass {
     PositionGrid { pictures: Vec<(usize, usize, usize)>, side: usize, hidden: usize, patches: usize, dtype: DType },
     Embed { vocabulary: usize, hidden: usize, tokens: usize, dtype: DType },
     RmsNorm { rows: usize, hidden: usize, dtype: DType },
-    AddRmsNorm { rows: usize, hidden: usize, dtype: DType },
     LayerNorm { rows: usize, hidden: usize, dtype: DType },
-    AddLayerNorm { rows: usize, hidden: usize, dtype: DType },
     Linear { rows: usize, in_features: usize, out_features: usize, dtype: DType, bias: bool, how: How },
     GatedLinear { rows: usize, in_features: usize, features: usize, dtype: DType, bias: bool },
     Rotary { rows: usize, heads: usize, head_dim: usize, axes: PairAxes },
@@ -71,9 +69,7 @@ pub fn passes() -> Vec<Pass> {
         // Rows short enough to keep in registers, with and without vector loads, and longer ones.
         for (rows, hidden) in [(11, 61), (257, 1031), (1100, 72), (3, 9001)] {
             passes.push(Pass::RmsNorm { rows, hidden, dtype });
-            passes.push(Pass::AddRmsNorm { rows, hidden, dtype });
             passes.push(Pass::LayerNorm { rows, hidden, dtype });
-            passes.push(Pass::AddLayerNorm { rows, hidden, dtype });
         }
         for how in [How::New, How::Into, How::Add] {
             for (rows, in_features, out_features) in
@@ -196,30 +192,11 @@ impl Pass {
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 floats(scope, &scope.rms_norm(&inside(&wide), &weight, 1e-5)?)
             }
-            Pass::AddRmsNorm { rows, hidden, dtype } => {
-                let (x, mut residual) =
-                    (wide(scope, rows, hidden, &mut random)?, wide(scope, rows, hidden, &mut random)?);
-                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                let mut place = residual.column_range_mut(before..before + hidden);
-                let out = scope.add_rms_norm(&inside(&x), &mut place, &weight, 1e-5)?;
-                let out = floats(scope, &out)?;
-                Ok([floats(scope, &residual)?, out].concat())
-            }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let wide = wide(scope, rows, hidden, &mut random)?;
                 let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 let bias = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
                 floats(scope, &scope.layer_norm(&inside(&wide), &weight, &bias, 1e-5)?)
-            }
-            Pass::AddLayerNorm { rows, hidden, dtype } => {
-                let (x, mut residual) =
-                    (wide(scope, rows, hidden, &mut random)?, wide(scope, rows, hidden, &mut random)?);
-                let weight = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                let bias = narrowed(scope, [hidden], dtype, &random.floats(hidden))?;
-                let mut place = residual.column_range_mut(before..before + hidden);
-                let out = scope.add_layer_norm(&inside(&x), &mut place, &weight, &bias, 1e-5)?;
-                let out = floats(scope, &out)?;
-                Ok([floats(scope, &residual)?, out].concat())
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = wide(scope, rows, in_features, &mut random)?;
@@ -359,22 +336,10 @@ impl Pass {
                 let weight = rounded(dtype, &random.floats(hidden));
                 (0..rows).flat_map(|row| rms_normed(&x.row(row), &weight)).collect()
             }
-            Pass::AddRmsNorm { rows, hidden, dtype } => {
-                let x = Wide::new(activation, rows, hidden, &mut random);
-                let residual = Wide::new(activation, rows, hidden, &mut random);
-                let weight = rounded(dtype, &random.floats(hidden));
-                residual.plus(&x, rows, |sum| rms_normed(sum, &weight))
-            }
             Pass::LayerNorm { rows, hidden, dtype } => {
                 let x = Wide::new(activation, rows, hidden, &mut random);
                 let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
                 (0..rows).flat_map(|row| layer_normed(&x.row(row), &weight, &bias)).collect()
-            }
-            Pass::AddLayerNorm { rows, hidden, dtype } => {
-                let x = Wide::new(activation, rows, hidden, &mut random);
-                let residual = Wide::new(activation, rows, hidden, &mut random);
-                let (weight, bias) = (rounded(dtype, &random.floats(hidden)), rounded(dtype, &random.floats(hidden)));
-                residual.plus(&x, rows, |sum| layer_normed(sum, &weight, &bias))
             }
             Pass::Linear { rows, in_features, out_features, dtype, bias, how } => {
                 let x = Wide::new(activation, rows, in_features, &mut random);

@@ -42,14 +42,6 @@ impl Wide {
         widened(&self.numbers[row * self.pitch() + self.before()..][..self.columns])
     }
 
-    /// The whole tensor with the operand of `x` added, followed by `normed` of each row's sum.
-    pub(super) fn plus(self, x: &Wide, rows: usize, normed: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f64> {
-        let sum =
-            |row: usize| self.row(row).iter().zip(x.row(row)).map(|(ours, theirs)| ours + theirs).collect::<Vec<_>>();
-        let out: Vec<f64> = (0..rows).flat_map(|row| normed(&sum(row))).collect();
-        [self.changed(|row, column, held| held + x.at(row, column)), out].concat()
-    }
-
     /// The whole tensor, with the operand's elements changed.
     pub(super) fn changed(self, change: impl Fn(usize, usize, f64) -> f64) -> Vec<f64> {
         let (pitch, before) = (self.pitch(), self.before());

@@ -156,7 +156,7 @@ mod tests {
     /// `tests/golden/make_gguf.py` splits by what transformers has.
     #[test]
     fn each_splitter_makes_the_pieces_that_transformers_makes() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/pieces.json");
+        let path = bursar_golden::path("gguf/pieces.json");
         let recorded: Value = serde_json::from_slice(&std::fs::read(path).expect("it is there")).expect("JSON");
         let texts = recorded["texts"].as_array().expect("texts");
         for splitter in SPLITTERS {

@@ -1,6 +1,5 @@
 //! The tokenizer: text to ids and back, with or without special tokens.
 
-use std::path::Path;
 use std::sync::Arc;
 
 use tokenizers::{Model, NormalizedString, Normalizer, OffsetType, PreTokenizedString, PreTokenizer};
@@ -53,15 +52,6 @@ impl Tokenizer {
         let guard = SpecialGuard::new(added.iter().filter(|token| token.special).map(|token| token.content.as_str()));
         let vocabulary_size = vocabulary_size(&inner);
         Ok(Tokenizer { shared: Arc::new(Shared { inner, added, guard, vocabulary_size }) })
-    }
-
-    /// Reads a `tokenizer.json`.
-    ///
-    /// # Errors
-    /// [`TextError::Tokenizer`].
-    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, TextError> {
-        let json = std::fs::read(path).map_err(|error| TextError::Tokenizer { reason: error.kind().to_string() })?;
-        Tokenizer::from_bytes(&json)
     }
 
     /// Ids of `text`, in which names of special tokens become those tokens. Use it for text from this crate or the

@@ -58,7 +58,7 @@ mod tests {
     /// `tests/golden/make_gguf.py` has drawn the blocks.
     #[test]
     fn blocks_of_every_type_have_the_recorded_values_to_the_bit() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/gguf/blocks.safetensors");
+        let path = bursar_golden::path("gguf/blocks.safetensors");
         let content = std::fs::read(path).expect("the recorded blocks");
         let recorded = SafeTensors::deserialize(&content).expect("safetensors");
         let kinds = [

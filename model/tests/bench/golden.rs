@@ -33,7 +33,7 @@ pub struct Case {
 /// Processes a recorded picture: what its placeholder stands for, and the pictures that the encoder sees.
 pub fn picture(checkpoint: &Checkpoint, name: &str) -> (VisualGrid, Vec<ResizedImage>) {
     let limits = ImageLimits::default();
-    let bytes = ImageBytes::open(repository("tests/golden/pictures").join(name), &limits).expect("the picture opens");
+    let bytes = ImageBytes::open(bursar_golden::path("pictures").join(name), &limits).expect("the picture opens");
     let processor = checkpoint.image_processor.as_ref().expect("a checkpoint with pictures");
     let decoded = bytes.decode(&limits).expect("the picture decodes");
     let plan = processor.plan(decoded.width(), decoded.height()).expect("the picture is planned");
@@ -43,7 +43,7 @@ pub fn picture(checkpoint: &Checkpoint, name: &str) -> (VisualGrid, Vec<ResizedI
 
 /// A recorded video's frames.
 pub fn video(name: &str, frames_per_second: f64) -> Video {
-    let folder = repository("tests/golden/videos");
+    let folder = bursar_golden::path("videos");
     let path = |index: usize| folder.join(format!("{name}_{index}.png"));
     let open = |index| ImageBytes::open(path(index), &ImageLimits::default()).expect("the frame opens");
     let count = (0..).take_while(|index| path(*index).exists()).count();

@@ -69,7 +69,11 @@ pub enum GoesOn {
 
 /// A folder of this repository.
 pub fn repository(path: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/..")).join(path)
+    if path == "model/demo/checkpoint" {
+        return bursar_golden::demo_checkpoint();
+    }
+    let path = path.strip_prefix("tests/golden/");
+    bursar_golden::path(path.expect("checkpoints are the demo's and those in tests/golden"))
 }
 
 /// Opens a checkpoint of this repository.

@@ -1,16 +1,15 @@
 //! Helpers of several test files: reading the golden files.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::io::Read;
 use std::path::PathBuf;
 
 use bursar_model::flow::rgb_image::RgbImage;
 use bursar_model::text::Tokenizer;
 use serde_json::Value;
 
-/// The folder of golden references, which `tests/golden/make.py` writes.
+/// A file or folder of the golden references, which `tests/golden/make.py` writes.
 pub fn golden(path: &str) -> PathBuf {
-    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden")).join(path)
+    bursar_golden::path(path)
 }
 
 pub fn golden_bytes(path: &str) -> Vec<u8> {
@@ -29,10 +28,7 @@ pub fn golden_png(path: &str) -> RgbImage {
 
 /// The real tokenizer of Qwen2.5.
 pub fn qwen_tokenizer() -> Tokenizer {
-    let mut json = Vec::new();
-    let zipped = golden_bytes("qwen2_5_tokenizer/tokenizer.json.gz");
-    flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut json).expect("gzip");
-    Tokenizer::from_bytes(&json).expect("the tokenizer parses")
+    Tokenizer::from_bytes(&golden_bytes("qwen2_5_tokenizer/tokenizer.json")).expect("the tokenizer parses")
 }
 
 /// The small tokenizer of the golden checkpoints: bytes, a few merges and Qwen2.5's added tokens.

@@ -7,7 +7,7 @@ use bursar_model::{
 use serde_json::Value;
 
 use crate::{
-    bench::{self, Case, cut, relative_error, repository},
+    bench::{self, Case, cut, relative_error},
     common::{golden_json, golden_png},
 };
 
@@ -54,7 +54,7 @@ fn tiles_and_thumbnail_have_the_recorded_bytes() {
     let recorded = &golden_json("tiles.json")["picture"];
     let file = recorded["file"].as_str().expect("a file").to_owned();
     let limits = ImageLimits::default();
-    let picture = ImageBytes::open(repository("tests/golden").join(file), &limits).expect("it opens");
+    let picture = ImageBytes::open(bursar_golden::path(file), &limits).expect("it opens");
     let tiling = Tiling { side: 56, least: 1, most: 12, has_thumbnail: true };
     let bounds = PixelBounds { min: 1, max: tiling.pixels_max() };
     let config = ImageProcessorConfig {

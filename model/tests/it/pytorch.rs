@@ -1,6 +1,5 @@
 //! Weights that `torch.save` wrote: two golden checkpoints again, and every way in which such a file can be bad.
 
-use std::io::Read;
 
 use bursar_model::{checkpoint::Checkpoint, error::CheckpointError};
 
@@ -15,9 +14,7 @@ const INDEX: &str = "pytorch_model.bin.index.json";
 const SHARDS: [&str; 2] = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"];
 
 fn recorded(name: &str) -> Vec<u8> {
-    let (zipped, mut bytes) = (golden_bytes(&format!("pytorch/{name}.gz")), Vec::new());
-    flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut bytes).expect("gzip");
-    bytes
+    golden_bytes(&format!("pytorch/{name}"))
 }
 
 /// The golden checkpoint `name` with `files` in place of its weights.

@@ -20,7 +20,7 @@ use bursar_model::{
 use proptest::prelude::*;
 
 use crate::{
-    bench::{self, Memory, Random, repository},
+    bench::{self, Memory, Random},
     copy::Copy,
 };
 
@@ -250,10 +250,6 @@ fn every_worst_case_of_llama_takes_what_its_plan_says() {
 
 #[test]
 fn every_worst_case_of_the_demo_takes_what_its_plan_says() {
-    if !repository(DEMO).join("config.json").exists() {
-        println!("skipped: the demo's checkpoint is not in {DEMO}");
-        return;
-    }
     every_worst_case_takes_what_its_plan_says(DEMO);
 }
 

@@ -3,7 +3,6 @@
 //! the variant reaches the model. For those, `check_variants` of `tests/golden/make.py` has checked that transformers
 //! computes the same bits.
 
-use std::io::Read;
 
 use bursar_budgets::Hint;
 use bursar_kernels::Target;
@@ -19,7 +18,7 @@ use bursar_model::{
 use serde_json::{Map, Value, json};
 
 use crate::bench::{Bench, Case, assert_recorded, encode};
-use crate::common::{golden_bytes, golden_json};
+use crate::common::golden_json;
 use crate::copy::{Copy, INTERNVL, INTERNVL_CHAT, QWEN2, QWEN2_5_VL, QWEN2_VL, QWEN3_VL, QWEN3_VL_MOE};
 
 /// As in `model/tests/it/golden_qwen2_5_vl.rs`.
@@ -487,10 +486,7 @@ fn assert_recorded_ids(tokenizer: &Tokenizer) {
 
 #[test]
 fn vocab_json_and_merges_txt_give_the_recorded_ids() {
-    let mut json = Vec::new();
-    let zipped = golden_bytes("qwen2_5_tokenizer/tokenizer.json.gz");
-    flate2::read::GzDecoder::new(zipped.as_slice()).read_to_end(&mut json).expect("gzip");
-    let copy = in_parts(Copy::of(QWEN2), &serde_json::from_slice(&json).expect("JSON"));
+    let copy = in_parts(Copy::of(QWEN2), &golden_json("qwen2_5_tokenizer/tokenizer.json"));
     assert_recorded_ids(copy.prompts().tokenizer());
 }
 

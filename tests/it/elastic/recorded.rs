@@ -143,7 +143,7 @@ fn request_metrics_match_what_callers_saw() {
 fn experts_of_a_mixture_are_shown_to_be_shared_out_unevenly() {
     heard(async |ears| {
         let runtime = runtime_on(&device_of(Bytes::mib(96))).await;
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/golden/qwen3_moe");
+        let folder = bursar_golden::path("qwen3_moe");
         let model = runtime.load_with(ModelSource::folder(folder), small(), |_| {}).await.expect("it starts");
         let imbalance = || ears.most("bursar_expert_imbalance{model=qwen3_moe}");
         eventually("a second of steps was looked at", async || {

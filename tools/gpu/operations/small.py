@@ -26,6 +26,7 @@ def norm_shape(rows, hidden):
 
 
 def normed(x, weight):
+    """The last axis divided by its root mean square and multiplied by `weight`, in f64."""
     x = x.double()
     return x / (x.pow(2).mean(-1, keepdim=True) + EPSILON).sqrt() * weight.double()
 
@@ -42,32 +43,6 @@ def rms_norm(rows, hidden, kind, gap=0):
     )
 
 
-class Residual:
-    """Rows that are added to what a residual has, and where the normalised sum goes."""
-
-    def __init__(self, rows, hidden, kind, gap):
-        x = random_rows(rows, hidden, gap, kind)
-        self.residual, self.out = Output((rows, hidden), kind, gap), Output((rows, hidden), kind)
-        residual = self.residual.tensor.normal_()
-        self.total = (x.float() + residual.float()).to(kind)
-        self.arguments = (x, x.stride(0), residual, residual.stride(0))
-
-    def error(self, normed):
-        return max(self.residual.error(self.total), self.out.error(normed))
-
-
-def add_rms_norm(rows, hidden, kind, gap=0):
-    added, weight = Residual(rows, hidden, kind, gap), torch.randn(hidden, device="cuda", dtype=kind)
-    kernel = Kernel("rms_norm", f"add_rms_norm_{ENDINGS[kind]}")
-    return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, rows, hidden, EPSILON,
-                           added.out.tensor),
-        error=lambda: added.error(normed(added.total, weight)),
-        limit=LIMITS[kind],
-        bytes=4 * kind.itemsize * rows * hidden,
-    )  # fmt: skip
-
-
 def layer_normed(x, weight, bias):
     return functional.layer_norm(x.double(), weight.shape, weight.double(), bias.double(), EPSILON)
 
@@ -82,18 +57,6 @@ def layer_norm(rows, hidden, kind, gap=0):
         bytes=2 * kind.itemsize * rows * hidden,
         beside={"torch": lambda: functional.layer_norm(x, (hidden,), weight, bias, EPSILON)},
     )
-
-
-def add_layer_norm(rows, hidden, kind, gap=0):
-    added, (weight, bias) = Residual(rows, hidden, kind, gap), torch.randn(2, hidden, device="cuda", dtype=kind)
-    kernel = Kernel("layer_norm", f"add_layer_norm_{ENDINGS[kind]}")
-    return Case(
-        run=lambda: kernel(*norm_shape(rows, hidden), *added.arguments, weight, bias, rows, hidden, EPSILON,
-                           added.out.tensor),
-        error=lambda: added.error(layer_normed(added.total, weight, bias)),
-        limit=LIMITS[kind],
-        bytes=4 * kind.itemsize * rows * hidden,
-    )  # fmt: skip
 
 
 def gate_shape(rows, features):
@@ -192,12 +155,6 @@ def rotary(tokens, heads, head_dim, sections, kind, behind=0):
 
 
 EPSILON = 1e-6
-
-
-def normed(heads, weight):
-    """[tokens, heads, head_dim] by the root mean square of each head, in f64."""
-    heads = heads.double()
-    return heads * (heads.square().mean(-1, keepdim=True) + EPSILON).rsqrt() * weight.double()
 
 
 def rotary_kv_write(tokens, heads, kv_heads, head_dim, sections, kind, gap=0, is_odd=False, is_normed=False, is_e4m3=False):
@@ -373,7 +330,7 @@ def copy(rows, columns, kind):
 
 def check(table):
     for kind in (torch.bfloat16, torch.float16):
-        for operation in (rms_norm, add_rms_norm, layer_norm, add_layer_norm):
+        for operation in (rms_norm, layer_norm):
             for rows, hidden, gap in ((1, 3584, 0), (33, 61, 0), (33, 61, 3), (129, 1280, 8), (7, 8192, 0), (5, 9000, 0),
                                       (5, 20000, 8), (1300, 3584, 1), (3, 16, 0), (3, 5, 0)):  # fmt: skip
                 table.check(operation.__name__, f"{rows} x {hidden} + {gap}", operation(rows, hidden, kind, gap))
@@ -412,9 +369,7 @@ def measure(table):
     table.row("torch's copy", "64 MiB", lambda: copy(8192, 4096, kind))
     timed = (
         (rms_norm, f"{hidden:,} columns", (hidden, kind)),
-        (add_rms_norm, f"{hidden:,} columns", (hidden, kind)),
         (layer_norm, f"{hidden:,} columns", (hidden, kind)),
-        (add_layer_norm, f"{hidden:,} columns", (hidden, kind)),
         (rotary_kv_write, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
         (rotary_kv_write_e4m3, "28:4 heads of 128", (28, 4, 128, TEXT, kind)),
         (rotary_kv_write, "32:8 heads of 128", (32, 8, 128, TEXT, kind)),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::entry_points::{EntryPoint, EntryPoints};
-use crate::DType;
+use crate::{DType, cuda::images::files_of};
 
 /// Names of entry points by source file.
 type BySource = BTreeMap<String, BTreeSet<String>>;
@@ -49,13 +49,11 @@ fn in_table(activations: &[DType], hopper: bool) -> BySource {
 }
 
 fn in_compiled_files(ending: &str) -> BySource {
-    let files = fs::read_dir(folder().join("compiled")).expect("it was compiled");
-    let paths = files.map(|file| file.expect("it is read").path());
-    let named = paths.filter_map(|path| {
-        let source = path.file_name()?.to_str()?.strip_suffix(ending)?.to_owned();
-        let code = fs::read(&path).expect("it is read");
+    let target = ending.split('.').nth(1).expect("an ending names its target");
+    let archive = fs::read(folder().join(format!("compiled/{target}.tar.xz"))).expect("it was compiled");
+    let named = files_of(&archive).into_iter().map(|(source, code)| {
         let names = if ending.ends_with("ptx") { entries_of_ptx(&code) } else { entries_of_cubin(&code) };
-        Some((source, names))
+        (source, names)
     });
     named.collect()
 }

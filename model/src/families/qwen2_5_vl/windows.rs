@@ -50,8 +50,8 @@ mod tests {
 
     /// A tensor of integers that the reference recorded, if the case has it.
     fn recorded(case: &str, tensor: &str) -> Option<Vec<usize>> {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/golden/qwen2_5_vl/cases");
-        let file = std::fs::read(format!("{folder}/{case}.safetensors")).expect("the golden case is there");
+        let path = bursar_golden::path(format!("qwen2_5_vl/cases/{case}.safetensors"));
+        let file = std::fs::read(path).expect("the golden case is there");
         let tensors = safetensors::SafeTensors::deserialize(&file).expect("safetensors");
         let numbers = tensors.tensor(tensor).ok()?.data().chunks_exact(8).map(|bytes| bytes.try_into().expect("eight"));
         Some(numbers.map(|bytes| i64::from_le_bytes(bytes) as usize).collect())
