@@ -18,7 +18,7 @@ def write_png(path, picture):
 
 
 def write_case(folder, name, tensors, facts):
-    """One recorded case: `<name>.safetensors` and `<name>.json`."""
+    """Writes a recorded case: `<name>.safetensors` and `<name>.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     save_file({key: value.contiguous().clone() for key, value in tensors.items()}, folder / f"{name}.safetensors")
     write_json(folder / f"{name}.json", facts)

@@ -61,7 +61,7 @@ def rounded_by(scale):
 
 
 class Format:
-    """One format: how a projection is stored, and how its product rounds activations.
+    """A format: how a projection is stored, and how its product rounds activations.
 
     `name` is `block`, `channel` or `tensor`. Projections whose names contain an entry of `skipped` stay unquantized."""
 

@@ -80,7 +80,7 @@ def norms_in_f64(model):
 
 
 class Reference:
-    """One checkpoint loaded three times: `model` (f32, sdpa) is recorded, `eager` (f32) and `exact` (f64) check it."""
+    """A checkpoint loaded three times: `model` (f32, sdpa) is recorded, `eager` (f32) and `exact` (f64) check it."""
 
     def __init__(self, kind, folder):
         load = lambda attention: kind.from_pretrained(  # noqa: E731

@@ -59,7 +59,7 @@ def encode(model, tiles):
 
 
 class Chat:
-    """One chat, its files and the pixels of its pictures and videos."""
+    """A chat, its files and the pixels of its pictures and videos."""
 
     def __init__(self, root, processor, messages, frames):
         self.processor, self.messages, self.frames = processor, messages, frames

@@ -13,7 +13,7 @@ from .video_positions import drop_outer_tokens, use_released_positions, with_tim
 
 
 class Chat:
-    """One chat with its files, and its inputs by the processor. Nothing is sampled or capped."""
+    """A chat, its files, and its inputs from the processor, which neither samples nor caps the frames."""
 
     def __init__(self, root, processor, messages, frames):
         contents = content_parts(messages)
