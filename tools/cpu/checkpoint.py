@@ -4,7 +4,6 @@ in front of the decoder of Qwen2.5-0.5B (24 layers of 896, tied), with the real 
     python3 checkpoint.py FOLDER        # 2.3 GB; torch and transformers 5.17
 """
 
-import gzip
 import json
 import pathlib
 import sys
@@ -13,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-GOLDEN = pathlib.Path(__file__).parents[2] / "tests" / "golden"
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests/golden"))
+from recording.archives import read_file  # noqa: E402
+
 CONFIG = dict(
     architectures=["Qwen2_5_VLForConditionalGeneration"], model_type="qwen2_5_vl", torch_dtype="bfloat16",
     vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
@@ -49,12 +50,11 @@ def main(folder):
             name = name.replace("model.visual.", "visual.").replace("model.language_model.", "model.")
             weights[name] = weight(name, tensor.shape)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "tokenizer.json").write_bytes(gzip.decompress((GOLDEN / "qwen2_5_tokenizer/tokenizer.json.gz").read_bytes()))
-    tiny = GOLDEN / "qwen2_5_vl"
-    (folder / "chat_template.json").write_bytes((tiny / "chat_template.json").read_bytes())
-    settings = json.loads((tiny / "tokenizer_config.json").read_text())
+    (folder / "tokenizer.json").write_bytes(read_file("qwen2_5_tokenizer/tokenizer.json"))
+    (folder / "chat_template.json").write_bytes(read_file("qwen2_5_vl/chat_template.json"))
+    settings = json.loads(read_file("qwen2_5_vl/tokenizer_config.json"))
     del settings["added_tokens_decoder"]  # its ids are the tiny vocabulary's
-    processor = json.loads((tiny / "preprocessor_config.json").read_text()) | PROCESSOR
+    processor = json.loads(read_file("qwen2_5_vl/preprocessor_config.json")) | PROCESSOR
     generation = dict(bos_token_id=151_643, eos_token_id=[151_645, 151_643], do_sample=False)
     for name, value in dict(config=CONFIG, tokenizer_config=settings, preprocessor_config=processor,
                             generation_config=generation).items():

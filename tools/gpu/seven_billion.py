@@ -16,7 +16,6 @@ Needs torch, transformers 5.17, numpy and Pillow; the whole shapes need a GPU wi
 """
 
 import argparse
-import gzip
 import json
 import sys
 import time
@@ -28,7 +27,9 @@ import torch
 from PIL import Image
 from transformers import AutoConfig, AutoImageProcessor, AutoModelForImageTextToText
 
-GOLDEN = Path(__file__).resolve().parents[2] / "tests/golden"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/golden"))
+from recording.archives import read_file  # noqa: E402
+
 SHARDS, INDEX = 4, "model.safetensors.index.json"
 ROWS = 32
 VISION_START, VISION_END, IMAGE = 151652, 151653, 151655
@@ -147,7 +148,7 @@ def write_settings(folder, config, processor):
         write_json(folder / "video_preprocessor_config.json", VIDEO_PROCESSOR)
     write_json(folder / "generation_config.json", {"bos_token_id": 151643, "eos_token_id": [151645, 151643]})
     write_json(folder / "tokenizer_config.json", {"eos_token": "<|im_end|>", "chat_template": TEMPLATE})
-    (folder / "tokenizer.json").write_bytes(gzip.decompress((GOLDEN / "qwen2_5_tokenizer/tokenizer.json.gz").read_bytes()))
+    (folder / "tokenizer.json").write_bytes(read_file("qwen2_5_tokenizer/tokenizer.json"))
 
 
 @torch.no_grad()
@@ -227,9 +228,8 @@ def watch_activations(model):
 
 
 def write_rounded(folder, model, config, largest):
-    """The folders of --rounded, by the rules of `tests/golden/make_fp8.py`."""
-    sys.path.insert(0, str(GOLDEN))
-    from make_fp8 import MAX, Format
+    """Writes the folders of --rounded in the formats of `tests/golden/recording/fp8_formats.py`."""
+    from recording.fp8_formats import MAX, Format
 
     plain = {released_name(name, config["model_type"]): weight.data for name, weight in model.named_parameters()}
     for name in ("block", "channel", "tensor"):

@@ -1,0 +1,32 @@
+"""Two of the checkpoints as files of `torch.save`."""
+
+import json
+
+import torch
+from safetensors.torch import load_file
+
+
+def save(value, path):
+    """Writes `path` by way of a file named `made`, because torch.save stores the name of its file in it."""
+    made = path.with_name("made")
+    torch.save(value, made)
+    made.rename(path)
+
+
+def record(root, _):
+    """Llama in one file, with the tied output head, and Qwen2 in two shards with their index."""
+    folder = root / "pytorch"
+    folder.mkdir(exist_ok=True)
+    llama, qwen2 = (load_file(root / name / "model.safetensors") for name in ("llama", "qwen2"))
+    llama = {name: torch.nn.Parameter(tensor, requires_grad=False) for name, tensor in llama.items()}
+    llama["lm_head.weight"] = llama["model.embed_tokens.weight"]
+    save(llama, folder / "pytorch_model.bin")
+    names = sorted(qwen2)
+    shards = {f"pytorch_model-{at + 1:05}-of-00002.bin": names[at::2] for at in range(2)}
+    for shard, members in shards.items():
+        # All tensors of a shard are views of one storage, as in a model that was sharded by hand.
+        whole = torch.cat([qwen2[name].flatten() for name in members])
+        pieces = whole.split([qwen2[name].numel() for name in members])
+        save({name: piece.view(qwen2[name].shape) for name, piece in zip(members, pieces)}, folder / shard)
+    index = {"metadata": {}, "weight_map": {name: shard for shard, members in shards.items() for name in members}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index, indent=1) + "\n")
