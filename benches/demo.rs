@@ -10,11 +10,10 @@ mod stage;
 use bursar::{
     Bytes, Chat, ChatEvent, DeviceChoice, Image, ImageLimits, ModelHandle, ModelSource, OutputFormat, Runtime,
     RuntimeConfig,
-    crates::model::{
-        flow::ImageBytes,
-        processor::ImageProcessor,
-        sampling::{GrammarCompiler, Past, Sampler, SamplerScratch, SamplingParams, philox},
-    },
+};
+use bursar_model::{
+    flow::ImageBytes, processor::ImageProcessor, sampling::GrammarCompiler, sampling::Past, sampling::Sampler,
+    sampling::SamplerScratch, sampling::SamplingParams, sampling::philox,
 };
 use divan::{Bencher, black_box};
 use photograph::Photograph;

@@ -2,10 +2,8 @@
 //!
 //! `cargo bench --bench ledger`
 
-use bursar::{
-    Bytes, Class,
-    crates::budgets::{Effect, Input, LeaseId, Ledger, LedgerConfig, Owner, Request, RequestId},
-};
+use bursar::{Bytes, Class};
+use bursar_budgets::{Effect, Input, LeaseId, Ledger, LedgerConfig, Owner, Request, RequestId};
 use divan::{Bencher, black_box};
 
 fn main() {

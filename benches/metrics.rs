@@ -5,10 +5,8 @@
 
 use std::{hint::black_box, time::Duration};
 
-use bursar::crates::{
-    actors::metric::{self, Permit, Recording},
-    budgets::{Bytes, Label},
-};
+use bursar_actors::{metric, metric::Permit, metric::Recording};
+use bursar_budgets::{Bytes, Label};
 use divan::Bencher;
 use metrics::Recorder;
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};

@@ -8,12 +8,10 @@ mod photograph;
 
 use std::sync::LazyLock;
 
-use bursar::{
-    ImageLimits,
-    crates::model::{
-        flow::{ImageBytes, RgbImage},
-        processor::{ImageProcessor, ImageProcessorConfig, PixelBounds},
-    },
+use bursar::ImageLimits;
+use bursar_model::{
+    flow::ImageBytes, flow::RgbImage, processor::ImageProcessor, processor::ImageProcessorConfig,
+    processor::PixelBounds,
 };
 use divan::{Bencher, black_box};
 use photograph::Photograph;

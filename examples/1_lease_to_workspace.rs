@@ -4,7 +4,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use bursar::crates::budgets::{
+use bursar_budgets::{
     Bytes, Class, Device, Effect, FenceWatch, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner,
     ReleaseNote, ReleaseNotes, Request, RequestId, Segment, Workspace,
 };

@@ -2,21 +2,10 @@
 //!
 //! `cargo run --example 2_plan_without_running -- [CHECKPOINT FOLDER]`
 
-use bursar::{
-    Bytes, Envelope, Forecast, Hint, LoadOptions,
-    crates::{
-        actors::{
-            engine::Question,
-            profile::{Needs, Place},
-        },
-        kernels::Target,
-        model::{
-            Model,
-            checkpoint::{Checkpoint, CheckpointSource},
-            demo,
-        },
-    },
-};
+use bursar::{Bytes, Envelope, Forecast, Hint, LoadOptions};
+use bursar_actors::{engine::Question, profile::Needs, profile::Place};
+use bursar_kernels::Target;
+use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, demo};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let source = std::env::args_os().nth(1).map_or_else(demo::checkpoint, |path| CheckpointSource::Folder(path.into()));

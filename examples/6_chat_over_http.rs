@@ -135,7 +135,10 @@ async fn ask_myself(port: u16, model: &ModelHandle) -> Result<(), Failure> {
     println!("A chat that cannot be:");
     let whole = Answer::to(port, "question=Hello&max_tokens=0", b"").await?.whole().await?;
     println!("{whole}\n");
-    expect("the chat is at fault", whole.contains("400 Bad Request") && whole.contains("`max_tokens` is 0"))?;
+    expect(
+        "the chat is at fault",
+        whole.contains("400 Bad Request") && whole.contains("`max_tokens` is 0; expected at least 1"),
+    )?;
 
     println!("Two long chats, and one more than may be under way:");
     let mut long = Vec::new();

@@ -18,16 +18,11 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use bursar::{
-    Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, StartError,
-    crates::{
-        kernels::{KernelError, Target, Work},
-        model::{
-            LoadError, Model,
-            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
-            registry::{self, FamilyConfig},
-        },
-    },
+use bursar::{Bytes, KvCacheType, LoadOptions, ModelSource, Runtime, StartError};
+use bursar_kernels::{KernelError, Target, Work};
+use bursar_model::{
+    LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightQuantization, registry,
+    registry::FamilyConfig,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;

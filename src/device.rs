@@ -4,8 +4,9 @@ use std::{cmp::Ordering, env, ffi::OsString, net::SocketAddr, num::NonZeroUsize,
 
 use bursar::{
     BlasSearch, Bytes, DeviceChoice, FewestFor, HostConfig, LoadOptions, ModelSource, Placement, Placing, Runtime,
-    crates::{actors::runtime::gpus, budgets::ParseBytesError},
 };
+use bursar_actors::runtime::gpus;
+use bursar_budgets::ParseBytesError;
 use clap::Args;
 
 use crate::{failure::Failure, logging};
@@ -128,7 +129,9 @@ impl FromStr for Named {
                 let ordinals = ordinals.map_err(|_| wrong)?;
                 let is_twice = |ordinal: &usize| ordinals.iter().filter(|other| *other == ordinal).count() > 1;
                 match ordinals.iter().find(|ordinal| is_twice(ordinal)) {
-                    Some(twice) => Err(format!("cuda:{twice} is named twice; each GPU can have one part of a model")),
+                    Some(twice) => {
+                        Err(format!("cuda:{twice} is names a GPU twice; each GPU can have one part of a model"))
+                    }
                     None if ordinals.len() > most => Err(format!("at most {most} GPUs share a model out")),
                     None => Ok(Named::Cuda(ordinals)),
                 }

@@ -1,5 +1,6 @@
 //! `bursar drill`: refuses memory on purpose and reports each attempt.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     process::ExitCode,
     slice,

@@ -49,16 +49,17 @@
 //! that takes it from the supervisor that restarts it. [`Runtime::start_linked`] puts a whole runtime under your own
 //! supervisor. A [`FaultInjection`] makes any of our actors die, so that you can test how yours react.
 //!
-//! # The crates below
+//! # Other crates
 //!
-//! They are public too, in [`crates`]: `bursar-budgets` (ledger, leases, segments, workspaces), `bursar-kernels`
-//! (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`.
+//! This crate is the public API. It is built on `bursar-budgets` (ledger, leases, segments, workspaces),
+//! `bursar-kernels` (operations), `bursar-model` (checkpoints, pictures, text) and `bursar-actors`. Depend on one of
+//! them directly, in the same version, for what this crate does not re-export.
 
 #![deny(missing_docs)]
 
 pub use bursar_actors::metric;
 pub use bursar_actors::{
-    budget::{Budget, Demand, Elastic, LeaseError, Lends, Need, Order, WatchOptions},
+    budget::{Budget, LeaseError, WatchOptions},
     chat::{
         BlockEvents, Chat, ChatError, ChatEvent, Content, Deadline, Deadlines, ErrorKind, FinishReason, Image, KvWatch,
         ModelFacts, ModelHandle, Prompt, Reply, ScoredToken, StopReason, TokenScore, ToolCall, ToolCallEvent,
@@ -94,11 +95,11 @@ pub use bursar_actors::{
     runtime::{MetricsServer, MetricsText, ServeMetricsError},
 };
 pub use bursar_budgets::{
-    Address, Bytes, CardLine, Claim, Class, ClassLine, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup,
-    DeviceMemory, DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostCounts, HostDevice,
-    KIB, Knob, Label, Lease, LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded,
-    Owner, Pages, ParseBytesError, Pinned, Priority, Refusal, RequestId, Resized, Revoker, Script, Segment, Snapshot,
-    Stretch, Ticket, Timeline, WaitingLine, Workspace, WorkspaceFull,
+    Address, Bytes, CardLine, Claim, Class, ClassLine, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory,
+    DoesNotFit, Fence, Frame, GIB, Gate, GateLine, Hint, Holding, HostConfig, HostDevice, KIB, Knob, Label, Lease,
+    LeaseId, LeaseLine, LeaseMeter, LeaseState, MIB, Memory, MemoryPlan, Overhead, Overloaded, Owner, Pages,
+    ParseBytesError, Priority, Refusal, Resized, Revoker, Segment, Snapshot, Stretch, WaitingLine, Workspace,
+    WorkspaceFull,
 };
 pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target, keep_multicast_off};
 #[cfg(feature = "hub")]
@@ -106,14 +107,14 @@ pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{
     Depth, Envelope, LimitError, LoadError,
     blocks::ConfigError,
-    checkpoint::{CheckpointOrigin, CheckpointSource, QuantizationError, RandomCheckpoint, WeightQuantization},
+    checkpoint::{CheckpointOrigin, CheckpointSource, QuantizationError, WeightQuantization},
     demo,
     error::{
         CheckpointError, GrammarError, ImageError, ProcessorError, SamplingError, TextError, VideoError, VisualError,
     },
     flow::{ImageLimits, LayoutError, PictureContent, PictureHash, PrefixKey},
     processor::FrameSampling,
-    registry::{UnknownArchitecture, UnknownShape, random_checkpoint},
+    registry::UnknownArchitecture,
     sampling::{JsonWhitespace, OutputFormat},
     text::{ContinueError, ReasoningFormat, ReplyFormat, Role, ToolFormat},
     weights::WeightError,
@@ -146,25 +147,21 @@ pub mod serve;
 pub mod messages {
     pub use bursar_actors::{
         budget::BudgetMessage,
-        engine::{EngineMessage, WhichLane},
-        kv::{KvUse, SequenceId},
+        engine::EngineMessage,
+        kv::KvUse,
         responder::{AskError, Responder},
         runtime::RuntimeMessage,
         scheduler::SchedulerMessage,
-        tree::{QUESTIONS, Question, Role},
         vision::VisionMessage,
     };
 }
 
-/// The crates that this one re-exports.
-pub mod crates {
-    pub use bursar_actors as actors;
-    pub use bursar_budgets as budgets;
-    pub use bursar_kernels as kernels;
-    pub use bursar_model as model;
-}
-
-/// The README, included so that its snippets are compiled.
+/// Pages whose snippets are compiled and run as tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod pages {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../docs/embedding.md")]
+    struct Embedding;
+}

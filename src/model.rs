@@ -2,7 +2,8 @@
 
 use std::{path::Path, slice};
 
-use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig, random_checkpoint};
+use bursar::{LoadOptions, ModelHandle, ModelSource, Runtime, RuntimeConfig};
+use bursar_model::registry::random_checkpoint;
 use clap::Args;
 
 #[cfg(feature = "hub")]

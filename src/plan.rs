@@ -8,20 +8,12 @@ mod unquantized;
 
 use std::process::ExitCode;
 
-use bursar::{
-    Bytes, CheckpointError, Hint, ModelSource, StartError,
-    crates::{
-        actors::{
-            engine::{Forecast, Question, RanksLack, RanksTried, Sought},
-            runtime::open_settings,
-        },
-        kernels::Target,
-        model::{
-            LoadError, Model,
-            checkpoint::{Checkpoint, CheckpointSource, WeightFormats},
-        },
-    },
+use bursar::{Bytes, CheckpointError, Hint, ModelSource, StartError};
+use bursar_actors::{
+    engine::Forecast, engine::Question, engine::RanksLack, engine::RanksTried, engine::Sought, runtime::open_settings,
 };
+use bursar_kernels::Target;
+use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightFormats};
 use clap::Args;
 use serde_json::json;
 use tokio::task::JoinError;

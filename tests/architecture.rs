@@ -1,5 +1,8 @@
 //! Rules about the source: which code may know what, take memory, or read the clock.
 
+#[path = "architecture/pages.rs"]
+mod pages;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -282,7 +285,7 @@ fn actors_ask_only_what_the_table_of_questions_allows() {
 #[test]
 fn examples_are_numbered_documented_and_run() {
     let script = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(".ci/run")).expect("the script");
-    let readme = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).expect("the README");
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/embedding.md")).expect("the page");
     let mut examples = Vec::new();
     for (path, text) in sources("examples") {
         let name = path.trim_start_matches("examples/").trim_end_matches(".rs").to_owned();
@@ -293,7 +296,7 @@ fn examples_are_numbered_documented_and_run() {
         assert!(is_told, "{path} says how it is run in its first lines");
         let is_run = script.lines().any(|line| line.split(' ').take(2).eq(["example", &name]));
         assert!(is_run, ".ci/run runs {path}");
-        assert!(readme.contains(&format!("`{name}`")), "README.md says what {path} shows");
+        assert!(page.contains(&format!("`{name}`")), "docs/embedding.md says what {path} shows");
         examples.push(number);
     }
     examples.sort_unstable();

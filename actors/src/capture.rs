@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug, Error)]
 pub enum CaptureError {
     /// The lane refused, and gave a reason.
-    #[error("steps of {rows} rows: {source}")]
+    #[error("capturing steps of {rows} rows failed: {source}")]
     Refused {
         /// Rows of the decode step.
         rows: usize,

@@ -38,8 +38,8 @@ impl Deadline {
     /// What has not happened, for errors.
     pub(crate) const fn missing(self) -> &'static str {
         match self {
-            Deadline::Queue => "the request was not begun",
-            Deadline::FirstToken => "the first token was not ready, or could not have been,",
+            Deadline::Queue => "the request did not start",
+            Deadline::FirstToken => "the first token was not ready, or could not have become ready,",
             Deadline::Reply => "the reply was not complete",
         }
     }

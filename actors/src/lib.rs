@@ -1,7 +1,8 @@
 //! The actors that hold leases and serve requests.
 //!
-//! Each actor is a folder. `message.rs` lists what it can be asked, `core.rs` decides without a clock, a device or
-//! ractor, and `actor.rs` is a thin shell. [`tree`] holds the supervision tree and the one table of which actor may ask
+//! Six modules are actors: `runtime`, `budget`, `engine`, `profile`, `vision` and `scheduler`. In each, `message.rs` lists
+//! what it can be asked, `core.rs` decides without a clock, a device or ractor, and `actor.rs` is a thin shell. The other
+//! modules are what the actors share. [`tree`] holds the supervision tree and the one table of which actor may ask
 //! which.
 //!
 //! This crate knows messages and deaths. It must never know mathematics, files, or the name of a model family.
@@ -31,6 +32,7 @@ pub mod scheduler;
 pub mod sleep;
 pub mod supervise;
 pub mod tenant;
+pub mod testing;
 pub mod tree;
 pub mod vision;
 

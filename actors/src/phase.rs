@@ -47,7 +47,7 @@ impl fmt::Display for Phase {
 
 /// No phase has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no phase is called {name:?}")]
+#[error("there is no phase {name:?}")]
 pub struct UnknownPhase {
     /// The name that was given.
     pub name: String,

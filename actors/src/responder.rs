@@ -46,7 +46,7 @@ impl<T> Responder<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AskError {
     /// The asked actor does not exist, or died before it answered.
-    #[error("{role:?} is not there to answer: {what}")]
+    #[error("{role:?} is not running: {what}")]
     Gone {
         /// The role that was asked.
         role: Role,

@@ -4,7 +4,7 @@ mod gpu;
 
 use std::time::{Duration, Instant};
 
-use bursar_actors::tree;
+use bursar_actors::{testing, tree};
 use bursar_budgets::{Bytes, Class, Device, Owner, Request, Segment};
 use gpu::{Stage, story};
 
@@ -46,7 +46,7 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
         let owner = Owner::new("whole card", 0);
         let bytes = (free - Bytes::gib(1)).round_down(device.page());
         let request = Request::new(owner.clone(), Class::Kv, "whole card", bytes);
-        let lease = budget.ask(tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
+        let lease = testing::lease(budget, tree::LEASE_FOR_ENGINE, request, false).await.expect("there is room");
         let on = runtime.device();
         let segment = tokio::task::spawn_blocking(move || {
             let segment = Segment::reserve(on, bytes, lease).expect("addresses");
@@ -63,7 +63,7 @@ fn the_budget_answers_at_once_while_a_card_is_reclaimed() {
         let begun = Instant::now();
         let clearing = tokio::spawn({
             let budget = budget.clone();
-            async move { budget.clear(owner).await }
+            async move { testing::clear(&budget, owner).await }
         });
         let (slowest, answers) = ask_until(budget, Duration::ZERO, 0, || clearing.is_finished()).await;
         let took = begun.elapsed();

@@ -184,7 +184,7 @@ fn an_invalid_profile_is_ignored_with_a_reason_and_replaced() {
         serde_json::to_vec(&change(value)).expect("JSON")
     };
     let format = |told: &str| told.starts_with("format was ");
-    let broken = |told: &str| told.starts_with("it is broken at line ");
+    let broken = |told: &str| told.starts_with("it is not valid at line ");
     type Told = fn(&str) -> bool;
     let files: Vec<(&str, Vec<u8>, Told)> = vec![
         ("nothing", Vec::new(), broken),

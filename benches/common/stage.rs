@@ -2,20 +2,14 @@
 
 use std::sync::Arc;
 
-use bursar::crates::{
-    budgets::{
-        Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
-        ReleaseNotes, Request, RequestId, Segment, Workspace,
-    },
-    kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tensor, WorkCounter},
-    model::{
-        Model,
-        blocks::decoder::StepCaches,
-        checkpoint::Checkpoint,
-        demo,
-        flow::{LogitsOf, ResizedImage, SequencePart, StepBatch},
-        registry::PictureBatch,
-    },
+use bursar_budgets::{
+    Bytes, Class, Device, Effect, HostConfig, HostDevice, Input, Lease, Ledger, LedgerConfig, Owner, ReleaseNote,
+    ReleaseNotes, Request, RequestId, Segment, Workspace,
+};
+use bursar_kernels::{BLOCK_TOKENS, Backend, Cpu, DType, KvLayer, Scope, Tensor, WorkCounter};
+use bursar_model::{
+    Model, blocks::decoder::StepCaches, checkpoint::Checkpoint, demo, flow::LogitsOf, flow::ResizedImage,
+    flow::SequencePart, flow::StepBatch, registry::PictureBatch,
 };
 
 /// Blocks of keys and values.

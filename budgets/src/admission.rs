@@ -43,7 +43,7 @@ pub struct Admission<W> {
 
 /// The queue is full. An unbounded queue would only hide that memory is short.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
-#[error("{waiting} requests already wait for memory, the limit is {waiting_max}")]
+#[error("{waiting} requests are already waiting for memory; the limit is {waiting_max}")]
 pub struct Overloaded {
     /// How many requests wait.
     pub waiting: usize,
@@ -55,7 +55,7 @@ impl Hint for Overloaded {
     type Text = String;
 
     fn hint(&self) -> String {
-        "ask again later, ask for less, or raise the length of the waiting queue".into()
+        "ask again later, ask for less, or raise the limit of the queue".into()
     }
 }
 

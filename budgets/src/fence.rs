@@ -37,7 +37,7 @@ pub struct Ticket(u64);
 
 /// The end of all work issued before the fence was made. Once passed, it stays passed.
 #[derive(Clone, Debug, Default)]
-#[must_use = "a fence does nothing unless somebody waits for it"]
+#[must_use = "a fence does nothing unless a caller waits for it"]
 pub struct Fence(Vec<Mark>);
 
 #[derive(Clone, Debug)]

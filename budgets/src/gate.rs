@@ -78,7 +78,7 @@ pub enum GateError {
         to: Gate,
     },
     /// A model that was torn down must give everything back before it starts again.
-    #[error("the gate of {model} cannot open again: {} are still held", held.exact())]
+    #[error("the gate of {model} cannot reopen: the model still holds {}", held.exact())]
     StillHeld {
         /// The model.
         model: Label,
@@ -93,7 +93,7 @@ impl Hint for GateError {
     fn hint(&self) -> Option<String> {
         match self {
             GateError::NoSuchMove { .. } => None,
-            GateError::StillHeld { .. } => Some("wait until its owners are cleared".into()),
+            GateError::StillHeld { .. } => Some("wait until the model's owners are cleared".into()),
         }
     }
 }

@@ -272,7 +272,7 @@ impl Lease {
     pub fn resize(&self, resized: &Resized) {
         assert_eq!(resized.lease, self.id(), "this lease was not the one resized");
         let backed = self.backed();
-        assert!(backed <= resized.to, "{} cannot shrink to {}: {backed} of it are backed", self.id(), resized.to);
+        assert!(backed <= resized.to, "{} cannot shrink to {}: {backed} are still backed", self.id(), resized.to);
         self.bytes.store(resized.to);
     }
 
@@ -292,7 +292,7 @@ impl Lease {
         let backed = self.meter.0.backed.fetch_add(bytes) + bytes;
         assert!(
             backed <= self.bytes(),
-            "{} of class {} pays for {}, not for {backed}",
+            "{} of class {} covers {}; {backed} were to be backed",
             self.id(),
             self.class(),
             self.bytes()

@@ -66,7 +66,7 @@ pub use admission::{Admission, Overloaded, Waiting};
 pub use class::{Class, Memory};
 pub use device::{
     Address, CudaCounts, CudaDevice, Device, DeviceError, DeviceGroup, DeviceMemory, FaultyDevice, HostConfig,
-    HostCopy, HostCounts, HostDevice, HostMemory, NextBackRefused, Overhead, Pinned, Script,
+    HostCopy, HostDevice, HostMemory, NextBackRefused, Overhead, Pinned, testing,
 };
 pub use error::Hint;
 pub use fence::{Fence, Ticket, Timeline, Timelines};

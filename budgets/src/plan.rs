@@ -60,21 +60,23 @@ impl Knob {
 
     /// One sentence on what to set; `None` without knobs. Settings are in backticks.
     pub fn advice(knobs: &[Knob]) -> Option<String> {
-        let advice = knobs.iter().map(|knob| {
-            let name = if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
-            match &knob.would_fit {
-                Some(value) => format!("{name} {value} instead of {} would fit", knob.now),
-                None => format!("{name} alone is not enough"),
-            }
+        let name = |knob: &Knob| if knob.name.contains(' ') { knob.name.clone() } else { format!("`{}`", knob.name) };
+        let helpful = knobs.iter().filter_map(|knob| {
+            let value = knob.would_fit.as_ref()?;
+            Some(format!("set {} to {value} instead of {}", name(knob), knob.now))
         });
-        Some(advice.collect::<Vec<_>>().join("; ")).filter(|advice| !advice.is_empty())
+        let helpful = Some(helpful.collect::<Vec<_>>().join("; or ")).filter(|helpful| !helpful.is_empty());
+        let hopeless = knobs.iter().filter(|knob| knob.would_fit.is_none());
+        let hopeless = hopeless.map(|knob| format!("changing only {} is not enough", name(knob)));
+        let advice = helpful.into_iter().chain(hopeless).collect::<Vec<_>>().join("; ");
+        Some(advice).filter(|advice| !advice.is_empty())
     }
 }
 
 /// A plan needs more than is available.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, thiserror::Error)]
 #[error(
-    "the plan needs {} ({needed}), of which {} ({available}) are available: {} ({short_by}) short",
+    "the plan needs {} ({needed}), but only {} ({available}) are available: {} ({short_by}) short",
     needed.exact(),
     available.exact(),
     short_by.exact()

@@ -95,7 +95,7 @@ impl Segment {
         let Some(more) = bytes.checked_sub(extent.backed).filter(|more| !more.is_zero()) else { return Ok(()) };
         let end = stretch.address().offset(extent.backed);
         if extent.revoked {
-            let reason = "its lease was revoked";
+            let reason = "the lease was revoked";
             return Err(DeviceError::BadRange { address: end, bytes: more, verb: "backed", reason });
         }
         let _moving = self.lease.moving();

@@ -172,7 +172,7 @@ macro_rules! counted {
             fn sub(self, other: $unit) -> $unit {
                 match self.0.checked_sub(other.0) {
                     Some(difference) => $unit(difference),
-                    None => panic!("{} - {} is below nothing", self.0, other.0),
+                    None => panic!("{} - {} is below zero", self.0, other.0),
                 }
             }
         }
@@ -268,9 +268,7 @@ pub enum ParseBytesError {
         text: String,
     },
     /// The unit is unknown.
-    #[error(
-        "{unit:?} in {text:?} is not a unit of bytes; there are B, KiB, MiB, GiB and TiB, which are powers of 1,024"
-    )]
+    #[error("{unit:?} in {text:?} is not a unit of bytes; expected B, KiB, MiB, GiB or TiB, which are powers of 1,024")]
     UnknownUnit {
         /// The text that was given.
         text: String,
@@ -289,7 +287,7 @@ impl Hint for ParseBytesError {
     type Text = String;
 
     fn hint(&self) -> String {
-        "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576".into()
+        "write a number and a unit, such as 512MiB, 2 GiB or 1.5GiB, or plain bytes, such as 1048576".into()
     }
 }
 

@@ -32,7 +32,7 @@ pub struct FenceWatch {
 
 /// A lease whose fence has passed. Its memory must be given back before the ledger is told.
 #[derive(Debug)]
-#[must_use = "its memory stays backed until it is brought home"]
+#[must_use = "its memory stays backed until it is released"]
 pub struct PendingReclaim {
     lease: LeaseId,
     revokers: Vec<Revoker>,

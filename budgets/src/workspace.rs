@@ -68,7 +68,7 @@ pub struct Stretch<'f> {
 /// error, not a panic, so that a probe can report it as evidence.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a temporary of {} does not fit: {} of the workspace's {} are in use",
+    "a temporary of {} does not fit the workspace: {} of its {} are in use",
     asked.exact(),
     used.exact(),
     capacity.exact()
@@ -87,7 +87,7 @@ impl Hint for WorkspaceFull {
 
     fn hint(&self) -> String {
         let short = self.used.saturating_add(self.asked).saturating_sub(self.capacity);
-        format!("plan the workspace {} larger, or lower the envelope", short.exact())
+        format!("plan a workspace that is {} larger, or lower the envelope", short.exact())
     }
 }
 

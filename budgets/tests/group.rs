@@ -1,5 +1,7 @@
 //! Stories of a group of devices: what is done is done on all of its ranks or on none.
 
+use bursar_budgets::testing::HostControl;
+use bursar_budgets::testing::Script;
 use std::{slice, sync::Arc};
 
 use bursar_budgets::*;
@@ -121,7 +123,7 @@ fn devices_of_two_kinds_are_no_group() {
         Arc::new(HostDevice::new(config).unwrap()) as Arc<dyn Device>
     };
     let error = DeviceGroup::of(vec![device("one"), device("two")], "").err().unwrap();
-    assert_eq!(error.to_string(), "one and two cannot share a model out");
+    assert_eq!(error.to_string(), "one and two cannot run one model together");
     assert!(error.hint().is_some());
     let pair = DeviceGroup::of(vec![device("one"), device("one")], "host:2").unwrap();
     assert_eq!((pair.name(), pair.label().as_str(), pair.ranks().len()), ("2 x one", "host:2", 2));
@@ -182,7 +184,7 @@ fn a_copy_in_host_memory_brings_back_what_each_rank_had() {
     let copy = group.clone().copy_out(start, PAGE * 2).unwrap();
     group.unback(start, PAGE * 2).unwrap();
     let error = group.copy_in(&copy, start).unwrap_err();
-    assert!(error.to_string().contains("not all of it is backed"), "{error}");
+    assert!(error.to_string().contains("part of the range is not backed"), "{error}");
     assert!(group.clone().copy_out(start, PAGE * 2).is_err(), "nothing is there");
     group.back(start, PAGE * 2).unwrap();
     group.copy_in(&copy, start).unwrap();

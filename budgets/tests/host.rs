@@ -1,5 +1,8 @@
 //! Stories of the host device: what it counts, what it refuses, and its scripted faults.
 
+use bursar_budgets::testing::HostControl;
+use bursar_budgets::testing::HostCounts;
+use bursar_budgets::testing::Script;
 use std::{sync::Arc, thread::ScopedJoinHandle};
 
 use bursar_budgets::*;
@@ -65,7 +68,7 @@ fn what_is_free_is_what_nobody_has() {
     assert_eq!((device.counts().foreign, device.foreign_gives_back(PAGE)), (PAGE * 3, PAGE));
     assert_eq!(free(&device), PAGE * 4);
     let refused = device.back(address.offset(PAGE * 2), PAGE * 5).unwrap_err();
-    assert_eq!(refused.hint().unwrap(), "lease 64.0 KiB less, or raise the `capacity`");
+    assert_eq!(refused.hint().unwrap(), "lease 64.0 KiB less, or raise `capacity`");
     assert_eq!((device.drifts(PAGE * 9), free(&device)), (PAGE * 4, Bytes::ZERO), "no more than there is");
     assert_eq!((device.overhead_grows(PAGE), device.foreign_takes(PAGE)), (Bytes::ZERO, Bytes::ZERO));
 }
@@ -100,10 +103,10 @@ fn only_whole_pages_are_backed() {
     let address = device.reserve(PAGE * 8).unwrap();
     for (start, bytes) in [(Bytes::ZERO, Bytes::ZERO), (Bytes::ZERO, PAGE - Bytes(1)), (Bytes(1), PAGE)] {
         let error = device.back(address.offset(start), bytes).unwrap_err();
-        assert!(error.to_string().ends_with("cannot be backed: it is not whole pages"), "{error}");
+        assert!(error.to_string().ends_with("cannot be backed: the range is not made of whole pages"), "{error}");
     }
     let error = device.back(address.offset(PAGE), Bytes::MAX).unwrap_err();
-    assert!(error.to_string().ends_with("it is longer than any memory"), "{error}");
+    assert!(error.to_string().ends_with("the range exceeds the address space"), "{error}");
     device.back(address, PAGE * 8).unwrap();
     assert_eq!(free(&device), Bytes::ZERO);
 }
@@ -112,7 +115,7 @@ fn only_whole_pages_are_backed() {
 fn a_reservation_has_one_byte_to_128_tib() {
     let device = device(1);
     let said = |bytes| device.reserve(bytes).map_or_else(|error| error.to_string(), |_| String::new());
-    let limits = "a reservation has between one byte and 128 TiB";
+    let limits = "expected from 1 byte to 128 TiB";
     let most = Bytes(1 << 47);
     for bytes in [Bytes::ZERO, most + Bytes(1), Bytes::MAX] {
         assert!(said(bytes).ends_with(limits), "{bytes}");
@@ -141,14 +144,14 @@ fn reservations_start_on_pages_and_do_not_overlap() {
 fn a_script_refuses_the_calls_it_names() {
     let device = device(8);
     device.play(Script::new().refuse_call(1).refuse_call(4).refuse_back(3));
-    assert!(device.reserve(PAGE * 8).unwrap_err().to_string().ends_with("a script refused it"));
+    assert!(device.reserve(PAGE * 8).unwrap_err().to_string().ends_with("the test script refused it"));
     let address = device.reserve(PAGE * 8).unwrap();
     device.back(address, PAGE).unwrap();
     let mut outcomes = Vec::new();
     for page in 1..4 {
         outcomes.push(device.back(address.offset(PAGE * page), PAGE).map_err(|error| error.hint()));
     }
-    let refused = Err(Some("a script refused it; ask again".into()));
+    let refused = Err(Some("the test script refused it; ask again".into()));
     assert_eq!(outcomes, [refused.clone(), refused, Ok(())]);
     assert_eq!((device.counts().calls, device.counts().backs), (6, 4));
 }
@@ -169,7 +172,7 @@ fn a_faulty_device_refuses_the_next_back_once_while_it_is_armed() {
     let address = device.reserve(PAGE * 8).unwrap();
     let armed = device.refuse_next_back();
     let error = device.back(address, PAGE).unwrap_err();
-    assert_eq!(error.hint(), Some("this was a drill; ask again".into()));
+    assert_eq!(error.hint(), Some("this error was injected by a drill; ask again".into()));
     assert!(matches!(error, DeviceError::Refused { asked, free, .. } if asked == PAGE && free == PAGE * 8));
     device.back(address, PAGE).unwrap();
     drop(armed);
@@ -209,7 +212,7 @@ fn a_script_loses_the_device_at_the_back_it_names() {
     device.back(address, PAGE).unwrap();
     assert!(device.check().is_ok());
     let error = device.back(address.offset(PAGE), PAGE).unwrap_err();
-    assert_eq!(error.to_string(), "the device is lost: the script says so");
+    assert_eq!(error.to_string(), "the device is lost: the test script reported it lost");
     assert!(device.check().is_err() && device.counts().backed == PAGE);
 }
 

@@ -2,6 +2,7 @@
 
 mod notes;
 
+use bursar_budgets::testing::HostControl;
 use std::sync::Arc;
 
 use bursar_budgets::*;
@@ -92,7 +93,7 @@ fn a_lease_that_hears_of_anothers_size_is_our_bug() {
 }
 
 #[test]
-#[should_panic(expected = "lease 1 cannot shrink to 64.0 KiB: 128.0 KiB of it are backed")]
+#[should_panic(expected = "lease 1 cannot shrink to 64.0 KiB: 128.0 KiB are still backed")]
 fn a_lease_smaller_than_what_it_backs_is_our_bug() {
     let mut house = House::new();
     let segment = house.segment(2);
@@ -205,7 +206,7 @@ fn a_segment_is_revoked_once_and_never_backed_again() {
     revoker.revoke().unwrap();
     assert_eq!((segment.backed(), house.device.counts().unbacks), (Bytes::ZERO, 1));
     let error = segment.back_to(PAGE).unwrap_err();
-    assert!(error.to_string().ends_with("cannot be backed: its lease was revoked"), "{error}");
+    assert!(error.to_string().ends_with("cannot be backed: the lease was revoked"), "{error}");
     drop(segment);
     assert!(revoker.is_spent());
     revoker.revoke().unwrap();

@@ -1,5 +1,6 @@
 //! What a ledger answers to queries, and the limits of what it grants.
 
+use bursar_budgets::testing::HostControl;
 use bursar_budgets::*;
 
 fn ledger() -> Ledger {
@@ -203,7 +204,7 @@ fn a_seat_is_of_one_model_and_one_class() {
     ledger.step(Input::Release { lease, passed: true });
     hold(&mut ledger, 4, request("lane", 0, Class::Graphs, "a", 50));
     let more = refusal(ask(&mut ledger, 5, request("lane", 0, Class::Graphs, "a", 1), false));
-    assert_eq!(more.to_string(), "a is frozen: lane#0 may hold 50 B of graphs there, not 51 B");
+    assert_eq!(more.to_string(), "the gate of a is frozen: lane#0 may hold 50 B of graphs, but asked for 51 B in all");
 }
 
 #[test]
@@ -212,7 +213,10 @@ fn a_seat_is_taken_by_whichever_generation_sits_there() {
     hold(&mut ledger, 1, request("lane", 1, Class::Graphs, "demo", 50));
     gate(&mut ledger, "demo", Gate::Frozen);
     let earlier = refusal(ask(&mut ledger, 2, request("lane", 0, Class::Graphs, "demo", 50), false));
-    assert_eq!(earlier.to_string(), "demo is frozen: lane#0 may hold 50 B of graphs there, not 100 B");
+    assert_eq!(
+        earlier.to_string(),
+        "the gate of demo is frozen: lane#0 may hold 50 B of graphs, but asked for 100 B in all"
+    );
 }
 
 #[test]
@@ -243,8 +247,8 @@ fn a_models_teardown_waits_for_its_own_leases_only() {
     hold(&mut ledger, 2, request("kv", 0, Class::Kv, "stays", 70));
     gate(&mut ledger, "gone", Gate::Teardown);
     let [Effect::GateStuck(stuck)] = &gate(&mut ledger, "gone", Gate::Open)[..] else { panic!("50 are held") };
-    assert_eq!(stuck.to_string(), "the gate of gone cannot open again: 50 B are still held");
-    assert_eq!(stuck.hint().unwrap(), "wait until its owners are cleared");
+    assert_eq!(stuck.to_string(), "the gate of gone cannot reopen: the model still holds 50 B");
+    assert_eq!(stuck.hint().unwrap(), "wait until the model's owners are cleared");
     ledger.step(Input::Release { lease: gone, passed: true });
     assert!(matches!(gate(&mut ledger, "gone", Gate::Open)[..], [Effect::GateMoved { .. }]));
 }
@@ -290,12 +294,12 @@ fn every_refusal_has_its_name_and_its_hint() {
         asked: bytes,
     };
     let full = Overloaded { waiting: 1, waiting_max: 1 };
-    let busy = "ask again later, ask for less, or raise the length of the waiting queue";
+    let busy = "ask again later, ask for less, or raise the limit of the queue";
     let table = [
         (
             Refusal::Short { asked: bytes, available: bytes, short_by: bytes },
             "short",
-            Some("ask for 2,000 B less, wait for it, or free as much elsewhere"),
+            Some("ask for 2,000 B less, wait, or free that much elsewhere"),
         ),
         (
             Refusal::TooLarge { asked: bytes, attainable: bytes, short_by: bytes },
@@ -309,12 +313,16 @@ fn every_refusal_has_its_name_and_its_hint() {
         ),
         (Refusal::Overloaded(full), "overloaded", Some(busy)),
         (closed(Gate::Teardown), "gate_closed", Some("wait until the model has stopped, then load it")),
-        (closed(Gate::Frozen), "gate_closed", Some("claim it before READY, or as a tenant")),
+        (
+            closed(Gate::Frozen),
+            "gate_closed",
+            Some("take the lease before the model is ready, or lease it as a tenant"),
+        ),
         (Refusal::OwnerDead { owner: owner.clone() }, "owner_dead", None),
         (
             Refusal::PredecessorHolds { owner: owner.clone(), held: bytes },
             "predecessor_holds",
-            Some("start the successor after OwnerCleared"),
+            Some("start the successor after the `OwnerCleared` effect"),
         ),
         (Refusal::NotHeld { lease: LeaseId(1) }, "not_held", None),
         (Refusal::Nothing, "nothing", None),

@@ -39,10 +39,10 @@ fn what_would_break_rule_1_is_refused_with_the_number_it_is_short_by() {
     hold(&mut ledger, 1, request("kv", Class::Kv, 700));
     let effects = ask(&mut ledger, 2, request("vision", Class::VisionCache, 400), false);
     let refused = refusal(&effects);
-    assert_eq!(refused.to_string(), "400 B asked, 300 B available, 100 B short");
-    assert_eq!(refused.hint().unwrap(), "ask for 100 B less, wait for it, or free as much elsewhere");
+    assert_eq!(refused.to_string(), "400 B were requested, but only 300 B are available: 100 B short");
+    assert_eq!(refused.hint().unwrap(), "ask for 100 B less, wait, or free that much elsewhere");
     let effects = ask(&mut ledger, 3, request("vision", Class::VisionCache, 1001), true);
-    let expected = "1,001 B asked, but 1,000 B is all that a lease could ever get: 1 B short";
+    let expected = "1,001 B were requested, but a lease can get at most 1,000 B: 1 B short";
     assert_eq!(refusal(&effects).to_string(), expected);
 }
 
@@ -53,7 +53,7 @@ fn a_small_ask_does_not_overtake_a_large_one_that_waits() {
     let waits = ask(&mut ledger, 2, request("large", Class::tenant("t"), 500), true);
     assert_eq!(waits, [Effect::Waiting { request: RequestId(2), ahead: 0 }]);
     let small = ask(&mut ledger, 3, request("small", Class::tenant("t"), 10), false);
-    assert_eq!(refusal(&small).to_string(), "10 B asked, but 1 other requests wait for memory");
+    assert_eq!(refusal(&small).to_string(), "10 B were requested, but 1 requests for memory are ahead in the queue");
     ask(&mut ledger, 4, request("small", Class::tenant("t"), 10), true);
     let urgent = ask(&mut ledger, 5, request("urgent", Class::Graphs, 10).priority(Priority::Startup), false);
     assert_eq!(granted(&urgent).len(), 1, "a higher priority does overtake");
@@ -89,7 +89,7 @@ fn a_full_queue_says_overloaded_at_once() {
     hold(&mut ledger, 1, request("kv", Class::Kv, 1000));
     ask(&mut ledger, 2, request("a", Class::Kv, 1), true);
     let effects = ask(&mut ledger, 3, request("b", Class::Kv, 1), true);
-    assert_eq!(refusal(&effects).to_string(), "1 requests already wait for memory, the limit is 1");
+    assert_eq!(refusal(&effects).to_string(), "1 requests are already waiting for memory; the limit is 1");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn a_dead_owners_bytes_return_behind_each_fence_and_it_is_cleared_once() {
 
     let next = Request { owner: owner.successor(), ..request("vision", Class::tenant("t"), 1) };
     let early = ask(&mut ledger, 4, next.clone(), true);
-    assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: its earlier generations still hold 700 B");
+    assert_eq!(refusal(&early).to_string(), "vision#1 cannot start: its predecessors still hold 700 B");
 
     assert_eq!(ledger.step(Input::FencePassed { lease: one }), [Effect::Freed { lease: one, bytes: Bytes(300) }]);
     assert!(
@@ -245,7 +245,7 @@ fn after_ready_only_tenants_elastic_tails_and_returning_claimants_get_memory() {
     ledger.step(Input::Gate { model: "demo".into(), to: Gate::Frozen });
 
     let effects = ask(&mut ledger, 3, request("late", Class::StepWorkspace, 10), true);
-    let expected = "demo is frozen: late#0 may hold 0 B of step workspace there, not 10 B";
+    let expected = "the gate of demo is frozen: late#0 may hold 0 B of step workspace, but asked for 10 B in all";
     assert_eq!(refusal(&effects).to_string(), expected);
     hold(&mut ledger, 4, request("index", Class::tenant("index"), 10));
     hold(&mut ledger, 5, request("vision", Class::Host, 10));
@@ -269,7 +269,7 @@ fn a_model_in_teardown_gets_nothing_and_opens_again_when_it_is_gone() {
     let effects = ledger.step(gate(Gate::Teardown));
     assert!(matches!(&effects[..], [Effect::GateMoved { .. }, Effect::Refused(no)] if no.request == RequestId(2)));
     let [Effect::GateStuck(stuck)] = &ledger.step(gate(Gate::Open))[..] else { panic!() };
-    assert_eq!(stuck.to_string(), "the gate of demo cannot open again: 1,000 B are still held");
+    assert_eq!(stuck.to_string(), "the gate of demo cannot reopen: the model still holds 1,000 B");
     ledger.step(Input::Release { lease, passed: true });
     assert!(matches!(ledger.step(gate(Gate::Open))[..], [Effect::GateMoved { .. }]));
 }
@@ -396,10 +396,10 @@ total                                  29,188,096 B  27.8 MiB
     assert!(plan.fits(plan.total(), || unreachable!()).is_ok());
     let knobs = || vec![Knob::new("step_tokens", 512, 384), Knob::hopeless("kv_tokens", 1024)];
     let error = plan.fits(Bytes::mib(24), knobs).unwrap_err();
-    let expected = "the plan needs 29,188,096 B (27.8 MiB), of which 25,165,824 B (24.0 MiB) are available: \
+    let expected = "the plan needs 29,188,096 B (27.8 MiB), but only 25,165,824 B (24.0 MiB) are available: \
                     4,022,272 B (3.8 MiB) short";
     assert_eq!(error.to_string(), expected);
-    let expected = "`step_tokens` 384 instead of 512 would fit; `kv_tokens` alone is not enough";
+    let expected = "set `step_tokens` to 384 instead of 512; changing only `kv_tokens` is not enough";
     assert_eq!(error.hint().unwrap(), expected);
 }
 

@@ -2,6 +2,8 @@
 
 mod notes;
 
+use bursar_budgets::testing::HostControl;
+use bursar_budgets::testing::Script;
 use std::sync::Arc;
 
 use bursar_budgets::*;
@@ -101,7 +103,7 @@ fn a_refused_back_leaves_everything_as_it_was() {
     budget.device.play(Script::new().refuse_back(2));
     let error = other.back_to(PAGE * 2).unwrap_err();
     assert!(error.is_refused() && !error.is_lost());
-    assert_eq!(error.to_string(), "the device refused 131,072 B (128.0 KiB): 393,216 B (384.0 KiB) are free");
+    assert_eq!(error.to_string(), "the device refused 131,072 B (128.0 KiB); 393,216 B (384.0 KiB) are free");
     assert_eq!((other.backed(), other.lease().backed()), (Bytes::ZERO, Bytes::ZERO));
     assert_eq!((segment.backed(), budget.device.counts().backed), (PAGE * 2, PAGE * 2));
     other.back_to(PAGE * 2).unwrap();
@@ -136,7 +138,7 @@ fn another_process_can_take_memory_between_the_lease_and_the_back() {
     let segment = Segment::reserve(budget.device.clone(), PAGE * 4, lease).unwrap();
     budget.device.play(Script::new().foreign_takes_before_back(1, PAGE * 3));
     let error = segment.back_to(PAGE * 4).unwrap_err();
-    assert_eq!(error.hint().unwrap(), "lease 192.0 KiB less, or raise the `capacity`");
+    assert_eq!(error.hint().unwrap(), "lease 192.0 KiB less, or raise `capacity`");
     assert_eq!(budget.device.memory().unwrap().free, PAGE);
     assert_eq!(budget.device.foreign_gives_back(Bytes::MAX), PAGE * 3);
     segment.back_to(PAGE * 4).unwrap();
@@ -177,15 +179,21 @@ fn ranges_that_are_not_whole_unbacked_pages_of_one_reservation_are_told_apart() 
     let address = device.reserve(PAGE * 4).unwrap();
     device.back(address, PAGE).unwrap();
     let says = |error: DeviceError| error.to_string().rsplit(": ").next().unwrap().to_string();
-    assert_eq!(says(device.back(address, PAGE).unwrap_err()), "some of it is backed already");
-    assert_eq!(says(device.back(address.offset(PAGE), PAGE * 4).unwrap_err()), "it is not within one reservation");
-    assert_eq!(says(device.back(address.offset(Bytes(1)), PAGE).unwrap_err()), "it is not whole pages");
-    assert_eq!(says(device.unback(address, PAGE * 2).unwrap_err()), "not all of it is backed");
-    assert_eq!(says(device.back(Address(0), PAGE).unwrap_err()), "it is not reserved");
-    assert_eq!(says(device.release_reservation(address.offset(PAGE)).unwrap_err()), "no reservation starts there");
+    assert_eq!(says(device.back(address, PAGE).unwrap_err()), "part of the range is already backed");
+    assert_eq!(
+        says(device.back(address.offset(PAGE), PAGE * 4).unwrap_err()),
+        "the range does not lie within one reservation"
+    );
+    assert_eq!(says(device.back(address.offset(Bytes(1)), PAGE).unwrap_err()), "the range is not made of whole pages");
+    assert_eq!(says(device.unback(address, PAGE * 2).unwrap_err()), "part of the range is not backed");
+    assert_eq!(says(device.back(Address(0), PAGE).unwrap_err()), "the address is not reserved");
+    assert_eq!(
+        says(device.release_reservation(address.offset(PAGE)).unwrap_err()),
+        "no reservation starts at this address"
+    );
     assert_eq!(device.counts().backs, 1, "calls with bad ranges are not counted by scripts");
     let bad = HostDevice::new(HostConfig { page: Bytes(1000), ..HostConfig::new(PAGE) }).unwrap_err();
-    assert!(bad.to_string().starts_with("a page cannot have 1,000 B: it must be a power of two"));
+    assert!(bad.to_string().starts_with("the page size is 1,000 B: it must be a power of two"));
 }
 
 #[test]
@@ -226,7 +234,7 @@ fn a_late_fence_by_script_holds_a_dead_owners_bytes_back() {
     #[cfg(unix)]
     assert!(faults(address));
     let error = segment.back_to(PAGE * 4);
-    assert!(matches!(error, Err(DeviceError::BadRange { reason: "its lease was revoked", .. })), "{error:?}");
+    assert!(matches!(error, Err(DeviceError::BadRange { reason: "the lease was revoked", .. })), "{error:?}");
     drop(segment);
     assert!(budget.settle().is_empty(), "the late note is no news");
     assert_eq!(budget.device.counts().reservations, 0);
@@ -246,7 +254,7 @@ fn several_segments_share_one_lease_and_its_note_is_posted_once() {
 }
 
 #[test]
-#[should_panic(expected = "pays for 64.0 KiB, not for 128.0 KiB")]
+#[should_panic(expected = "covers 64.0 KiB; 128.0 KiB were to be backed")]
 fn backing_more_than_the_lease_is_our_bug() {
     let mut budget = Budget::new(8);
     let lease = budget.lease("kv", PAGE).unwrap();

@@ -20,7 +20,7 @@ fn a_queue_knows_who_waits_in_it_and_in_which_order() {
     assert_eq!(ahead, [3, 3, 1]);
     let overloaded = queue.push(waiting(4, Priority::Startup, 1)).unwrap_err();
     assert_eq!((overloaded.waiting, overloaded.waiting_max), (3, 3));
-    assert_eq!(overloaded.hint(), "ask again later, ask for less, or raise the length of the waiting queue");
+    assert_eq!(overloaded.hint(), "ask again later, ask for less, or raise the limit of the queue");
     assert_eq!(queue.pop_fitting(Bytes(8)), None);
     assert_eq!(queue.pop_fitting(Bytes(9)).unwrap().id, RequestId(3));
     let left = queue.withdraw(|waiting| waiting.id == RequestId(1));
@@ -94,7 +94,7 @@ fn a_plan_keeps_its_lines_and_sums_them_by_class() {
     let nothing = plan.fits(Bytes(82), Vec::new).unwrap_err();
     assert_eq!((nothing.short_by, nothing.hint()), (Bytes(1), None));
     let words = Knob::new("a smaller model", 2, 1);
-    assert_eq!(Knob::advice(&[words]).unwrap(), "a smaller model 1 instead of 2 would fit");
+    assert_eq!(Knob::advice(&[words]).unwrap(), "set a smaller model to 1 instead of 2");
 }
 
 fn hold(ledger: &mut Ledger, id: u64, owner: &str, class: Class, model: &str, bytes: u64) -> LeaseId {
@@ -336,7 +336,7 @@ fn every_device_error_says_what_to_change_if_anything() {
         (DeviceError::Refused { asked: bytes, free: bytes, hint: text() }, Some("said"), (true, false)),
         (
             DeviceError::Lost { reason: text() },
-            Some("start the program again: a process that lost a GPU gets no other context"),
+            Some("start the program again: a process that lost a GPU cannot create another context"),
             (false, true),
         ),
         (
@@ -351,7 +351,7 @@ fn every_device_error_says_what_to_change_if_anything() {
         (DeviceError::Unusable { reason: text(), hint: "change".into() }, Some("change"), (false, false)),
         (
             DeviceError::HostRefused { asked: bytes, said: text() },
-            Some("free memory of the host, or raise its limit on locked memory (ulimit -l)"),
+            Some("free host memory, or raise the limit on locked memory (ulimit -l)"),
             (false, false),
         ),
         (DeviceError::BadRange { address: Address(1), bytes, verb: "backed", reason: "said" }, None, (false, false)),
@@ -368,7 +368,7 @@ fn every_device_error_says_what_to_change_if_anything() {
         ),
         (
             DeviceError::BadPage { page: bytes, reason: text() },
-            Some("use a power of two that is a multiple of the system's page"),
+            Some("use a power of two that is a multiple of the system's page size"),
             (false, false),
         ),
     ];

@@ -30,7 +30,7 @@ fn what_is_no_number_of_bytes_says_why() {
     let says = |text: &str| text.parse::<Bytes>().unwrap_err().to_string();
     assert_eq!(says(""), "\"\" does not start with a number of bytes, such as 512MiB or 1048576");
     assert_eq!(says("MiB"), "\"MiB\" does not start with a number of bytes, such as 512MiB or 1048576");
-    let units = "there are B, KiB, MiB, GiB and TiB, which are powers of 1,024";
+    let units = "expected B, KiB, MiB, GiB or TiB, which are powers of 1,024";
     assert_eq!(says("12 MB"), format!("\"MB\" in \"12 MB\" is not a unit of bytes; {units}"));
     assert_eq!(says("1.0000001KiB"), "\"1.0000001KiB\" is not a whole number of bytes below 16 EiB");
     assert_eq!(says("99999999999GiB"), "\"99999999999GiB\" is not a whole number of bytes below 16 EiB");
@@ -40,7 +40,7 @@ fn what_is_no_number_of_bytes_says_why() {
 }
 
 #[test]
-#[should_panic(expected = "1 - 2 is below nothing")]
+#[should_panic(expected = "1 - 2 is below zero")]
 fn going_below_nothing_is_our_bug() {
     let _ = Bytes(1) - Bytes(2);
 }
@@ -70,7 +70,7 @@ fn a_fraction_is_read_as_far_as_it_is_exact() {
     }
     assert_eq!("1.2.3KiB".parse::<Bytes>(), Err(ParseBytesError::NoNumber { text: "1.2.3KiB".into() }));
     let hint = "".parse::<Bytes>().unwrap_err().hint();
-    assert_eq!(hint, "write a number and a unit, like 512MiB, 2 GiB, 1.5GiB, or plain bytes, like 1048576");
+    assert_eq!(hint, "write a number and a unit, such as 512MiB, 2 GiB or 1.5GiB, or plain bytes, such as 1048576");
 }
 
 #[test]

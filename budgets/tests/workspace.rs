@@ -1,5 +1,6 @@
 //! Stories of the workspace, and its stack against a naive one.
 
+use bursar_budgets::testing::HostControl;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use bursar_budgets::*;
@@ -43,9 +44,9 @@ fn a_full_workspace_says_what_was_asked_used_and_there_and_stays_as_it_was() {
     let frame = workspace.frame();
     frame.take(Bytes(60_000)).unwrap();
     let full = frame.take(Bytes(6_000)).unwrap_err();
-    let expected = "a temporary of 6,144 B does not fit: 60,160 B of the workspace's 65,536 B are in use";
+    let expected = "a temporary of 6,144 B does not fit the workspace: 60,160 B of its 65,536 B are in use";
     assert_eq!(full.to_string(), expected);
-    assert_eq!(full.hint(), "plan the workspace 768 B larger, or lower the envelope");
+    assert_eq!(full.hint(), "plan a workspace that is 768 B larger, or lower the envelope");
     assert_eq!((workspace.used(), workspace.high_water()), (Bytes(60_160), Bytes(60_160)));
     frame.take(Bytes(5_376)).unwrap();
     assert_eq!(workspace.used(), workspace.capacity());

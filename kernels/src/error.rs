@@ -9,7 +9,7 @@ use crate::{DType, Shape};
 #[derive(Debug, Error)]
 pub enum KernelError {
     /// Two shapes that must agree do not.
-    #[error("{op}: {what} is {found}, expected {expected}")]
+    #[error("{op}: {what} is {found}; expected {expected}")]
     Shape {
         /// The operation's name.
         op: &'static str,
@@ -21,7 +21,7 @@ pub enum KernelError {
         found: Shape,
     },
     /// An operand of a type that the operation does not take.
-    #[error("{op}: {what} holds {found}, expected {expected}")]
+    #[error("{op}: {what} holds {found}; expected {expected}")]
     Type {
         /// The operation's name.
         op: &'static str,
@@ -33,7 +33,7 @@ pub enum KernelError {
         found: DType,
     },
     /// The target has no kernel for an operation.
-    #[error("{op}: there is no kernel for it on a GPU yet")]
+    #[error("{op}: this operation has no GPU kernel yet")]
     NoKernel {
         /// The operation's name.
         op: &'static str,

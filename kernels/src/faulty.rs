@@ -31,7 +31,8 @@ impl<B> FaultyBackend<B> {
             (_, 0) => Ok(&self.backend),
             (0, count) => {
                 self.faults.set((0, count - 1));
-                Err(DeviceError::Driver { call: "a launch", said: "this is a drill".to_owned() }.into())
+                Err(DeviceError::Driver { call: "a launch", said: "this error was injected by a drill".to_owned() }
+                    .into())
             }
             (after, count) => {
                 self.faults.set((after - 1, count));

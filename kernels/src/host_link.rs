@@ -99,7 +99,7 @@ impl HostLink {
         if !state.is_complete() {
             if state.broken.is_none() {
                 let patience = self.shared.patience.as_secs_f64();
-                let reason = format!("{} did not come to {} within {patience} s", state.missing(), own.op);
+                let reason = format!("{} did not join {} within {patience} s", state.missing(), own.op);
                 self.shared.break_off(&mut state, reason);
             }
             return Err(lost(&state));
@@ -107,7 +107,7 @@ impl HostLink {
         let all: Vec<Brought> = state.brought.iter().flatten().copied().collect();
         if let Some(other) = all.iter().find(|other| (other.op, other.shape) != (all[0].op, all[0].shape)) {
             let (one, other) = (all[0].told(), other.told());
-            self.shared.break_off(&mut state, format!("one rank came to {one}, another to {other}"));
+            self.shared.break_off(&mut state, format!("one rank called {one}, another {other}"));
         }
         let is_apart = state.broken.is_some() && all.iter().any(|other| (other.op, other.shape) != (own.op, own.shape));
         drop(state);
@@ -165,7 +165,7 @@ impl Brought {
 
 fn lost(state: &State) -> KernelError {
     let reason = state.broken.clone().unwrap_or_default();
-    DeviceError::Lost { reason: format!("the ranks of a model went apart: {reason}") }.into()
+    DeviceError::Lost { reason: format!("a collective of the model's ranks failed: {reason}") }.into()
 }
 
 /// Tells the others when it drops that this rank reads no more, also if reading panicked.

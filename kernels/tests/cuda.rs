@@ -238,11 +238,11 @@ fn a_kernel_for_a_head_that_none_serves_is_refused_in_words() {
     let refused = |pass: Pass| pass.run(&Scope::new(&plan, &dry, &counter)).unwrap_err().to_string();
     assert_eq!(
         refused(Pass::Packed { heads: 2, head_dim: 34, lengths: vec![5] }),
-        "attention_packed: qkv is [5, 204], expected heads of 32, 64, 72, 80 or 128 elements on this target"
+        "attention_packed: qkv is [5, 204]; expected heads of 32, 64, 72, 80 or 128 elements on this target"
     );
     assert_eq!(
         refused(Pass::Paged { heads: 2, kv_heads: 1, head_dim: 72, sequences: vec![(3, 3)] }),
-        "attention_paged: queries is [3, 144], expected heads of 32, 64, 80 or 128 elements on this target"
+        "attention_paged: queries is [3, 144]; expected heads of 32, 64, 80 or 128 elements on this target"
     );
 }
 

@@ -188,7 +188,7 @@ fn rows_of_gpus_that_cannot_reach_each_other_go_through_the_driver() {
 fn assert_parted<T: std::fmt::Debug>(found: Vec<(Result<T, KernelError>, Duration)>, why: &str) {
     for (rank, (result, took)) in found.into_iter().enumerate() {
         let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
-        assert_eq!(reason, format!("the ranks of a model went apart: {why}"));
+        assert_eq!(reason, format!("a collective of the model's ranks failed: {why}"));
         let bound = if rank == 0 { PATIENCE..2 * PATIENCE } else { Duration::ZERO..PATIENCE };
         assert!(bound.contains(&took), "rank {rank}: {took:?}");
     }
@@ -212,7 +212,7 @@ fn a_rank_that_does_not_come_to_copies_is_a_lost_device_after_a_bound() {
         }
         Ok((result, took))
     });
-    assert_parted(found, "rank 1 did not come to all_gather within 2 s");
+    assert_parted(found, "rank 1 did not join all_gather within 2 s");
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn a_rank_that_does_not_come_to_nccl_is_a_lost_device_after_a_bound_and_the_next
         }
         Ok((result, took))
     });
-    assert_parted(found, "rank 1 did not come to an exchange in time");
+    assert_parted(found, "rank 1 did not join it in time");
     drop(memory);
     println!("overhead after the lost link: {:?}", overhead());
     let (links, _memory) = ground.nccl().expect("it was there before");
@@ -359,5 +359,5 @@ fn ranks_that_share_a_gpu_are_refused_by_name() {
     // SAFETY: nothing is exchanged.
     let refused = unsafe { NcclLink::between(&nccl, &kernels, &addresses, AT_ONCE, PATIENCE) }.map(drop);
     let said = refused.expect_err("it is refused").to_string();
-    assert!(said.contains("NCCL has one rank on a GPU, and cuda:0 was given to several"), "{said}");
+    assert!(said.contains("NCCL allows one rank per GPU, but cuda:0 was given to several ranks"), "{said}");
 }

@@ -412,7 +412,7 @@ fn a_rank_that_parts_is_not_waited_for() {
     let [(first, result, took), (second, ..)] = found.try_into().expect("two");
     assert!(first.is_ok() && second.is_ok(), "{first:?} {second:?}");
     let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("{result:?}") };
-    assert!(reason.contains("rank 1 did not come") && took < patience() / 2, "{reason} after {took:?}");
+    assert!(reason.contains("rank 1 did not join") && took < patience() / 2, "{reason} after {took:?}");
 }
 
 fn a_missing_rank_is_a_lost_device([rows, columns]: [usize; 2]) {
@@ -436,7 +436,7 @@ fn a_missing_rank_is_a_lost_device([rows, columns]: [usize; 2]) {
     });
     for (rank, (result, took)) in found.into_iter().flatten().enumerate() {
         let Err(KernelError::Device(DeviceError::Lost { reason })) = result else { panic!("rank {rank}: {result:?}") };
-        assert_eq!(reason, "the ranks of a model went apart: rank 1 did not come to an exchange in time");
+        assert_eq!(reason, "a collective of the model's ranks failed: rank 1 did not join it in time");
         let bound = if rank == 0 { patience()..2 * patience() } else { Duration::ZERO..patience() };
         assert!(bound.contains(&took), "rank {rank}: {took:?}");
     }

@@ -29,10 +29,10 @@ pub enum CacheFileError {
         kind: io::ErrorKind,
     },
     /// Its path is a folder, a pipe or something else that is not a file.
-    #[error("it is not a plain file")]
+    #[error("it is not a regular file")]
     NotAFile,
     /// It is larger than [`BYTES_MAX`].
-    #[error("it has {bytes} bytes, the limit is {BYTES_MAX}")]
+    #[error("it has {bytes} bytes; the limit is {BYTES_MAX}")]
     TooLarge {
         /// Its size in bytes.
         bytes: u64,

@@ -32,7 +32,7 @@ pub const PATCHES_LEAST: usize = 4;
 
 /// A limit that contradicts another, or under which no request could run.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{limit}` is {value}, it must be {required}")]
+#[error("`{limit}` is {value}; expected {required}")]
 pub struct LimitError {
     /// The name that the limit was set by.
     pub limit: String,
@@ -108,13 +108,13 @@ impl Envelope {
                 _ => Ok(()),
             }
         };
-        require("context_tokens", self.context_tokens, 2, "one token is read and one written")?;
-        require("sequences", self.sequences, 1, "somebody is served")?;
+        require("context_tokens", self.context_tokens, 2, "a sequence reads one token and writes one")?;
+        require("sequences", self.sequences, 1, "at least one sequence runs")?;
         require("step_tokens", self.step_tokens, self.sequences, "each sequence has a token in a step")?;
         require("launch_patches", self.launch_patches, PATCHES_LEAST, "a launch takes a picture of one token")?;
         require("picture_patches", self.picture_patches, PATCHES_LEAST, "a picture has at least one token")?;
-        require("pictures", self.pictures, 1, "a request may show something")?;
-        require("video_frames", self.video_frames, 0, "none, or some")?;
+        require("pictures", self.pictures, 1, "a request may have a picture")?;
+        require("video_frames", self.video_frames, 0, "it is a count")?;
         require("launch_patches", self.launch_patches, self.picture_patches, "a launch takes the largest picture")
     }
 }

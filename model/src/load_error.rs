@@ -46,41 +46,45 @@ impl Hint for LoadError {
                 format!("use a number of ranks that divides all of it: {}", possible.join(", "))
             }
             LoadError::Weights(WeightError::Cut { .. }) => {
-                "use fewer ranks, or a checkpoint that is not quantised".to_owned()
+                "use fewer ranks, or a checkpoint that is not quantized".to_owned()
             }
             LoadError::Weights(WeightError::Unserved { .. }) => {
                 "leave quantization out if it is set, load another checkpoint of the model, or load it on a CPU"
                     .to_owned()
             }
             LoadError::Weights(WeightError::Format { .. } | WeightError::PartlyQuantized { .. }) => {
-                "check quantization_config and its list of plain modules against the checkpoint's release".to_owned()
+                "check quantization_config and its list of modules that are not quantized against the checkpoint's \
+                 release"
+                    .to_owned()
             }
             LoadError::Weights(WeightError::ScaledFp8 { .. } | WeightError::AlwaysPlain { .. }) => {
-                "load a release in which it is plain, or one in bf16 with quantization set to fp8".to_owned()
+                "load a release in which it is not quantized, or one in bf16 with quantization set to fp8".to_owned()
             }
             LoadError::Weights(WeightError::ScaleShape { .. }) => {
-                "quantization_config says how many numbers share a scale: check it against the checkpoint's release"
+                "check quantization_config, which says how many numbers share a scale, against the checkpoint's release"
                     .to_owned()
             }
             LoadError::Weights(WeightError::AttentionScale { .. }) => {
-                "load a release that has scales of keys and values alone, or remove those of queries and probabilities \
-                 from the file: the weights do not need them"
+                "load a release that has scales only of keys and values, or remove the scales of queries and \
+                 probabilities from the file: the weights do not need them"
                     .to_owned()
             }
             LoadError::Weights(WeightError::Scale { .. }) => {
-                "the file is damaged, or what has quantised it failed; download it again".to_owned()
+                "download the file again; it is damaged or was quantized wrongly".to_owned()
             }
             LoadError::Weights(WeightError::Extra { .. }) => {
-                "check config.json against the checkpoint's release; elsewhere a tensor that no layer reads may be \
-                 ignored, but here it is an error"
+                "check config.json against the checkpoint's release; a tensor that no layer reads is an error here, \
+                 though other runtimes may ignore it"
                     .to_owned()
             }
             LoadError::Weights(WeightError::Untied { name, .. }) => {
                 format!("set `tie_word_embeddings` to false if {name} is the model's own, or remove it from the file")
             }
-            LoadError::Weights(_) => "the folder mixes files of different checkpoints; download it again".to_owned(),
-            LoadError::Stopped => "load it again".to_owned(),
-            LoadError::Kernel(_) => "the device refused the copy; see its message".to_owned(),
+            LoadError::Weights(_) => "download the checkpoint again; the folder mixes files of different \
+                                      checkpoints"
+                .to_owned(),
+            LoadError::Stopped => "load the model again".to_owned(),
+            LoadError::Kernel(_) => "see the device's message: it refused the copy".to_owned(),
         }
     }
 }

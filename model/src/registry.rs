@@ -33,7 +33,7 @@ use crate::{
 
 /// No family here serves the checkpoint's architecture.
 #[derive(Debug, Error)]
-#[error("no family serves the architecture {found:?}; known: {known}")]
+#[error("the architecture {found:?} is not supported; expected one of {known}")]
 pub struct UnknownArchitecture {
     /// `architectures` of the checkpoint.
     pub found: Vec<String>,
@@ -43,7 +43,7 @@ pub struct UnknownArchitecture {
 
 /// No shape has this name.
 #[derive(Debug, Error)]
-#[error("no shape is called {name:?}; the nearest are {}", .nearest.join(", "))]
+#[error("there is no shape {name:?}; the nearest names are {}", .nearest.join(", "))]
 pub struct UnknownShape {
     /// The requested name.
     pub name: String,
@@ -55,7 +55,7 @@ impl Hint for UnknownShape {
     type Text = String;
 
     fn hint(&self) -> String {
-        "`bursar plan --shapes` lists all shapes".to_owned()
+        "list all shapes with `bursar plan --shapes`".to_owned()
     }
 }
 

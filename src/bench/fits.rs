@@ -2,13 +2,9 @@
 
 use std::sync::Arc;
 
-use bursar::{
-    Serving,
-    crates::{
-        kernels::BLOCK_TOKENS,
-        model::{flow::VisualGrid, processor::VisualProcessors},
-    },
-};
+use bursar::Serving;
+use bursar_kernels::BLOCK_TOKENS;
+use bursar_model::{flow::VisualGrid, processor::VisualProcessors};
 
 use super::workload::Prompts;
 

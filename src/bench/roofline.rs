@@ -3,14 +3,8 @@
 
 use std::iter;
 
-use bursar::crates::{
-    kernels::{KernelError, Target, Work},
-    model::{
-        Model,
-        flow::{Grid, SequencePart, StepBatch},
-        worst_cases::{self, Pass},
-    },
-};
+use bursar_kernels::{KernelError, Target, Work};
+use bursar_model::{Model, flow::Grid, flow::SequencePart, flow::StepBatch, worst_cases, worst_cases::Pass};
 use serde::Serialize;
 
 /// What a device does in a second.
@@ -135,12 +129,9 @@ impl Planner {
 mod tests {
     use std::sync::Arc;
 
-    use bursar::crates::{
-        kernels::{CudaTarget, DType},
-        model::{
-            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
-            registry::shape_settings,
-        },
+    use bursar_kernels::{CudaTarget, DType};
+    use bursar_model::{
+        checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightQuantization, registry::shape_settings,
     };
 
     use super::*;

@@ -1,12 +1,7 @@
 //! What is measured: the number and size of requests, and the envelope that admits them. Pure.
 
-use bursar::{
-    Envelope,
-    crates::model::{
-        MergeSize,
-        processor::{Size, Tiling},
-    },
-};
+use bursar::Envelope;
+use bursar_model::{MergeSize, processor::Size, processor::Tiling};
 use clap::ValueEnum;
 
 /// A kind of figure.
@@ -167,10 +162,7 @@ impl Workload {
 mod tests {
     use std::sync::Arc;
 
-    use bursar::crates::model::{
-        checkpoint::{Checkpoint, CheckpointSource},
-        registry::shape_settings,
-    };
+    use bursar_model::{checkpoint::Checkpoint, checkpoint::CheckpointSource, registry::shape_settings};
 
     use super::*;
 

@@ -6,10 +6,8 @@ use std::{
     time::Duration,
 };
 
-use bursar::{
-    Chat, ChatError, ImageLimits, JsonWhitespace, OutputFormat, SamplingError, Video,
-    crates::model::sampling::SamplingParams,
-};
+use bursar::{Chat, ChatError, ImageLimits, JsonWhitespace, OutputFormat, SamplingError, Video};
+use bursar_model::sampling::SamplingParams;
 use clap::{ArgGroup, Args, ValueEnum};
 use serde_json::Value;
 

@@ -2,7 +2,8 @@
 
 use std::{io::IsTerminal, mem, path::Path};
 
-use bursar::{Chat, ChatError, ErrorKind, ImageLimits, ModelHandle, VisionError, crates::model::error::VisualError};
+use bursar::{Chat, ChatError, ErrorKind, ImageLimits, ModelHandle, VisionError};
+use bursar_model::error::VisualError;
 use serde_json::json;
 
 use super::{

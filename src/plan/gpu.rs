@@ -2,10 +2,8 @@
 
 use std::str::FromStr;
 
-use bursar::{
-    Bytes,
-    crates::kernels::{CudaTarget, DType},
-};
+use bursar::Bytes;
+use bursar_kernels::{CudaTarget, DType};
 
 /// The properties of a GPU that a plan depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,15 +1,8 @@
 //! The device that a plan is made for: one in this machine, or one by its properties.
 
-use bursar::{
-    Bytes, CudaDevice, Device, DeviceChoice, DeviceError,
-    crates::{
-        actors::{
-            profile::{OVERHEAD_AT_READY, Place},
-            runtime::{gpus, roomiest_first},
-        },
-        kernels::{CudaTarget, Target},
-    },
-};
+use bursar::{Bytes, CudaDevice, Device, DeviceChoice, DeviceError};
+use bursar_actors::{profile::OVERHEAD_AT_READY, profile::Place, runtime::gpus, runtime::roomiest_first};
+use bursar_kernels::{CudaTarget, Target};
 
 use super::gpu::Gpu;
 use crate::{device::RANKS_MAX, failure::Failure};

@@ -2,14 +2,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use bursar::{
-    Bytes, Class, Envelope, Forecast, Suggestion,
-    crates::{
-        actors::{engine::Change, engine::Lowered},
-        budgets::MemoryPlan,
-        model::Model,
-    },
-};
+use bursar::{Bytes, Class, Envelope, Forecast, Suggestion};
+use bursar_actors::{engine::Change, engine::Lowered};
+use bursar_budgets::MemoryPlan;
+use bursar_model::Model;
 use serde::Serialize;
 
 use super::{place::Planned, unquantized::Unquantized};

@@ -2,18 +2,12 @@
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use bursar::{
-    Bytes, LoadOptions, StartError,
-    crates::{
-        actors::engine::Question,
-        kernels::Target,
-        model::{
-            LoadError, Model,
-            checkpoint::{Checkpoint, CheckpointSource, WeightQuantization},
-            registry,
-            weights::WeightError,
-        },
-    },
+use bursar::{Bytes, LoadOptions, StartError};
+use bursar_actors::engine::Question;
+use bursar_kernels::Target;
+use bursar_model::{
+    LoadError, Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, checkpoint::WeightQuantization, registry,
+    weights::WeightError,
 };
 use serde::Serialize;
 

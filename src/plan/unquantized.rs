@@ -1,17 +1,9 @@
 //! What FP8 saves: the same plan without it.
 
-use bursar::{
-    Bytes, Forecast, LoadOptions,
-    crates::{
-        actors::{engine::Question, profile::Place},
-        kernels::Target,
-        model::{
-            LoadError, Model,
-            checkpoint::{Checkpoint, WeightFormats},
-            flow::CacheFormat,
-        },
-    },
-};
+use bursar::{Bytes, Forecast, LoadOptions};
+use bursar_actors::{engine::Question, profile::Place};
+use bursar_kernels::Target;
+use bursar_model::{LoadError, Model, checkpoint::Checkpoint, checkpoint::WeightFormats, flow::CacheFormat};
 use serde::Serialize;
 
 use crate::failure::Failure;

@@ -1,5 +1,6 @@
 //! A neighbour's drill, where host memory stands in for a GPU: another process takes memory, and gives it back.
 
+use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use axum::{Json, extract::State, http::Uri};

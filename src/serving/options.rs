@@ -2,11 +2,8 @@
 
 use std::{env, net::IpAddr, path::PathBuf, time::Duration};
 
-use bursar::{
-    Bytes,
-    crates::budgets::ParseBytesError,
-    serve::{ServeOptions, TlsFiles},
-};
+use bursar::{Bytes, serve::ServeOptions, serve::TlsFiles};
+use bursar_budgets::ParseBytesError;
 use clap::Args;
 
 use super::text_of;

@@ -82,7 +82,8 @@ fn unpack(name: &str) -> PathBuf {
 fn unpack_once(contents: &impl Hash, write: impl FnOnce(&Path) -> io::Result<()>) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     contents.hash(&mut hasher);
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| Path::new(ARCHIVES).join("../../target"), PathBuf::from);
+    let target =
+        env::var_os("CARGO_TARGET_DIR").map_or_else(|| Path::new(ARCHIVES).join("../../target"), PathBuf::from);
     let folder = target.join("golden").join(format!("{:016x}", hasher.finish()));
     if !folder.exists() {
         // Other processes may unpack the same contents now: the first to rename its copy wins.

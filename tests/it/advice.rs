@@ -97,7 +97,11 @@ fn a_type_unsupported_by_the_gpu_is_refused_by_name() {
         }
     }
     let folder = bursar_golden::path("qwen2").display().to_string();
-    assert_eq!(planned(&["--model", &folder, "--gpu", "h200"])["device"]["dtype"], "f16", "auto is the checkpoint's own");
+    assert_eq!(
+        planned(&["--model", &folder, "--gpu", "h200"])["device"]["dtype"],
+        "f16",
+        "auto is the checkpoint's own"
+    );
 }
 
 /// A folder with the files of a golden checkpoint whose names pass.

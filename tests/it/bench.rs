@@ -210,7 +210,7 @@ fn a_figure_that_cannot_be_measured_gets_a_hint() {
     let output = bench(&["--shape", "qwen2.5-vl-7b", "--random", "--quick"]);
     assert_eq!(output.status.code(), Some(1));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(told.contains("--capacity 17148MiB instead of 512MiB would fit"), "{told}");
+    assert!(told.contains("set --capacity to 17148MiB instead of 512MiB"), "{told}");
     for arguments in [&["--random"][..], &["--shape", "qwen2.5-vl-7b"], &["--terabytes", "4"], &["--teraflops", "-1"]] {
         assert_eq!(bench(arguments).status.code(), Some(2), "{arguments:?}");
     }

@@ -1,5 +1,6 @@
 //! Blocks of keys and values as a router follows them: what there is, through replies, deaths, sleep and neighbours.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,

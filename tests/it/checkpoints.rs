@@ -1,20 +1,11 @@
 //! Checkpoints damaged in every way: each is refused with a typed error and a hint and takes nothing, and the runtime
 //! goes on.
 
-use std::{
-    fs,
-    os::unix::fs::symlink,
-    path::PathBuf,
-};
+use bursar_budgets::testing::HostControl;
+use std::{fs, os::unix::fs::symlink, path::PathBuf};
 
-use bursar::{
-    ChatError, Hint, ModelSource, Runtime, RuntimeError, StartError,
-    crates::model::{
-        LoadError,
-        error::{CheckpointError, TextError},
-        weights::WeightError,
-    },
-};
+use bursar::{ChatError, Hint, ModelSource, Runtime, RuntimeError, StartError};
+use bursar_model::{LoadError, error::CheckpointError, error::TextError, weights::WeightError};
 use serde_json::{Value, json};
 
 use crate::stage::{Folder, answer, ask, device, eventually, runtime_on, small, story, text};
@@ -548,7 +539,7 @@ fn a_missing_endless_or_greedy_template_fails_only_its_chat() {
                 "refusing",
                 Some("{{ raise_exception('no') }}"),
                 |e| matches!(e, TextError::TemplateRefused { .. }),
-                "refuses",
+                "rejects",
             ),
         ];
         for (name, template, says, word) in table {

@@ -314,7 +314,7 @@ fn the_log_follows_a_request_between_actors_without_its_content() {
         spans.iter().chain([&line["span"]]).any(|span| span["name"] == "request")
     };
     let request: Vec<String> = lines.iter().filter(in_request).map(message).collect();
-    for step in ["decoded", "encoded", "waits for blocks", "begins", "its last step has run", "ended", "close"] {
+    for step in ["decoded", "encoded", "waiting for blocks", "started", "last step finished", "ended", "close"] {
         assert!(request.iter().any(|told| told == step), "{step}: {request:?}");
     }
     let ids = lines.iter().filter(in_request).flat_map(|line| line["spans"].as_array().cloned().unwrap_or_default());

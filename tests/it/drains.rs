@@ -1,5 +1,6 @@
 //! Orderly ends: running requests go on to their end or the deadline, nothing new begins, and every byte returns.
 
+use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
 
 use bursar::{Bytes, Chat, ChatError, Gate, Hint, ModelHandle, ModelSource, RuntimeError, StartError};
@@ -150,7 +151,7 @@ fn a_request_at_a_closed_gate_hears_the_models_reason() {
         let runtime = runtime_on(&device).await;
         let model = demo(&runtime, small()).await;
         // As during an unload: the gate closes first.
-        let closed = runtime.budget().move_gate("demo".into(), Gate::Teardown).await;
+        let closed = bursar_actors::testing::move_gate(runtime.budget(), "demo".into(), Gate::Teardown).await;
         closed.expect("the budget answers").expect("it was frozen");
         let mut listening = std::pin::pin!(listen(model.chat(endless(1)).await.expect("accepted")));
         // The refusal is long past by then, and a caller that saw it would end here.

@@ -1,5 +1,6 @@
 //! Another process takes memory of a card that a model fills, and gives it back.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     sync::{
         Arc,
@@ -114,7 +115,7 @@ impl Card {
         eventually("all is regained", async || {
             // First leased, then backed, then used.
             let serving = self.model.serving().await.expect("it serves");
-            let (reply, usage) = bursar::crates::actors::responder::Responder::new();
+            let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             let is_used = usage.await.is_ok_and(|usage| usage.blocks == serving.record.kv_blocks);
             is_used && self.ledger().await == self.before
@@ -297,7 +298,7 @@ fn memory_is_unbacked_only_after_the_device_is_done_with_it() {
         let expected = answer(&card.model, long(3)).await;
         let blocks = async || {
             let serving = card.model.serving().await.expect("it serves");
-            let (reply, usage) = bursar::crates::actors::responder::Responder::new();
+            let (reply, usage) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             usage.await.expect("it answers").blocks
         };
@@ -322,7 +323,7 @@ fn refused_growth_changes_nothing_and_is_retried() {
         let small = card.quiet().await;
         // The third layer is refused: two are backed by then.
         let backs = card.device.counts().backs;
-        card.device.play(bursar::Script::new().refuse_back(backs + 3));
+        card.device.play(bursar_budgets::testing::Script::new().refuse_back(backs + 3));
         card.device.foreign_gives_back(Bytes::mib(4));
         eventually("growth was tried", async || card.device.counts().backs >= backs + 3).await;
         card.regained().await;

@@ -4,11 +4,9 @@
 use bursar::{
     Bytes, Chat, Class, DeviceChoice, Envelope, Hint, Intensity, LoadOptions, ModelSource, Runtime, RuntimeConfig,
     StartError,
-    crates::actors::{
-        engine::{EngineMessage, WhichLane},
-        responder::Responder,
-    },
 };
+use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
+use bursar_budgets::testing::HostControl;
 use futures_util::future::join_all;
 
 use crate::{

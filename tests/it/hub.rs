@@ -12,10 +12,8 @@ use std::{
     },
 };
 
-use bursar::{
-    Bytes, Hint, HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError,
-    crates::model::{checkpoint::FetchWatch, error::CheckpointError},
-};
+use bursar::{Bytes, Hint, HubError, HubModel, HubOptions, ModelSource, Progress, RuntimeError, StartError};
+use bursar_model::{checkpoint::FetchWatch, error::CheckpointError};
 
 use serde_json::Value;
 

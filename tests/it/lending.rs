@@ -1,6 +1,7 @@
 //! Models that share a device lend one another keys and values while they are idle, and give way to a tenant that waits,
 //! to a load and to a wake.
 
+use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use bursar::{

@@ -133,10 +133,10 @@ fn scheduler_and_lanes_log_under_the_requests_id() {
         id(line.unwrap_or_else(|| panic!("{module}: {said} is not in {lines:?}")))
     };
     let ids = [
-        found("bursar_actors::scheduler::actor", "waits for blocks"),
-        found("bursar_actors::scheduler::actor", "begins"),
-        found("bursar_actors::compute::lane::pending", "its pictures are encoded"),
-        found("bursar_actors::compute::lane::pending", "its step has run"),
+        found("bursar_actors::scheduler::actor", "waiting for blocks"),
+        found("bursar_actors::scheduler::actor", "started"),
+        found("bursar_actors::compute::lane::pending", "pictures encoded"),
+        found("bursar_actors::compute::lane::pending", "step finished"),
     ];
     assert!(ids.iter().all(|id| *id == ids[0]), "{ids:?}");
 }

@@ -1,6 +1,7 @@
 //! A lost device: every request fails with that reason, everything on it ends with the ledger whole, and the runtime
 //! goes on with another device, once.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     sync::{
         Arc, Mutex,
@@ -12,8 +13,9 @@ use std::{
 
 use bursar::{
     Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, Hint, HostDevice, LoadOptions, MIB, ModelSource,
-    Progress, Runtime, RuntimeConfig, RuntimeError, Script, Segment, StartError, WatchOptions,
+    Progress, Runtime, RuntimeConfig, RuntimeError, Segment, StartError, WatchOptions,
 };
+use bursar_budgets::testing::Script;
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story, text};
 

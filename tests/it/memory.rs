@@ -1,5 +1,6 @@
 //! The ledger beside models: rule 1, tenants, several models.
 
+use bursar_budgets::testing::HostControl;
 use std::sync::{
     Arc,
     atomic::{AtomicBool, Ordering},

@@ -1,11 +1,11 @@
 //! Pictures of every kind: each is read like the reference reads it, or fails alone with the limit, the value and a
 //! hint.
 
-
 use bursar::{
     Bytes, ChatError, DeviceChoice, Hint, Image, ImageError, ImageLimits, LoadOptions, Runtime, RuntimeConfig,
-    crates::{actors::vision::VisionError, model::error::VisualError},
 };
+use bursar_actors::vision::VisionError;
+use bursar_model::error::VisualError;
 use image::{DynamicImage, Rgb, RgbImage};
 
 use crate::stage::{Stage, about, answer, ask, demo, device, eventually, listen, png, small, story, text};
@@ -210,10 +210,10 @@ fn a_picture_has_the_pixels_that_its_chat_gives_it() {
         let again = ask(&stage.model, chat(drawn())).await.expect("it answers");
         assert_eq!((again.text, again.cached_tokens), (whole.text, same.cached_tokens), "nor the other way round");
         for (image, limit) in [
-            (drawn().within_pixels(None, Some(64 * 196 + 1)), "`max_pixels` is 12545, at most 12544"),
-            (drawn().within_pixels(None, Some(783)), "`max_pixels` is 783, the least possible is 784"),
-            (drawn().within_pixels(Some(9000), Some(8000)), "`min_pixels` is 9000, at most 8000"),
-            (drawn().within_tiles(2), "`tiles` cannot be followed"),
+            (drawn().within_pixels(None, Some(64 * 196 + 1)), "`max_pixels` is 12545; expected at most 12544"),
+            (drawn().within_pixels(None, Some(783)), "`max_pixels` is 783; expected at least 784"),
+            (drawn().within_pixels(Some(9000), Some(8000)), "`min_pixels` is 9000; expected at most 8000"),
+            (drawn().within_tiles(2), "`tiles` cannot be applied"),
         ] {
             let error = ask(&stage.model, chat(image)).await.expect_err("it is refused");
             assert!(matches!(error, ChatError::Picture { index: 0, .. }), "{error:?}");

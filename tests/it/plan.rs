@@ -2,6 +2,7 @@
 
 mod suggestions;
 
+use bursar_budgets::testing::HostControl;
 use std::process::{Command, Output};
 
 use bursar::{
@@ -114,8 +115,9 @@ fn shapes_are_listed_as_several_cards_share_them_out() {
 #[test]
 fn a_shape_that_is_none_is_answered_with_its_nearest_and_where_all_are() {
     let told = object(&plan(&["--shape", "Qwen2.5-VL-8B", "--json"]));
-    let error = "no shape is called \"Qwen2.5-VL-8B\"; the nearest are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
-    assert_eq!((&told["error"], &told["hint"]), (&json!(error), &json!("`bursar plan --shapes` lists all shapes")));
+    let error =
+        "there is no shape \"Qwen2.5-VL-8B\"; the nearest names are qwen2.5-vl-3b, qwen2.5-vl-7b, qwen2.5-vl-32b";
+    assert_eq!((&told["error"], &told["hint"]), (&json!(error), &json!("list all shapes with `bursar plan --shapes`")));
 }
 
 #[test]
@@ -280,7 +282,7 @@ fn a_plan_for_several_cards_says_what_each_holds() {
     assert!(one["notes"].to_string().contains("it fits on 2 such devices"), "{}", one["notes"]);
     assert_eq!(two["notes"], json!([]));
     let refused = of("3", 2);
-    assert_eq!(refused["error"], "query heads do not divide among 3 ranks: there are 64");
+    assert_eq!(refused["error"], "query heads cannot be divided among 3 ranks: there are 64");
     assert_eq!(refused["hint"], "use a number of ranks that divides all of it: 1, 2, 4, 8");
 }
 
@@ -302,7 +304,7 @@ fn a_plan_finds_the_fewest_cards_that_a_model_fits_on() {
         notes.matches(" short on each; ").count() == 2 && notes.contains("(1: ") && notes.contains("8: "),
         "{notes}"
     );
-    assert!(notes.contains("3: query heads do not divide among 3 ranks"), "{notes}");
+    assert!(notes.contains("3: query heads cannot be divided among 3 ranks"), "{notes}");
     let host = of(&["--shape", "qwen2.5-vl-tiny", "--device", "host:2", "--capacity", "8MiB"], 1);
     assert_eq!(number(&host["ranks"]), 2, "no more than are named");
 }
@@ -374,12 +376,12 @@ fn a_start_refuses_like_the_plan_and_its_suggestions_start() {
         let refused = refused_chat(&arguments);
         assert!(planned["error"].is_string() && planned["error"] == refused["error"], "{planned} {refused}");
         let hint = refused["hint"].as_str().expect("text");
-        assert!(!hint.contains("tokens 0 "), "nobody lives with none: {hint}");
+        assert!(!hint.contains("tokens to 0 "), "nobody lives with none: {hint}");
         assert!(planned["suggestions"].as_array().is_some_and(|list| !list.is_empty()), "{planned}");
         for suggestion in planned["suggestions"].as_array().into_iter().flatten() {
             let flag = suggestion["flag"].as_str().expect("text");
             let value = suggestion["value"].as_str().expect("text");
-            assert!(hint.contains(&format!("{flag} {value} instead")), "{suggestion} is not in {hint}");
+            assert!(hint.contains(&format!("{flag} to {value} instead")), "{suggestion} is not in {hint}");
         }
     }
 }

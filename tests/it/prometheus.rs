@@ -6,6 +6,7 @@
 mod dashboard;
 mod process;
 
+use bursar_budgets::testing::HostControl;
 use std::{
     collections::{BTreeMap, BTreeSet},
     env, fs,

@@ -1,17 +1,16 @@
 //! Models that several host devices share out: their replies are one device's, and what happens to one rank happens to
 //! all or to none.
 
+use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use bursar::{
     Bytes, Chat, Class, Device, DeviceChoice, DeviceGroup, Event, FewestFor, Hint, HostDevice, Intensity, Lack,
     LoadOptions, ModelHandle, ModelSource, NoRanksFit, OutputFormat, RanksLack, Runtime, RuntimeConfig, RuntimeError,
-    Script, StartError, WatchOptions,
-    crates::actors::{
-        engine::{EngineMessage, WhichLane},
-        responder::Responder,
-    },
+    StartError, WatchOptions,
 };
+use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
+use bursar_budgets::testing::Script;
 use futures_util::future::join_all;
 
 use crate::stage::{about, ask, demo, device, device_of, eventually, runtime_on, small, story, text};
@@ -119,7 +118,7 @@ fn ranks_that_cannot_share_a_model_out_are_refused_by_name() {
         let stage = Ranks::of(3, Bytes::mib(64)).await;
         let loaded = stage.runtime.load_with(ModelSource::demo(), small(), |_| {}).await.map(drop);
         let error = loaded.expect_err("two heads are not for three");
-        assert_eq!(error.to_string(), "key heads do not divide among 3 ranks: there are 2");
+        assert_eq!(error.to_string(), "key heads cannot be divided among 3 ranks: there are 2");
         assert!(error.hint().contains("1, 2"), "{}", error.hint());
         assert_eq!(stage.backed(), Bytes::ZERO);
     });

@@ -1,12 +1,14 @@
 //! Refused memory: in each phase of each attempt, at each call of a start, and while requests are served.
 
+use bursar_budgets::testing::HostControl;
 use std::sync::{Arc, Mutex};
 
 use bursar::{
     AttemptReport, Bytes, ChatError, FaultPlan, Hint, HostDevice, LoadOptions, ModelHandle, ModelSource, Outcome,
-    Phase, Progress, Runtime, RuntimeError, Script, StartError,
-    crates::actors::engine::{EngineMessage, WhichLane},
+    Phase, Progress, Runtime, RuntimeError, StartError,
 };
+use bursar_actors::{engine::EngineMessage, engine::WhichLane};
+use bursar_budgets::testing::Script;
 
 use crate::stage::{Stage, about, answer, device, eventually, listen, runtime_on, small, story, text};
 
@@ -152,7 +154,7 @@ fn steps_and_launches_refused_memory_run_again_unseen_by_requests() {
             if which == WhichLane::Vision {
                 // Its actor outlives the others and still reports.
                 serving.scheduler.kill();
-                serving = stage.model.serving_after(serving.generation).await.expect("it serves again");
+                serving = stage.model.serving_after(serving.generation).await.expect("it ready again");
             }
             assert!(engine.send_message(EngineMessage::RefuseMemory(which)).is_ok(), "it is alive");
             // Uncached pictures, so that a launch and steps are needed.

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use bursar::{Chat, ChatError, Hint, LoadOptions, crates::model::error::TextError};
+use bursar::{Chat, ChatError, Hint, LoadOptions};
+use bursar_model::error::TextError;
 
 use crate::stage::{
     Stage, about, answer, ask, blocking_threads_kept, eventually, listen, small, story, story_with_blocking_threads,

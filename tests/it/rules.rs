@@ -5,25 +5,14 @@ use std::{collections::BTreeMap, pin::Pin, time::Duration};
 use bursar::{
     Bytes, Chat, ChatError, Class, Envelope, FaultInjection, Hint, Image, LoadOptions, MIB, ModelHandle, ModelSource,
     Runtime,
-    crates::{
-        actors::{
-            budget::BudgetMessage,
-            compute::lane::Answer,
-            order::Rank,
-            responder::Responder,
-            runtime::RuntimeMessage,
-            scheduler::SchedulerMessage,
-            sleep::{SleepLevel, SleepOrder},
-            tree::{self, QUESTIONS, Question},
-            vision::VisionMessage,
-        },
-        budgets::{Gate, Label, Lease, Owner, Request},
-        model::{
-            flow::{ImageBytes, PrefixKeys, Visual},
-            processor::VisualLimits,
-        },
-    },
 };
+use bursar_actors::{
+    budget::BudgetMessage, compute::lane::Answer, order::Rank, responder::Responder, runtime::RuntimeMessage,
+    scheduler::SchedulerMessage, sleep::SleepLevel, sleep::SleepOrder, testing, tree, tree::QUESTIONS, tree::Question,
+    vision::VisionMessage,
+};
+use bursar_budgets::{Gate, Label, Lease, Owner, Request};
+use bursar_model::{flow::ImageBytes, flow::PrefixKeys, flow::Visual, processor::VisualLimits};
 
 use crate::{
     ears::Ears,
@@ -88,13 +77,15 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
         ("measure", _) => Box::pin(async move { budget.measure().await.map(drop).map_err(|error| said(&error)) }),
         ("snapshot", _) => Box::pin(async move { budget.snapshot().await.map(drop).map_err(|error| said(&error)) }),
         ("clear a dead owner", _) => {
-            Box::pin(async move { budget.clear(Owner::new("nobody", 0)).await.map_err(|error| said(&error)) })
+            Box::pin(async move { testing::clear(budget, Owner::new("nobody", 0)).await.map_err(|error| said(&error)) })
         }
         ("move the gate", _) => Box::pin(async move {
-            let moved = budget.move_gate(Label::from("rule 13"), Gate::Open).await;
+            let moved = testing::move_gate(budget, Label::from("rule 13"), Gate::Open).await;
             moved.map(drop).map_err(|error| said(&error))
         }),
-        ("evidence", _) => Box::pin(async move { budget.evidence().await.map(drop).map_err(|error| said(&error)) }),
+        ("evidence", _) => {
+            Box::pin(async move { testing::evidence(budget).await.map(drop).map_err(|error| said(&error)) })
+        }
         ("room", _) => Box::pin(async move { budget.available().await.map(drop).map_err(|error| said(&error)) }),
         ("put a model to sleep", _) => Box::pin(async move {
             let (reply, answer) = Responder::new();
@@ -105,12 +96,12 @@ fn put<'w>(question: &'w Question, world: &'w Answerers) -> Asked<'w> {
             question.wait(answer).await.map(drop).map_err(|error| said(&error))
         }),
         ("lease or resize" | "resize keys and values" | "lease memory for weights", _) => Box::pin(async move {
-            let resized = budget.resize(*question, &world.lease, Bytes::mib(2)).await;
+            let resized = testing::resize(budget, *question, &world.lease, Bytes::mib(2)).await;
             resized.map_err(|error| said(&error))
         }),
         ("lease" | "lease host memory", _) => Box::pin(async move {
             let class = if question.what == "lease" { Class::tenant("rule 13") } else { Class::Host };
-            let lease = budget.ask(*question, request(class, Bytes::mib(1)), true).await;
+            let lease = testing::lease(budget, *question, request(class, Bytes::mib(1)), true).await;
             lease.map(drop).map_err(|error| said(&error))
         }),
         ("run a worst case" | "capture a graph" | "capture a graph again", _) => Box::pin(async move {
@@ -273,7 +264,7 @@ fn rule_15_no_error_or_metric_contains_prompt_picture_or_reply() {
         }
         let serving = stage.model.serving().await.expect("it serves");
         drop(serving.scheduler.send_message(SchedulerMessage::InjectFault(FaultInjection::Panic)));
-        eventually("it serves again", async || {
+        eventually("it ready again", async || {
             stage.model.serving().await.is_ok_and(|now| now.generation > serving.generation)
         })
         .await;

@@ -1,6 +1,8 @@
 //! Models that sleep: they hold no device memory, wake for requests, lose none, and share a device that is too small for
 //! all of them at once.
 
+use bursar_actors::engine::WhichLane;
+use bursar_budgets::testing::HostControl;
 use std::{
     sync::{Arc, Mutex},
     time::Duration,
@@ -9,7 +11,7 @@ use std::{
 use bursar::{
     Bytes, ChatError, Class, Device, DeviceChoice, DeviceError, Envelope, Hint, HostDevice, Intensity, LoadOptions,
     ModelHandle, ModelHealth, ModelSource, Runtime, RuntimeConfig, SleepError, SleepLevel, Snapshot,
-    messages::{EngineMessage, Responder, WhichLane},
+    messages::{EngineMessage, Responder},
 };
 
 use crate::stage::{

@@ -1,5 +1,6 @@
 //! A device that takes its time to back and unback, like a whole card: nothing else waits for it.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     sync::{
         Arc, Mutex,
@@ -9,16 +10,9 @@ use std::{
     time::Duration,
 };
 
-use bursar::{
-    Bytes, Class, DeviceChoice, HostDevice, LoadOptions, MIB, ModelSource, Progress, Runtime, RuntimeConfig,
-    crates::{
-        actors::{
-            engine::{EngineMessage, WhichLane},
-            responder::Responder,
-        },
-        budgets::{Address, Device, DeviceError, DeviceMemory, Fence, Timeline},
-    },
-};
+use bursar::{Bytes, Class, DeviceChoice, HostDevice, LoadOptions, MIB, ModelSource, Progress, Runtime, RuntimeConfig};
+use bursar_actors::{engine::EngineMessage, engine::WhichLane, responder::Responder};
+use bursar_budgets::{Address, Device, DeviceError, DeviceMemory, Fence, Timeline};
 
 use tokio::time::timeout;
 

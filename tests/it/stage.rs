@@ -158,7 +158,7 @@ impl Stage {
         eventually("the ledger is as before", async || self.snapshot().await == *before).await;
         let serving = self.model.serving().await.expect("the model serves");
         eventually("all blocks are home", async || {
-            let (reply, count) = bursar::crates::actors::responder::Responder::new();
+            let (reply, count) = bursar_actors::responder::Responder::new();
             drop(serving.scheduler.send_message(bursar::messages::SchedulerMessage::KvUse(reply)));
             count.await.is_ok_and(|usage| usage.held == 0)
         })

@@ -1,11 +1,12 @@
 //! Starts that go wrong, and restarts.
 
+use bursar_budgets::testing::HostControl;
 use std::sync::{Arc, Mutex};
 
 use bursar::{
-    Bytes, Depth, Hint, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Script, Snapshot,
-    StartError,
+    Bytes, Depth, Hint, Lack, Limits, LoadOptions, ModelSource, Notice, Progress, RuntimeError, Snapshot, StartError,
 };
+use bursar_budgets::testing::Script;
 
 use crate::stage::{about, answer, ask, demo, device, device_of, eventually, listen, runtime_on, small, story, text};
 

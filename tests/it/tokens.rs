@@ -1,7 +1,8 @@
 //! Input without a template or a file: prompts as tokens, pictures as pixels, weights from a seed.
 
-use bursar::crates::model::text::{Message, Part, Role, TemplateInputs};
-use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, ModelSource, SamplingError, random_checkpoint};
+use bursar::{Chat, ChatError, ChatEvent, Hint, Image, ImageError, ModelSource, SamplingError};
+use bursar_model::registry::random_checkpoint;
+use bursar_model::{text::Message, text::Part, text::Role, text::TemplateInputs};
 use image::{Rgb, RgbImage};
 
 use crate::stage::{Stage, about, ask, device, picture, png, runtime_on, small, story, text};

@@ -111,7 +111,7 @@ fn numbers_out_of_range_are_refused_with_the_range() {
         (&["-n", "200"], "200 samples", "from 1 to 128", 1),
         (&["--capacity", "100TiB"], "--capacity", "from 2.0 MiB to ", 2),
         (&["--capacity", "1MiB"], "--capacity", "from 2.0 MiB to ", 2),
-        (&["--capacity", "5MB"], "--capacity", "B, KiB, MiB, GiB and TiB", 2),
+        (&["--capacity", "5MB"], "--capacity", "B, KiB, MiB, GiB or TiB", 2),
         (&["--capacity", "much"], "--capacity", "512MiB", 2),
     ];
     for (arguments, named, range, code) in cases {

@@ -150,7 +150,7 @@ fn table() -> Vec<(&'static str, Video, Says, &'static str)> {
             "too many frames",
             film(9, 2.0),
             |e| is(e, |v| *v == VideoError::TooManyFrames { frames: 9, limit: 8 }),
-            "9 frames together, the limit is 8",
+            "9 frames together; the limit is 8",
         ),
         (
             "a frame that is no picture",

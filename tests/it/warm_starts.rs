@@ -1,5 +1,6 @@
 //! Starts that rely on an earlier profile, and starts that must not.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     fs,
     path::{Path, PathBuf},
@@ -9,9 +10,10 @@ use std::{
 
 use bursar::{
     Bytes, DeviceChoice, DeviceError, Envelope, FaultPlan, HostConfig, HostDevice, LoadOptions, MeasuredCosts,
-    ModelHandle, ModelSource, Notice, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, Script, Serving,
-    crates::actors::engine::{EngineMessage, WhichLane},
+    ModelHandle, ModelSource, Notice, Phase, ProfileRecord, Progress, Runtime, RuntimeConfig, Serving,
 };
+use bursar_actors::{engine::EngineMessage, engine::WhichLane};
+use bursar_budgets::testing::Script;
 
 use crate::stage::{Folder, about, answer, device, runtime_on, small, small_envelope, story};
 
@@ -422,8 +424,8 @@ fn a_broken_or_edited_profile_is_reported_and_replaced() {
         };
         let huge = u64::MAX.into();
         for (content, reason) in [
-            (good[..good.len() / 2].to_owned(), "it is broken at line"),
-            (String::new(), "it is broken at line 1, column 0"),
+            (good[..good.len() / 2].to_owned(), "it is not valid at line"),
+            (String::new(), "it is not valid at line 1, column 0"),
             (written("/format", 7.into()), "format was 7, is 2"),
             (written("/profiles/0/sequences", 800.into()), "sequences was 800, is 8"),
             (written("/profiles/0/kv_blocks", 1.into()), "kv_blocks was 1, is "),

@@ -1,6 +1,7 @@
 //! What befalls a device and its models while chats run: actors die, a neighbour takes what is free and leaves, a tenant
 //! comes, a model sleeps. A seed decides what comes next.
 
+use bursar_budgets::testing::HostControl;
 use std::{sync::Arc, time::Duration};
 
 use bursar::{

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks our kernels on a GPU against torch in f64, and times them: "Kernels alone" of `benches/h200.md`.
+"""Checks our kernels on a GPU against torch in f64, and times them: "Kernels" of `benches/h200.md`.
 
     tools/gpu/kernels.py [attention|decode|small|patchify|sampling|mixture|e4m3 ...] [--check]        # all, if not told otherwise
 

@@ -9,7 +9,7 @@
 MODEL is a folder with the configuration and tokenizer of a checkpoint. Pictures have the nearest sides that a Qwen tower
 takes unresized, as in `bursar bench`. As we are measured: text is the faster of two runs, decoding the difference of
 replies of 129 tokens (one more than --decode-steps) and of one, pictures the median of three runs after one that warms up;
-greedy, no prefix cache, 256 sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 24). vLLM takes up to nine tenths of
+greedy, no prefix cache, 256 sequences, 8,192 tokens a step (Bursar: 8,448, see ADR 12). vLLM takes up to nine tenths of
 the card, as it does by default. Needs vLLM (0.26.0 was measured).
 
 --weights: "dummy" are vLLM's own, which it draws between -1/1000 and 1/1000. Do not take them for a mixture in FP8, nor

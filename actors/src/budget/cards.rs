@@ -78,6 +78,7 @@ impl Card {
 
 #[cfg(test)]
 mod tests {
+    use bursar_budgets::testing::HostControl;
     use std::sync::Arc;
 
     use bursar_budgets::{DeviceGroup, HostConfig, HostDevice};

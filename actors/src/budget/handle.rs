@@ -76,9 +76,9 @@ impl Hint for LeaseError {
             LeaseError::Refused(refusal) => refusal.hint().unwrap_or_else(|| "ask again later".to_owned()),
             LeaseError::NotATenant { .. } => "use Class::tenant(\"your own name\") instead".to_owned(),
             LeaseError::Unanswered(AskError::TimedOut { .. }) => {
-                "too little was given back in time; ask for less, or after other leases have ended".to_owned()
+                "ask for less, or ask again after other leases have ended: too little was returned in time".to_owned()
             }
-            LeaseError::Unanswered(AskError::Gone { .. }) => "the runtime is gone; start another".to_owned(),
+            LeaseError::Unanswered(AskError::Gone { .. }) => "start another runtime: this one has ended".to_owned(),
         }
     }
 }
@@ -88,7 +88,7 @@ pub(crate) const NO_MODEL: &str = "user";
 
 impl Budget {
     /// A handle to the actor that reads `mailbox`, even one that starts later.
-    pub fn at(mailbox: Arc<BudgetMailbox>) -> Self {
+    pub(crate) fn at(mailbox: Arc<BudgetMailbox>) -> Self {
         Budget { mailbox }
     }
 
@@ -161,7 +161,7 @@ impl Budget {
         self.mailbox.leases().iter().map(|entry| entry.value().bytes).sum()
     }
 
-    /// Bytes that models would give up for a lease that waits (ADR 46), read without asking the actor.
+    /// Bytes that models would give up for a lease that waits (ADR 5), read without asking the actor.
     pub(crate) fn would_be_given(&self) -> Bytes {
         self.mailbox.lendable().iter().map(Lendable::would_give).sum()
     }
@@ -171,7 +171,7 @@ impl Budget {
     ///
     /// # Errors
     /// [`LeaseError::Refused`], or [`LeaseError::Unanswered`] after the question's deadline.
-    pub async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
+    pub(crate) async fn ask(&self, question: Question, request: Request, wait: bool) -> Result<Lease, LeaseError> {
         let lease = self.put(question, |pending, reply| BudgetMessage::Ask {
             id: pending.open(),
             request: request.clone(),
@@ -185,7 +185,7 @@ impl Budget {
     ///
     /// # Errors
     /// As [`ask`](Budget::ask). The lease then keeps its size.
-    pub async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
+    pub(crate) async fn resize(&self, question: Question, lease: &Lease, to: Bytes) -> Result<(), LeaseError> {
         let id = lease.id();
         let resized = self.put(question, |pending, reply| BudgetMessage::Resize {
             id: pending.open(),
@@ -201,7 +201,7 @@ impl Budget {
 
     /// Declares that the lease can shrink and grow from now on, and where its orders go. Orders come for as long as the
     /// lease lives, also from later budget actors. An order already due comes at once.
-    pub fn obey(&self, lease: &Lease, elastic: Elastic) {
+    pub(crate) fn obey(&self, lease: &Lease, elastic: Elastic) {
         self.mailbox.put(Note::Obeys(lease.id(), elastic));
     }
 
@@ -214,7 +214,7 @@ impl Budget {
     ///
     /// # Errors
     /// The budget actor did not answer.
-    pub async fn clear(&self, owner: Owner) -> Result<(), AskError> {
+    pub(crate) async fn clear(&self, owner: Owner) -> Result<(), AskError> {
         self.put(tree::CLEAR_OWNER, |_, reply| BudgetMessage::OwnerDied { owner: owner.clone(), reply }).await
     }
 
@@ -222,7 +222,7 @@ impl Budget {
     ///
     /// # Errors
     /// The budget actor did not answer. The inner error means that the gate cannot move there.
-    pub async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
+    pub(crate) async fn move_gate(&self, model: Label, to: Gate) -> Result<Result<(), GateError>, AskError> {
         self.put(tree::MOVE_GATE, |_, reply| BudgetMessage::Gate { model: model.clone(), to, reply }).await
     }
 
@@ -244,7 +244,7 @@ impl Budget {
     ///
     /// # Errors
     /// The budget actor did not answer.
-    pub async fn evidence(&self) -> Result<Snapshot, AskError> {
+    pub(crate) async fn evidence(&self) -> Result<Snapshot, AskError> {
         self.put(tree::EVIDENCE_FOR_PROFILE, |_, reply| BudgetMessage::Measure(reply)).await
     }
 

@@ -1,4 +1,4 @@
-//! Which model lends keys and values to which (ADR 46): pure.
+//! Which model lends keys and values to which (ADR 5): pure.
 //!
 //! A model has a share: the bytes of its keys and values at READY. While it has no request it lends all but its floor to
 //! models whose requests wait for blocks. It gets its share back when it has requests again. For a lease that waits, a

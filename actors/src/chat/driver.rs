@@ -199,7 +199,7 @@ impl Driver {
                 Life::Cancelled => return Ok(None),
                 Life::Lost => {
                     deaths += 1;
-                    info!(deaths, "redone: its actors died");
+                    info!(deaths, "repeated because its actors died");
                     self.stopwatch.redo();
                 }
             }

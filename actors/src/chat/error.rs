@@ -19,10 +19,10 @@ pub enum ChatError {
     #[error("the chat has no turn")]
     Empty,
     /// The chat has tokens, and also turns, tools or settings that only a template could follow.
-    #[error("the chat is given as tokens, but has turns, tools or settings of the template too")]
+    #[error("the chat has a prompt of tokens, but also turns, tools or template settings")]
     TokensAndTurns,
     /// As many requests are running or waiting as allowed.
-    #[error("{limit} requests are running or waiting already")]
+    #[error("{limit} requests are already running or waiting")]
     Overloaded {
         /// The limit.
         limit: usize,
@@ -38,7 +38,7 @@ pub enum ChatError {
         source: Arc<ImageError>,
     },
     /// A picture is so thin that even after resizing it exceeds the envelope.
-    #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
+    #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
     PictureTooLarge {
         /// The picture's index in the chat, from 0.
         index: usize,
@@ -58,7 +58,7 @@ pub enum ChatError {
         source: Arc<VideoError>,
     },
     /// The chat has more pictures than the envelope allows.
-    #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
+    #[error("the chat has {pictures} pictures; the limit is {limit}")]
     TooManyPictures {
         /// Pictures of the chat.
         pictures: usize,
@@ -74,10 +74,10 @@ pub enum ChatError {
         limit: usize,
     },
     /// `max_tokens` is zero.
-    #[error("`max_tokens` is 0")]
+    #[error("`max_tokens` is 0; expected at least 1")]
     NoTokens,
     /// The reply's minimum length exceeds its maximum.
-    #[error("`min_tokens` is {tokens_min}, but the reply may have {tokens_max} tokens at most")]
+    #[error("`min_tokens` is {tokens_min}, but the reply may have at most {tokens_max} tokens")]
     MinTokens {
         /// The minimum length, `min_tokens`.
         tokens_min: usize,
@@ -85,7 +85,7 @@ pub enum ChatError {
         tokens_max: usize,
     },
     /// The name of the chat's tenant is too long.
-    #[error("the name of the tenant has {bytes} bytes, at most {limit} are allowed")]
+    #[error("the name of the tenant has {bytes} bytes; the limit is {limit}")]
     TenantName {
         /// Its bytes.
         bytes: usize,
@@ -93,7 +93,7 @@ pub enum ChatError {
         limit: usize,
     },
     /// The number of samples is 0, or more than may run at once.
-    #[error("{samples} samples were requested; from 1 to {limit} are possible")]
+    #[error("{samples} samples were requested; expected from 1 to {limit}")]
     Samples {
         /// Samples asked for.
         samples: usize,
@@ -101,7 +101,7 @@ pub enum ChatError {
         limit: usize,
     },
     /// The chat has a form, or must call a tool, and has `ignore_end`, but a complete form ends the reply.
-    #[error("a reply with a form ends when the form is complete, so it cannot ignore its end")]
+    #[error("a reply with a format ends when the format is complete, so it cannot ignore its end token")]
     FormatWithoutEnd,
     /// The form cannot be compiled.
     #[error(transparent)]
@@ -138,7 +138,7 @@ pub enum ChatError {
     #[error(transparent)]
     Unanswered(#[from] AskError),
     /// The model did not start, or serving was refused memory too often.
-    #[error("the model does not serve: {0}")]
+    #[error("the model is not ready: {0}")]
     NotStarted(Arc<StartError>),
     /// The model's logits for this request are not numbers.
     #[error("the model's logits are not numbers, so no token can be chosen")]
@@ -194,14 +194,14 @@ impl Hint for ChatError {
             ChatError::Picture { source, .. } => source.hint(),
             ChatError::Video { source, .. } => source.hint(),
             ChatError::PictureTooLarge { .. } => {
-                "crop the picture so that it is less narrow, or raise `picture_patches`".to_owned()
+                "crop the picture so that it is less wide or tall, or raise `picture_patches`".to_owned()
             }
             ChatError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             ChatError::TooLong { .. } => "shorten the conversation, or raise `context_tokens`".to_owned(),
             ChatError::NoTokens => "ask for at least one token".to_owned(),
             ChatError::MinTokens { .. } => "lower `min_tokens`, or raise `max_tokens`".to_owned(),
             ChatError::TenantName { limit, .. } => {
-                format!("name the tenant in {limit} bytes, or by a hash of its name")
+                format!("use a name of at most {limit} bytes, or a hash of the name")
             }
             ChatError::Samples { limit, .. } => format!("ask for 1 to {limit} samples at a time, or raise `requests`"),
             ChatError::FormatWithoutEnd => "leave out `ignore_end`, or the format".to_owned(),
@@ -212,7 +212,7 @@ impl Hint for ChatError {
             }
             ChatError::TooLate { deadline, .. } => {
                 format!(
-                    "ask again when the model is less busy, or allow more time; `{}` is the default",
+                    "ask again when the model is less busy, or allow more time; `{}` sets the default",
                     deadline.knob()
                 )
             }
@@ -227,12 +227,12 @@ impl Hint for ChatError {
                 "write `<t seconds>` and one placeholder for each step of the video".to_owned()
             }
             ChatError::Layout(_) => {
-                "the chat template does not place pictures as the model's processor does".to_owned()
+                "check the chat template: it does not place pictures as the model's processor does".to_owned()
             }
             ChatError::Sampling(error) => error.hint(),
             ChatError::Vision(error) => error.hint(),
             ChatError::Unanswered(_) => {
-                "the device is too slow for the deadline, or shutting down; ask again".to_owned()
+                "ask again: the device was too slow for the deadline, or is shutting down".to_owned()
             }
             ChatError::PreparationDied => "this is a bug in Bursar; please report it with the chat template".to_owned(),
             ChatError::NotStarted(error) => error.hint(),
@@ -243,7 +243,9 @@ impl Hint for ChatError {
             ChatError::DeviceLost { .. } => "ask again; if the model has stopped, start the program again".to_owned(),
             ChatError::Asleep(error) => error.hint(),
             ChatError::ShuttingDown => "load the model again once it has stopped, or use another".to_owned(),
-            ChatError::GivenUp { .. } => "look at the model's restarts; this request may be what kills it".to_owned(),
+            ChatError::GivenUp { .. } => {
+                "look for the reason of the model's restarts: this request may be the cause".to_owned()
+            }
         }
     }
 }

@@ -274,7 +274,7 @@ impl ModelHandle {
             match status.wait_for(Status::is_over).await.map(|status| status.clone()) {
                 Ok(Status::Stopped { reason }) => reason,
                 Ok(Status::Failed(error)) => error.to_string().into(),
-                _ => "the runtime is gone".into(),
+                _ => "the runtime has ended".into(),
             }
         };
         tokio::select! {
@@ -317,7 +317,7 @@ impl ModelHandle {
             Ok(Status::Failed(error)) => Err(ChatError::NotStarted(error)),
             Ok(Status::Stopped { reason }) => Err(ChatError::Stopped { reason }),
             Ok(Status::Starting | Status::NotWoken(_)) => unreachable!("waited for something else"),
-            Err(_) => Err(ChatError::Stopped { reason: "the runtime is gone".into() }),
+            Err(_) => Err(ChatError::Stopped { reason: "the runtime has ended".into() }),
         }
     }
 

@@ -204,7 +204,7 @@ impl Chat {
 
     /// A prompt as tokens of the model's vocabulary, used as they are: nothing is rendered or added. The placeholder
     /// token of the model's templates must occur once for each picture or video, or for each step of a video where the
-    /// model's prompts have text between them (ADR 30). The pictures follow by [`image`](Chat::image), in order. For
+    /// model's prompts have text between them (ADR 18). The pictures follow by [`image`](Chat::image), in order. For
     /// prompts made elsewhere, and for measurements.
     ///
     /// ```

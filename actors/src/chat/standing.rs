@@ -28,7 +28,7 @@ impl Chat {
     /// How urgent the chat is: lower numbers are served earlier, as in vLLM, and 0 is the default. A more urgent chat is
     /// admitted before others that wait, and takes the place of less urgent ones that run, from each twice at most: they
     /// pause, and lose nothing. Every eighth admission is of the oldest that waits, however urgent it is, so that none
-    /// starves (ADR 44).
+    /// starves (ADR 13).
     ///
     /// ```
     /// use bursar_actors::chat::Chat;

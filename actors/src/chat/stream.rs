@@ -69,7 +69,7 @@ impl Reply {
         }
         let event = std::task::ready!(self.events.poll_recv(context));
         // A driver that is gone without an end was dropped with its tokio runtime.
-        let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime is gone".into() }));
+        let event = event.unwrap_or_else(|| Err(ChatError::Stopped { reason: "the runtime has ended".into() }));
         self.ended = matches!(event, Ok(ChatEvent::Done { .. }) | Err(_));
         Poll::Ready(Some(event))
     }

@@ -35,7 +35,7 @@ pub enum ToolError {
     #[error("a tool must be called, but the chat has no tools")]
     NoTools,
     /// The tool that must be called is not among the chat's.
-    #[error("the tool that must be called is none of the chat's {tools}")]
+    #[error("the tool that must be called is not one of the chat's {tools} tools")]
     UnknownTool {
         /// Number of tools.
         tools: usize,
@@ -50,10 +50,10 @@ pub enum ToolError {
     #[error("the chat template does not show tools to the model")]
     NotShown,
     /// A call is forced, and the reply has another form.
-    #[error("a tool must be called, so the reply cannot have a format too")]
+    #[error("a tool must be called, so the reply cannot have a format")]
     WithFormat,
     /// The model's way to write calls is not known.
-    #[error("how this model writes calls is not known, so it cannot be made to write one")]
+    #[error("the format of this model's tool calls is unknown, so a call cannot be forced")]
     NoFormat,
     /// The schema of a tool's parameters cannot be followed.
     #[error("tool {index}: {source}")]
@@ -86,11 +86,14 @@ impl Hint for ToolError {
                 "write it as `{\"type\": \"function\", \"function\": {\"name\": .., \"parameters\": {..}}}`".to_owned()
             }
             ToolError::NotShown => {
-                "describe the tools in a system message and set `reply_format`, or use a model with a template for tools"
+                "describe the tools in a system message and set `reply_format`, or use a model whose template shows \
+                 tools"
                     .to_owned()
             }
             ToolError::WithFormat => {
-                "leave out `format`, or set `ToolChoice::Auto`, with which the reply has the format or is a call".to_owned()
+                "leave out the format, or leave the choice to the model: then the reply has the format or is a \
+                 call"
+                    .to_owned()
             }
             ToolError::NoFormat => "set `reply_format` if you know it, or leave the choice to the model".to_owned(),
             ToolError::Schema { source, .. } => source.hint(),

@@ -327,11 +327,11 @@ fn why_nccl(gpus: &[Arc<CudaDevice>], target: Target, is_wanted: bool) -> Result
     }
     for (one, other) in gpus.iter().flat_map(|one| gpus.iter().map(move |other| (one, other))) {
         if !one.reaches(other)? {
-            return Ok(Some(format!("{} cannot reach the memory of {}", one.label(), other.label())));
+            return Ok(Some(format!("{} cannot access the memory of {}", one.label(), other.label())));
         }
     }
     let is_hopper = target.capability == (9, 0);
-    Ok((!is_hopper).then(|| format!("{} has no kernels for exchanges", Target::Cuda(target).name())))
+    Ok((!is_hopper).then(|| format!("{} has no kernels for collectives", Target::Cuda(target).name())))
 }
 
 /// The most ranks that share a device: one, but in tests on a machine with one GPU.

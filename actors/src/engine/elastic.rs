@@ -1,4 +1,4 @@
-//! Keys and values that shrink and grow after READY: how the engine obeys the budget's orders (ADR 19).
+//! Keys and values that shrink and grow after READY: how the engine obeys the budget's orders (ADR 3).
 
 mod core;
 

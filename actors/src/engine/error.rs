@@ -28,7 +28,7 @@ pub enum StartError {
     #[error(transparent)]
     NoRanksFit(#[from] NoRanksFit),
     /// The runtime's device has fewer ranks than the model asks for.
-    #[error("`ranks` asks for {wanted} devices to share the model out, and its runtime has {has}")]
+    #[error("`ranks` asks for {wanted} devices, but the runtime has {has}")]
     TooFewDevices {
         /// [`LoadOptions::ranks`](super::LoadOptions::ranks).
         wanted: usize,
@@ -39,10 +39,10 @@ pub enum StartError {
     #[error("the envelope cannot be planned: {0}")]
     Plan(#[from] KernelError),
     /// Limits contradict each other.
-    #[error("the envelope cannot be served: {0}")]
+    #[error("the envelope is not valid: {0}")]
     Limit(#[from] LimitError),
     /// The GPU's kernels could not be loaded.
-    #[error("the device's kernels were not loaded: {0}")]
+    #[error("the device's kernels could not be loaded: {0}")]
     Backend(#[from] OpenError),
     /// The device does not compute in the requested type.
     #[error(transparent)]
@@ -51,7 +51,7 @@ pub enum StartError {
     #[error(transparent)]
     KvCacheType(#[from] KvCacheTypeError),
     /// A share of memory is not above 0 and up to 1.
-    #[error("`{name}` is {value}, it must be above 0 and at most 1")]
+    #[error("`{name}` is {value}; expected a number above 0 and at most 1")]
     MemoryFraction {
         /// The option, by the name that the user set.
         name: &'static str,
@@ -59,7 +59,7 @@ pub enum StartError {
         value: f64,
     },
     /// The runtime leases less host memory than keys and values are to go to.
-    #[error("`swap_space` takes {needed} of host memory, of which {available} can be leased")]
+    #[error("`swap_space` needs {needed} of host memory, but only {available} can be leased")]
     HostMemory {
         /// What it takes, on all devices.
         needed: Bytes,
@@ -73,7 +73,7 @@ pub enum StartError {
     #[error("while backing the weights: {0}")]
     Device(#[from] DeviceError),
     /// Every attempt failed, or the last one did while it served.
-    #[error("attempt {attempt} was the last: {source}")]
+    #[error("attempt {attempt} failed and was the last: {source}")]
     Profile {
         /// How many attempts there were.
         attempt: u32,
@@ -122,27 +122,26 @@ impl Hint for StartError {
             StartError::DoesNotFit(unfit) => unfit.hint(),
             StartError::NoRanksFit(error) => error.hint(),
             StartError::TooFewDevices { .. } => {
-                "start the runtime on as many devices, let `Placing` choose them, or leave `ranks` out".to_owned()
+                "start the runtime on more devices, let `Placing` choose them, or leave `ranks` out".to_owned()
             }
             StartError::Limit(LimitError { limit, required, .. }) => format!("set `{limit}` to {required}"),
             StartError::Backend(error) => error.hint().unwrap_or_else(|| "choose `DeviceChoice::Host`".to_owned()),
             StartError::Precision(error) => error.hint(),
             StartError::KvCacheType(error) => error.hint(),
             StartError::MemoryFraction { .. } => {
-                "0.9 leaves a tenth to others; without a value, nearly all of a GPU is taken".to_owned()
+                "set it to 0.9 to leave a tenth to other processes, or leave it out to use nearly all of a GPU"
+                    .to_owned()
             }
-            StartError::HostMemory { .. } => {
-                "lower `swap_space`, or start the runtime with more `RuntimeConfig::host_bytes`".to_owned()
-            }
+            StartError::HostMemory { .. } => "lower `swap_space`, or raise `host_bytes`".to_owned(),
             StartError::Lease(error) => error.hint(),
-            StartError::Device(error) => error.hint().unwrap_or_else(|| "raise the `capacity`".to_owned()),
+            StartError::Device(error) => error.hint().unwrap_or_else(|| "raise `capacity`".to_owned()),
             StartError::Profile { source, knobs, .. } => match Suggestion::advice(knobs) {
                 Some(advice) => format!("{advice}; or leave more memory free on the device"),
                 None => source.hint(),
             },
             StartError::Stopped { .. } => "load the model again".to_owned(),
             StartError::ShuttingDown => "start another runtime and load it there".to_owned(),
-            StartError::Unanswered(_) => "the runtime is shutting down; start it again".to_owned(),
+            StartError::Unanswered(_) => "start the runtime again: it is shutting down".to_owned(),
             StartError::Plan(_) | StartError::Died(_) => report(),
         }
     }

@@ -24,7 +24,7 @@ pub(super) async fn fetch(origin: CheckpointOrigin, progress: ProgressSink) -> R
     let thread = std::thread::Builder::new().name("bursar-fetch".to_owned());
     let spawned = thread.spawn(move || drop(answer.send(origin.bring(&watch))));
     spawned.map_err(|error| StartError::Died(error.to_string()))?;
-    let brought = brought.await.map_err(|_| StartError::Died("the thread that fetches died".to_owned()))?;
+    let brought = brought.await.map_err(|_| StartError::Died("the download thread died".to_owned()))?;
     Ok(brought?)
 }
 

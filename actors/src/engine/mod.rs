@@ -18,11 +18,12 @@ mod status;
 pub use crate::knobs::{
     KvCacheType, KvCacheTypeError, Limits, LoadOptions, Precision, PrecisionError, UnknownPrecision,
 };
-pub use crate::profile::{Lanes, LanesPlace, Progress, ProgressSink, Records, WeightStore};
-pub use actor::{EngineActor, EngineArguments};
+pub(crate) use crate::profile::{Lanes, LanesPlace, Records, WeightStore};
+pub use crate::profile::{Progress, ProgressSink};
+pub(crate) use actor::{EngineActor, EngineArguments};
 pub use elastic::{ElasticError, Outcome};
 pub use error::StartError;
-pub use kept::Kept;
+pub(crate) use kept::Kept;
 pub use limits::{Lowered, Own};
 pub use message::{EngineMessage, WhichLane};
 pub use model_context::ModelContext;

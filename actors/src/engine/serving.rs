@@ -30,7 +30,7 @@ pub struct Serving {
     pub context: Arc<ModelContext>,
     /// Whether an earlier start recorded the size. Then the worst cases ran once, at that size, instead of twice.
     pub is_warm: bool,
-    /// Tokens that keys and values had room for when this generation began. The size may have changed since (ADR 19).
+    /// Tokens that keys and values had room for when this generation began. The size may have changed since (ADR 3).
     pub kv_tokens: usize,
     /// The permits: what was stressed, and nothing more.
     pub record: Arc<ProfileRecord>,

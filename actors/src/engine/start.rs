@@ -307,7 +307,7 @@ impl EngineArguments {
         Ok((checkpoint, plan, needs))
     }
 
-    /// Has other models give way by what is lacking (ADR 46): a lease of all that the start needs waits as a tenant's does,
+    /// Has other models give way by what is lacking (ADR 5): a lease of all that the start needs waits as a tenant's does,
     /// ahead of those. It ends when the gate is open again, as the start has its own. False if they cannot give as much, or
     /// do not in time.
     async fn is_given_room(&self, lack: &Lack) -> Result<bool, StartError> {

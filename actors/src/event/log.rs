@@ -111,7 +111,7 @@ pub struct Events {
 
 /// The listener lagged too far behind and missed events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{events} events were missed, since more than {BEHIND_MAX} waited to be read")]
+#[error("{events} events were missed, because more than {BEHIND_MAX} were waiting to be read")]
 pub struct Missed {
     /// How many events were missed.
     pub events: u64,
@@ -121,7 +121,7 @@ impl Hint for Missed {
     type Text = String;
 
     fn hint(&self) -> String {
-        "read events on a task of their own; a snapshot of the budget shows the current state".to_owned()
+        "read events in a dedicated task; a snapshot of the budget shows the current state".to_owned()
     }
 }
 

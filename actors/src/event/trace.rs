@@ -54,7 +54,7 @@ impl Spans {
             }
             Event::RanksChosen { model, ranks, reason } => info!(%model, ranks, %reason, "ranks chosen"),
             Event::Ready { model, kv_tokens } => {
-                self.over(Some(model), || info!("serves again"));
+                self.over(Some(model), || info!("ready again"));
                 info!(%model, kv_tokens, "ready");
             }
             Event::Failed { model, reason } => {
@@ -72,7 +72,7 @@ impl Spans {
             Event::Awake { model } => info!(%model, "awake"),
             Event::NotWoken { model, reason } => {
                 self.over(Some(model), || {});
-                warn!(%model, %reason, "not woken");
+                warn!(%model, %reason, "wake failed");
             }
             Event::DeviceLost { reason } => warn!(%reason, "device lost"),
         }
@@ -80,7 +80,7 @@ impl Spans {
 
     /// All of the runtime's own actors are running.
     pub(super) fn is_back(&mut self) {
-        self.over(None, || info!("back"));
+        self.over(None, || info!("running again"));
     }
 
     fn in_lease(&self, lease: LeaseId, tell: impl FnOnce()) {

@@ -3,7 +3,7 @@
 //! Whole blocks are named by their content (a [`PrefixKey`] covers everything before it too), so a sequence that begins
 //! like another takes its blocks. This is automatic prefix caching, as in vLLM and SGLang (RadixAttention, arXiv
 //! 2312.07104). Free blocks keep their content until they are reused: the longest unused first, and of one sequence the
-//! last block first. With a host tier (ADR 45) what is reused is copied to host memory before, and fetched when a sequence
+//! last block first. With a host tier (ADR 15) what is reused is copied to host memory before, and fetched when a sequence
 //! begins with it.
 
 use std::{

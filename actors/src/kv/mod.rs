@@ -1,5 +1,5 @@
 //! Blocks of keys and values: which sequence holds which, on the device or in host memory. A part of the scheduler's
-//! decision (ADR 28), so no actor.
+//! decision (ADR 8), so no actor.
 
 mod block_log;
 mod core;

@@ -1,4 +1,4 @@
-//! The order of those that wait, for sequences and for pictures (ADR 44): the most urgent first, then by what their tenants
+//! The order of those that wait, for sequences and for pictures (ADR 13): the most urgent first, then by what their tenants
 //! were given, then by age. None waits for good. Pure.
 
 mod line;

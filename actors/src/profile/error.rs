@@ -63,7 +63,7 @@ pub enum ProfileError {
         context_tokens: usize,
     },
     /// This start would find a size different from the recorded one.
-    #[error("the recorded profile does not hold: {0}")]
+    #[error("the recorded profile does not match: {0}")]
     WrittenDiffers(Difference),
     /// The attempt died.
     #[error("the profile actor died: {reason}")]
@@ -98,9 +98,8 @@ impl Hint for ProfileError {
     type Text = String;
 
     fn hint(&self) -> String {
-        let smaller = || {
-            "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise the `capacity`".to_owned()
-        };
+        let smaller =
+            || "lower `step_tokens`, `sequences`, `launch_patches` or `context_tokens`, or raise `capacity`".to_owned();
         match self {
             ProfileError::Lanes(error) => error.hint().unwrap_or_else(|| "see the driver's message".to_owned()),
             ProfileError::Lease { source, .. } => source.hint(),
@@ -112,7 +111,8 @@ impl Hint for ProfileError {
                     false => String::new(),
                 };
                 format!(
-                    "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise the `capacity`"
+                    "{shorter}set a larger `memory_fraction` (1 is all that is left) or `kv_tokens`, or raise \
+                     `capacity`"
                 )
             }
             ProfileError::WrittenDiffers(_) => "delete the recorded profile".to_owned(),

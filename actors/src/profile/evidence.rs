@@ -63,10 +63,10 @@ impl fmt::Display for Evidence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "memory was refused in phase {}: {}", self.phase, self.said)?;
         if let Some(class) = &self.class {
-            write!(f, "; it was for {class}")?;
+            write!(f, "; the memory was for {class}")?;
         }
         let [asked, free, foreign] = [self.asked, self.free, self.foreign].map(Bytes::exact);
-        write!(f, "; {asked} asked, {free} free, {foreign} held by others")?;
+        write!(f, "; {asked} requested, {free} free, {foreign} held by other processes")?;
         self.card.iter().try_for_each(|card| write!(f, ", on {card}"))
     }
 }
@@ -178,13 +178,14 @@ mod tests {
         let known = Evidence { phase: Phase::Back, class: Some(Class::Kv), asked, free, foreign, card: None, said };
         assert_eq!(
             known.to_string(),
-            "memory was refused in phase back: it is full; it was for kv; 9 B asked, 4 B free, 7 B held by others"
+            "memory was refused in phase back: it is full; the memory was for kv; 9 B requested, 4 B free, 7 B held by \
+             other processes"
         );
         assert_eq!(known.missing(), Bytes(5));
         let drivers = Evidence { class: None, free: Bytes(20), ..known };
         assert_eq!(
             drivers.to_string(),
-            "memory was refused in phase back: it is full; 9 B asked, 20 B free, 7 B held by others"
+            "memory was refused in phase back: it is full; 9 B requested, 20 B free, 7 B held by other processes"
         );
         assert_eq!(drivers.missing(), Bytes(9), "the driver needs more than it says");
     }

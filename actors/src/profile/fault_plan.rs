@@ -16,7 +16,7 @@ use super::{ATTEMPTS_MAX, Phase, UnknownPhase};
 /// assert!(faults.is_due(Phase::Load, 0) && !faults.is_due(Phase::Load, 1));
 /// assert!(faults.is_due(Phase::Validate, 1) && !faults.is_due(Phase::Validate, 2));
 /// let error = "stress:1".parse::<FaultPlan>().unwrap_err();
-/// assert_eq!(error.to_string(), "no phase is called \"stress\"");
+/// assert_eq!(error.to_string(), "there is no phase \"stress\"");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,13 +58,13 @@ pub enum FaultPlanError {
     #[error(transparent)]
     Phase(#[from] UnknownPhase),
     /// A part is not a phase and a number.
-    #[error("{part:?} is not PHASE:N")]
+    #[error("{part:?} does not have the form PHASE:N")]
     Form {
         /// The part as written.
         part: String,
     },
     /// The number of attempts is 0, or more than there are.
-    #[error("{attempts} attempts cannot be refused: there are 1 to {ATTEMPTS_MAX}")]
+    #[error("the number of refused attempts is {attempts}; expected 1 to {ATTEMPTS_MAX}")]
     Attempts {
         /// The number as written.
         attempts: u64,
@@ -77,7 +77,7 @@ impl Hint for FaultPlanError {
     fn hint(&self) -> String {
         let phases = Phase::ALL.map(Phase::name).join(", ");
         match self {
-            FaultPlanError::Phase(_) => format!("the phases are {phases}"),
+            FaultPlanError::Phase(_) => format!("use one of the phases {phases}"),
             FaultPlanError::Form { .. } => "write validate:2, or load:1,validate:2".to_owned(),
             FaultPlanError::Attempts { .. } => format!("write a number from 1 to {ATTEMPTS_MAX}"),
         }
@@ -120,14 +120,14 @@ mod tests {
     #[test]
     fn a_malformed_script_is_refused_with_an_example() {
         for (script, said) in [
-            ("", "\"\" is not PHASE:N"),
-            ("load", "\"load\" is not PHASE:N"),
-            ("load:x", "\"load:x\" is not PHASE:N"),
-            ("load:-1", "\"load:-1\" is not PHASE:N"),
-            ("load:1,", "\"\" is not PHASE:N"),
-            ("warmup:1", "no phase is called \"warmup\""),
-            ("load:0", "0 attempts cannot be refused: there are 1 to 4"),
-            ("load:5", "5 attempts cannot be refused: there are 1 to 4"),
+            ("", "\"\" does not have the form PHASE:N"),
+            ("load", "\"load\" does not have the form PHASE:N"),
+            ("load:x", "\"load:x\" does not have the form PHASE:N"),
+            ("load:-1", "\"load:-1\" does not have the form PHASE:N"),
+            ("load:1,", "\"\" does not have the form PHASE:N"),
+            ("warmup:1", "there is no phase \"warmup\""),
+            ("load:0", "the number of refused attempts is 0; expected 1 to 4"),
+            ("load:5", "the number of refused attempts is 5; expected 1 to 4"),
         ] {
             let error = script.parse::<FaultPlan>().expect_err(script);
             assert_eq!(error.to_string(), said);
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn each_mistake_in_a_script_has_a_hint_of_its_own() {
         for (script, hint) in [
-            ("warmup:1", "the phases are load, probe, capture, back, validate, serve"),
+            ("warmup:1", "use one of the phases load, probe, capture, back, validate, serve"),
             ("load", "write validate:2, or load:1,validate:2"),
             ("load:5", "write a number from 1 to 4"),
         ] {

@@ -23,8 +23,8 @@ mod weight_store;
 mod written;
 
 pub use crate::phase::{Phase, UnknownPhase};
-pub use actor::{ProfileActor, ProfileArguments, ReportAttempt};
-pub use attempt::{Attempt, Course, Passed, Profiled};
+pub(crate) use actor::{ProfileActor, ProfileArguments, ReportAttempt};
+pub(crate) use attempt::{Attempt, Course, Passed, Profiled};
 pub use attempts::{AttemptReport, Attempts, Outcome};
 pub use basis::{Basis, BasisParts, Difference};
 pub use choice::{KvChoice, KvRoom};
@@ -34,14 +34,14 @@ pub use core::{
 pub use error::ProfileError;
 pub use evidence::Evidence;
 pub use fault_plan::{FaultPlan, FaultPlanError};
-pub use lanes::{Lanes, LanesPlace};
+pub(crate) use lanes::{Lanes, LanesPlace};
 pub use message::ProfileMessage;
 pub use needs::{Needs, rows_on_their_way};
 pub use notice::Notice;
 pub use place::{OVERHEAD_AT_READY, Place, default_canary};
 pub use progress::{Progress, ProgressSink};
 pub use record::{Found, RecordError, RecordPlace};
-pub use records::Records;
+pub(crate) use records::Records;
 pub use rigour::Rigour;
-pub use weight_store::WeightStore;
+pub(crate) use weight_store::WeightStore;
 pub use written::{Peak, WrittenProfile};

@@ -73,7 +73,7 @@ const HOST_ROWS_PART: u64 = 8;
 /// reads them, not while the reply is decoded. So there are
 ///
 /// - the rows of running launches: [`LAUNCHES`] of them, filled to the last patch;
-/// - the rows of running steps: two of them (ADR 13), whose every token may be a picture's;
+/// - the rows of running steps: two of them (ADR 10), whose every token may be a picture's;
 /// - the rows of one more request: the oldest prompt may be cut where a step ends, and holds the rest of its pictures.
 ///
 /// A request gets all its rows at once, so there is room for at least two of the largest: one is read while the next is
@@ -158,7 +158,7 @@ impl Needs {
     }
 
     /// Plans for `bytes` of host memory for each rank, to which keys and values may go, and for a model with pictures their
-    /// rows: an eighth (ADR 50).
+    /// rows: an eighth (ADR 15).
     #[must_use]
     pub fn with_host(self, bytes: Bytes) -> Self {
         let host_rows = if self.cache_rows > 0 { (bytes / HOST_ROWS_PART / self.row_bytes) as usize } else { 0 };
@@ -244,15 +244,15 @@ impl Needs {
         if self.cache_rows > 0 {
             let how = "peak of the dry run of both worst cases of a launch";
             plan.push(Class::VisionWorkspace, "largest launch", self.vision_workspace, how);
-            let how = format!("{} rows: pictures of launches and steps under way", self.cache_rows);
+            let how = format!("{} rows: pictures of launches and steps in progress", self.cache_rows);
             plan.push(Class::VisionCache, "picture embeddings", self.vision_cache, how);
         }
         if self.host_slots > 0 {
-            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, not of the device", self.host_slots);
+            let how = format!("{} blocks of {BLOCK_TOKENS} tokens, in host memory", self.host_slots);
             plan.push(Class::HostKv, "keys and values on the host", self.host_kv_bytes(), how);
         }
         if self.host_rows > 0 {
-            let how = format!("{} rows, not of the device", self.host_rows);
+            let how = format!("{} rows, in host memory", self.host_rows);
             plan.push(Class::HostKv, "picture embeddings on the host", self.host_rows_bytes(), how);
         }
         plan

@@ -42,15 +42,16 @@ impl fmt::Display for Notice {
         match self {
             Notice::PicturesLowered { from, to, context_tokens } => write!(
                 f,
-                "pictures are resized to {to} pixels, not to the model's own {from}, so that one leaves a question and an \
-                 answer room in a context of {context_tokens} tokens; picture_pixels and context_tokens say otherwise"
+                "pictures are resized to {to} pixels instead of the model's {from}, so that one picture leaves room \
+                 for a question and an answer in a context of {context_tokens} tokens; set picture_pixels or \
+                 context_tokens to change this"
             ),
             Notice::ProfileIgnored { file, reasons } => {
                 let reasons = reasons.join("; ");
-                write!(f, "the profile in {} does not apply and is measured anew: {reasons}", file.display())
+                write!(f, "the profile in {} does not apply and is measured again: {reasons}", file.display())
             }
             Notice::ProfileDropped { file, reason } => {
-                write!(f, "the profile in {} did not hold and is measured anew: {reason}", file.display())
+                write!(f, "the profile in {} did not match and is measured again: {reason}", file.display())
             }
             Notice::ProfileNotWritten { file, reason } => {
                 write!(f, "the profile was not written to {}: {reason}", file.display())

@@ -39,7 +39,7 @@ pub enum RecordError {
     #[error(transparent)]
     File(#[from] CacheFileError),
     /// It is incomplete, or not ours.
-    #[error("it is broken at line {line}, column {column}")]
+    #[error("it is not valid at line {line}, column {column}")]
     Broken {
         /// The line of the error, from 1.
         line: usize,

@@ -1,4 +1,4 @@
-//! How many layers worst cases run through: pure (ADR 26).
+//! How many layers worst cases run through: pure (ADR 7).
 
 use bursar_kernels::AUTOTUNED_LAYERS;
 use bursar_model::Depth;

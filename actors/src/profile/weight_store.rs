@@ -192,7 +192,7 @@ impl WeightStore {
         }
         let started = Instant::now();
         let copied = Copied { copy: Arc::new(segment.copy_out()?), backed: segment.backed(), is_away: false };
-        debug!(took = ?started.elapsed(), "weights are copied to the host");
+        debug!(took = ?started.elapsed(), "weights copied to host memory");
         let mut contents = self.contents();
         // Whose lease was taken out meanwhile stays awake.
         if !contents.host.as_ref().is_some_and(|now| Arc::ptr_eq(now, &host)) {
@@ -217,7 +217,7 @@ impl WeightStore {
             std::thread::park_timeout(FENCE_POLL);
         }
         segment.shrink_to(Bytes::ZERO, &last_use)?;
-        debug!(took = ?started.elapsed(), "weights are unbacked");
+        debug!(took = ?started.elapsed(), "device memory of the weights released");
         Ok(true)
     }
 

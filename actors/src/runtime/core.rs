@@ -241,7 +241,7 @@ impl<P: Parts> RuntimeCore<P> {
                 self.effects.push(Effect::RespawnAfter { name, load, death, wait, reason });
             }
             Some(Verdict::CrashLoop { restarts }) => {
-                self.end(name, format!("its engine was restarted {restarts} times, the last after: {reason}"));
+                self.end(name, format!("its engine was restarted {restarts} times; the last failure: {reason}"));
             }
             None => {}
         }
@@ -265,7 +265,7 @@ impl<P: Parts> RuntimeCore<P> {
         match self.budget.died(now) {
             Verdict::Again { death, wait } => self.effects.push(Effect::RespawnBudgetAfter { death, wait, reason }),
             Verdict::CrashLoop { restarts } => {
-                let reason = format!("the budget was restarted {restarts} times, the last after: {reason}");
+                let reason = format!("the budget was restarted {restarts} times; the last failure: {reason}");
                 self.effects.push(Effect::Fail { reason });
             }
         }

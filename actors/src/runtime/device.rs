@@ -121,7 +121,7 @@ pub(super) fn each_once(ordinals: &[usize]) -> Result<(), DeviceError> {
     if ordinals.iter().collect::<BTreeSet<_>>().len() == ordinals.len() {
         return Ok(());
     }
-    let reason = format!("a GPU is named twice in {ordinals:?}, and each can have one part of a model");
+    let reason = format!("{ordinals:?} names a GPU twice, but each GPU can run only one rank of a model");
     Err(DeviceError::Unusable { reason, hint: "name each GPU once".to_owned() })
 }
 

@@ -294,6 +294,6 @@ mod tests {
         let of = DeviceChoice::CudaRanks(vec![61, 62]);
         assert!(matches!(Found::roomiest_of(of), Err(DeviceError::NoDevice { .. } | DeviceError::Unusable { .. })));
         let twice = Found::roomiest_of(DeviceChoice::CudaRanks(vec![0, 0])).map(drop).expect_err("it is one");
-        assert!(twice.to_string().contains("named twice"), "{twice}");
+        assert!(twice.to_string().contains("names a GPU twice"), "{twice}");
     }
 }

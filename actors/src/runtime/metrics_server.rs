@@ -66,9 +66,9 @@ impl Hint for ServeMetricsError {
                 _ => "give another address",
             },
             ServeMetricsError::AnotherRecorder => {
-                "your recorder receives Bursar's metrics already; if it is a PrometheusBuilder, give it the edges of \
-                 bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and serve its \
-                 own handle"
+                "use your recorder, which already receives Bursar's metrics; if it is a PrometheusBuilder, give it the \
+                 edges of bursar::metric::buckets() with set_buckets_for_metric, call bursar::metric::describe(), and \
+                 serve its own handle"
             }
             ServeMetricsError::Thread(_) => "allow this process more threads",
         };

@@ -74,8 +74,8 @@ impl Placing {
         let mut said =
             self.models.iter().filter_map(|(_, options)| options.ranks.map(NonZeroUsize::get)).chain(self.ranks);
         if let Some(ranks) = said.find(|ranks| !(1..=count).contains(ranks)) {
-            let reason = format!("{ranks} devices are to share a model out, and there are {count}");
-            let hint = "name more devices, or share models out over fewer".to_owned();
+            let reason = format!("a model is to run on {ranks} devices, but there are {count}");
+            let hint = "name more devices, or split models over fewer".to_owned();
             return Err(DeviceError::NoDevice { reason, hint }.into());
         }
         let needs = self.models.iter().map(|(source, options)| {

@@ -181,7 +181,9 @@ impl Actor for SchedulerActor {
             }
             SchedulerMessage::Admit(admission) => {
                 let Admission { sequence, pins, deliveries, span, last_token } = *admission;
-                span.in_scope(|| debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waits for blocks"));
+                span.in_scope(|| {
+                    debug!(sequence = sequence.id.0, tokens = sequence.tokens.len(), "waiting for blocks")
+                });
                 // One that had tokens comes again because it lost its place.
                 let (deliveries, was_preempted) = (Some(deliveries), last_token.is_some());
                 let caller = Caller { deliveries, pins, span, has_begun: false, last_token, was_preempted };
@@ -319,11 +321,11 @@ impl SchedulerState {
             Effect::Run(plan) => self.run(myself.clone(), *plan),
             Effect::Copy(copies) => self.copy(myself.clone(), *copies),
             Effect::Short(sequences, blocks) => {
-                let tell = |id| self.trace(id, || debug!(short_by = blocks, "waits: blocks are short"));
+                let tell = |id| self.trace(id, || debug!(short_by = blocks, "waiting: too few free blocks"));
                 sequences.into_iter().for_each(tell);
             }
             Effect::Found(sequence, tokens) => {
-                self.trace(sequence, || debug!(cached_tokens = tokens, "begins"));
+                self.trace(sequence, || debug!(cached_tokens = tokens, "started"));
                 self.counted.found += tokens;
                 self.counted.sought += self.core.sequence(sequence).map_or(0, |spec| spec.tokens.len());
                 self.deliver(sequence, Delivery::Found(tokens));
@@ -340,7 +342,7 @@ impl SchedulerState {
                 self.counted.generated += 1;
             }
             Effect::Finished(sequence, finish) => {
-                self.trace(sequence, || debug!(?finish, "its last step has run"));
+                self.trace(sequence, || debug!(?finish, "last step finished"));
                 let end = match self.chosen.remove(&sequence) {
                     Some(Err(error)) => Delivery::Broken(Arc::new(error)),
                     _ => Delivery::Finished(finish),
@@ -348,18 +350,18 @@ impl SchedulerState {
                 self.deliver(sequence, end);
             }
             Effect::ComeAgain(sequence) => {
-                self.trace(sequence, || debug!("preempted, and wants its pictures again"));
+                self.trace(sequence, || debug!("preempted; its pictures are requested again"));
                 metric::PICTURES_WANTED_AGAIN_TOTAL.add(&self.arguments.model, 1);
                 self.deliver(sequence, Delivery::ComeAgain);
             }
             Effect::Late(sequence, deadline) => {
-                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot be served in time"));
+                self.trace(sequence, || debug!(deadline = deadline.name(), "cannot meet its deadline"));
                 self.deliver(sequence, Delivery::Late(deadline));
                 self.callers.remove(&sequence);
             }
             Effect::Released(sequences) => {
                 for id in sequences {
-                    self.trace(id, || debug!("its blocks are free"));
+                    self.trace(id, || debug!("blocks released"));
                     // A preempted sequence still has a caller. Callers of ended ones are dropped.
                     if !self.core.is_known(id) {
                         self.callers.remove(&id);

@@ -23,7 +23,7 @@ pub struct NotWoken {
 #[derive(Clone, Debug, Error)]
 pub enum SleepError {
     /// Requests ran longer than they were allowed to. The model is awake and they go on.
-    #[error("{running} requests still ran after {} ms", .within.as_millis())]
+    #[error("{running} requests were still running after {} ms", .within.as_millis())]
     Busy {
         /// Requests that had not ended.
         running: usize,

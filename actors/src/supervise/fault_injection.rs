@@ -9,7 +9,7 @@ use thiserror::Error;
 ///
 /// ```
 /// use bursar_actors::supervise::FaultInjection;
-/// assert_eq!(FaultInjection::Fail.strike().to_string(), "this is a drill");
+/// assert_eq!(FaultInjection::Fail.strike().to_string(), "this error was injected by a drill");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultInjection {
@@ -21,7 +21,7 @@ pub enum FaultInjection {
 
 /// The error of an actor that died of a [`FaultInjection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("this is a drill")]
+#[error("this error was injected by a drill")]
 pub struct InjectedFault;
 
 impl FaultInjection {

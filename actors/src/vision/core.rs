@@ -200,7 +200,7 @@ impl VisionCore {
         VisionCore { waiting: Line::new(weights), ..self }
     }
 
-    /// Lets evicted pictures go to so many rows in host memory (ADR 50).
+    /// Lets evicted pictures go to so many rows in host memory (ADR 15).
     #[must_use]
     pub fn with_host(self, rows: usize) -> Self {
         VisionCore { host: HostPlace::new(rows), ..self }

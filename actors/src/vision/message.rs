@@ -76,7 +76,7 @@ pub enum VisionError {
     #[error(transparent)]
     Visual(#[from] VisualError),
     /// The pictures together exceed the cache or a launch.
-    #[error("the pictures take {rows} rows of the vision cache, which has {limit}")]
+    #[error("the pictures take {rows} rows of the vision cache; the limit is {limit}")]
     TooLarge {
         /// Rows needed.
         rows: usize,
@@ -87,7 +87,7 @@ pub enum VisionError {
     #[error(transparent)]
     Host(#[from] LeaseError),
     /// The thread that decoded the pictures panicked.
-    #[error("the decoder died on a picture")]
+    #[error("the decoder crashed on a picture")]
     DecoderDied,
 }
 

@@ -115,7 +115,7 @@ impl Device for FaultyDevice {
 
     fn back(&self, address: Address, bytes: Bytes) -> Result<(), DeviceError> {
         if self.refuses_next_back.swap(false, Relaxed) {
-            let hint = "this was a drill; ask again".to_owned();
+            let hint = "this error was injected by a drill; ask again".to_owned();
             return Err(DeviceError::Refused { asked: bytes, free: self.memory()?.free, hint });
         }
         self.device.back(address, bytes)

@@ -29,12 +29,12 @@ impl DeviceGroup {
     /// [`DeviceError::Unusable`] if there is none, or they are not of one kind.
     pub fn of(ranks: Vec<Arc<dyn Device>>, label: impl Into<String>) -> Result<Self, DeviceError> {
         let Some(first) = ranks.first() else {
-            let reason = "a group of no devices shares nothing out".to_owned();
-            return Err(DeviceError::Unusable { reason, hint: "name one device or more".to_owned() });
+            let reason = "the group has no device".to_owned();
+            return Err(DeviceError::Unusable { reason, hint: "name at least one device".to_owned() });
         };
         if let Some(other) = ranks.iter().find(|other| other.name() != first.name() || other.page() != first.page()) {
-            let reason = format!("{} and {} cannot share a model out", first.name(), other.name());
-            let hint = "name devices of one kind".to_owned();
+            let reason = format!("{} and {} cannot run one model together", first.name(), other.name());
+            let hint = "name devices of the same kind".to_owned();
             return Err(DeviceError::Unusable { reason, hint });
         }
         let (name, page) = (format!("{} x {}", ranks.len(), first.name()), first.page());

@@ -1,11 +1,13 @@
 //! Host memory that stands in for a GPU: real memory, a fixed capacity, and scripted faults.
 
+pub mod testing;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Condvar, Mutex, MutexGuard},
 };
 
-use serde::Serialize;
+use testing::{HostCounts, Script};
 
 use super::{Address, Device, DeviceError, DeviceMemory, HostCopy, of_another_device, pages};
 use crate::{Bytes, Fence, Timeline, Timelines};
@@ -50,78 +52,6 @@ impl HostConfig {
     }
 }
 
-/// Faults to come, by the number of the call. Calls to `back`, or all calls that take something, are counted from 1
-/// since the device was made.
-///
-/// ```
-/// use bursar_budgets::*;
-/// let device = HostDevice::new(HostConfig::small(Bytes::mib(1)))?;
-/// device.play(Script::new().refuse_back(1));
-/// let address = device.reserve(Bytes::mib(1))?;
-/// assert!(device.back(address, device.page()).unwrap_err().is_refused());
-/// assert!(device.back(address, device.page()).is_ok());
-/// # Ok::<(), DeviceError>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Script {
-    refused_backs: Vec<u64>,
-    refused_calls: Vec<u64>,
-    foreign_takes: Vec<(u64, Bytes)>,
-    lost_at: Option<u64>,
-}
-
-impl Script {
-    /// No faults.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Refuses the `nth` back, however much is free.
-    pub fn refuse_back(mut self, nth: u64) -> Self {
-        self.refused_backs.push(nth);
-        self
-    }
-
-    /// Refuses the `nth` call that takes addresses (`reserve`) or memory (`back`).
-    pub fn refuse_call(mut self, nth: u64) -> Self {
-        self.refused_calls.push(nth);
-        self
-    }
-
-    /// Another process takes up to this much just before the `nth` back.
-    pub fn foreign_takes_before_back(mut self, nth: u64, bytes: Bytes) -> Self {
-        self.foreign_takes.push((nth, bytes));
-        self
-    }
-
-    /// Loses the device at the `nth` back, for good.
-    pub fn lose_at_back(mut self, nth: u64) -> Self {
-        self.lost_at = Some(nth);
-        self
-    }
-}
-
-/// What the device did so far, for tests and metrics.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-pub struct HostCounts {
-    /// Calls to `reserve` and `back`, with refused ones.
-    pub calls: u64,
-    /// Calls to `back`, with refused ones.
-    pub backs: u64,
-    /// Calls to `unback`.
-    pub unbacks: u64,
-    /// Reservations not yet released.
-    pub reservations: u64,
-    /// Bytes backed now.
-    pub backed: Bytes,
-    /// The most bytes ever backed at once.
-    pub high_water: Bytes,
-    /// What other processes hold.
-    pub foreign: Bytes,
-    /// Calls blocked now by [`HostDevice::hold_calls`].
-    pub held_calls: u64,
-}
-
 /// Host memory at reserved addresses, with a fixed capacity, to try every rule without a GPU.
 ///
 /// ```
@@ -130,7 +60,7 @@ pub struct HostCounts {
 /// let address = device.reserve(Bytes::gib(4))?; // addresses cost nothing
 /// device.back(address, Bytes::mib(1))?;
 /// let error = device.back(address.offset(Bytes::mib(1)), Bytes::kib(64)).unwrap_err();
-/// assert_eq!(error.to_string(), "the device refused 65,536 B (64.0 KiB): 0 B (0 B) are free");
+/// assert_eq!(error.to_string(), "the device refused 65,536 B (64.0 KiB); 0 B (0 B) are free");
 /// # Ok::<(), DeviceError>(())
 /// ```
 #[derive(Debug)]
@@ -172,92 +102,11 @@ impl HostDevice {
     pub fn new(config: HostConfig) -> Result<HostDevice, DeviceError> {
         let system = pages::system_page();
         if !config.page.0.is_power_of_two() || config.page < system {
-            let reason = format!("it must be a power of two of at least {} bytes, the system's page", system.0);
+            let reason = format!("it must be a power of two and at least {} bytes, the system's page size", system.0);
             return Err(DeviceError::BadPage { page: config.page, reason });
         }
         config.check_capacity()?;
         Ok(HostDevice { config, timelines: Timelines::default(), state: Mutex::default(), let_pass: Condvar::new() })
-    }
-
-    /// Replaces the scripted faults.
-    pub fn play(&self, script: Script) {
-        self.lock().script = script;
-    }
-
-    /// What the device did so far.
-    pub fn counts(&self) -> HostCounts {
-        let state = self.lock();
-        HostCounts { reservations: state.reservations.len() as u64, ..state.counts }
-    }
-
-    /// Sets the high-water mark to what is backed now.
-    pub fn reset_high_water(&self) {
-        let counts = &mut self.lock().counts;
-        counts.high_water = counts.backed;
-    }
-
-    /// Another process takes up to this much now. Returns what it got, since it can only take what is free.
-    pub fn foreign_takes(&self, bytes: Bytes) -> Bytes {
-        self.lock().foreign_takes(&self.config, bytes)
-    }
-
-    /// Another process gives back up to this much now. Returns how much.
-    pub fn foreign_gives_back(&self, bytes: Bytes) -> Bytes {
-        let counts = &mut self.lock().counts;
-        let given = bytes.min(counts.foreign);
-        counts.foreign -= given;
-        given
-    }
-
-    /// Our process now takes up to this much that no lease can hold, as loading a module would. Returns how much.
-    pub fn overhead_grows(&self, bytes: Bytes) -> Bytes {
-        let mut state = self.lock();
-        let taken = bytes.min(state.free(&self.config));
-        state.overhead += taken;
-        taken
-    }
-
-    /// Our process now takes up to this much that neither leases nor overhead count: a bug that shows as drift. Returns
-    /// how much.
-    pub fn drifts(&self, bytes: Bytes) -> Bytes {
-        let mut state = self.lock();
-        let taken = bytes.min(state.free(&self.config));
-        state.drift += taken;
-        taken
-    }
-
-    /// From now on, no fence passes.
-    pub fn hold_fences(&self) {
-        self.timelines.hold();
-    }
-
-    /// Fences pass again.
-    pub fn let_fences_pass(&self) {
-        self.timelines.let_pass();
-    }
-
-    /// From now on, calls that back or unback block until [`let_calls_pass`](HostDevice::let_calls_pass), like the
-    /// third of a second that a whole card takes. Other calls do not.
-    pub fn hold_calls(&self) {
-        self.lock().holds_calls = true;
-    }
-
-    /// Lets one blocked call end, or the next one if none is blocked. Later calls block.
-    pub fn let_one_call_pass(&self) {
-        self.lock().passes += 1;
-        self.let_pass.notify_one();
-    }
-
-    /// Lets all blocked calls end, and blocks no more.
-    pub fn let_calls_pass(&self) {
-        let mut state = self.lock();
-        (state.holds_calls, state.passes) = (false, 0);
-        self.let_pass.notify_all();
-    }
-
-    /// Loses the device from now on.
-    pub fn lose(&self, reason: &str) {
-        self.lock().lost = Some(reason.into());
     }
 
     /// The state, once calls are no longer blocked.
@@ -309,21 +158,25 @@ impl State {
     ) -> Result<&mut [bool], DeviceError> {
         let bad = |reason| DeviceError::BadRange { address, bytes, verb, reason };
         let (start, reservation) =
-            self.reservations.range_mut(..=address).next_back().ok_or(bad("it is not reserved"))?;
+            self.reservations.range_mut(..=address).next_back().ok_or(bad("the address is not reserved"))?;
         let offset = address.distance_from(*start);
-        let end = offset.checked_add(bytes).ok_or(bad("it is longer than any memory"))?;
+        let end = offset.checked_add(bytes).ok_or(bad("the range exceeds the address space"))?;
         if end > reservation.bytes {
-            return Err(bad("it is not within one reservation"));
+            return Err(bad("the range does not lie within one reservation"));
         }
         if !offset.is_multiple_of(page) || !bytes.is_multiple_of(page) || bytes.is_zero() {
-            return Err(bad("it is not whole pages"));
+            return Err(bad("the range is not made of whole pages"));
         }
         let pages = offset.pages(page).0 as usize..end.pages(page).0 as usize;
         let known = reservation.backed.len().max(pages.end);
         reservation.backed.resize(known, false);
         let stretch = &mut reservation.backed[pages];
         if stretch.iter().any(|is_backed| *is_backed != backed) {
-            return Err(bad(if backed { "not all of it is backed" } else { "some of it is backed already" }));
+            return Err(bad(if backed {
+                "part of the range is not backed"
+            } else {
+                "part of the range is already backed"
+            }));
         }
         Ok(stretch)
     }
@@ -334,7 +187,7 @@ impl State {
         let taken: Bytes = self.script.foreign_takes.iter().filter(|(at, _)| *at == nth).map(|(_, bytes)| bytes).sum();
         self.foreign_takes(config, taken);
         if self.script.lost_at == Some(nth) {
-            self.lost = Some("the script says so".into());
+            self.lost = Some("the test script reported it lost".into());
         }
         self.script.refused_backs.contains(&nth)
     }
@@ -397,10 +250,10 @@ impl Device for HostDevice {
         let none = |reason: String| DeviceError::NoAddresses { bytes, reason };
         // 2^47: the most that a 64-bit process can address on today's machines.
         if bytes.is_zero() || bytes > Bytes(1 << 47) {
-            return Err(none("a reservation has between one byte and 128 TiB".into()));
+            return Err(none("expected from 1 byte to 128 TiB".into()));
         }
         if state.refuses_call() {
-            return Err(none("a script refused it".into()));
+            return Err(none("the test script refused it".into()));
         }
         let bytes = bytes.round_up(page);
         let address = pages::reserve(bytes, page).map_err(|error| none(error.to_string()))?;
@@ -414,7 +267,7 @@ impl Device for HostDevice {
             address,
             bytes: Bytes::ZERO,
             verb: "released",
-            reason: "no reservation starts there",
+            reason: "no reservation starts at this address",
         })?;
         let backed = reservation.backed.iter().filter(|backed| **backed).count() as u64;
         state.counts.backed -= self.config.page * backed;
@@ -434,8 +287,8 @@ impl Device for HostDevice {
         let free = state.free(&self.config);
         if refused_by_script || bytes > free {
             let hint = match free.checked_sub(bytes) {
-                Some(_) => "a script refused it; ask again".into(),
-                None => format!("lease {} less, or raise the `capacity`", bytes - free),
+                Some(_) => "the test script refused it; ask again".into(),
+                None => format!("lease {} less, or raise `capacity`", bytes - free),
             };
             return Err(DeviceError::Refused { asked: bytes, free, hint });
         }
@@ -443,7 +296,7 @@ impl Device for HostDevice {
         unsafe { pages::open(address, bytes) }.map_err(|error| DeviceError::Refused {
             asked: bytes,
             free,
-            hint: format!("the host itself is out of memory ({error}); lower the `capacity`"),
+            hint: format!("the machine itself is out of memory ({error}); lower `capacity`"),
         })?;
         state.stretch(self.config.page, address, bytes, false, "backed")?.fill(true);
         state.counts.backed += bytes;
@@ -456,8 +309,9 @@ impl Device for HostDevice {
         state.stretch(self.config.page, address, bytes, true, "unbacked")?;
         // SAFETY: the stretch is backed pages of ours, and the caller guarantees that the device is past their last
         // use.
-        unsafe { pages::close(address, bytes) }
-            .map_err(|error| DeviceError::Lost { reason: format!("the host took no memory back: {error}") })?;
+        unsafe { pages::close(address, bytes) }.map_err(|error| DeviceError::Lost {
+            reason: format!("the operating system did not take memory back: {error}"),
+        })?;
         state.stretch(self.config.page, address, bytes, true, "unbacked")?.fill(false);
         state.counts.unbacks += 1;
         state.counts.backed -= bytes;
@@ -469,7 +323,7 @@ impl Device for HostDevice {
         state.check_lost()?;
         state.stretch(self.config.page, address, bytes, true, "copied")?;
         if state.refuses_call() {
-            return Err(DeviceError::HostRefused { asked: bytes, said: "a script refused it".into() });
+            return Err(DeviceError::HostRefused { asked: bytes, said: "the test script refused it".into() });
         }
         let mut copy = Box::<[u8]>::new_uninit_slice(bytes.as_usize());
         // SAFETY: the stretch is backed pages of ours, which stay so while the state is locked, and the caller guarantees

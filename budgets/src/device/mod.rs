@@ -14,7 +14,7 @@ use serde::Serialize;
 pub use cuda::{CudaCounts, CudaDevice, Overhead, Pinned};
 pub use faulty::{FaultyDevice, NextBackRefused};
 pub use group::DeviceGroup;
-pub use host::{HostConfig, HostCounts, HostDevice, Script};
+pub use host::{HostConfig, HostDevice, testing};
 pub use host_memory::HostMemory;
 
 use crate::{Bytes, Fence, Hint, Timeline};
@@ -217,13 +217,13 @@ pub enum HostCopy {
 
 /// The error of a copy that another device made.
 fn of_another_device(address: Address) -> DeviceError {
-    DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason: "the copy is another device's" }
+    DeviceError::BadRange { address, bytes: Bytes::ZERO, verb: "copied", reason: "the copy was made by another device" }
 }
 
 /// The error of a device that has no copies.
 fn copies_nothing(device: &str) -> DeviceError {
     DeviceError::Unusable {
-        reason: format!("{device} does not copy its memory to the host"),
+        reason: format!("{device} cannot copy its memory to the host"),
         hint: "implement `copy_out` and `copy_in` of `Device`".to_owned(),
     }
 }
@@ -232,7 +232,7 @@ fn copies_nothing(device: &str) -> DeviceError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DeviceError {
     /// Not enough memory. A smaller request may succeed.
-    #[error("the device refused {} ({asked}): {} ({free}) are free", asked.exact(), free.exact())]
+    #[error("the device refused {} ({asked}); {} ({free}) are free", asked.exact(), free.exact())]
     Refused {
         /// How much was wanted.
         asked: Bytes,
@@ -268,7 +268,7 @@ pub enum DeviceError {
         reason: String,
     },
     /// The host has no page-locked memory of this size.
-    #[error("the host refused {} of page-locked memory: {said}", asked.exact())]
+    #[error("the host refused to page-lock {}: {said}", asked.exact())]
     HostRefused {
         /// How much was wanted.
         asked: Bytes,
@@ -308,7 +308,7 @@ pub enum DeviceError {
         said: String,
     },
     /// A host device of this capacity cannot be made.
-    #[error("a host device cannot have {capacity}: from {least} to {most} are possible here")]
+    #[error("the capacity of the host device is {capacity}; expected {least} to {most}")]
     Capacity {
         /// The capacity that was wanted.
         capacity: Bytes,
@@ -318,7 +318,7 @@ pub enum DeviceError {
         most: Bytes,
     },
     /// A device cannot have this page size.
-    #[error("a page cannot have {}: {reason}", page.exact())]
+    #[error("the page size is {}: {reason}", page.exact())]
     BadPage {
         /// The page that was configured.
         page: Bytes,
@@ -370,11 +370,11 @@ impl Hint for DeviceError {
         match self {
             DeviceError::Refused { hint, .. } => Some(hint.clone()),
             DeviceError::Lost { .. } => {
-                Some("start the program again: a process that lost a GPU gets no other context".into())
+                Some("start the program again: a process that lost a GPU cannot create another context".into())
             }
             DeviceError::NoDevice { hint, .. } | DeviceError::Unusable { hint, .. } => Some(hint.clone()),
             DeviceError::HostRefused { .. } => {
-                Some("free memory of the host, or raise its limit on locked memory (ulimit -l)".into())
+                Some("free host memory, or raise the limit on locked memory (ulimit -l)".into())
             }
             DeviceError::OfCard { source, .. } => source.hint(),
             DeviceError::BadRange { .. } | DeviceError::Driver { .. } => None,
@@ -382,7 +382,9 @@ impl Hint for DeviceError {
             DeviceError::Capacity { most, .. } => {
                 Some(format!("set `capacity` to at most {most}, the memory of this machine"))
             }
-            DeviceError::BadPage { .. } => Some("use a power of two that is a multiple of the system's page".into()),
+            DeviceError::BadPage { .. } => {
+                Some("use a power of two that is a multiple of the system's page size".into())
+            }
         }
     }
 }

@@ -94,7 +94,7 @@ pub struct Refused {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// Too little is available now.
-    #[error("{} asked, {} available, {} short", asked.exact(), available.exact(), short_by.exact())]
+    #[error("{} were requested, but only {} are available: {} short", asked.exact(), available.exact(), short_by.exact())]
     Short {
         /// How many more bytes were wanted.
         asked: Bytes,
@@ -104,7 +104,12 @@ pub enum Refusal {
         short_by: Bytes,
     },
     /// The request could not be met even with all other leases and processes gone.
-    #[error("{} asked, but {} is all that a lease could ever get: {} short", asked.exact(), attainable.exact(), short_by.exact())]
+    #[error(
+        "{} were requested, but a lease can get at most {}: {} short",
+        asked.exact(),
+        attainable.exact(),
+        short_by.exact()
+    )]
     TooLarge {
         /// The size of the lease that was wanted.
         asked: Bytes,
@@ -114,7 +119,7 @@ pub enum Refusal {
         short_by: Bytes,
     },
     /// Requests of the same or a higher priority wait, and none is overtaken.
-    #[error("{} asked, but {ahead} other requests wait for memory", asked.exact())]
+    #[error("{} were requested, but {ahead} requests for memory are ahead in the queue", asked.exact())]
     Behind {
         /// How many more bytes were wanted.
         asked: Bytes,
@@ -125,7 +130,11 @@ pub enum Refusal {
     #[error(transparent)]
     Overloaded(Overloaded),
     /// The model's gate does not admit this claimant.
-    #[error("{model} is {gate}: {owner} may hold {} of {class} there, not {}", seat.exact(), asked.exact())]
+    #[error(
+        "the gate of {model} is {gate}: {owner} may hold {} of {class}, but asked for {} in all",
+        seat.exact(),
+        asked.exact()
+    )]
     GateClosed {
         /// The model.
         model: Label,
@@ -147,7 +156,7 @@ pub enum Refusal {
         owner: Owner,
     },
     /// The owner's predecessor still holds memory.
-    #[error("{owner} cannot start: its earlier generations still hold {}", held.exact())]
+    #[error("{owner} cannot start: its predecessors still hold {}", held.exact())]
     PredecessorHolds {
         /// The owner that asked.
         owner: Owner,
@@ -155,13 +164,13 @@ pub enum Refusal {
         held: Bytes,
     },
     /// The lease has ended, is being revoked, or is already shrinking.
-    #[error("{lease} is no longer held, or is already shrinking")]
+    #[error("{lease} has ended or is already shrinking")]
     NotHeld {
         /// The lease's number.
         lease: LeaseId,
     },
     /// The request was for 0 bytes.
-    #[error("a lease cannot have 0 bytes")]
+    #[error("the request is for 0 bytes; expected at least 1")]
     Nothing,
     /// The request was for class canary, which only the ledger itself holds.
     #[error("the canary cannot be leased")]
@@ -211,7 +220,7 @@ impl Hint for Refusal {
     fn hint(&self) -> Option<String> {
         Some(match self {
             Refusal::Short { short_by, .. } => {
-                format!("ask for {} less, wait for it, or free as much elsewhere", short_by.exact())
+                format!("ask for {} less, wait, or free that much elsewhere", short_by.exact())
             }
             Refusal::TooLarge { short_by, .. } => {
                 format!("ask for {} less, keep a smaller canary, or use a larger device", short_by.exact())
@@ -219,8 +228,8 @@ impl Hint for Refusal {
             Refusal::Behind { .. } => "wait in the queue, or raise the request's priority".into(),
             Refusal::Overloaded(overloaded) => overloaded.hint(),
             Refusal::GateClosed { gate: Gate::Teardown, .. } => "wait until the model has stopped, then load it".into(),
-            Refusal::GateClosed { .. } => "claim it before READY, or as a tenant".into(),
-            Refusal::PredecessorHolds { .. } => "start the successor after OwnerCleared".into(),
+            Refusal::GateClosed { .. } => "take the lease before the model is ready, or lease it as a tenant".into(),
+            Refusal::PredecessorHolds { .. } => "start the successor after the `OwnerCleared` effect".into(),
             Refusal::CanaryAsked => "set the canary's size instead".into(),
             Refusal::OwnerDead { .. } | Refusal::NotHeld { .. } | Refusal::Nothing | Refusal::Withdrawn => return None,
         })

@@ -10,7 +10,8 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bursar::{Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, crates::kernels::BLOCK_TOKENS, serve::Service};
+use bursar::{Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, serve::Service};
+use bursar_kernels::{BLOCK_TOKENS};
 use dynamo_backend_common::{
     DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput, LlmRegistration,
     MetricsBindings, MetricsCtx, PreprocessedRequest,

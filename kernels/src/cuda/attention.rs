@@ -28,7 +28,7 @@ fn packed_extent(head_dim: PackedHeadDim, jobs: usize, processors: usize) -> Ext
 
 /// A head size that there are no kernels for; the fronts have refused it.
 fn refused(op: &'static str, head_dim: usize, rows: &Tensor<'_>) -> KernelError {
-    let expected = format!("a size that kernels have, not {head_dim}");
+    let expected = format!("a head size with a kernel, not {head_dim}");
     KernelError::Shape { op, what: "heads", expected, found: rows.shape() }
 }
 

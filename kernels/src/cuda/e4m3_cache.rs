@@ -15,7 +15,7 @@ pub(super) fn e4m3_cache<'c>(
     if found != DType::F8E4M3 {
         return Ok(None);
     }
-    let expected = "activations: this GPU has no kernels for others";
+    let expected = "activations; this GPU has no kernels for other types";
     let hopper = cuda.entry_points().hopper.as_ref();
     hopper.map(|hopper| Some(&hopper.e4m3_cache)).ok_or(KernelError::Type { op, what: "layer", expected, found })
 }

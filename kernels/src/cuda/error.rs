@@ -20,7 +20,7 @@ pub enum OpenError {
         folders: Vec<PathBuf>,
     },
     /// A library named cuBLASLt that cannot be used.
-    #[error("{library} is not a cuBLASLt that can be used: {reason}")]
+    #[error("{library} cannot be used as cuBLASLt: {reason}")]
     BadBlas {
         /// Path of the file.
         library: String,
@@ -28,7 +28,11 @@ pub enum OpenError {
         reason: String,
     },
     /// NCCL is wanted and was not found.
-    #[error("{why}, and NCCL was not found: looked for {} in the system's folders{}", .names.join(", "), listed(.folders))]
+    #[error(
+        "NCCL is needed because {why}, but was not found: looked for {} in the system's folders{}",
+        .names.join(", "),
+        listed(.folders)
+    )]
     NoNccl {
         /// Why it is wanted.
         why: String,
@@ -38,7 +42,7 @@ pub enum OpenError {
         folders: Vec<PathBuf>,
     },
     /// A library named NCCL that cannot be used.
-    #[error("{library} is not an NCCL that can be used: {reason}")]
+    #[error("{library} cannot be used as NCCL: {reason}")]
     BadNccl {
         /// Path of the file.
         library: String,
@@ -46,19 +50,19 @@ pub enum OpenError {
         reason: String,
     },
     /// A GPU older than Turing.
-    #[error("the device is of compute capability {}.{}; the oldest that is served is 7.5", .found.0, .found.1)]
+    #[error("the device has compute capability {}.{}; expected 7.5 or later", .found.0, .found.1)]
     TooOld {
         /// Its compute capability, major and minor.
         found: (u32, u32),
     },
     /// The compiled code has no such kernel or variable, such as one for activations that the GPU has no kernels for.
-    #[error("the device code has no {name}")]
+    #[error("the device code does not contain {name}")]
     NoKernel {
         /// The name looked for.
         name: String,
     },
     /// The driver refused our compiled code.
-    #[error("the driver does not load the kernels {module}: {said}")]
+    #[error("the driver refused to load the kernels {module}: {said}")]
     Image {
         /// Name of the module.
         module: String,
@@ -79,29 +83,29 @@ impl Hint for OpenError {
             OpenError::Device(error) => error.hint(),
             OpenError::NoBlas { .. } => Some(
                 "install it with `pip install nvidia-cublas` (or nvidia-cublas-cu12, or the CUDA toolkit), or name the \
-                 folder that has libcublasLt.so.12 or .13: in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a \
-                 program of your own"
+                 folder of libcublasLt.so.12 or .13 in BURSAR_CUDA_LIB (for `bursar`) or `LoadOptions::blas` (in your \
+                 own program)"
                     .to_owned(),
             ),
             OpenError::BadBlas { .. } => Some(
-                "CUDA 12.4 to 13 are served: name another folder, in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a \
-                 program of your own"
+                "name the folder of cuBLASLt from CUDA 12.4 to 13 in BURSAR_CUDA_LIB (for `bursar`) or \
+                 `LoadOptions::blas` (in your own program)"
                     .to_owned(),
             ),
             OpenError::NoNccl { .. } => Some(
-                "install it with `pip install nvidia-nccl-cu12` (or -cu13), or name the folder that has libnccl.so.2: in \
-                 BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for a program of your own; or choose GPUs with a link \
-                 between them (nvidia-smi topo -p2p r), without disable_custom_all_reduce"
+                "install it with `pip install nvidia-nccl-cu12` (or -cu13), or name the folder of libnccl.so.2 in \
+                 BURSAR_CUDA_LIB (for `bursar`) or `LoadOptions::blas` (in your own program), or choose GPUs that are \
+                 linked (nvidia-smi topo -p2p r) and leave out disable_custom_all_reduce"
                     .to_owned(),
             ),
             OpenError::BadNccl { .. } => Some(
-                "NCCL 2.14 and later is served: name another folder, in BURSAR_CUDA_LIB for `bursar`, in LoadOptions::blas for \
-                 a program of your own"
+                "name the folder of NCCL 2.14 or later in BURSAR_CUDA_LIB (for `bursar`) or `LoadOptions::blas` (in \
+                 your own program)"
                     .to_owned(),
             ),
             OpenError::TooOld { .. } => Some("use another GPU, or the host device".to_owned()),
             OpenError::NoKernel { .. } => {
-                Some("choose activations of f16, or of bf16 from compute capability 8.0 on".to_owned())
+                Some("use f16 activations, or bf16 activations on a GPU of compute capability 8.0 or later".to_owned())
             }
             OpenError::Image { .. } => Some("install a newer NVIDIA driver (550 or later)".to_owned()),
         }

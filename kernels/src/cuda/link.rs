@@ -159,8 +159,7 @@ impl CudaLink {
         match u32::from_le_bytes(failed).checked_sub(1) {
             None => Ok(()),
             Some(rank) => {
-                let reason =
-                    format!("the ranks of a model went apart: rank {rank} did not come to an exchange in time");
+                let reason = format!("a collective of the model's ranks failed: rank {rank} did not join it in time");
                 Err(DeviceError::Lost { reason })
             }
         }

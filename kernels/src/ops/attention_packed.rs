@@ -54,7 +54,7 @@ impl<B: Backend> Scope<'_, B> {
             OP,
             "qkv",
             qkv,
-            "queries, keys and values of as many whole heads",
+            "queries, keys and values with equally many whole heads",
         )?;
         check::index_list(OP, "starts", &stretches.starts)?;
         check::holds(stretches.starts.rows() > 0, OP, "starts", &stretches.starts, "a start and an end at least")?;

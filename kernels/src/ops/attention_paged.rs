@@ -79,7 +79,7 @@ impl<B: Backend> Scope<'_, B> {
             OP,
             "block_tables",
             &sequences.block_tables,
-            "one row a sequence",
+            "one row per sequence",
         )?;
         check::holds(
             sequences.single_rows <= count.min(queries.rows()),

@@ -54,7 +54,7 @@ pub(super) fn weight(
         return Err(KernelError::Type { op, what, expected: "floating-point numbers", found: found.dtype() });
     }
     if target.weight(found.dtype()) != found.dtype() {
-        return Err(KernelError::Type { op, what, expected: "what the target keeps weights as", found: found.dtype() });
+        return Err(KernelError::Type { op, what, expected: "the target's type of weights", found: found.dtype() });
     }
     Ok(())
 }
@@ -148,7 +148,7 @@ pub(super) fn cache(op: &'static str, cache: ScaledLayer<'_>, activation: DType)
         (DType::F8E4M3, Some(scales)) => {
             f32(op, "scales", scales)?;
             shape(op, "scales", scales, [2, found.kv_heads])?;
-            holds(scales.is_contiguous(), op, "scales", scales, "no gaps between rows")
+            holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")
         }
         (dtype, None) if dtype == activation => Ok(()),
         (dtype, _) => {

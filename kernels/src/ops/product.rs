@@ -24,7 +24,7 @@ pub(super) fn check_weight(op: &'static str, weight: &Weight<'_>, target: &Targe
     check::holds(scales.is_contiguous(), op, "scales", scales, "contiguous rows")?;
     match data.dtype() {
         DType::F8E4M3 => Ok(()),
-        found => Err(KernelError::Type { op, what: "weight", expected: "f8e4m3 beside scales", found }),
+        found => Err(KernelError::Type { op, what: "weight", expected: "f8e4m3, as it has scales", found }),
     }
 }
 

@@ -90,7 +90,7 @@ impl<B: Backend> Scope<'_, B> {
         check::activation(OP, "x", x, self.target().activation())?;
         check::writable(OP, "x", x);
         check_rope(OP, x, positions, rope)?;
-        check::holds(heads * pairs * 2 <= x.columns(), OP, "x", x, "as many heads as are to be turned")?;
+        check::holds(heads * pairs * 2 <= x.columns(), OP, "x", x, "at least as many heads as are to be rotated")?;
         let turned = x.rows() * heads * pairs * 2;
         let bytes = x.dtype().bytes(2 * turned) + positions.bytes();
         self.count(Work { flops: 3 * turned as u64, bytes, ..Work::default() });

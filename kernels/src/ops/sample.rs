@@ -95,9 +95,9 @@ impl<B: Backend> Scope<'_, B> {
         check::holds(fits, OP, "logits", logits, "1 to 524,288 columns")?;
         check::index_list(OP, "asked", asked)?;
         check::holds(asked.rows() >= layout.lists(), OP, "asked", asked, "words for each row of logits")?;
-        check::holds(asked.address().is_multiple_of(Bytes(8)), OP, "asked", asked, "an address of whole 8 bytes")?;
+        check::holds(asked.address().is_multiple_of(Bytes(8)), OP, "asked", asked, "an address aligned to 8 bytes")?;
         check::index_list(OP, "chosen", chosen)?;
-        check::holds(chosen.rows() >= rows, OP, "chosen", chosen, "a place for each row of logits")?;
+        check::holds(chosen.rows() >= rows, OP, "chosen", chosen, "an element for each row of logits")?;
         check::writable(OP, "chosen", chosen);
         check::index_list(OP, "report", report)?;
         check::holds(report.rows() >= layout.report_words(), OP, "report", report, "a report of each row of logits")?;

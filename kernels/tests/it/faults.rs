@@ -21,7 +21,11 @@ fn every_operation_computes_as_wrapped_and_fails_when_told_to() {
         let found = on_faulty(|_| {}, |scope| pass.run(scope)).expect("no fault is injected");
         assert_eq!(bits(found), bits(compute(2, |scope| pass.run(scope))), "{pass:?}");
         let error = on_faulty(|backend| backend.fail_launches(0, 1), |scope| pass.run(scope));
-        assert_eq!(error.map(drop).expect_err("told to").to_string(), "a launch: this is a drill", "{pass:?}");
+        assert_eq!(
+            error.map(drop).expect_err("told to").to_string(),
+            "a launch: this error was injected by a drill",
+            "{pass:?}"
+        );
     }
 }
 

@@ -153,11 +153,11 @@ fn scales_and_forms_that_do_not_fit_are_refused_in_words() {
     ];
     assert_eq!(
         found.join("\n"),
-        "linear: scales is [1, 2], expected [2, 2]\n\
-         linear: scales is [2, 2], expected blocks of a height that divides 128\n\
-         linear: scales is [129], expected [130]\n\
-         linear: weight holds f32, expected f8e4m3 beside scales\n\
-         linear: weight holds f8e4m3, expected floating-point numbers"
+        "linear: scales is [1, 2]; expected [2, 2]\n\
+         linear: scales is [2, 2]; expected blocks of a height that divides 128\n\
+         linear: scales is [129]; expected [130]\n\
+         linear: weight holds f32; expected f8e4m3, as it has scales\n\
+         linear: weight holds f8e4m3; expected floating-point numbers"
     );
 }
 

@@ -125,10 +125,11 @@ fn a_cache_whose_scales_do_not_fit_it_is_refused_in_words() {
     ];
     let layer = |found| {
         format!(
-            "attention_paged: layer holds {found}, expected the target's activations without scales, or E4M3 with scales"
+            "attention_paged: layer holds {found}; expected the target's activations without scales, or E4M3 with \
+             scales"
         )
     };
     let expected =
-        [layer("f8e4m3"), layer("f32"), layer("f16"), "attention_paged: scales is [2, 6], expected [2, 2]".to_owned()];
+        [layer("f8e4m3"), layer("f32"), layer("f16"), "attention_paged: scales is [2, 6]; expected [2, 2]".to_owned()];
     assert_eq!(found, expected);
 }

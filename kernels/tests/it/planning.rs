@@ -40,7 +40,7 @@ fn a_workspace_of_the_planned_size_is_enough_and_one_of_256_bytes_less_is_not() 
         match pass.run(&Scope::new(&cpu, &workspace, &WorkCounter::default())) {
             Err(KernelError::Workspace(full)) => {
                 assert_eq!(full.used + full.asked, full.capacity + Bytes(256), "{pass:?}");
-                assert_eq!(full.hint(), "plan the workspace 256 B larger, or lower the envelope");
+                assert_eq!(full.hint(), "plan a workspace that is 256 B larger, or lower the envelope");
             }
             other => panic!("{pass:?} gave {other:?}"),
         }

@@ -188,11 +188,11 @@ fn a_rank_that_does_not_come_is_a_lost_device_after_a_bound() {
         let running = [first, third].map(|link| scope.spawn(move || reason(one_sum(link, 1))));
         running.map(|rank| rank.join().expect("it ends")).into()
     });
-    let expected = "the ranks of a model went apart: rank 1 did not come to all_reduce within 0.05 s";
+    let expected = "a collective of the model's ranks failed: rank 1 did not join all_reduce within 0.05 s";
     assert!(one == expected || other == expected, "{one}; {other}");
     // The one who comes late hears why at once, and is not waited for.
     let late = reason(one_sum(absent, 1));
-    assert!(late.contains("rank 1 did not come") || late.contains("is gone"), "{late}");
+    assert!(late.contains("rank 1 did not join") || late.contains("is gone"), "{late}");
 }
 
 #[test]
@@ -206,7 +206,7 @@ fn a_rank_that_dies_is_not_waited_for() {
             dying.join().expect("it ends").expect("until then all came");
             living.join().expect("it ends")
         });
-        assert_eq!(found, "the ranks of a model went apart: rank 1 of 2 is gone");
+        assert_eq!(found, "a collective of the model's ranks failed: rank 1 of 2 is gone");
     }
 }
 
@@ -219,7 +219,7 @@ fn ranks_that_come_to_different_operations_are_all_told() {
     });
     for found in different {
         let found = reason(found);
-        assert!(found.ends_with("one rank came to all_reduce of [2, 4], another to all_reduce of [3, 4]"), "{found}");
+        assert!(found.ends_with("one rank called all_reduce of [2, 4], another all_reduce of [3, 4]"), "{found}");
     }
 }
 
@@ -345,17 +345,17 @@ fn shapes_that_ranks_cannot_bring_together_are_refused() {
         pass(&Scope::new(&plan, &workspace, &counter)).expect_err("they disagree").to_string()
     };
     let sum = text(&|scope| scope.all_reduce_add(&scope.empty([3, 4])?, &mut scope.empty([3, 5])?));
-    assert_eq!(sum, "all_reduce: out is [3, 5], expected [3, 4]");
+    assert_eq!(sum, "all_reduce: out is [3, 5]; expected [3, 4]");
     let gathered = text(&|scope| scope.all_gather_into(&scope.empty([3, 4])?, &mut scope.empty([3, 4])?));
-    assert_eq!(gathered, "all_gather: out is [3, 4], expected [3, 8]");
+    assert_eq!(gathered, "all_gather: out is [3, 4]; expected [3, 8]");
     let own = Rank::new(1, 2).share_rounded_up(8);
     let best = text(&|scope| scope.argmax_of_ranks_into(&scope.empty_f32([3, 5])?, own, &mut scope.empty_u32([3])?));
-    assert_eq!(best, "argmax_of_ranks: x is [3, 5], expected [3, 4]");
+    assert_eq!(best, "argmax_of_ranks: x is [3, 5]; expected [3, 4]");
     let table = text(&|scope| {
         let (ids, share) = (scope.empty_u32([2])?, Rank::new(1, 2).share(8).expect("it divides"));
         scope.embed_share(&scope.empty([5, 4])?, share, &ids, &scope.empty_u32([0])?).map(drop)
     });
-    assert_eq!(table, "embed: table is [5, 4], expected [4, 4]");
+    assert_eq!(table, "embed: table is [5, 4]; expected [4, 4]");
     let numbers = text(&|scope| scope.all_reduce_add(&scope.empty_u32([3, 4])?, &mut scope.empty([3, 4])?));
-    assert_eq!(numbers, "all_reduce: partial holds u32, expected the target's activations");
+    assert_eq!(numbers, "all_reduce: partial holds u32; expected the target's activations");
 }

@@ -233,64 +233,64 @@ fn shapes_and_types_that_disagree_are_refused_in_words() {
     ];
     assert_eq!(
         texts.join("\n"),
-        "patchify: bytes holds u32, expected u8 levels
-patchify: levels is [1, 6], expected [1, 7]
-patchify: places is [3, 3], expected [3, 4]
-patchify: out is [4, 23], expected [4, 24]
-position_grid: table is [8, 5], expected side * side rows
-position_grid: table is [9, 5], expected contiguous rows
-position_grid: places is [3, 3], expected [3, 4]
-position_grid: layout is [1, 3], expected [1, 4]
-position_grid: out is [4, 6], expected [4, 5]
-embed: table holds u32, expected floating-point numbers
-embed: ids is [3, 4], expected [3]
-embed: previous holds f32, expected u32 indices
-rms_norm: weight is [5], expected [4]
-rms_norm: out is [3, 5], expected [3, 4]
-add_experts_rms_norm: weight is [7], expected [8]
-add_experts_rms_norm: out is [4, 8], expected [5, 8]
-layer_norm: bias is [5], expected [4]
-linear: x is [3, 4], expected [3, 5]
-linear: bias is [8], expected [7]
-linear: weight is [7, 5], expected contiguous rows
-linear: out is [3, 8], expected [3, 7]
-linear: sum is [4, 7], expected [3, 7]
-rotary: frequencies is [4], expected as many pairs as have an axis
-rotary: frequencies holds u32, expected f32
-rotary_kv_write: qkv is [3, 39], expected [3, 40]
-rotary_kv_write: layer holds bf16, expected the target's activations without scales, or E4M3 with scales
-attention_paged: block_tables is [3, 2], expected one row a sequence
-attention_packed: qkv is [5, 32], expected queries, keys and values of as many whole heads
-silu_mul: gate_up is [5, 3], expected an even number of columns
-gated_linear: weight is [3, 4], expected an even number of rows
-route: logits holds u32, expected f32
-route: loads is [5], expected [4]
-route: logits is [5, 513], expected 1 to 512 experts
-route: logits is [5, 4], expected as many experts as a row takes, of 32 at most
-route: logits is [5, 64], expected as many experts as a row takes, of 32 at most
-gated_experts: x is [4, 8], expected as many rows as were routed
-gated_experts: weight is [33, 8], expected as many rows of gate and of up for each expert
-add_experts: weight is [36, 4], expected as many rows for each expert as the sum has columns
-add_experts: x is [10, 4], expected [10, 5]
-gelu: x holds u32, expected the target's activations
-gather_rows: rows holds f32, expected u32 indices
-scatter_rows: rows is [3], expected [2]
-add_rows: to is [2], expected [3]
-add_rows: x is [2, 3], expected as many columns as the output
-add_rows: from holds f32, expected u32 indices
-argmax: x is [2, 0], expected at least one column
-argmax: out is [12], expected [2]
-argmax: out holds f32, expected u32 indices
-sample: logits holds u32, expected f32
-sample: logits is [1, 8], expected [1, 7]
-sample: asked is [29], expected words for each row of logits
-sample: chosen is [0], expected a place for each row of logits
-sample: report is [41], expected a report of each row of logits
-download: source is [2, 3], expected contiguous rows
-fill: out is [2, 4], expected as many bytes as the source
-download: source holds f32, expected the host's type
-download_later: source is [2, 3], expected contiguous rows
-download_later: source holds f32, expected the host's type"
+        "patchify: bytes holds u32; expected u8 levels
+patchify: levels is [1, 6]; expected [1, 7]
+patchify: places is [3, 3]; expected [3, 4]
+patchify: out is [4, 23]; expected [4, 24]
+position_grid: table is [8, 5]; expected side * side rows
+position_grid: table is [9, 5]; expected contiguous rows
+position_grid: places is [3, 3]; expected [3, 4]
+position_grid: layout is [1, 3]; expected [1, 4]
+position_grid: out is [4, 6]; expected [4, 5]
+embed: table holds u32; expected floating-point numbers
+embed: ids is [3, 4]; expected [3]
+embed: previous holds f32; expected u32 indices
+rms_norm: weight is [5]; expected [4]
+rms_norm: out is [3, 5]; expected [3, 4]
+add_experts_rms_norm: weight is [7]; expected [8]
+add_experts_rms_norm: out is [4, 8]; expected [5, 8]
+layer_norm: bias is [5]; expected [4]
+linear: x is [3, 4]; expected [3, 5]
+linear: bias is [8]; expected [7]
+linear: weight is [7, 5]; expected contiguous rows
+linear: out is [3, 8]; expected [3, 7]
+linear: sum is [4, 7]; expected [3, 7]
+rotary: frequencies is [4]; expected as many pairs as have an axis
+rotary: frequencies holds u32; expected f32
+rotary_kv_write: qkv is [3, 39]; expected [3, 40]
+rotary_kv_write: layer holds bf16; expected the target's activations without scales, or E4M3 with scales
+attention_paged: block_tables is [3, 2]; expected one row per sequence
+attention_packed: qkv is [5, 32]; expected queries, keys and values with equally many whole heads
+silu_mul: gate_up is [5, 3]; expected an even number of columns
+gated_linear: weight is [3, 4]; expected an even number of rows
+route: logits holds u32; expected f32
+route: loads is [5]; expected [4]
+route: logits is [5, 513]; expected 1 to 512 experts
+route: logits is [5, 4]; expected as many experts as a row takes, of 32 at most
+route: logits is [5, 64]; expected as many experts as a row takes, of 32 at most
+gated_experts: x is [4, 8]; expected as many rows as were routed
+gated_experts: weight is [33, 8]; expected as many rows of gate and of up for each expert
+add_experts: weight is [36, 4]; expected as many rows for each expert as the sum has columns
+add_experts: x is [10, 4]; expected [10, 5]
+gelu: x holds u32; expected the target's activations
+gather_rows: rows holds f32; expected u32 indices
+scatter_rows: rows is [3]; expected [2]
+add_rows: to is [2]; expected [3]
+add_rows: x is [2, 3]; expected as many columns as the output
+add_rows: from holds f32; expected u32 indices
+argmax: x is [2, 0]; expected at least one column
+argmax: out is [12]; expected [2]
+argmax: out holds f32; expected u32 indices
+sample: logits holds u32; expected f32
+sample: logits is [1, 8]; expected [1, 7]
+sample: asked is [29]; expected words for each row of logits
+sample: chosen is [0]; expected an element for each row of logits
+sample: report is [41]; expected a report of each row of logits
+download: source is [2, 3]; expected contiguous rows
+fill: out is [2, 4]; expected as many bytes as the source
+download: source holds f32; expected the host's type
+download_later: source is [2, 3]; expected contiguous rows
+download_later: source holds f32; expected the host's type"
     );
 }
 

@@ -19,7 +19,7 @@ pub enum ConfigError {
     #[error("config.json: {0}")]
     Field(#[from] serde_json::Error),
     /// A field has a value that this crate does not support.
-    #[error("config.json: {field} is {value}, supported: {supported}")]
+    #[error("config.json: {field} is {value}; supported: {supported}")]
     Unsupported {
         /// The field's name, with its place in the file.
         field: String,
@@ -29,7 +29,7 @@ pub enum ConfigError {
         supported: &'static str,
     },
     /// A field changes what a model computes, and this crate does not follow it.
-    #[error("config.json: {field} is {value}, which changes what the model computes and is not supported")]
+    #[error("config.json: {field} is {value}; this changes what the model computes and is not supported")]
     Unknown {
         /// The field's name, with its place in the file.
         field: String,
@@ -52,7 +52,7 @@ impl ConfigError {
     pub fn check_size(field: &'static str, value: usize, most: usize) -> Result<(), ConfigError> {
         match (1..=most).contains(&value) {
             true => Ok(()),
-            false => Err(ConfigError::Contradiction(format!("{field} is {value}, not from 1 to {most}"))),
+            false => Err(ConfigError::Contradiction(format!("{field} is {value}; expected from 1 to {most}"))),
         }
     }
 }
@@ -176,7 +176,9 @@ fn heads(fields: &Fields) -> Result<[usize; 3], ConfigError> {
     let kv_heads = fields.num_key_value_heads.unwrap_or(heads);
     ConfigError::check_size("num_key_value_heads", kv_heads, HEAD_MAX)?;
     if !heads.is_multiple_of(kv_heads) {
-        return Err(ConfigError::Contradiction(format!("{heads} query heads do not share {kv_heads} key heads")));
+        return Err(ConfigError::Contradiction(format!(
+            "{heads} query heads cannot be divided among {kv_heads} key heads"
+        )));
     }
     let head_dim = fields.head_dim.unwrap_or(fields.hidden_size / heads);
     ConfigError::check_size("head_dim", head_dim, HEAD_MAX)?;
@@ -253,7 +255,7 @@ impl AxesRule {
                 match 3 * second <= head_dim / 2 + 1 && 3 * third <= head_dim / 2 {
                     true => Ok(PairAxes::Interleaved(second, third)),
                     false => Err(ConfigError::Contradiction(format!(
-                        "{place}mrope_section {:?} cannot take turns over the {} pairs of a head",
+                        "{place}mrope_section {:?} cannot be interleaved over the {} pairs of a head",
                         [first, second, third],
                         head_dim / 2
                     ))),
@@ -268,7 +270,7 @@ fn sections(sections: &[usize], head_dim: usize) -> Result<[usize; 3], ConfigErr
     match <[usize; 3]>::try_from(sections) {
         Ok(sections) if pairs == Some(head_dim / 2) => Ok(sections),
         _ => Err(ConfigError::Contradiction(format!(
-            "mrope_section {sections:?} does not share the {} pairs of a head among three axes",
+            "mrope_section {sections:?} does not divide the {} pairs of a head among three axes",
             head_dim / 2
         ))),
     }

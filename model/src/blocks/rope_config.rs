@@ -123,7 +123,7 @@ impl Inner {
             [] => Ok(""),
             [kind] => Ok(kind),
             [one, other, ..] if one == other => Ok(one),
-            _ => Err(ConfigError::Contradiction(format!("{place}rope_type and {place}type are of different kinds"))),
+            _ => Err(ConfigError::Contradiction(format!("{place}rope_type and {place}type differ"))),
         }
     }
 

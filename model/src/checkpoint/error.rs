@@ -50,7 +50,7 @@ pub enum CheckpointError {
         kind: std::io::ErrorKind,
     },
     /// A file is larger than such a file can sensibly be.
-    #[error("{file} has {bytes} bytes, the limit is {bytes_max}")]
+    #[error("{file} has {bytes} bytes; the limit is {bytes_max}")]
     TooLarge {
         /// The file's name.
         file: String,
@@ -60,7 +60,7 @@ pub enum CheckpointError {
         bytes_max: u64,
     },
     /// A file is not the JSON that is expected.
-    #[error("{file} is not understood: {reason}")]
+    #[error("{file} could not be parsed: {reason}")]
     Malformed {
         /// The file's name.
         file: String,
@@ -74,7 +74,7 @@ pub enum CheckpointError {
         shard: String,
     },
     /// A setting of a GGUF file asks for what is not supported, or is missing.
-    #[error("{file}: {setting} is {value}, supported: {supported}")]
+    #[error("{file}: {setting} is {value}; supported: {supported}")]
     Setting {
         /// The file's name.
         file: String,
@@ -110,7 +110,7 @@ pub enum CheckpointError {
         nearest: Vec<String>,
     },
     /// A tensor has an element type that is not supported.
-    #[error("the tensor {tensor} is {found}, supported are BF16, F16, F32 and F8_E4M3")]
+    #[error("the tensor {tensor} has the type {found}; supported: BF16, F16, F32 and F8_E4M3")]
     TensorType {
         /// The tensor's name.
         tensor: String,
@@ -119,8 +119,8 @@ pub enum CheckpointError {
     },
     /// A tensor of a GGUF file is quantised in a way that is not supported.
     #[error(
-        "the tensor {tensor} is {found}, supported in GGUF are F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q4_K, Q5_K \
-         and Q6_K"
+        "the tensor {tensor} has the type {found}; supported in GGUF: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, \
+         Q4_K, Q5_K and Q6_K"
     )]
     BlockType {
         /// The tensor's name, as in a Hugging Face checkpoint.
@@ -149,10 +149,10 @@ impl Hint for CheckpointError {
     fn hint(&self) -> String {
         match self {
             CheckpointError::MissingFolder { .. } => {
-                "check the path; a model of the hub is named org/name, and the embedded one demo".into()
+                "check the path, or name a model of the hub as org/name, or the embedded model as demo".into()
             }
             CheckpointError::MissingFile { .. } => {
-                "point at the folder that holds config.json, tokenizer.json and model.safetensors, or at a .gguf file"
+                "give the folder that contains config.json, tokenizer.json and model.safetensors, or a .gguf file"
                     .into()
             }
             CheckpointError::NoGguf { .. } => "check the path of the .gguf file".into(),
@@ -160,22 +160,26 @@ impl Hint for CheckpointError {
                 "load the model's safetensors checkpoint, or another GGUF file of it".into()
             }
             CheckpointError::BlockType { .. } => {
-                "load the model in another quantisation, such as Q4_K_M or Q8_0".into()
+                "load the model in another quantization, such as Q4_K_M or Q8_0".into()
             }
             CheckpointError::MissingShard { shard, .. } => format!("download {shard} into the same folder"),
             CheckpointError::Unreadable { .. } => "check that the file is readable".into(),
-            CheckpointError::TooLarge { .. } => "it is too large to be a checkpoint's; download it again".into(),
+            CheckpointError::TooLarge { .. } => "download it again; a checkpoint's file is never this large".into(),
             CheckpointError::Malformed { file, .. } | CheckpointError::Header { file, .. } => {
                 format!("download {file} again; a partial download looks like this")
             }
             CheckpointError::ShardName { .. } => "do not trust this checkpoint".into(),
             CheckpointError::Inconsistent { .. } => {
-                "shards of different downloads are mixed; download all again".into()
+                "download all shards again; they come from different downloads".into()
             }
-            CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => "the checkpoint is empty".into(),
-            CheckpointError::MissingTensor { nearest, .. } => format!("the nearest names are {}", nearest.join(", ")),
+            CheckpointError::MissingTensor { nearest, .. } if nearest.is_empty() => {
+                "download the checkpoint again; it contains no tensor".into()
+            }
+            CheckpointError::MissingTensor { nearest, .. } => {
+                format!("check the checkpoint's release; the nearest names are {}", nearest.join(", "))
+            }
             CheckpointError::TensorType { .. } => {
-                "load a checkpoint that is not quantised, or one in FP8 (E4M3)".into()
+                "load a checkpoint that is not quantized, or one in FP8 (E4M3)".into()
             }
             #[cfg(feature = "hub")]
             CheckpointError::Hub(error) => error.hint(),

@@ -16,7 +16,7 @@ pub enum ImageError {
         kind: std::io::ErrorKind,
     },
     /// The encoded bytes exceed the limit.
-    #[error("the encoded picture has {} bytes, the limit is {}", .bytes.0, .bytes_max.0)]
+    #[error("the encoded picture has {} bytes; the limit is {}", .bytes.0, .bytes_max.0)]
     TooManyBytes {
         /// Encoded bytes.
         bytes: Bytes,
@@ -24,7 +24,7 @@ pub enum ImageError {
         bytes_max: Bytes,
     },
     /// The header announces more pixels than the limit; nothing was decoded.
-    #[error("the picture is {width} x {height} = {pixels} pixels, the limit is {pixels_max}")]
+    #[error("the picture is {width} x {height} = {pixels} pixels; the limit is {pixels_max}")]
     TooManyPixels {
         /// Pixels in a row.
         width: u32,
@@ -36,7 +36,7 @@ pub enum ImageError {
         pixels_max: u64,
     },
     /// Decoding would take more host memory than the limit; nothing was decoded.
-    #[error("decoding the picture takes {} bytes of host memory, the limit is {}", .bytes.0, .bytes_max.0)]
+    #[error("decoding the picture takes {} bytes of host memory; the limit is {}", .bytes.0, .bytes_max.0)]
     TooMuchDecodeMemory {
         /// Host bytes at the peak.
         bytes: Bytes,
@@ -47,7 +47,7 @@ pub enum ImageError {
     #[error("the picture is not PNG, JPEG, WebP, GIF, BMP or TIFF")]
     UnknownFormat,
     /// A side is zero.
-    #[error("the picture is {width} x {height} pixels: a side is empty")]
+    #[error("the picture is {width} x {height} pixels; each side must have at least 1")]
     Empty {
         /// Pixels in a row.
         width: u32,
@@ -67,16 +67,16 @@ pub enum ImageError {
         found: u64,
     },
     /// The bytes do not follow their format.
-    #[error("the {format} picture is damaged or uses an unsupported feature, found while {stage}")]
+    #[error("the {format} picture is damaged or uses an unsupported feature: {stage} failed")]
     Damaged {
         /// PNG, JPEG, WebP, GIF, BMP or TIFF.
         format: &'static str,
-        /// The stage that found it: reading the header, counting a JPEG's scans, looking for a GIF's first frame, or
+        /// The stage that found it: reading its header, counting a JPEG's scans, looking for a GIF's first frame, or
         /// decoding the pixels.
         stage: &'static str,
     },
     /// Too long and thin for the model's processor.
-    #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}, the limit is {ratio_max}")]
+    #[error("the picture's sides {width} x {height} have the ratio {ratio:.1}; the limit is {ratio_max}")]
     AspectRatio {
         /// Pixels in a row.
         width: u32,
@@ -89,7 +89,8 @@ pub enum ImageError {
     },
     /// The processor may not resize, and the picture does not divide into whole patches.
     #[error(
-        "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` is off"
+        "the picture is {width} x {height} pixels, but each side must be a multiple of {multiple}, because `do_resize` \
+         is off"
     )]
     NotAMultiple {
         /// Pixels in a row.
@@ -100,7 +101,7 @@ pub enum ImageError {
         multiple: u32,
     },
     /// A limit of the picture's own is below what any picture has.
-    #[error("the picture's own `{limit}` is {value}, the least possible is {least}")]
+    #[error("the picture's own `{limit}` is {value}; expected at least {least}")]
     OwnLimitTooLow {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
@@ -110,7 +111,7 @@ pub enum ImageError {
         least: u64,
     },
     /// A limit of the picture's own is above what the envelope, or another of its limits, allows.
-    #[error("the picture's own `{limit}` is {value}, at most {most} is allowed")]
+    #[error("the picture's own `{limit}` is {value}; expected at most {most}")]
     OwnLimitTooHigh {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
@@ -120,7 +121,7 @@ pub enum ImageError {
         most: u64,
     },
     /// A limit of the picture's own would change nothing.
-    #[error("the picture's own `{limit}` cannot be followed: {reason}")]
+    #[error("the picture's own `{limit}` cannot be applied: {reason}")]
     OwnLimitIdle {
         /// `min_pixels`, `max_pixels` or `tiles`.
         limit: &'static str,
@@ -148,7 +149,7 @@ impl Hint for ImageError {
             ImageError::TooMuchDecodeMemory { .. } => "scale the picture down, or save it with 8 bits a channel".into(),
             ImageError::UnknownFormat => "convert the picture to PNG, JPEG, WebP, GIF, BMP or TIFF".into(),
             ImageError::PixelBytes { .. } => {
-                "give red, green and blue of each pixel, row by row without gaps, and no alpha".into()
+                "give red, green and blue of each pixel, row by row without gaps, without alpha".into()
             }
             ImageError::Empty { .. } | ImageError::Damaged { .. } => "save the picture again from its source".into(),
             ImageError::AspectRatio { ratio_max, .. } => {
@@ -186,8 +187,8 @@ mod tests {
             (ImageError::TooMuchDecodeMemory { bytes: Bytes(3), bytes_max: Bytes(2) }, "8 bits a channel"),
             (ImageError::UnknownFormat, "convert the picture to PNG"),
             (ImageError::Empty { width, height: 0 }, "save the picture again"),
-            (ImageError::PixelBytes { width, height, expected: 900, found: 1200 }, "no alpha"),
-            (ImageError::Damaged { format: "PNG", stage: "reading the header" }, "save the picture again"),
+            (ImageError::PixelBytes { width, height, expected: 900, found: 1200 }, "without alpha"),
+            (ImageError::Damaged { format: "PNG", stage: "reading its header" }, "save the picture again"),
             (ImageError::AspectRatio { width, height, ratio: 3.0, ratio_max: 2.0 }, "over 2 times the other"),
             (ImageError::NotAMultiple { width, height, multiple: 28 }, "multiples of 28"),
             (ImageError::NoSize { width, height }, "raise `min_pixels`"),

@@ -47,7 +47,7 @@ pub enum LayoutError {
         pictures: usize,
     },
     /// The prompt has more or fewer placeholders than videos.
-    #[error("the prompt has {placeholders} placeholders for videos, the request has {videos} videos")]
+    #[error("the prompt has {placeholders} placeholders for videos, but the request has {videos} videos")]
     VideoPlaceholders {
         /// Placeholders in the rendered prompt.
         placeholders: usize,
@@ -55,7 +55,9 @@ pub enum LayoutError {
         videos: usize,
     },
     /// The prompt has more or fewer placeholders than the steps of all videos, in a family where each step has its own.
-    #[error("the prompt has {placeholders} placeholders for steps of videos, the request's videos have {steps} steps")]
+    #[error(
+        "the prompt has {placeholders} placeholders for steps of videos, but the request's videos have {steps} steps"
+    )]
     StepPlaceholders {
         /// Placeholders in the rendered prompt.
         placeholders: usize,
@@ -63,13 +65,13 @@ pub enum LayoutError {
         steps: usize,
     },
     /// The model reads text only.
-    #[error("this model takes no pictures or videos, the request has {pictures}")]
+    #[error("this model takes no pictures or videos, but the request has {pictures}")]
     TextOnly {
         /// Pictures and videos of the request.
         pictures: usize,
     },
     /// The model takes pictures, but its configuration names no token for videos.
-    #[error("this model takes no videos, the request has {videos}")]
+    #[error("this model takes no videos, but the request has {videos}")]
     NoVideos {
         /// Videos of the request.
         videos: usize,

@@ -43,8 +43,7 @@ impl Video {
             return Ok(still());
         }
         let damaged = |stage| ImageError::Damaged { format: format.name(), stage };
-        let animation =
-            Animation::read(encoded, format).ok_or_else(|| of_frame(0)(damaged("looking for its frames")))?;
+        let animation = Animation::read(encoded, format).ok_or_else(|| of_frame(0)(damaged("finding its frames")))?;
         if animation.shown_ms.is_empty() {
             return Ok(still());
         }
@@ -63,7 +62,7 @@ impl Video {
         let kept = Keeping { sampling, wanted: &wanted, kept: Vec::with_capacity(frames) };
         // A decoder that panics on a hostile file takes nothing else down.
         let kept = catch_unwind(AssertUnwindSafe(|| kept.all(open(encoded, format, limits)?, decoded)));
-        let kept = kept.unwrap_or(Err(0)).map_err(|frame| of_frame(frame)(damaged("decoding the pixels")))?;
+        let kept = kept.unwrap_or(Err(0)).map_err(|frame| of_frame(frame)(damaged("decoding its pixels")))?;
         Ok(Video::new(kept, rate))
     }
 }

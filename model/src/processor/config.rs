@@ -248,11 +248,11 @@ impl RawConfig {
     /// Refuses what the processors of transformers 5.17 ignore, or follow in a way that is not implemented here.
     fn check_video_bounds(&self) -> Result<(), ProcessorError> {
         if !self.counts_whole_videos() {
-            let range = "false or null for this processor, whose total of a video is not followed";
+            let range = "false or null for this processor, as a limit on a whole video is not supported";
             return require("cap_pixels_per_frame", true, self.cap_pixels_per_frame != Some(true), range);
         }
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
-            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for this processor: set `size` instead")?;
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for this processor (set `size` instead)")?;
         }
         Ok(())
     }
@@ -387,7 +387,7 @@ impl ImageProcessorConfig {
             require("size", side, is_whole, "a multiple of merged patches, up to 4096")?;
             require("max_patches", most, (1..=64).contains(&most), "from 1 to 64")?;
             require("min_patches", least, (1..=most).contains(&least), "at least 1 and at most max_patches")?;
-            require("do_resize", self.do_resize, self.do_resize, "true: tiles have one size")?;
+            require("do_resize", self.do_resize, self.do_resize, "true, as tiles have one size")?;
         }
         require("min_pixels", min, min >= 1 && min <= max, "at least 1 and at most max_pixels")?;
         require("max_pixels", max, max <= 1 << 40, "at most 2^40")?;
@@ -418,10 +418,10 @@ impl RawConfig {
     fn tiled(mut self) -> Result<ImageProcessorConfig, ProcessorError> {
         let crops = self.do_center_crop == Some(true);
         let is_video = self.video_processor_type.is_some();
-        require("do_center_crop", crops, !(crops && is_video), "false: frames are stretched")?;
-        require("pad2square", true, self.pad2square != Some(true), "false: pictures are stretched")?;
+        require("do_center_crop", crops, !(crops && is_video), "false, as frames are stretched")?;
+        require("pad2square", true, self.pad2square != Some(true), "false, as pictures are stretched")?;
         for (setting, pixels) in [("min_pixels", self.min_pixels), ("max_pixels", self.max_pixels)] {
-            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for tiles: set `max_patches` instead")?;
+            require(setting, pixels.unwrap_or(0), pixels.is_none(), "null for tiles (set `max_patches` instead)")?;
         }
         let side = match self.size.take() {
             None => 384,
@@ -429,7 +429,7 @@ impl RawConfig {
             Some(Sides::Named(RawSize { height: Some(height), width: Some(width), .. })) if height == width => height,
             Some(Sides::Named(_)) => 0,
         };
-        require("size", side, side > 0, "a number, or a height and a width that are equal")?;
+        require("size", side, side > 0, "a number above 0, or an equal height and width")?;
         let tiling = self.tiling(side);
         let default = ImageProcessorConfig { tiling: Some(tiling), ..ImageProcessorConfig::default() };
         let patches = ImageProcessorConfig { temporal_patch_size: 1, ..default };

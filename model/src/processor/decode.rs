@@ -26,11 +26,11 @@ impl ImageBytes {
     pub fn decode(&self, limits: &ImageLimits) -> Result<RgbImage, ImageError> {
         if let Some(size) = self.pixel_size() {
             let header = self.probe(limits)?;
-            let damaged = ImageError::Damaged { format: header.format.name(), stage: "counting them" };
+            let damaged = ImageError::Damaged { format: header.format.name(), stage: "counting its pixels" };
             return RgbImage::new(size.width, size.height, self.bytes().to_vec()).ok_or(damaged);
         }
         let OpenImage { decoder, orientation, header } = OpenImage::open(self.bytes(), limits)?;
-        let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding the pixels" };
+        let damaged = || ImageError::Damaged { format: header.format.name(), stage: "decoding its pixels" };
         let (width, height) = decoder.dimensions();
         let color = decoder.color_type();
         let mut raw = vec![0; usize::try_from(header.cost.raw_bytes.0).map_err(|_| damaged())?];

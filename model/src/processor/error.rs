@@ -22,7 +22,7 @@ pub enum VideoError {
     #[error("it is neither an animated GIF nor an animated WebP")]
     NoAnimation,
     /// So much would have to be decoded of an animation, up to the last frame that is wanted; nothing was decoded.
-    #[error("its first {frames} frames have {pixels} pixels together, the limit is {limit}")]
+    #[error("its first {frames} frames have {pixels} pixels together; the limit is {limit}")]
     TooManyPixels {
         /// Frames up to the last one that is wanted.
         frames: usize,
@@ -32,7 +32,7 @@ pub enum VideoError {
         limit: u64,
     },
     /// This model's videos have a step of time at least.
-    #[error("it has {frames} frames, fewer than the {least} of a step")]
+    #[error("it has {frames} frames; expected at least {least}, the frames of a step")]
     TooFewFrames {
         /// Frames of the video.
         frames: usize,
@@ -41,15 +41,15 @@ pub enum VideoError {
     },
     /// Its rate is 0, negative, infinite or not a number, or so low that the video lasts for more than half a year.
     #[error(
-        "the video has {frames_per_second:?} frames a second, which must be finite, above 0 and at least its frames / \
-         16777216 seconds"
+        "the video has {frames_per_second:?} frames per second; expected a finite number above 0 and at least its \
+         frames / 16777216 seconds"
     )]
     FrameRate {
         /// The rate that was given.
         frames_per_second: f64,
     },
     /// The request's videos have more frames together than the limit.
-    #[error("the videos have {frames} frames together, the limit is {limit}")]
+    #[error("the videos have {frames} frames together; the limit is {limit}")]
     TooManyFrames {
         /// Frames of all videos of the request.
         frames: usize,
@@ -67,7 +67,7 @@ pub enum VideoError {
         source: ImageError,
     },
     /// A frame has another size than the first.
-    #[error("frame {frame} is {width} x {height} pixels, the first is {first_width} x {first_height}")]
+    #[error("frame {frame} is {width} x {height} pixels, but the first is {first_width} x {first_height}")]
     FrameSize {
         /// The index of the frame, from 0.
         frame: usize,
@@ -101,7 +101,7 @@ impl Hint for VideoError {
                     .into()
             }
             VideoError::NoFrames => "give the video at least one frame".into(),
-            VideoError::NoAnimation => "send GIF or WebP, or decode the film and hand over its frames".into(),
+            VideoError::NoAnimation => "send an animated GIF or WebP, or decode the video and send its frames".into(),
             VideoError::TooManyPixels { .. } => "send a smaller or shorter animation".into(),
             VideoError::TooFewFrames { .. } => "show a single frame as a picture".into(),
             VideoError::FrameRate { .. } => "give the number of frames per second, for example 2.0".into(),
@@ -110,10 +110,11 @@ impl Hint for VideoError {
             }
             VideoError::Frame { source, .. } => source.hint(),
             VideoError::FrameSize { .. } => {
-                "cut the video where its size changes, or scale its frames to one size".into()
+                "split the video where its size changes, or scale its frames to one size".into()
             }
             VideoError::TooLarge { .. } => {
-                "send fewer frames or pictures, crop thin frames, or raise `pictures` or `picture_patches`".into()
+                "send fewer frames or pictures, crop very wide or tall frames, or raise `pictures` or `picture_patches`"
+                    .into()
             }
         }
     }
@@ -123,7 +124,7 @@ impl Hint for VideoError {
 #[derive(Debug, Error, PartialEq)]
 pub enum VisualError {
     /// The request has more pictures than it may have.
-    #[error("the chat has {pictures} pictures, at most {limit} are allowed")]
+    #[error("the chat has {pictures} pictures; the limit is {limit}")]
     TooManyPictures {
         /// Pictures of the request.
         pictures: usize,
@@ -141,7 +142,7 @@ pub enum VisualError {
         source: ImageError,
     },
     /// A picture exceeds the envelope even after resizing, because it is very thin.
-    #[error("picture {index}{file} takes {patches} patches after resizing, at most {limit} are allowed")]
+    #[error("picture {index}{file} takes {patches} patches after resizing; the limit is {limit}")]
     PictureTooLarge {
         /// Which picture of the request, from 0.
         index: usize,
@@ -170,7 +171,7 @@ impl Hint for VisualError {
             VisualError::TooManyPictures { limit, .. } => format!("send at most {limit} pictures, or raise `pictures`"),
             VisualError::Picture { source, .. } => source.hint(),
             VisualError::PictureTooLarge { .. } => {
-                "crop the picture so that it is less narrow, or raise `picture_patches`".into()
+                "crop the picture so that it is less wide or tall, or raise `picture_patches`".into()
             }
             VisualError::Video { source, .. } => source.hint(),
         }
@@ -182,7 +183,7 @@ impl Hint for VisualError {
 #[non_exhaustive]
 pub enum ProcessorError {
     /// The file is not the JSON that is expected.
-    #[error("the processor's settings are not understood at line {line}, column {column}")]
+    #[error("the processor's settings are not valid at line {line}, column {column}")]
     Malformed {
         /// Line, from 1.
         line: usize,
@@ -190,7 +191,7 @@ pub enum ProcessorError {
         column: usize,
     },
     /// The processor is another model family's.
-    #[error("the processor {found} is unknown; known are {known}")]
+    #[error("the processor {found} is not supported; expected one of {known}")]
     UnknownProcessor {
         /// The type in the file.
         found: String,
@@ -198,13 +199,13 @@ pub enum ProcessorError {
         known: String,
     },
     /// The resampling filter is not implemented.
-    #[error("`resample` is {resample}, but only 2 (bilinear) and 3 (bicubic) are known")]
+    #[error("`resample` is {resample}; expected 2 (bilinear) or 3 (bicubic)")]
     UnknownResample {
         /// PIL's number of the filter.
         resample: i64,
     },
     /// A setting is outside its range.
-    #[error("`{setting}` is {value}, which must be {range}")]
+    #[error("`{setting}` is {value}; expected {range}")]
     OutOfRange {
         /// The setting's name in the file.
         setting: &'static str,
@@ -224,7 +225,7 @@ impl Hint for ProcessorError {
                 "download preprocessor_config.json (and video_preprocessor_config.json) again".into()
             }
             ProcessorError::UnknownProcessor { known, .. } => {
-                format!("this checkpoint's family is not supported; load one whose processor is {known}")
+                format!("load a checkpoint whose processor is {known}; this checkpoint's family is not supported")
             }
             ProcessorError::UnknownResample { .. } => {
                 "set `resample` to 3 if the model was trained with bicubic".into()

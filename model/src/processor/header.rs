@@ -141,7 +141,7 @@ impl<'a> OpenImage<'a> {
     pub fn open(encoded: &'a [u8], limits: &ImageLimits) -> Result<Self, ImageError> {
         limits.check_bytes(Bytes::of_slice(encoded))?;
         let format = ImageFormat::guess(encoded).ok_or(ImageError::UnknownFormat)?;
-        let unreadable = || ImageError::Damaged { format: format.name(), stage: "reading the header" };
+        let unreadable = || ImageError::Damaged { format: format.name(), stage: "reading its header" };
         let damaged = |_| unreadable();
         if format == ImageFormat::WebP && riff_bytes(encoded) > encoded.len() as u64 {
             return Err(unreadable());
@@ -157,7 +157,7 @@ impl<'a> OpenImage<'a> {
             ImageFormat::Jpeg => Box::new(JpegDecoder::new(reader).map_err(damaged)?),
             ImageFormat::WebP => Box::new(WebPDecoder::new(reader).map_err(damaged)?),
             ImageFormat::Gif if FirstFrame::find(encoded).is_none() => {
-                return Err(ImageError::Damaged { format: format.name(), stage: "looking for its first frame" });
+                return Err(ImageError::Damaged { format: format.name(), stage: "finding its first frame" });
             }
             ImageFormat::Gif => Box::new(GifDecoder::new(reader).map_err(damaged)?),
             ImageFormat::Bmp => Box::new(BmpDecoder::new(reader).map_err(damaged)?),

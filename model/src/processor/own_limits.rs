@@ -79,7 +79,10 @@ impl ImageProcessor {
     /// The bounds of a picture, with its own most of `pixels_max`.
     fn own_bounds(&self, own: PictureLimits, pixels_max: Option<u64>) -> Result<PixelBounds, ImageError> {
         if own.tiles_max.is_some() {
-            return Err(ImageError::OwnLimitIdle { limit: "tiles", reason: "this model's pictures are in one piece" });
+            return Err(ImageError::OwnLimitIdle {
+                limit: "tiles",
+                reason: "this model does not cut pictures into tiles",
+            });
         }
         let bounds = self.config().pixel_bounds;
         let max = pixels_max.unwrap_or(bounds.max);

@@ -10,7 +10,7 @@ use super::grammar::GrammarError;
 #[non_exhaustive]
 pub enum SamplingError {
     /// A parameter is outside its range.
-    #[error("`{parameter}` is {value}, which must be {range}")]
+    #[error("`{parameter}` is {value}; expected {range}")]
     OutOfRange {
         /// The parameter's name.
         parameter: &'static str,
@@ -20,7 +20,7 @@ pub enum SamplingError {
         range: &'static str,
     },
     /// The model's vocabulary does not have the token.
-    #[error("token {token} is not one of the model's {vocabulary}")]
+    #[error("token {token} is not in the model's vocabulary of {vocabulary} tokens")]
     UnknownToken {
         /// The token's id.
         token: u32,
@@ -28,7 +28,7 @@ pub enum SamplingError {
         vocabulary: usize,
     },
     /// The request asks for the log-probabilities of too many tokens.
-    #[error("{asked} log-probabilities are asked for, the limit is {limit}")]
+    #[error("{asked} log-probabilities were requested; the limit is {limit}")]
     TooManyLogProbabilities {
         /// The requested number.
         asked: usize,
@@ -36,7 +36,7 @@ pub enum SamplingError {
         limit: usize,
     },
     /// A list of the request is too long: biases or end tokens.
-    #[error("`{parameter}` names {asked} tokens, the limit is {limit}")]
+    #[error("`{parameter}` names {asked} tokens; the limit is {limit}")]
     TooManyTokens {
         /// The parameter's name.
         parameter: &'static str,
@@ -58,7 +58,7 @@ pub enum SamplingError {
         token: usize,
     },
     /// The row of logits is not as long as the sampler's vocabulary.
-    #[error("a row has {logits} logits, but the vocabulary {vocabulary} tokens")]
+    #[error("a row has {logits} logits, but the vocabulary has {vocabulary} tokens")]
     Width {
         /// Number of logits in the row.
         logits: usize,
@@ -78,7 +78,7 @@ pub enum SamplingError {
         logits: usize,
     },
     /// `generation_config.json` does not parse.
-    #[error("`{setting}` in generation_config.json is not understood")]
+    #[error("`{setting}` in generation_config.json is not valid")]
     Defaults {
         /// The setting, or the whole file.
         setting: &'static str,
@@ -103,7 +103,9 @@ impl Hint for SamplingError {
             SamplingError::OutOfRange { parameter, range, .. } => format!("set `{parameter}` to a number {range}"),
             SamplingError::UnknownToken { vocabulary, .. } => format!("use token ids below {vocabulary}"),
             SamplingError::TooManyTokens { parameter, limit, .. } => format!("name at most {limit} in `{parameter}`"),
-            SamplingError::TooManyLogProbabilities { limit, .. } => format!("ask for at most {limit}"),
+            SamplingError::TooManyLogProbabilities { limit, .. } => {
+                format!("ask for at most {limit} log-probabilities")
+            }
             SamplingError::Width { .. } | SamplingError::PastMissing => {
                 "this is a bug in Bursar; please report it".into()
             }

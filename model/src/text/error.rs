@@ -39,7 +39,7 @@ pub enum TextError {
         kind: String,
     },
     /// The checkpoint has no template with this name, or none at all.
-    #[error("there is no chat template named {name}; known are {known}")]
+    #[error("there is no chat template named {name}; expected one of {known}")]
     UnknownTemplate {
         /// The requested name.
         name: String,
@@ -47,7 +47,7 @@ pub enum TextError {
         known: String,
     },
     /// A chat template file has the wrong format.
-    #[error("the chat template in {file} is neither a text nor a list of named texts")]
+    #[error("the chat template in {file} is neither a string nor a list of named strings")]
     TemplateShape {
         /// The file.
         file: &'static str,
@@ -63,7 +63,7 @@ pub enum TextError {
         reason: PrivateText,
     },
     /// The template refuses these messages with `raise_exception`.
-    #[error("the chat template refuses these messages (`raise_exception` in line {line})")]
+    #[error("the chat template rejects these messages (`raise_exception` in line {line})")]
     TemplateRefused {
         /// Line, from 1, or 0 if unknown.
         line: usize,
@@ -71,7 +71,7 @@ pub enum TextError {
         reason: PrivateText,
     },
     /// The template took more steps than [`TemplateLimits`](crate::text::TemplateLimits) allow.
-    #[error("the chat template did not end within {steps_max} steps")]
+    #[error("the chat template did not finish within {steps_max} steps")]
     TemplateSteps {
         /// The limit.
         steps_max: u64,
@@ -83,7 +83,7 @@ pub enum TextError {
         bytes_max: usize,
     },
     /// The templates' sources are too long.
-    #[error("the chat template has {bytes} bytes, the limit is {bytes_max}")]
+    #[error("the chat template has {bytes} bytes; the limit is {bytes_max}")]
     TemplateSourceBytes {
         /// Bytes of all templates of the checkpoint.
         bytes: usize,
@@ -91,7 +91,7 @@ pub enum TextError {
         bytes_max: usize,
     },
     /// A value in the template, or all of them together, became too large.
-    #[error("the chat template made values of more than {bytes_max} bytes, line {line}")]
+    #[error("the chat template made values of more than {bytes_max} bytes in line {line}")]
     TemplateMemory {
         /// Line, from 1, or 0 if unknown.
         line: usize,
@@ -102,7 +102,7 @@ pub enum TextError {
     #[error(transparent)]
     Continue(#[from] ContinueError),
     /// A text to be tokenized is too long.
-    #[error("the text has {bytes} bytes, at most {bytes_max} are tokenized")]
+    #[error("the text has {bytes} bytes; the limit is {bytes_max}")]
     TooLong {
         /// The text's length in bytes.
         bytes: usize,
@@ -111,7 +111,8 @@ pub enum TextError {
     },
     /// There are too many stop strings, or one is empty or too long.
     #[error(
-        "stop strings: {count} of at most {bytes_max} bytes are given, with {empty} empty; the limit is {count_max}"
+        "there are {count} stop strings, {empty} of them empty; expected at most {count_max}, each of 1 to {bytes_max} \
+         bytes"
     )]
     StopStrings {
         /// Number of stop strings.
@@ -145,31 +146,30 @@ impl Hint for TextError {
         match self {
             TextError::Tokenizer { .. } => "download tokenizer.json again".into(),
             TextError::Spelling => {
-                "only byte-level, byte-fallback and metaspace tokenizers can follow a grammar".into()
+                "use a model with a byte-level, byte-fallback or metaspace tokenizer: only these can follow a grammar"
+                    .into()
             }
             TextError::Encode { .. } | TextError::Decode { .. } => {
-                "report this with the tokenizer.json; the text is not needed if another one fails too".into()
+                "report this with the tokenizer.json; leave the text out if another text fails too".into()
             }
             TextError::TemplateSource { .. } | TextError::TemplateShape { .. } => {
                 "check the chat template of the checkpoint against its source".into()
             }
             TextError::UnknownTemplate { known, .. } => format!("choose one of {known}"),
-            TextError::Template { .. } => {
-                "the template may expect other roles or fields than these messages have".into()
-            }
+            TextError::Template { .. } => "check the messages: the template may expect other roles or fields".into(),
             TextError::TemplateRefused { .. } => {
-                "usually roles must alternate between user and assistant, with at most one system message first".into()
+                "let the roles alternate between user and assistant, with at most one system message first".into()
             }
             TextError::TemplateSourceBytes { .. } => {
-                "this is not a chat template; check it against the checkpoint's source".into()
+                "check it against the checkpoint's source; no chat template is this large".into()
             }
             TextError::TemplateSteps { .. } | TextError::TemplateBytes { .. } | TextError::TemplateMemory { .. } => {
-                "shorten the conversation, or raise `TemplateLimits` if you trust the template".into()
+                "shorten the conversation, or raise the template's limits if you trust the template".into()
             }
             TextError::Continue(error) => error.hint(),
             TextError::TooLong { .. } => "tokenize it in parts".into(),
             TextError::StopStrings { count_max, bytes_max, .. } => {
-                format!("give at most {count_max} stop strings, none empty, none over {bytes_max} bytes")
+                format!("give at most {count_max} stop strings of 1 to {bytes_max} bytes each")
             }
         }
     }

@@ -13,19 +13,19 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum ContinueError {
     /// The last turn is not the model's.
-    #[error("the last turn is of the role {role}, and only the model's own can be continued")]
+    #[error("the last turn has the role {role}; only a turn of the model can be continued")]
     NotTheModels {
         /// The role of the last turn, or "none".
         role: String,
     },
     /// The model's last turn does not end with text or reasoning.
-    #[error("the model's last turn does not end with text or reasoning that could be continued")]
+    #[error("the model's last turn does not end with text or reasoning, so it cannot be continued")]
     Nothing,
     /// The chat template changes the last turn or leaves it out.
     #[error("the chat template does not show the last turn as it is, so it cannot be continued")]
     NotShown,
     /// The prompt would also begin a new turn.
-    #[error("the last turn is to be continued, and a new one to be begun too")]
+    #[error("the request continues the last turn and also begins a new one")]
     BeginsAnother,
 }
 
@@ -35,9 +35,10 @@ impl Hint for ContinueError {
     fn hint(&self) -> String {
         match self {
             ContinueError::NotTheModels { .. } => "end the chat with a turn of the model, or do not continue it".into(),
-            ContinueError::Nothing => "end the turn with its text, and send calls of tools as a turn before".into(),
+            ContinueError::Nothing => "end the turn with its text, and send tool calls in an earlier turn".into(),
             ContinueError::NotShown => {
-                "give reasoning as such and not as text with tags; some templates drop it from the last turn".into()
+                "send reasoning as a part of its kind, not as text with tags; some templates drop it from the last turn"
+                    .into()
             }
             ContinueError::BeginsAnother => "leave out `add_generation_prompt`, or `continue_final_message`".into(),
         }

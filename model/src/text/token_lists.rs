@@ -77,7 +77,7 @@ impl TokenLists<'_> {
                 continue;
             }
             if !seen.insert(*token) {
-                return Err(refused(format!("the token {id} is there before, with another id")));
+                return Err(refused(format!("the token {id} occurs earlier with another id")));
             }
             if [UNKNOWN, CONTROL, USER_DEFINED].contains(kind) {
                 added.push(added_token(id, token, *kind != USER_DEFINED));
@@ -110,7 +110,7 @@ impl TokenLists<'_> {
 fn pair(at: usize, merge: &str) -> Result<[&str; 2], TextError> {
     match merge.split_once(' ') {
         Some((left, right)) if !left.is_empty() && !right.is_empty() && !right.contains(' ') => Ok([left, right]),
-        _ => Err(refused(format!("the merge {at} is not of two tokens"))),
+        _ => Err(refused(format!("the merge {at} does not have two tokens"))),
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
 
     use super::*;
 
-    /// `tests/golden/make_gguf.py` splits by what transformers has.
+    /// `tests/golden/recording/gguf_files.py` splits by what transformers has.
     #[test]
     fn each_splitter_makes_the_pieces_that_transformers_makes() {
         let path = bursar_golden::path("gguf/pieces.json");

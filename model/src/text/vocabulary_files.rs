@@ -42,7 +42,7 @@ impl VocabularyFiles<'_> {
             && !KNOWN_CLASSES.contains(&class)
         {
             let known = KNOWN_CLASSES.join(", ");
-            return Err(refused(format!("without tokenizer.json only a {known} can be put together, not a {class}")));
+            return Err(refused(format!("without tokenizer.json only a {known} can be assembled, not a {class}")));
         }
         let vocabulary = object("vocab.json", self.vocabulary)?;
         let special = special(&config);
@@ -79,7 +79,7 @@ impl VocabularyFiles<'_> {
         let lines = text.lines().zip(1..).filter(|(line, _)| !line.starts_with("#version") && !line.is_empty());
         let merge = |(line, number)| match str::split_once(line, ' ') {
             Some((left, right)) if !right.contains(' ') => Ok([left, right]),
-            _ => Err(refused(format!("merges.txt has no two tokens in line {number}"))),
+            _ => Err(refused(format!("merges.txt does not have two tokens in line {number}"))),
         };
         lines.map(merge).collect()
     }
@@ -94,7 +94,7 @@ impl VocabularyFiles<'_> {
         };
         if let Some(listed) = config.get("added_tokens_decoder").and_then(Value::as_object) {
             let read = |(id, one): (&String, &Value)| {
-                let id = id.parse().map_err(|_| refused(format!("the added token {id} has no number for an id")))?;
+                let id = id.parse().map_err(|_| refused(format!("the id {id} of an added token is not a number")))?;
                 Ok(token(id, &one["content"], &|flag| one[flag] == true))
             };
             return listed.iter().map(read).collect();
@@ -105,7 +105,8 @@ impl VocabularyFiles<'_> {
         };
         let read = |(content, id): (&String, &Value)| {
             let number = id.as_u64().and_then(|id| u32::try_from(id).ok());
-            let id = number.ok_or_else(|| refused(format!("the added token {content} has {id} for an id")))?;
+            let id = number
+                .ok_or_else(|| refused(format!("the added token {content} has the id {id}, which is not a number")))?;
             let is_special = special.contains(content);
             Ok(token(id, &content.as_str().into(), &|flag| flag == "special" && is_special))
         };

@@ -65,7 +65,7 @@ mod tests {
         assert_eq!(units(share(128, 172)).expect("it ends with all"), (1, 2));
         assert_eq!(units(share(0, 256)).expect("whole blocks"), (0, 2));
         let error = units(share(0, 150)).expect_err("within a block").to_string();
-        assert_eq!(error, "tensor x would be cut at 150, but its blocks cannot be cut within 128");
+        assert_eq!(error, "tensor x would be split at 150, but its blocks cannot be split within 128");
         units(share(150, 150)).expect_err("within a block");
     }
 }

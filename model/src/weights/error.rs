@@ -22,7 +22,7 @@ pub enum WeightError {
         found: Vec<usize>,
     },
     /// The file has tensors that the model has no place for: file and configuration are of different models.
-    #[error("config.json has no place for {count} tensors of the checkpoint: {}", .first.join(", "))]
+    #[error("config.json names no layer for {count} tensors of the checkpoint: {}", .first.join(", "))]
     Extra {
         /// The number of such tensors.
         count: usize,
@@ -30,7 +30,7 @@ pub enum WeightError {
         first: Vec<String>,
     },
     /// The configuration ties two tensors, but the file has both with different values.
-    #[error("config.json ties {name} to {twin}, but the checkpoint has both and they are not the same")]
+    #[error("config.json ties {name} to {twin}, but the checkpoint has both with different values")]
     Untied {
         /// The tensor that would not be read.
         name: String,
@@ -38,7 +38,7 @@ pub enum WeightError {
         twin: String,
     },
     /// The target cannot compute what the model consists of.
-    #[error("{what} are not computed on {target} yet")]
+    #[error("{what} are not supported on {target} yet")]
     Unserved {
         /// The part of the model.
         what: &'static str,
@@ -56,7 +56,7 @@ pub enum WeightError {
         found: DType,
     },
     /// A tensor in FP8 that is served plain only, whatever its configuration says.
-    #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers are served plain only")]
+    #[error("tensor {name} holds {found}, but embeddings, lm_head, norms and routers must not be quantized")]
     AlwaysPlain {
         /// The tensor's name.
         name: String,
@@ -64,7 +64,7 @@ pub enum WeightError {
         found: DType,
     },
     /// Some of the projections that are computed together are FP8, others plain.
-    #[error("by the checkpoint's quantization_config {name} is FP8 and {other} plain, but they are computed as one")]
+    #[error("the checkpoint's quantization_config has {name} in FP8 and {other} not, but they are computed as one")]
     PartlyQuantized {
         /// One that is FP8.
         name: String,
@@ -72,7 +72,7 @@ pub enum WeightError {
         other: String,
     },
     /// A scale of FP8 numbers that cannot be one.
-    #[error("{name} holds the scale {value}, which is not {expected}")]
+    #[error("{name} holds the scale {value}; expected {expected}")]
     Scale {
         /// The tensor's name.
         name: String,
@@ -92,7 +92,10 @@ pub enum WeightError {
         found: Vec<usize>,
     },
     /// A layer in FP8 whose outputs are scaled, as InternVL's tower has them.
-    #[error("{name} is FP8 and its outputs are multiplied by {scale}, which is served for plain weights only")]
+    #[error(
+        "{name} is FP8 and its outputs are multiplied by {scale}; this is supported only for weights that are not \
+         quantized"
+    )]
     ScaledFp8 {
         /// The layer's name.
         name: String,
@@ -100,13 +103,13 @@ pub enum WeightError {
         scale: String,
     },
     /// A scale of queries or probabilities in FP8.
-    #[error("{name} is a scale of queries or probabilities in FP8, which attention here keeps wider")]
+    #[error("{name} is a scale of FP8 queries or probabilities, but attention computes these in a wider type")]
     AttentionScale {
         /// The tensor's name.
         name: String,
     },
     /// Tensors that are fused have different element types.
-    #[error("tensor {name} holds {found}, but its neighbours hold {expected}")]
+    #[error("tensor {name} holds {found}, but the tensors computed with it hold {expected}")]
     Mixed {
         /// The tensor's name.
         name: String,
@@ -116,7 +119,7 @@ pub enum WeightError {
         found: DType,
     },
     /// A rank's share does not end where numbers of the file do that only exist together.
-    #[error("tensor {name} would be cut at {at}, but its {what} cannot be cut within {unit}")]
+    #[error("tensor {name} would be split at {at}, but its {what} cannot be split within {unit}")]
     Cut {
         /// The tensor's name.
         name: String,
@@ -134,7 +137,7 @@ pub enum WeightError {
 
 /// A model that so many ranks cannot share out.
 #[derive(Debug, Error, PartialEq, Eq)]
-#[error("{what} do not divide among {ranks} ranks: there are {count}")]
+#[error("{what} cannot be divided among {ranks} ranks: there are {count}")]
 pub struct RanksError {
     /// How many ranks were asked for.
     pub ranks: usize,

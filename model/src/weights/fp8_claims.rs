@@ -88,7 +88,7 @@ impl WeightMap<'_> {
             return Ok(());
         }
         let has_any = self.target.has_fp8([FP8_BLOCK, FP8_BLOCK], None);
-        let what = if has_any { "FP8 weights of such a shape" } else { "FP8 weights" };
+        let what = if has_any { "FP8 weights of this shape" } else { "FP8 weights" };
         Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
@@ -110,7 +110,7 @@ impl WeightMap<'_> {
             return Ok(both);
         }
         let has_any = self.target.has_fp8_experts([FP8_BLOCK, FP8_BLOCK], None);
-        let what = if has_any { "FP8 weights of experts of such a shape" } else { "FP8 weights of experts" };
+        let what = if has_any { "FP8 weights of experts of this shape" } else { "FP8 weights of experts" };
         Err(WeightError::Unserved { what, target: self.target.name() })
     }
 
@@ -131,7 +131,7 @@ impl WeightMap<'_> {
         match &self.formats {
             _ if is_fp8 => WeightError::Format { name, expected: says_fp8, found },
             WeightFormats::Stored(stored) if !stored.plain.has(module) => WeightError::AlwaysPlain { name, found },
-            _ => WeightError::Format { name, expected: "by quantization_config it is plain", found },
+            _ => WeightError::Format { name, expected: "quantization_config says that it is not quantized", found },
         }
     }
 
@@ -415,7 +415,7 @@ fn check_scale(name: &str, value: f32, of: ScaleOf) -> Result<(), WeightError> {
     let expected = match of {
         ScaleOf::Parts if !is_scale => "a number of at least 0",
         _ if !is_scale => "a number above 0",
-        _ if !(value * E4m3::MAX).is_finite() => "small enough: 448 times it is beyond f32",
+        _ if !(value * E4m3::MAX).is_finite() => "a number that fits f32 when multiplied by 448",
         ScaleOf::Activations if value < f32::MIN_POSITIVE => "at least 1.18e-38, the smallest normal number",
         _ => return Ok(()),
     };

@@ -528,7 +528,7 @@ impl<'c> WeightMap<'c> {
             return Err(WeightError::Shape { name: name.to_owned(), expected, found: found.shape.to_vec() });
         }
         if let Stored::Blocks(kind) = found.stored {
-            whole_units(name, of_row, (kind.elements(), "blocks of quantised numbers"))?;
+            whole_units(name, of_row, (kind.elements(), "blocks of quantized numbers"))?;
         }
         let cut = Cut::of(rows, of_row, found.shape);
         Ok((dtype(found.dtype), WeightSource::Tensor(name.to_owned()), cut))

@@ -55,7 +55,7 @@ mod tests {
     use super::*;
     use crate::checkpoint::BlockType;
 
-    /// `tests/golden/make_gguf.py` has drawn the blocks.
+    /// `tests/golden/recording/gguf_files.py` draws the blocks.
     #[test]
     fn blocks_of_every_type_have_the_recorded_values_to_the_bit() {
         let path = bursar_golden::path("gguf/blocks.safetensors");

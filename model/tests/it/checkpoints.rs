@@ -192,7 +192,10 @@ fn a_missing_tensor_brings_its_nearest_names() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(golden("qwen2"))).expect("it opens");
     let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weights").expect_err("a typing error");
     let hint = error.hint();
-    assert!(hint.starts_with("the nearest names are model.layers.0.self_attn."), "{hint}");
+    assert!(
+        hint.starts_with("check the checkpoint's release; the nearest names are model.layers.0.self_attn."),
+        "{hint}"
+    );
     assert!(hint.contains("model.layers.0.self_attn.q_proj.weight"), "{hint}");
 }
 
@@ -204,7 +207,7 @@ fn types_that_are_not_computed_with_are_refused_when_asked_for() {
     let checkpoint = copy.open().expect("the header is fine");
     assert_eq!(&[7; 8], checkpoint.tensor("b").expect("f32").bytes);
     let error = checkpoint.tensor("a").expect_err("i64");
-    assert_eq!("the tensor a is I64, supported are BF16, F16, F32 and F8_E4M3", error.to_string());
+    assert_eq!("the tensor a has the type I64; supported: BF16, F16, F32 and F8_E4M3", error.to_string());
 }
 
 #[test]

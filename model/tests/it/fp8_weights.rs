@@ -44,29 +44,34 @@ fn settings_that_are_not_served_are_refused_by_name() {
             BLOCK,
             vec!["quant_method"],
             json!("awq"),
-            "quant_method is awq, supported: fp8, compressed-tensors and modelopt",
+            "quant_method is awq; supported: fp8, compressed-tensors and modelopt",
         ),
-        (BLOCK, vec!["weight_block_size"], json!([64, 128]), "weight_block_size is [64,128], supported: [128, 128]"),
+        (BLOCK, vec!["weight_block_size"], json!([64, 128]), "weight_block_size is [64,128]; supported: [128, 128]"),
         (BLOCK, vec!["weight_block_size"], json!(null), "weight_block_size is missing"),
         (
             CHANNEL,
             vec!["sparsity_config"],
             json!({ "format": "sparse-24-bitmask" }),
-            "sparsity_config.format is sparse-24-bitmask, supported: dense",
+            "sparsity_config.format is sparse-24-bitmask; supported: dense",
         ),
-        (BLOCK, vec!["activation_scheme"], json!("static"), "activation_scheme is static, supported: dynamic"),
+        (BLOCK, vec!["activation_scheme"], json!("static"), "activation_scheme is static; supported: dynamic"),
         (BLOCK, vec!["fmt"], json!("e5m2"), "fmt is e5m2"),
         (BLOCK, vec!["scale_fmt"], json!("ue8m0"), "scale_fmt is ue8m0"),
-        (BLOCK, vec!["modules_to_convert"], json!(["embed"]), "modules_to_convert is [\"embed\"], which may change"),
+        (
+            BLOCK,
+            vec!["modules_to_convert"],
+            json!(["embed"]),
+            "modules_to_convert is [\"embed\"]; this setting is unknown and may change",
+        ),
         (
             BLOCK,
             vec!["modules_to_not_convert"],
             json!("lm_head"),
-            "modules_to_not_convert is lm_head, supported: a list",
+            "modules_to_not_convert is lm_head; supported: a list",
         ),
-        (CHANNEL, vec!["format"], json!("pack-quantized"), "format is pack-quantized, supported: float-quantized"),
+        (CHANNEL, vec!["format"], json!("pack-quantized"), "format is pack-quantized; supported: float-quantized"),
         (CHANNEL, vec!["kv_cache_scheme"], json!({ "num_bits": 4 }), "kv_cache_scheme.num_bits is 4"),
-        (CHANNEL, vec!["ignore"], json!(["re:("]), "the pattern \"re:(\" of modules is not understood"),
+        (CHANNEL, vec!["ignore"], json!(["re:("]), "the module pattern \"re:(\" is not valid"),
         (CHANNEL, group(&["targets"]), json!(["Linear", "Conv2d"]), "group_0.targets is [\"Linear\",\"Conv2d\"]"),
         (CHANNEL, group(&["weights", "num_bits"]), json!(4), "group_0.weights.num_bits is 4"),
         (CHANNEL, group(&["weights", "actorder"]), json!("group"), "group_0.weights.actorder is group"),
@@ -77,7 +82,7 @@ fn settings_that_are_not_served_are_refused_by_name() {
     ] {
         let error = refused(folder, &field, value);
         let place =
-            if words.starts_with("the pattern") { "config.json: " } else { "config.json: quantization_config." };
+            if words.starts_with("the module pattern") { "config.json: " } else { "config.json: quantization_config." };
         assert!(error.starts_with(place) && error.contains(words), "'{error}' does not say '{words}'");
     }
     let whole = json!({ "num_bits": 8, "type": "float", "dynamic": false });
@@ -92,15 +97,19 @@ fn settings_that_are_not_served_are_refused_by_name() {
     };
     Model::plan(&with(&["ignore"], modelopt["ignore"].clone()).open(), &CPU).expect("it is served");
     for (field, value, words) in [
-        (vec!["kv_cache_scheme", "num_bits"], json!(4), "kv_cache_scheme.num_bits is 4, supported: 8"),
-        (vec!["kv_cache_scheme", "type"], json!("int"), "kv_cache_scheme.type is int, supported: float"),
-        (vec!["kv_cache_scheme", "dynamic"], json!(true), "kv_cache_scheme.dynamic is true, supported: false"),
+        (vec!["kv_cache_scheme", "num_bits"], json!(4), "kv_cache_scheme.num_bits is 4; supported: 8"),
+        (vec!["kv_cache_scheme", "type"], json!("int"), "kv_cache_scheme.type is int; supported: float"),
+        (vec!["kv_cache_scheme", "dynamic"], json!(true), "kv_cache_scheme.dynamic is true; supported: false"),
         (vec!["kv_cache_scheme", "strategy"], json!("attn_head"), "kv_cache_scheme.strategy is attn_head"),
-        (group(&["weights", "num_bits"]), json!(4), "config_groups.group_0.weights.num_bits is 4, supported: 8"),
-        (group(&["weights", "group_size"]), json!(16), "config_groups.group_0.weights.group_size is 16, which may"),
+        (group(&["weights", "num_bits"]), json!(4), "config_groups.group_0.weights.num_bits is 4; supported: 8"),
+        (
+            group(&["weights", "group_size"]),
+            json!(16),
+            "config_groups.group_0.weights.group_size is 16; this setting is unknown",
+        ),
         (group(&["input_activations", "dynamic"]), json!(true), "group_0.input_activations.dynamic is true"),
-        (group(&["input_activations"]), json!(null), "group_0.input_activations is missing, supported: an object"),
-        (group(&["targets"]), json!(["Conv2d"]), "group_0.targets is [\"Conv2d\"], supported: [\"Linear\"]"),
+        (group(&["input_activations"]), json!(null), "group_0.input_activations is missing; supported: an object"),
+        (group(&["targets"]), json!(["Conv2d"]), "group_0.targets is [\"Conv2d\"]; supported: [\"Linear\"]"),
     ] {
         let error = with(&field, value).error();
         assert!(matches!(error, LoadError::Quantization(_)), "{error:?}");
@@ -110,11 +119,11 @@ fn settings_that_are_not_served_are_refused_by_name() {
     let error = Copy::of(TENSOR).set("hf_quant_config.json", &field, json!("NVFP4")).error();
     assert_eq!(
         error.to_string(),
-        "hf_quant_config.json: quantization.quant_algo is NVFP4, supported: FP8 and FP8_PER_CHANNEL_PER_TOKEN"
+        "hf_quant_config.json: quantization.quant_algo is NVFP4; supported: FP8 and FP8_PER_CHANNEL_PER_TOKEN"
     );
     assert!(error.hint().contains("bf16"), "{}", error.hint());
     let error = Copy::of(TENSOR).write("hf_quant_config.json", "{\"quantization\": {").error();
-    assert!(error.to_string().starts_with("hf_quant_config.json is no JSON object: EOF"), "{error}");
+    assert!(error.to_string().starts_with("hf_quant_config.json is not a JSON object: EOF"), "{error}");
     assert!(error.hint().contains("again"), "{}", error.hint());
     for folder in [QWEN2, QWEN2_5_VL] {
         let quantised = json!({ "quant_method": "awq", "bits": 4, "modules_to_not_convert": ["visual"] });
@@ -142,11 +151,12 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     let plain = Copy::of(BLOCK).set(CONFIG, &["hidden_size"], json!(128)).retell(FILE, &weight, &weight, halve).error();
     assert!(plain.to_string().contains("model.embed_tokens.weight has shape"), "shapes are checked first: {plain}");
     let e5m2 = retold(BLOCK, &weight, |entry| entry["dtype"] = json!("F8_E5M2"));
-    assert_eq!(e5m2, format!("the tensor {weight} is F8_E5M2, supported are BF16, F16, F32 and F8_E4M3"));
+    assert_eq!(e5m2, format!("the tensor {weight} has the type F8_E5M2; supported: BF16, F16, F32 and F8_E4M3"));
     let unknown = Copy::of(BLOCK).set(CONFIG, &["quantization_config"], Value::Null).error();
     assert_eq!(
         unknown.to_string(),
-        "tensor model.layers.0.self_attn.q_proj.weight holds f8e4m3, but by quantization_config it is plain"
+        "tensor model.layers.0.self_attn.q_proj.weight holds f8e4m3, but quantization_config says that it is not \
+         quantized"
     );
     assert!(matches!(unknown, LoadError::Weights(WeightError::Format { found: DType::F8E4M3, .. })), "{unknown:?}");
     // The plain one of the list.
@@ -159,8 +169,8 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     let partly = Copy::of(BLOCK).set(CONFIG, &list, json!(["model.layers.0.self_attn.k_proj"])).error();
     assert_eq!(
         partly.to_string(),
-        "by the checkpoint's quantization_config model.layers.0.self_attn.q_proj is FP8 and \
-         model.layers.0.self_attn.k_proj plain, but they are computed as one"
+        "the checkpoint's quantization_config has model.layers.0.self_attn.q_proj in FP8 and \
+         model.layers.0.self_attn.k_proj not, but they are computed as one"
     );
     let missing = Copy::of(BLOCK).retell(FILE, &scale, &format!("{UP}.weight_scale"), |_| {}).error();
     let LoadError::Weights(WeightError::Checkpoint(CheckpointError::MissingTensor { tensor, .. })) = &missing else {
@@ -173,7 +183,11 @@ fn tensors_that_are_not_what_the_settings_say_are_named() {
     let rows = retold(CHANNEL, &format!("{UP}.weight_scale"), |entry| entry["shape"] = json!([8, 17]));
     assert!(rows.contains("have shape [8, 17], but quantization_config asks for [136, 1]"), "{rows}");
     let shape = Copy::of(BLOCK).retell(FILE, &scale, &scale, |entry| entry["shape"] = json!([1, 4])).error();
-    assert!(shape.hint().starts_with("quantization_config says how many numbers share a scale"), "{}", shape.hint());
+    assert!(
+        shape.hint().starts_with("check quantization_config, which says how many numbers share a scale"),
+        "{}",
+        shape.hint()
+    );
 }
 
 #[test]
@@ -200,9 +214,9 @@ fn settings_are_found_where_tools_have_written_them() {
 fn what_is_always_plain_here_says_so() {
     let head = by_channel(QWEN2_5_VL, json!(["re:visual.*"]), |name| is_decoders(name) || name == "lm_head.weight");
     let head = head.error();
-    let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers are served plain only";
+    let words = "tensor lm_head.weight holds f8e4m3, but embeddings, lm_head, norms and routers must not be quantized";
     assert_eq!(head.to_string(), words);
-    assert!(head.hint().starts_with("load a release in which it is plain"), "{}", head.hint());
+    assert!(head.hint().starts_with("load a release in which it is not quantized"), "{}", head.hint());
     // InternVL's tower, in which some outputs are scaled, is taken to be plain without its file.
     let plan = |ignored: Value| {
         let mut settings = Copy::of(CHANNEL).json(CONFIG)["quantization_config"].clone();
@@ -251,14 +265,14 @@ fn scales_that_cannot_be_one_are_named_with_their_value() {
     let scale = format!("{UP}.weight_scale_inv");
     for (number, shown) in [(f32::NAN, "NaN"), (f32::INFINITY, "inf"), (-1.0, "-1")] {
         let error = with_bytes(BLOCK, &scale, &half(number));
-        assert_eq!(error, format!("{scale} holds the scale {shown}, which is not a number of at least 0"));
+        assert_eq!(error, format!("{scale} holds the scale {shown}; expected a number of at least 0"));
     }
     for part in ["weight_scale", "input_scale"] {
         let name = format!("model.layers.0.mlp.down_proj.{part}");
         for number in [0.0f32, f32::NAN, -2.0] {
             let error = with_bytes(TENSOR, &name, &number.to_le_bytes());
             assert!(error.starts_with(&format!("{name} holds the scale ")), "{error}");
-            assert!(error.ends_with("which is not a number above 0"), "{error}");
+            assert!(error.ends_with("; expected a number above 0"), "{error}");
         }
     }
 }
@@ -269,8 +283,8 @@ fn scales_that_f32_cannot_compute_with_are_named_with_their_value() {
     let block = format!("{UP}.weight_scale_inv");
     let huge = half::bf16::from_f32(1e36);
     let error = with_bytes(BLOCK, &block, &huge.to_le_bytes());
-    let beyond = "which is not small enough: 448 times it is beyond f32";
-    assert_eq!(error, format!("{block} holds the scale {}, {beyond}", huge.to_f32()));
+    let beyond = "expected a number that fits f32 when multiplied by 448";
+    assert_eq!(error, format!("{block} holds the scale {}; {beyond}", huge.to_f32()));
     for part in ["weight_scale", "input_scale"] {
         let name = format!("model.layers.0.mlp.down_proj.{part}");
         let error = with_bytes(TENSOR, &name, &7.7e35f32.to_le_bytes());
@@ -299,7 +313,7 @@ fn every_gpu_takes_fp8_whose_rows_its_kernels_can_read_and_refuses_other_shapes(
                 Ok(()) => assert!(is_served, "{folder}"),
                 Err(error) => {
                     assert!(!is_served, "{folder}: {error}");
-                    let expected = format!("FP8 weights of such a shape are not computed on cuda {name} yet");
+                    let expected = format!("FP8 weights of this shape are not supported on cuda {name} yet");
                     assert_eq!(error.to_string(), expected);
                 }
             }
@@ -324,7 +338,7 @@ fn an_older_gpu_plans_experts_in_fp8_and_refuses_to_load_them_before_a_byte_is_r
     };
     experts(GPU).expect("Hopper has kernels for them");
     let error = experts(older).expect_err("there are no kernels");
-    assert_eq!(error.to_string(), "FP8 weights of experts are not computed on cuda sm_89 yet");
+    assert_eq!(error.to_string(), "FP8 weights of experts are not supported on cuda sm_89 yet");
     let error = LoadError::from(error);
     assert_eq!(
         error.hint(),
@@ -395,14 +409,14 @@ fn a_checkpoint_in_fp8_takes_its_own_format_by_name_and_no_other() {
     ] {
         let error = Model::plan(&rounded(folder, quantization), &CPU).err().expect("it has another");
         assert!(matches!(error, LoadError::Quantization(QuantizationError::Twice { .. })), "{error:?}");
-        let words = "but the checkpoint is quantised in another way already";
+        let words = "but the checkpoint is already quantized in another way";
         assert_eq!(error.to_string(), format!("quantization is {quantization}, {words}"));
     }
     for quantization in WeightQuantization::STORED {
         let error = Model::plan(&rounded(QWEN2, quantization), &CPU).err().expect("it is plain");
         assert_eq!(
             error.to_string(),
-            format!("quantization is {quantization}, but the checkpoint's weights are plain")
+            format!("quantization is {quantization}, but the checkpoint's weights are not quantized")
         );
         assert!(error.hint().contains("set it to fp8"), "{}", error.hint());
         assert_eq!(quantization.name().parse(), Ok(quantization));

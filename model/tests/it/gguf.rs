@@ -295,16 +295,16 @@ fn what_is_not_supported_is_refused_by_name() {
     let cases = [
         (
             good().with("general.architecture", word("gemma")),
-            "general.architecture is gemma, supported: qwen2, qwen3, llama",
+            "general.architecture is gemma; supported: qwen2, qwen3, llama",
         ),
-        (good().with("general.type", word("mmproj")), "general.type is mmproj, supported: model"),
-        (good().with("split.count", number(3)), "split.count is 3, supported: one file"),
+        (good().with("general.type", word("mmproj")), "general.type is mmproj; supported: model"),
+        (good().with("split.count", number(3)), "split.count is 3; supported: one file"),
         (good().with("llama.expert_count", number(8)), "llama.expert_count is 8"),
         (good().with("llama.logit_scale", float(0.5)), "llama.logit_scale is 0.5"),
         (good().with("llama.attention.causal", of_kind(7, &[0])), "llama.attention.causal is false"),
         (
             good().with("llama.attention.head_count", many),
-            "llama.attention.head_count is a list of 2, supported: a whole number",
+            "llama.attention.head_count is a list of 2; supported: a whole number",
         ),
         (good().with("llama.attention.sliding_window", number(16)), "llama.attention.sliding_window is 16"),
         (
@@ -314,20 +314,20 @@ fn what_is_not_supported_is_refused_by_name() {
         (good().with("llama.attention.value_length", number(8)), "llama.attention.value_length is 8"),
         (good().with("llama.rope.scaling.type", word("longrope")), "llama.rope.scaling.type is longrope"),
         (good().with("llama.rope.scaling.attn_factor", float(1.2)), "llama.rope.scaling.attn_factor is 1.2"),
-        (good().with("tokenizer.ggml.model", word("llama")), "tokenizer.ggml.model is llama, supported: gpt2"),
+        (good().with("tokenizer.ggml.model", word("llama")), "tokenizer.ggml.model is llama; supported: gpt2"),
         (
             good().with("tokenizer.ggml.pre", word("deepseek-coder")),
-            "tokenizer.ggml.pre is deepseek-coder, supported: gpt-2, llama-bpe",
+            "tokenizer.ggml.pre is deepseek-coder; supported: gpt-2, llama-bpe",
         ),
         (good().without("tokenizer.ggml.pre"), "tokenizer.ggml.pre is absent"),
         (good().without("llama.context_length"), "llama.context_length is absent"),
         (
             good().with("tokenizer.ggml.eos_token_id", number(5)),
-            "tokenizer.ggml.eos_token_id is 5, supported: less than 5",
+            "tokenizer.ggml.eos_token_id is 5; supported: less than 5",
         ),
         (
             good().with("tokenizer.ggml.merges", list(4, &[vec![0; 4]])),
-            "tokenizer.ggml.merges is a list of 1, supported: a list of texts",
+            "tokenizer.ggml.merges is a list of 1; supported: a list of texts",
         ),
     ];
     for (file, expected) in cases {
@@ -344,10 +344,10 @@ fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
     let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("it opens");
     let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
     assert!(error.to_string().starts_with("the tensor model.layers.0.self_attn.q_proj.weight is IQ4_NL"), "{error}");
-    assert_eq!(error.hint(), "load the model in another quantisation, such as Q4_K_M or Q8_0");
+    assert_eq!(error.hint(), "load the model in another quantization, such as Q4_K_M or Q8_0");
     let later = Written::good().tensor(1, &[32, 32], 77, 192).open().expect("it opens");
     let error = later.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
-    assert!(error.to_string().contains("of type 77, which is not known"), "{error}");
+    assert!(error.to_string().contains("77, which is unknown"), "{error}");
 }
 
 #[test]
@@ -377,12 +377,12 @@ fn damaged_headers_are_told_and_take_no_memory() {
         (with(4, &3u32.to_be_bytes()), "big-endian"),
         (with(8, &huge.to_le_bytes()), "1152921504606846976 tensors"),
         (with(16, &huge.to_le_bytes()), "1152921504606846976 settings"),
-        (with(24, &huge.to_le_bytes()), "bytes are to follow"),
+        (with(24, &huge.to_le_bytes()), "bytes should follow"),
         (with(name_at, &[0xff]), "is not UTF-8"),
-        (good().with("tokenizer.ggml.merges", list_of(huge)).refused(), "bytes are to follow"),
+        (good().with("tokenizer.ggml.merges", list_of(huge)).refused(), "bytes should follow"),
         (good().with("a", list(9, &[])).with("b", list(9, &[vec![0; 12]])).refused(), "a list of lists"),
-        (good().with("a", of_kind(7, &[2])).refused(), "the truth at byte"),
-        (good().with("a", of_kind(13, &[0; 8])).refused(), "of type 13"),
+        (good().with("a", of_kind(7, &[2])).refused(), "the boolean at byte"),
+        (good().with("a", of_kind(13, &[0; 8])).refused(), "unknown type 13"),
         (good().with("general.alignment", number(0)).refused(), "general.alignment is 0"),
         (good().with("general.alignment", number(48)).refused(), "general.alignment is 48"),
         (good().with("general.alignment", word("32")).refused(), "general.alignment is 32, not a power"),
@@ -397,7 +397,7 @@ fn damaged_headers_are_told_and_take_no_memory() {
         (good().tensor(2, &[32], 0, 769).refused(), "is at 769, not a multiple of 32"),
         (good().tensor(2, &[32], 0, 800).refused(), "reaches beyond"),
         (good().tensor(2, &[32], 0, 736).refused(), "overlap"),
-        (good().tensor(1, &[32, 30], 2, 192).refused(), "are no pairs in 2 heads"),
+        (good().tensor(1, &[32, 30], 2, 192).refused(), "do not form pairs in 2 heads"),
         (good().with("llama.attention.head_count", of_kind(10, &(1u64 << 63).to_le_bytes())).refused(), "heads"),
     ];
     for (error, expected) in cases {
@@ -413,9 +413,9 @@ fn vocabularies_that_contradict_themselves_are_refused() {
     let kinds = list(5, &[vec![1, 0, 0, 0]]);
     assert!(good().with("tokenizer.ggml.token_type", kinds).refused().contains("5 tokens, but 1 of them"));
     let twice = list(8, &["a", "b", "a", "<end>", "[PAD4]"].map(text));
-    assert!(good().with("tokenizer.ggml.tokens", twice).refused().contains("the token 2 is there before"));
+    assert!(good().with("tokenizer.ggml.tokens", twice).refused().contains("the token 2 occurs earlier"));
     let merges = list(8, &[text("a b"), text("ab")]);
-    assert!(good().with("tokenizer.ggml.merges", merges).refused().contains("the merge 1 is not of two tokens"));
+    assert!(good().with("tokenizer.ggml.merges", merges).refused().contains("the merge 1 does not have two tokens"));
     let unknown = good().with("tokenizer.ggml.merges", list(8, &[text("a c")])).open().expect("it opens");
     unknown.prompts().map(drop).expect_err("c is no token");
 }

@@ -2,7 +2,7 @@
 //! chunks and beside others.
 //!
 //! No activation of these cases stands so near the middle of two E4M3 numbers that a sum in f32 could bring it to the
-//! other one (`tests/golden/make_fp8.py`). So all rows agree as closely as with plain weights.
+//! other one (`tests/golden/recording/fp8.py`). So all rows agree as closely as with plain weights.
 
 use crate::bench::{Bench, Case, alone, assert_recorded, assert_same_run, together};
 

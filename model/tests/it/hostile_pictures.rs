@@ -60,7 +60,7 @@ fn a_bomb_is_refused_by_its_header() {
     ));
     assert!(bomb(1000, 1000).probe(&limits).is_ok(), "the header itself is fine");
     assert_eq!(
-        Err(ImageError::Damaged { format: "PNG", stage: "decoding the pixels" }),
+        Err(ImageError::Damaged { format: "PNG", stage: "decoding its pixels" }),
         bomb(1000, 1000).decode(&limits)
     );
     assert!(bomb(0, 5).probe(&limits).is_err());
@@ -124,7 +124,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let mut gif = golden_bytes("pictures/scene_on_a_screen.gif");
     let frame = gif.windows(5).position(|bytes| bytes == [b',', 7, 0, 5, 0]).expect("the frame");
     gif[frame + 5..frame + 9].fill(0xff);
-    let stage = "looking for its first frame";
+    let stage = "finding its first frame";
     assert_eq!(Err(ImageError::Damaged { format: "GIF", stage }), probe(gif), "a frame larger than its screen");
     let mut bmp = golden_bytes("pictures/scene_24.bmp");
     bmp[18..26].copy_from_slice(&[0x30, 0x75, 0, 0, 0x30, 0x75, 0, 0]);
@@ -133,7 +133,7 @@ fn gif_bmp_and_tiff_bombs_are_refused_by_their_headers() {
     let strips = [(273, 4, 1, 100), (277, 3, 1, 1), (278, 4, 1, 60_000), (279, 4, 1, 10)];
     assert!(too_many(tiff(&[grey(60_000), strips.to_vec()].concat()).probe(&limits)));
     // A picture of 64 pixels with a million strips, or with a tile of gigapixels.
-    let damaged = Err(ImageError::Damaged { format: "TIFF", stage: "reading the header" });
+    let damaged = Err(ImageError::Damaged { format: "TIFF", stage: "reading its header" });
     let many = [(273, 4, 1 << 20, 100), (279, 4, 1 << 20, 100)];
     assert_eq!(damaged, tiff(&[grey(8), many.to_vec()].concat()).probe(&limits));
     let tiles = [(322, 4, 1, 65_520), (323, 4, 1, 65_520), (324, 4, 1, 100), (325, 4, 1, 10)];
@@ -166,7 +166,7 @@ fn every_limit_is_named_with_its_value() {
     let few = ImageLimits { bytes_max: Bytes(10), ..ImageLimits::default() };
     let bytes = ImageBytes::new(golden_bytes("pictures/scene_84x56.png"));
     let error = bytes.probe(&few).expect_err("too long");
-    assert_eq!(format!("the encoded picture has {} bytes, the limit is 10", bytes.bytes().len()), error.to_string());
+    assert_eq!(format!("the encoded picture has {} bytes; the limit is 10", bytes.bytes().len()), error.to_string());
     assert!(error.hint().contains("ImageLimits::bytes_max"));
     assert!(ImageBytes::open(golden("pictures/scene_84x56.png"), &few).is_err());
 }

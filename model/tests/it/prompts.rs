@@ -370,6 +370,6 @@ fn templates_are_found_wherever_checkpoints_keep_them() {
     assert_eq!("t", list.render(&[], &with_tools).expect("it renders"));
     let unknown = TemplateInputs { template: Some("rag".into()), ..TemplateInputs::default() };
     let error = list.render(&[], &unknown).expect_err("there is no such template");
-    assert_eq!("there is no chat template named rag; known are default, tool_use", error.to_string());
+    assert_eq!("there is no chat template named rag; expected one of default, tool_use", error.to_string());
     assert!(read(TemplateFiles { json: Some(br#"{"chat_template": 5}"#), ..Default::default() }).is_err());
 }

@@ -1,6 +1,5 @@
 //! Weights that `torch.save` wrote: two golden checkpoints again, and every way in which such a file can be bad.
 
-
 use bursar_model::{checkpoint::Checkpoint, error::CheckpointError};
 
 use crate::{
@@ -85,13 +84,13 @@ fn put(bytes: &mut [u8], from: &[u8], to: &[u8]) {
 fn what_is_no_file_of_torch_is_told() {
     let cases = [
         (said(|bytes| bytes.truncate(bytes.len() / 2)), "has no end record"),
-        (said(Vec::clear), "the format is no zip archive, supported: what torch.save writes since 1.6"),
+        (said(Vec::clear), "the format is not a zip archive; supported: what torch.save writes since 1.6"),
         (said(|bytes| *bytes = b"\x80\x02\x8a".to_vec()), "supported: what torch.save writes since 1.6"),
-        (said(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is none"),
+        (said(|bytes| put(bytes, b"_rebuild_tensor_v2", b"_rebuild_tensor_v9")), "is not a tensor"),
         (said(|bytes| put(bytes, b"\x80\x02", b"\x80\x02\xff")), "an instruction that torch does not write"),
         (said(|bytes| put(bytes, b"little", b"big   ")), "not little-endian"),
-        (said(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "names no storage of the file"),
-        (said(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a text that is not UTF-8"),
+        (said(|bytes| put(bytes, b"ctorch\n", b"ctorcx\n")), "refers to a storage that the file lacks"),
+        (said(|bytes| put(bytes, b"cpu", b"\xff\xff\xff")), "a string that is not UTF-8"),
         (said(|bytes| flag(bytes, 10, 8)), "is compressed or encrypted"),
         (said(|bytes| flag(bytes, 24, 1)), "bytes for"),
     ];
@@ -114,7 +113,7 @@ fn a_type_that_is_not_read_is_told_by_name_when_it_is_asked_for() {
     let error = checkpoint.tensor("model.norm.weight").expect_err("no such type");
     assert_eq!(
         error.to_string(),
-        "the tensor model.norm.weight is QFloat16Storage, supported are BF16, F16, F32 and F8_E4M3"
+        "the tensor model.norm.weight has the type QFloat16Storage; supported: BF16, F16, F32 and F8_E4M3"
     );
 }
 

@@ -141,9 +141,9 @@ fn each_rank_encodes_its_share_of_the_pictures() {
 fn heads_that_no_ranks_share_out_are_refused_with_numbers_that_do() {
     // One query head, and seven of them with more ranks than heads.
     for (folder, of, said, hint) in [
-        (QWEN2_VL, 2, "query heads do not divide among 2 ranks: there are 1", "1"),
-        (QWEN2, 4, "query heads do not divide among 4 ranks: there are 14", "1, 2"),
-        (QWEN3_VL_MOE, 3, "experts do not divide among 3 ranks: there are", "1, 2, 4"),
+        (QWEN2_VL, 2, "query heads cannot be divided among 2 ranks: there are 1", "1"),
+        (QWEN2, 4, "query heads cannot be divided among 4 ranks: there are 14", "1, 2"),
+        (QWEN3_VL_MOE, 3, "experts cannot be divided among 3 ranks: there are", "1, 2, 4"),
     ] {
         let error = Model::plan_rank(&open(folder), &CPU, Rank::new(0, of)).map(drop).expect_err("they do not divide");
         assert!(matches!(&error, LoadError::Weights(WeightError::Ranks(_))), "{error:?}");

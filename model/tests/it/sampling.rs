@@ -327,7 +327,7 @@ fn lists_that_go_with_every_token_have_a_limit_that_is_told() {
     assert!(biased(1024).is_ok());
     let error = biased(1025).expect_err("one too many");
     assert_eq!(error, SamplingError::TooManyTokens { parameter: "logit_bias", asked: 1025, limit: 1024 });
-    assert_eq!(error.to_string(), "`logit_bias` names 1025 tokens, the limit is 1024");
+    assert_eq!(error.to_string(), "`logit_bias` names 1025 tokens; the limit is 1024");
     assert!(error.hint().contains("1024") && error.hint().contains("logit_bias"), "{}", error.hint());
     let ended =
         |tokens_min, count| sampler(SamplingParams::default(), 5000).with_tokens_min(tokens_min, (0..count).collect());

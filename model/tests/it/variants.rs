@@ -1,8 +1,7 @@
 //! Variants of checkpoints: settings left out, names from other versions, files in other places. Each loads with the
 //! same result as in transformers 5.17. Some tests compare configurations instead of logits, because nothing else of
-//! the variant reaches the model. For those, `check_variants` of `tests/golden/make.py` has checked that transformers
+//! the variant reaches the model. For those, `check_variants` of `tests/golden/recording/qwen2_5_vl.py` has checked that transformers
 //! computes the same bits.
-
 
 use bursar_budgets::Hint;
 use bursar_kernels::Target;
@@ -536,7 +535,7 @@ fn a_window_that_would_slide_is_refused_by_name() {
         fields.as_object_mut().expect("an object").extend(edit.as_object().expect("an object").clone());
         FamilyConfig::of(&Copy::of(QWEN2).write(CONFIG, fields.to_string()).open()).map(drop).map_err(|e| e.to_string())
     };
-    let error = "config.json: sliding_window is 4096, supported: null, or no less than max_position_embeddings";
+    let error = "config.json: sliding_window is 4096; supported: null, or at least max_position_embeddings";
     assert_eq!(refused(json!({})), Err(error.to_owned()), "the class's default slides");
     assert_eq!(refused(json!({ "sliding_window": 4096 })), Err(error.to_owned()));
     assert_eq!(refused(json!({ "sliding_window": 8192 })), Ok(()), "it never slides");
@@ -564,13 +563,10 @@ fn scaled_frequencies_are_followed_or_refused_by_name() {
     assert_eq!(with(yarn).expect("it is YaRN").context_tokens, 16_384);
     assert_eq!(with(json!({ "type": "linear", "factor": 4.0 })).expect("it is linear").context_tokens, 4096);
     let other = with(json!({ "rope_type": "longrope", "factor": 4.0 })).expect_err("it is another");
-    assert!(other.starts_with(&format!("{place}.rope_type is longrope, supported: default")), "{other}");
+    assert!(other.starts_with(&format!("{place}.rope_type is longrope; supported: default")), "{other}");
     let unread = with(json!({ "rope_type": "linear", "factor": 4.0, "beta_fast": 32.0 })).expect_err("not of linear");
-    assert_eq!(
-        unread,
-        format!("{place}.beta_fast is 32.0, which changes what the model computes and is not supported")
-    );
+    assert_eq!(unread, format!("{place}.beta_fast is 32.0; this changes what the model computes and is not supported"));
     let both = with(json!({ "rope_type": "yarn", "type": "linear", "factor": 4.0 })).expect_err("which is it");
-    assert_eq!(both, format!("{place}.rope_type and rope_scaling.type are of different kinds"));
+    assert_eq!(both, format!("{place}.rope_type and rope_scaling.type differ"));
     assert!(with(json!({ "rope_type": "yarn", "factor": 0.5 })).is_err());
 }

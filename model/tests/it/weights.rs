@@ -56,7 +56,7 @@ fn an_extra_tensor_is_named_and_not_left_out_silently() {
     assert!(matches!(fewer, LoadError::Weights(WeightError::Extra { count: 12, .. })), "{fewer:?}");
     assert_eq!(
         fewer.to_string(),
-        "config.json has no place for 12 tensors of the checkpoint: model.layers.1.input_layernorm.weight, \
+        "config.json names no layer for 12 tensors of the checkpoint: model.layers.1.input_layernorm.weight, \
          model.layers.1.mlp.down_proj.weight, model.layers.1.mlp.gate_proj.weight"
     );
     assert!(fewer.hint().contains("config.json"), "{}", fewer.hint());
@@ -84,8 +84,8 @@ fn a_tied_checkpoint_may_have_its_embedding_twice_and_no_other_head() {
     assert!(matches!(&error, LoadError::Weights(WeightError::Untied { .. })), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "config.json ties lm_head.weight to model.embed_tokens.weight, but the checkpoint has both and they are not \
-         the same"
+        "config.json ties lm_head.weight to model.embed_tokens.weight, but the checkpoint has both with different \
+         values"
     );
     assert!(error.hint().contains("tie_word_embeddings"), "{}", error.hint());
     let error = Copy::of(QWEN2).add(FILE, head).error();
@@ -118,7 +118,8 @@ fn mixed_types_in_a_fused_projection_are_refused() {
     let name = "model.layers.0.self_attn.v_proj.weight";
     let error = Copy::of(QWEN2).retell(FILE, name, name, |entry| entry["dtype"] = json!("BF16")).error();
     assert!(matches!(&error, LoadError::Weights(WeightError::Mixed { name: found, .. }) if found == name), "{error:?}");
-    let expected = "tensor model.layers.0.self_attn.v_proj.weight holds bf16, but its neighbours hold f16";
+    let expected =
+        "tensor model.layers.0.self_attn.v_proj.weight holds bf16, but the tensors computed with it hold f16";
     assert_eq!(error.to_string(), expected);
 }
 
@@ -139,14 +140,14 @@ fn an_unknown_architecture_is_told_what_is_known() {
     assert!(matches!(error, LoadError::Architecture(_)), "{error:?}");
     assert_eq!(
         error.to_string(),
-        "no family serves the architecture [\"FalconForCausalLM\"]; known: Qwen2_5_VLForConditionalGeneration, \
-         Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration, \
-         Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, LlamaForCausalLM, MistralForCausalLM, \
-         InternVLForConditionalGeneration, InternVLChatModel"
+        "the architecture [\"FalconForCausalLM\"] is not supported; expected one of \
+         Qwen2_5_VLForConditionalGeneration, Qwen2VLForConditionalGeneration, Qwen3VLForConditionalGeneration, \
+         Qwen3VLMoeForConditionalGeneration, Qwen2ForCausalLM, Qwen3ForCausalLM, Qwen3MoeForCausalLM, \
+         LlamaForCausalLM, MistralForCausalLM, InternVLForConditionalGeneration, InternVLChatModel"
     );
     let bare = Copy::of(QWEN2).set("config.json", &["architectures"], Value::Null);
     let error = bare.set("config.json", &["model_type"], json!("falcon")).error();
-    assert!(error.to_string().starts_with("no family serves the architecture [\"falcon\"]"), "{error}");
+    assert!(error.to_string().starts_with("the architecture [\"falcon\"] is not supported"), "{error}");
     let error = Copy::of(QWEN2_5_VL).set("config.json", &["model_type"], json!("falcon")).error();
     let expected = "config.json: architectures names Qwen2_5_VLForConditionalGeneration, but model_type is falcon";
     assert_eq!(error.to_string(), expected);
@@ -160,23 +161,26 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
         error.to_string()
     };
     let text = |field: &str, value: Value| refused(QWEN2, &[field], value);
-    assert_eq!(text("num_key_value_heads", json!(4)), "config.json: 14 query heads do not share 4 key heads");
+    assert_eq!(
+        text("num_key_value_heads", json!(4)),
+        "config.json: 14 query heads cannot be divided among 4 key heads"
+    );
     assert_eq!(text("head_dim", json!(63)), "config.json: a head of 63 elements cannot be rotated in pairs");
-    assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu, supported: silu");
+    assert_eq!(text("hidden_act", json!("gelu")), "config.json: hidden_act is gelu; supported: silu");
     let few = Copy::of(QWEN2).set("config.json", &["vocab_size"], json!(300));
     let family = FamilyConfig::of(&few.open()).expect("it is one of the family's");
     let foreign = family.check_vocabulary(few.prompts().tokenizer()).expect_err("its tokenizer is another model's");
     assert_eq!(foreign.to_string(), "config.json: vocab_size is 300, but the tokenizer has 376 ids");
-    assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0, not from 1 to 4096");
+    assert_eq!(text("num_attention_heads", json!(0)), "config.json: num_attention_heads is 0; expected from 1 to 4096");
     let absurd = text("hidden_size", json!(u64::MAX));
-    assert_eq!(absurd, format!("config.json: hidden_size is {}, not from 1 to 1048576", u64::MAX));
+    assert_eq!(absurd, format!("config.json: hidden_size is {}; expected from 1 to 1048576", u64::MAX));
     let longrope = text("rope_scaling", json!({ "type": "longrope", "factor": 4.0 }));
     let supported = "default, linear, dynamic, llama3, yarn, and mrope for positions of pictures";
-    assert_eq!(longrope, format!("config.json: rope_scaling.type is longrope, supported: {supported}"));
+    assert_eq!(longrope, format!("config.json: rope_scaling.type is longrope; supported: {supported}"));
 
     let vision = |field: &str, value: Value| refused(QWEN2_5_VL, &["vision_config", field], value);
     let sections = refused(QWEN2_5_VL, &["rope_scaling", "mrope_section"], json!([16, 24, 25]));
-    assert!(sections.contains("[16, 24, 25] does not share the 64 pairs"), "{sections}");
+    assert!(sections.contains("[16, 24, 25] does not divide the 64 pairs"), "{sections}");
     assert_eq!(
         refused(QWEN2_5_VL, &["image_token_id"], json!(384)),
         "config.json: image_token_id is 384, but vocab_size is 384"
@@ -191,7 +195,7 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
     );
     assert_eq!(
         vision("tokens_per_second", json!(0)),
-        "config.json: vision_config.tokens_per_second is 0, not from 1 to 1024"
+        "config.json: vision_config.tokens_per_second is 0; expected from 1 to 1024"
     );
     assert_eq!(
         vision("out_hidden_size", json!(128)),
@@ -201,7 +205,7 @@ fn configurations_that_contradict_themselves_are_refused_with_both_numbers() {
         vision("num_heads", json!(3)),
         "config.json: vision_config: 3 heads of 160 elements cannot be rotated along two axes"
     );
-    assert_eq!(vision("window_size", json!(27)), "config.json: vision_config: a window holds no merged patch");
+    assert_eq!(vision("window_size", json!(27)), "config.json: vision_config: a window is smaller than a merged patch");
     assert_eq!(
         vision("fullatt_block_indexes", json!([1, 3])),
         "config.json: vision_config.fullatt_block_indexes names layer 3, but its depth is 3"
@@ -227,16 +231,16 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
     assert_eq!(short.to_string(), format!("config.json: {key} has 3 parts for 2 layers of the decoder"));
     let vision = |field: &str, value: Value| refused(&["vision_config", field], value);
     let rows = "vision_config.num_position_embeddings";
-    assert_eq!(vision("num_position_embeddings", json!(145)), format!("{rows} 145 is no square"));
-    assert_eq!(vision("hidden_act", json!("silu")), "vision_config.hidden_act is silu, supported: gelu_pytorch_tanh");
+    assert_eq!(vision("num_position_embeddings", json!(145)), format!("{rows} 145 is not a square number"));
+    assert_eq!(vision("hidden_act", json!("silu")), "vision_config.hidden_act is silu; supported: gelu_pytorch_tanh");
     assert_eq!(vision("out_hidden_size", json!(65)), "vision_config.out_hidden_size 65 is not hidden_size 64");
     assert_eq!(vision("patch_size", json!(14)), "vision_config.patch_size is 14, but the image processor's is 16");
     assert!(vision("rope_type", json!("axial")).starts_with("vision_config.rope_type is \"axial\""));
     let rope = |field: &str, value: Value| refused(&["text_config", "rope_scaling", field], value);
     let place = "text_config.mrope_interleaved";
-    assert_eq!(rope("mrope_interleaved", json!(false)), format!("{place} is false, supported: true"));
+    assert_eq!(rope("mrope_interleaved", json!(false)), format!("{place} is false; supported: true"));
     let turns = rope("mrope_section", json!([4, 30, 30]));
-    assert!(turns.contains("[4, 30, 30] cannot take turns over the 64 pairs"), "{turns}");
+    assert!(turns.contains("[4, 30, 30] cannot be interleaved over the 64 pairs"), "{turns}");
     let ties = refused(&["text_config", "tie_word_embeddings"], json!(false));
     assert_eq!(ties, "tie_word_embeddings is true, but false in text_config");
     // Another family follows none of these.
@@ -250,17 +254,17 @@ fn what_qwen3_vl_does_not_follow_is_refused_by_name() {
 fn experts_that_contradict_the_configuration_are_named() {
     let refused =
         |field: &str, value: Value| Copy::of(QWEN3_MOE).set("config.json", &[field], value).error().to_string();
-    assert_eq!(refused("num_experts", json!(513)), "config.json: num_experts is 513, not from 1 to 512");
-    assert_eq!(refused("num_experts_per_tok", json!(9)), "config.json: num_experts_per_tok is 9, not from 1 to 8");
-    assert_eq!(refused("num_experts_per_tok", json!(0)), "config.json: num_experts_per_tok is 0, not from 1 to 8");
+    assert_eq!(refused("num_experts", json!(513)), "config.json: num_experts is 513; expected from 1 to 512");
+    assert_eq!(refused("num_experts_per_tok", json!(9)), "config.json: num_experts_per_tok is 9; expected from 1 to 8");
+    assert_eq!(refused("num_experts_per_tok", json!(0)), "config.json: num_experts_per_tok is 0; expected from 1 to 8");
     assert_eq!(
         refused("decoder_sparse_step", json!(0)),
-        "config.json: decoder_sparse_step is 0, not from 1 to 1048576"
+        "config.json: decoder_sparse_step is 0; expected from 1 to 1048576"
     );
     assert!(refused("num_experts", json!("many")).contains("invalid type: string \"many\", expected usize"));
     let window = Copy::of(QWEN3_MOE).set("config.json", &["sliding_window"], json!(64));
     let window = window.set("config.json", &["use_sliding_window"], json!(true)).error().to_string();
-    assert!(window.contains("use_sliding_window is 64, which changes what the model computes"), "{window}");
+    assert!(window.contains("use_sliding_window is 64; this changes what the model computes"), "{window}");
     // By the file: an expert too many, one too few, a layer without any, and matrices of another size.
     assert_eq!(
         refused("num_experts", json!(9)),
@@ -287,31 +291,31 @@ fn what_internvl_does_not_follow_is_refused_by_name() {
     let told = |copy: Copy| copy.error().to_string().replace("config.json: ", "");
     let converted = |field: &[&str], value: Value| told(Copy::of(INTERNVL).set("config.json", field, value));
     let released = |field: &[&str], value: Value| told(Copy::of(INTERNVL_CHAT).set("config.json", field, value));
-    assert_eq!(converted(&["downsample_ratio"], json!(0.25)), "downsample_ratio is 0.25, supported: 0.5");
-    assert_eq!(converted(&["vision_feature_layer"], json!(-2)), "vision_feature_layer is -2, supported: -1");
-    assert_eq!(converted(&["image_seq_length"], json!(256)), "image_seq_length is 256, but vision_config makes it 4");
+    assert_eq!(converted(&["downsample_ratio"], json!(0.25)), "downsample_ratio is 0.25; supported: 0.5");
+    assert_eq!(converted(&["vision_feature_layer"], json!(-2)), "vision_feature_layer is -2; supported: -1");
+    assert_eq!(converted(&["image_seq_length"], json!(256)), "image_seq_length is 256, but vision_config gives 4");
     let vision = |field: &str, value: Value| converted(&["vision_config", field], value);
-    assert_eq!(vision("use_mean_pooling", json!(false)), "vision_config.use_mean_pooling is false, supported: true");
-    assert_eq!(vision("hidden_act", json!("quick_gelu")), "vision_config.hidden_act is quick_gelu, supported: gelu");
+    assert_eq!(vision("use_mean_pooling", json!(false)), "vision_config.use_mean_pooling is false; supported: true");
+    assert_eq!(vision("hidden_act", json!("quick_gelu")), "vision_config.hidden_act is quick_gelu; supported: gelu");
     assert_eq!(vision("image_size", json!([56, 84])), "vision_config.image_size is 56 x 84, not a square");
     assert_eq!(
         vision("image_size", json!(84)),
-        "image_seq_length is 4, but vision_config makes it 9",
+        "image_seq_length is 4, but vision_config gives 9",
         "two keys disagree"
     );
-    assert_eq!(vision("num_attention_heads", json!(3)), "vision_config: 3 heads do not share 128");
+    assert_eq!(vision("num_attention_heads", json!(3)), "vision_config: 128 elements cannot be divided among 3 heads");
     assert_eq!(
         vision("patch_size", json!(28)),
-        "image_seq_length is 4, but vision_config makes it 1",
+        "image_seq_length is 4, but vision_config gives 1",
         "two keys disagree"
     );
     assert_eq!(converted(&["image_token_id"], json!(400)), "image_token_id is 400, but vocab_size is 400");
     let text = converted(&["text_config", "model_type"], json!("internlm3"));
-    assert_eq!(text, "text_config.model_type is internlm3, supported: qwen2, qwen3 and qwen3_moe");
-    assert_eq!(released(&["ps_version"], json!("v1")), "ps_version is \"v1\", supported: v2");
-    assert_eq!(released(&["ps_version"], Value::Null), "ps_version is \"v1\", supported: v2");
-    assert!(released(&["use_llm_lora"], json!(16)).starts_with("use_llm_lora is 16, supported: 0"));
-    assert_eq!(released(&["force_image_size"], json!(448)), "force_image_size is 448, but vision_config makes it 56");
+    assert_eq!(text, "text_config.model_type is internlm3; supported: qwen2, qwen3 and qwen3_moe");
+    assert_eq!(released(&["ps_version"], json!("v1")), "ps_version is \"v1\"; supported: v2");
+    assert_eq!(released(&["ps_version"], Value::Null), "ps_version is \"v1\"; supported: v2");
+    assert!(released(&["use_llm_lora"], json!(16)).starts_with("use_llm_lora is 16; supported: 0"));
+    assert_eq!(released(&["force_image_size"], json!(448)), "force_image_size is 448, but vision_config gives 56");
     let side = |file: &str, value: Value| told(Copy::of(INTERNVL).set(file, &["size"], value));
     let size = json!({ "height": 84, "width": 84 });
     assert_eq!(
@@ -345,10 +349,10 @@ fn settings_that_tiles_cannot_follow_are_refused_by_name() {
     };
     for (field, value, said) in [
         ("size", json!({ "height": 56, "width": 84 }), "`size` is 0"),
-        ("size", json!({ "height": 57, "width": 57 }), "`size` is 57, which must be a multiple of merged patches"),
+        ("size", json!({ "height": 57, "width": 57 }), "`size` is 57; expected a multiple of merged patches"),
         ("max_patches", json!(0), "`max_patches` is 0"),
-        ("min_patches", json!(13), "`min_patches` is 13, which must be at least 1 and at most max_patches"),
-        ("max_pixels", json!(1000), "`max_pixels` is 1000, which must be null for tiles"),
+        ("min_patches", json!(13), "`min_patches` is 13; expected at least 1 and at most max_patches"),
+        ("max_pixels", json!(1000), "`max_pixels` is 1000; expected null for tiles"),
         ("do_resize", json!(false), "`do_resize` is false"),
         ("pad2square", json!(true), "`pad2square` is true"),
     ] {
@@ -447,7 +451,7 @@ fn a_config_that_was_saved_again_has_both_spellings_of_a_field() {
     let checkpoint = Checkpoint::open(CheckpointSource::Folder(copy.0.clone())).expect("well formed");
     Model::plan(&checkpoint, &Target::Cpu { threads: 2 }).expect("both spellings say the same");
     let error = copy.set("config.json", &["rope_scaling", "type"], json!("yarn")).error();
-    let expected = "config.json: rope_scaling.rope_type and rope_scaling.type are of different kinds";
+    let expected = "config.json: rope_scaling.rope_type and rope_scaling.type differ";
     assert_eq!(error.to_string(), expected);
 }
 

@@ -1,17 +1,9 @@
 //! The blow: its victim, its kind, and when it has taken effect.
 
-use bursar::{
-    FaultInjection,
-    crates::actors::{
-        budget::BudgetMessage,
-        engine::{EngineMessage, WhichLane},
-        profile::ProfileMessage,
-        responder::Responder,
-        runtime::RuntimeMessage,
-        scheduler::SchedulerMessage,
-        vision::VisionMessage,
-    },
-    ractor::ActorCell,
+use bursar::{FaultInjection, ractor::ActorCell};
+use bursar_actors::{
+    budget::BudgetMessage, engine::EngineMessage, engine::WhichLane, profile::ProfileMessage, responder::Responder,
+    runtime::RuntimeMessage, scheduler::SchedulerMessage, vision::VisionMessage,
 };
 
 use super::world::World;

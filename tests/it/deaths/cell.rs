@@ -1,5 +1,6 @@
 //! One cell of the table: a world, a blow, and what must hold afterwards.
 
+use bursar_budgets::testing::HostControl;
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{

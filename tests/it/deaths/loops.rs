@@ -1,15 +1,16 @@
 //! Crash loops: an actor that keeps dying is restarted as often as its intensity allows, later each time. Then it ends
 //! with the reason and every byte returned, and never spins.
 
+use bursar_budgets::testing::HostControl;
 use std::time::{Duration, Instant};
 
 use bursar::{
     Chat, ChatError, DeviceChoice, FaultInjection, Intensity, LoadOptions, ModelHandle, ModelSource, Progress, Runtime,
     RuntimeConfig, RuntimeError, StartError,
-    crates::actors::{
-        budget::BudgetMessage, engine::EngineMessage, profile::ProfileMessage, scheduler::SchedulerMessage,
-        vision::VisionMessage,
-    },
+};
+use bursar_actors::{
+    budget::BudgetMessage, engine::EngineMessage, profile::ProfileMessage, scheduler::SchedulerMessage,
+    vision::VisionMessage,
 };
 
 use crate::stage::{about, answer, ask, demo, device, eventually, placed, small, story};
@@ -72,7 +73,10 @@ fn each_serving_actors_crash_loop_stops_the_model_with_the_reason() {
             }
             let reason = reason_of_the_end(&model).await;
             assert!(begun.elapsed() >= WAITS, "{victim}: it waits longer each time: {:?}", begun.elapsed());
-            assert!(reason.contains("2 restarts") && reason.contains("this is a drill"), "{victim}: {reason}");
+            assert!(
+                reason.contains("2 restarts") && reason.contains("this error was injected by a drill"),
+                "{victim}: {reason}"
+            );
             assert_home(&runtime, &device).await;
             answer(&demo(&runtime, small()).await, about(1)).await;
         }
@@ -96,7 +100,7 @@ fn an_engines_crash_loop_stops_the_model_with_the_reason() {
         }
         let reason = reason_of_the_end(&model).await;
         assert!(begun.elapsed() >= WAITS, "it waits longer each time: {:?}", begun.elapsed());
-        assert!(reason.contains("2 times") && reason.contains("this is a drill"), "{reason}");
+        assert!(reason.contains("2 times") && reason.contains("this error was injected by a drill"), "{reason}");
         assert_home(&runtime, &device).await;
         answer(&demo(&runtime, small()).await, about(1)).await;
     });
@@ -161,7 +165,7 @@ fn a_profile_dying_in_every_attempt_fails_the_start() {
         let error = loading.await.expect("no panic").expect_err("it died in every attempt");
         let RuntimeError::Start(start) = &error else { panic!("{error:?}") };
         assert!(matches!(start.as_ref(), StartError::Profile { attempt: 4, .. }), "{start:?}");
-        assert!(error.to_string().contains("this is a drill"), "{error}");
+        assert!(error.to_string().contains("this error was injected by a drill"), "{error}");
         assert!(begun.elapsed() >= Duration::from_millis(10 + 20 + 40), "it waits longer each time");
         assert_home(&runtime, &device).await;
         answer(&demo(&runtime, small()).await, about(1)).await;

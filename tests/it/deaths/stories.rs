@@ -1,11 +1,10 @@
 //! Deaths without a cell in the table: several at once, repeated ones, at each moment of a start.
 
+use bursar_budgets::testing::HostControl;
 use std::time::Duration;
 
-use bursar::{
-    Bytes, ChatError, LoadOptions, ModelHandle, Runtime, RuntimeError,
-    crates::actors::{engine::Serving, responder::Responder, scheduler::SchedulerMessage, supervise::Intensity},
-};
+use bursar::{Bytes, ChatError, LoadOptions, ModelHandle, Runtime, RuntimeError};
+use bursar_actors::{engine::Serving, responder::Responder, scheduler::SchedulerMessage, supervise::Intensity};
 use tokio::task::JoinHandle;
 
 use crate::stage::{Stage, about, answer, eventually, listen, small, story};
@@ -24,7 +23,7 @@ fn kill(serving: &Serving, victim: &str) {
 /// Waits until actors of a later generation serve.
 async fn replaced(model: &ModelHandle, generation: u64) -> Serving {
     loop {
-        let serving = model.serving().await.expect("it serves again");
+        let serving = model.serving().await.expect("it ready again");
         if serving.generation > generation {
             return serving;
         }
@@ -243,15 +242,11 @@ fn a_budget_killed_during_a_start_is_replaced_and_starting_continues() {
 
 #[test]
 fn a_lane_that_dies_or_fails_is_replaced_and_others_continue() {
-    use bursar::crates::{
-        actors::{
-            kv::SequenceId,
-            scheduler::{Admission, NewSequence, PicturePlace, Standing},
-        },
-        model::{
-            flow::{PictureContent, PictureHash, PrefixKeys},
-            sampling::{Sampler, SamplingParams},
-        },
+    use bursar_actors::{
+        kv::SequenceId, scheduler::Admission, scheduler::NewSequence, scheduler::PicturePlace, scheduler::Standing,
+    };
+    use bursar_model::{
+        flow::PictureContent, flow::PictureHash, flow::PrefixKeys, sampling::Sampler, sampling::SamplingParams,
     };
     story(async {
         let intensity = Intensity { restarts_max: 100, back_off: Duration::ZERO, ..Intensity::default() };

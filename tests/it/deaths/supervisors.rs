@@ -1,15 +1,16 @@
 //! User supervision: the runtime under a user's actor, and users' actors beside ours.
 
+use bursar_budgets::testing::HostControl;
 use std::sync::{
     Arc,
     atomic::{AtomicUsize, Ordering},
 };
 
 use bursar::{
-    Bytes, ChatError, DeviceChoice, Hint, HostDevice, ModelHandle, Runtime, RuntimeConfig,
-    crates::actors::responder::Responder,
-    ractor::{Actor, ActorProcessingErr, ActorRef, SupervisionEvent},
+    Bytes, ChatError, DeviceChoice, Hint, HostDevice, ModelHandle, Runtime, RuntimeConfig, ractor::Actor,
+    ractor::ActorProcessingErr, ractor::ActorRef, ractor::SupervisionEvent,
 };
+use bursar_actors::responder::Responder;
 
 use crate::stage::{Whole, about, answer, ask, demo, device, eventually, listen, placed, small, story};
 
@@ -105,9 +106,11 @@ fn a_user_supervisor_replaces_a_dead_runtime_on_the_same_device() {
             match death {
                 1 => runtime.cell().kill(),
                 2 => runtime.cell().stop(None),
-                _ => drop(runtime.cell().send_message(bursar::crates::actors::runtime::RuntimeMessage::InjectFault(
-                    bursar::FaultInjection::Panic,
-                ))),
+                _ => {
+                    drop(runtime.cell().send_message(bursar_actors::runtime::RuntimeMessage::InjectFault(
+                        bursar::FaultInjection::Panic,
+                    )))
+                }
             }
             drop(crate::stage::listen(reply).await);
             eventually("it has heard", async || deaths.load(Ordering::SeqCst) == death).await;

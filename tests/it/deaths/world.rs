@@ -163,7 +163,7 @@ impl HeldLoad {
 }
 
 /// The lease of a model's weights.
-pub fn weights_of(ledger: &Snapshot, model: &str) -> Option<bursar::crates::budgets::LeaseId> {
+pub fn weights_of(ledger: &Snapshot, model: &str) -> Option<bursar_budgets::LeaseId> {
     let mut lines = ledger.leases.iter();
     let of_model = lines.find(|line| line.class == Class::Weights && line.model.to_string() == model);
     of_model.map(|line| line.id)

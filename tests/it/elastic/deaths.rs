@@ -1,6 +1,8 @@
 //! Deaths in the middle of a change: every byte returns, and no request waits forever.
 
-use bursar::{Bytes, Class, crates::actors::budget::BudgetMessage};
+use bursar::{Bytes, Class};
+use bursar_actors::budget::BudgetMessage;
+use bursar_budgets::testing::HostControl;
 
 use super::{Card, Crowd, long, undisturbed, watchful};
 use crate::stage::{answer, eventually, story};

@@ -1,15 +1,12 @@
 //! A run's recordings, compared with the table of metrics and its page.
 
+use bursar_budgets::testing::HostControl;
 use std::{collections::BTreeMap, fs, path::Path};
 
-use bursar::{
-    Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource, SleepLevel,
-    crates::actors::{
-        budget::BudgetMessage,
-        engine::{EngineMessage, WhichLane},
-        metric::{Kind, Row, TABLE},
-        scheduler::SchedulerMessage,
-    },
+use bursar::{Device, DeviceError, DeviceGroup, FaultInjection, MIB, ModelSource, SleepLevel};
+use bursar_actors::{
+    budget::BudgetMessage, engine::EngineMessage, engine::WhichLane, metric::Kind, metric::Row, metric::TABLE,
+    scheduler::SchedulerMessage,
 };
 
 use super::*;

@@ -1,6 +1,7 @@
 //! A step is refused memory while keys and values are smaller than before, or being resized.
 
-use bursar::crates::actors::engine::{EngineMessage, WhichLane};
+use bursar_actors::{engine::EngineMessage, engine::WhichLane};
+use bursar_budgets::testing::HostControl;
 
 use super::*;
 use crate::stage::listen;

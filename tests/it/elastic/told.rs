@@ -1,5 +1,6 @@
 //! A listener to a runtime's events knows its ledger.
 
+use bursar_budgets::testing::HostControl;
 use std::collections::BTreeMap;
 
 use bursar::{

@@ -2,22 +2,10 @@
 
 use std::sync::Arc;
 
-use bursar::{
-    Bytes, Forecast, LoadOptions, Suggestion,
-    crates::{
-        actors::{
-            engine::{Change, Question, TOTAL},
-            profile::Place,
-        },
-        kernels::{CudaTarget, DType, Target},
-        model::{
-            Model,
-            checkpoint::{Checkpoint, CheckpointSource},
-            registry::{self, shapes},
-        },
-    },
-    knobs::{Knobs, TABLE},
-};
+use bursar::{Bytes, Forecast, LoadOptions, Suggestion, knobs::Knobs, knobs::TABLE};
+use bursar_actors::{engine::Change, engine::Question, engine::TOTAL, profile::Place};
+use bursar_kernels::{CudaTarget, DType, Target};
+use bursar_model::{Model, checkpoint::Checkpoint, checkpoint::CheckpointSource, registry, registry::shapes};
 use proptest::{
     strategy::{Strategy, ValueTree},
     test_runner::TestRunner,

@@ -1,5 +1,6 @@
 //! Endpoints about the process itself: what it is, whether it lives, whether it accepts requests.
 
+use bursar_budgets::testing::HostControl;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bursar::{

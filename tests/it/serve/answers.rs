@@ -1,6 +1,7 @@
 //! What is answered, beside what the stories of real clients in `tests/serve/` see.
 
 use axum::{http::StatusCode, response::Redirect, routing::get};
+use bursar_budgets::testing::HostControl;
 use std::time::Duration;
 
 use bursar::{

@@ -189,9 +189,9 @@ fn at_debug_what_actors_do_for_a_request_stands_under_its_id() {
     let lines = program.all();
     let ours: Vec<_> = lines.iter().filter(|line| id(line) == Some(&answered_id(&answer))).collect();
     for (module, said) in [
-        ("bursar_actors::scheduler::actor", "waits for blocks"),
-        ("bursar_actors::scheduler::actor", "begins"),
-        ("bursar_actors::compute::lane::pending", "its step has run"),
+        ("bursar_actors::scheduler::actor", "waiting for blocks"),
+        ("bursar_actors::scheduler::actor", "started"),
+        ("bursar_actors::compute::lane::pending", "step finished"),
         ("bursar_actors::chat::driver", "ended"),
         ("bursar::serve::access", "answered"),
     ] {

@@ -161,7 +161,7 @@ fn a_runtime_on_fewer_devices_than_a_model_asks_for_refuses_it() {
         let (source, options) = named("one");
         let asking = |ranks| LoadOptions { ranks: NonZeroUsize::new(ranks), ..options.clone() };
         let error = runtime.load_with(source.clone(), asking(2), |_| {}).await.err().expect("it has one");
-        let why = "`ranks` asks for 2 devices to share the model out, and its runtime has 1";
+        let why = "`ranks` asks for 2 devices, but the runtime has 1";
         assert_eq!((error.to_string(), error.hint().contains("Placing")), (why.to_owned(), true));
         runtime.load_with(source, asking(1), |_| {}).await.expect("one is enough");
         runtime.shutdown().await;
@@ -207,7 +207,7 @@ fn too_few_devices_are_told_before_anything_starts() {
         for ranks in [0, 3] {
             let placing = Placing { of: of.clone(), ranks: Some(ranks), models: vec![named("one")], canary: None };
             let error = placing.place().await.expect_err("there are two");
-            let why = format!("{ranks} devices are to share a model out, and there are 2");
+            let why = format!("a model is to run on {ranks} devices, but there are 2");
             assert_eq!((error.to_string(), error.hint().is_empty()), (why, false));
         }
     });

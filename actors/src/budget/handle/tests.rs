@@ -1,5 +1,6 @@
 //! Stories of a budget whose actor dies, and of askers that go away.
 
+use bursar_budgets::testing::HostControl;
 use bursar_budgets::{Device, HostConfig, HostDevice, LeaseState, LedgerConfig, Priority, Segment};
 use ractor::{Actor, ActorRef};
 

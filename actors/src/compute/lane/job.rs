@@ -22,7 +22,7 @@ pub enum LaneError {
     #[error("the lane has ended")]
     Gone,
     /// Too many jobs are queued.
-    #[error("{limit} jobs wait for the lane already")]
+    #[error("{limit} jobs are already waiting for the lane")]
     Full {
         /// The most jobs that may be queued.
         limit: usize,

@@ -129,7 +129,7 @@ impl<B: Backend> ModelRunner<B> {
             if !is_lost || self.rank().of() == 1 || device.is_none_or(|device| device.check().is_err()) {
                 return error;
             }
-            warn!(%error, "the lane of rank {} ends", self.rank().index());
+            warn!(%error, "the lane of rank {} stops", self.rank().index());
             self.is_apart.set(true);
             LaneError::Gone
         })
@@ -155,7 +155,7 @@ impl<B: Backend> ModelRunner<B> {
         let device = self.workspace.segment().map(|segment| segment.device());
         let free = device.and_then(|device| device.memory().ok()).map(|memory| memory.free).unwrap_or_default();
         let asked = device.map(|device| device.page()).unwrap_or_default();
-        let hint = "this was a drill; ask again".to_owned();
+        let hint = "this error was injected by a drill; ask again".to_owned();
         Err(KernelError::Device(DeviceError::Refused { asked, free, hint }).into())
     }
 

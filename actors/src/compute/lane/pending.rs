@@ -54,7 +54,7 @@ impl Pending {
         match self {
             Pending::Step(job, launched) => {
                 let outcome = runner.past(launched.and_then(|launched| launched.finish(&job, runner)));
-                tell(&job.spans, &outcome, "its step has run");
+                tell(&job.spans, &outcome, "step finished");
                 Box::new(move || {
                     let StepJob { answer, .. } = *job;
                     answer.give(outcome);
@@ -62,7 +62,7 @@ impl Pending {
             }
             Pending::Encode(job, launched) => {
                 let outcome = runner.past(launched.and_then(|moment| Ok(moment.wait().map(drop)?)));
-                tell(&job.spans, &outcome, "its pictures are encoded");
+                tell(&job.spans, &outcome, "pictures encoded");
                 Box::new(move || job.answer.give(outcome))
             }
             Pending::Stress(job, outcome) => {

@@ -201,7 +201,7 @@ impl<P: Parts> Serving<P> {
             }
             Decision::GiveUp { restarts, within } => {
                 let within = within.as_secs();
-                let reason = format!("{restarts} restarts within {within} s, the last after: {reason}");
+                let reason = format!("{restarts} restarts within {within} s; the last failure: {reason}");
                 step.effect(Effect::GiveUp { reason });
                 Phase::Over
             }

@@ -289,7 +289,10 @@ fn a_warm_attempt_that_fails_is_followed_by_a_cold_one_of_full_size() {
         "size 1, 0 smaller than None".to_owned(),
     ];
     assert_eq!(bed.break_plan(0).hear(), told, "whatever the error was");
-    assert_eq!(bed.break_plan(1).hear().last().expect("it fails"), &format!("fail: attempt 2 was the last: {error}"));
+    assert_eq!(
+        bed.break_plan(1).hear().last().expect("it fails"),
+        &format!("fail: attempt 2 failed and was the last: {error}")
+    );
 }
 
 #[test]

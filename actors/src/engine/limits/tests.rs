@@ -96,10 +96,10 @@ fn a_limit_on_pictures_in_tiles_is_a_number_of_tiles() {
     let short = on_a_gpu(&tiled, json!({ "max_model_len": 300, "launch_patches": 2000 })).expect("it serves text");
     assert_eq!(short.envelope.picture_patches, 1024, "a launch has room for a tile");
     for (settings, said) in [
-        (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000, it must be at least 1024"),
-        (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000, it must be at least 1024"),
-        (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703, it must be at least 200704"),
-        (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704, it must be at most 1"),
+        (json!({ "launch_patches": 1000 }), "`launch_patches` is 1000; expected at least 1024"),
+        (json!({ "picture_patches": 1000 }), "`picture_patches` is 1000; expected at least 1024"),
+        (json!({ "max_pixels": 200_703 }), "`max_pixels` is 200703; expected at least 200704"),
+        (json!({ "min_pixels": 200_704 }), "`min_pixels` is 200704; expected at most 1"),
     ] {
         let error = on_a_gpu(&tiled, settings.clone()).map(drop).expect_err("it cannot be").to_string();
         assert!(error.contains(said), "{settings}: {error}");

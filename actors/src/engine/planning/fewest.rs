@@ -67,14 +67,14 @@ impl fmt::Display for FewestRanks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.ranks {
             1 => write!(f, "{} fits on one device", self.model),
-            ranks => write!(f, "{} is shared out over {ranks} devices ({})", self.model, listed(&self.too_few)),
+            ranks => write!(f, "{} is split over {ranks} devices ({})", self.model, listed(&self.too_few)),
         }
     }
 }
 
 /// No number of the devices found does for a model.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[error("{model} fits on no number of these devices ({})", listed(tried))]
+#[error("{model} does not fit on any number of these devices ({})", listed(tried))]
 pub struct NoRanksFit {
     /// The model's name.
     pub model: String,
@@ -86,7 +86,7 @@ impl Hint for NoRanksFit {
     type Text = String;
 
     fn hint(&self) -> String {
-        "`bursar plan` with that many devices says which knobs would make it fit".to_owned()
+        "run `bursar plan` with a number of devices to see which knobs would make it fit".to_owned()
     }
 }
 
@@ -181,7 +181,7 @@ mod tests {
         assert_eq!(of(whole), FewestRanks { model: "demo".into(), ranks: 1, too_few: vec![] });
         let shared = of(whole - Bytes(1));
         assert_eq!((shared.ranks, shared.too_few.len()), (2, 1));
-        assert_eq!(shared.to_string(), "demo is shared out over 2 devices (1: 1 B (1 B) short)");
+        assert_eq!(shared.to_string(), "demo is split over 2 devices (1: 1 B (1 B) short)");
         assert_eq!(of(half).ranks, 2);
     }
 
@@ -195,7 +195,7 @@ mod tests {
             told.contains(&format!("(1: {} ({short}) short; 2: 1 B (1 B) short on each; 3: ", short.exact())),
             "{told}"
         );
-        assert!(told.contains("3: key heads do not divide among 3 ranks: there are 2"), "{told}");
+        assert!(told.contains("3: key heads cannot be divided among 3 ranks: there are 2"), "{told}");
         assert!(error.hint().contains("bursar plan"), "{}", error.hint());
     }
 }

@@ -85,13 +85,14 @@ impl Suggestion {
     /// All suggestions in one sentence. None if there are none.
     pub fn advice(all: &[Suggestion]) -> Option<String> {
         let helpful = all.iter().filter_map(|suggestion| match (&*suggestion.name, suggestion.to?) {
-            (TOTAL, _) => Some(format!("{} more of free device memory would fit", suggestion.frees)),
-            (name, to) => Some(format!("`{name}` {to} instead of {} would fit", suggestion.from)),
+            (TOTAL, _) => Some(format!("free {} more of the device's memory", suggestion.frees)),
+            (name, to) => Some(format!("set `{name}` to {to} instead of {}", suggestion.from)),
         });
         let hopeless = all.iter().filter(|suggestion| suggestion.to.is_none());
         let hopeless = hopeless.map(|suggestion| format!("`{}`", suggestion.name)).collect::<Vec<_>>().join(", ");
-        let hopeless = (!hopeless.is_empty()).then(|| format!("no value of these alone would: {hopeless}"));
-        let advice = helpful.chain(hopeless).collect::<Vec<_>>().join("; ");
+        let hopeless = (!hopeless.is_empty()).then(|| format!("changing only one of these is not enough: {hopeless}"));
+        let helpful = Some(helpful.collect::<Vec<_>>().join("; or ")).filter(|helpful| !helpful.is_empty());
+        let advice = helpful.into_iter().chain(hopeless).collect::<Vec<_>>().join("; ");
         Some(advice).filter(|advice| !advice.is_empty())
     }
 }

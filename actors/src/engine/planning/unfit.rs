@@ -10,7 +10,7 @@ use super::Suggestion;
 pub enum Lack {
     /// Memory, for the model's minimum or for a fixed size of keys and values.
     #[error(
-        "it needs {} ({needed}), of which {} ({available}) can be leased: {} ({short_by}) short",
+        "it needs {} ({needed}), but only {} ({available}) can be leased: {} ({short_by}) short",
         needed.exact(),
         available.exact(),
         short_by.exact()
@@ -24,7 +24,7 @@ pub enum Lack {
         short_by: Bytes,
     },
     /// Keys and values for one sequence: a fixed size or share, or the room left, is too small.
-    #[error("keys and values would hold {tokens} tokens, and one sequence may have {context_tokens}")]
+    #[error("the KV cache would hold {tokens} tokens, but one sequence may have {context_tokens}")]
     Tokens {
         /// Tokens that they would hold.
         tokens: usize,

@@ -66,7 +66,7 @@ impl RuntimeState {
             let level = put_weights_away(&arguments, level).await;
             // A failed wake has opened it, and while it is open, memory that others take is not counted.
             drop(arguments.budget.move_gate(arguments.label.clone(), Gate::Frozen).await);
-            debug!(model = %arguments.label, ?dead, ?home, away = ?started.elapsed(), "it lay down");
+            debug!(model = %arguments.label, ?dead, ?home, away = ?started.elapsed(), "fell asleep");
             drop(myself.send_message(RuntimeMessage::FellAsleep { name, load, level }));
         });
     }
@@ -135,8 +135,8 @@ impl RuntimeState {
                 lacks_memory: self.lacks(name, &error).is_some(),
             },
             None => NotWoken {
-                reason: "no other model makes room for it".into(),
-                hint: "wake it again".into(),
+                reason: "no other model could make room for it".into(),
+                hint: "wake the model again".into(),
                 lacks_memory: true,
             },
         };
@@ -234,7 +234,9 @@ async fn put_weights_away(arguments: &EngineArguments, level: Option<SleepLevel>
                 drop(budget.resize(tree::LEASE_FOR_SLEEP, segment.lease(), Bytes::ZERO).await);
                 return SleepLevel::Level1;
             }
-            (Ok(Err(error)), _) => warn!(model = %label, %error, "weights are dropped: they could not be copied"),
+            (Ok(Err(error)), _) => {
+                warn!(model = %label, %error, "the weights could not be copied to host memory and are dropped")
+            }
             _ => {}
         }
     }

@@ -26,7 +26,7 @@ impl<P: Parts> RuntimeCore<P> {
         sleeper: P::Sleeper,
     ) {
         let Some(model) = self.of_load(&name, load).filter(|model| model.is_going() && !model.is_let_go()) else {
-            return self.answer_sleepers([sleeper], Err(SleepError::Stopped { reason: "it is about to end".into() }));
+            return self.answer_sleepers([sleeper], Err(SleepError::Stopped { reason: "it is shutting down".into() }));
         };
         match &mut model.nap {
             Nap::Awake { .. } => {

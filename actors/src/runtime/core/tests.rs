@@ -182,7 +182,7 @@ fn a_dead_engine_restarts_until_that_is_too_often() {
     assert_eq!(bed.engine_died("demo"), ["respawn demo of 0 after death 2 and 2ms: a bug"]);
     assert!(bed.respawn("demo", 0, 1).is_empty() && bed.respawn("demo", 7, 2).is_empty(), "another's");
     bed.respawn("demo", 0, 2);
-    assert_eq!(bed.engine_died("demo"), ["end demo of 0: its engine was restarted 2 times, the last after: a bug"]);
+    assert_eq!(bed.engine_died("demo"), ["end demo of 0: its engine was restarted 2 times; the last failure: a bug"]);
     assert_eq!(bed.ended("demo", 0, 3), ["demo has fallen"]);
 }
 
@@ -249,7 +249,7 @@ fn a_budget_in_a_crash_loop_takes_the_runtime_along() {
     }
     assert_eq!(
         bed.give(Input::BudgetDied { reason: text("a bug") }),
-        ["fail: the budget was restarted 2 times, the last after: a bug"]
+        ["fail: the budget was restarted 2 times; the last failure: a bug"]
     );
 }
 

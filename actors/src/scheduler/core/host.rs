@@ -1,4 +1,4 @@
-//! Blocks that leave for host memory, and come back for sequences that begin with them (ADR 45).
+//! Blocks that leave for host memory, and come back for sequences that begin with them (ADR 15).
 
 use std::collections::VecDeque;
 

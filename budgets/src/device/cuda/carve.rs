@@ -97,7 +97,6 @@ impl CudaDevice {
             }
         });
         let opened = moved.and_then(|()| driver::open(self.device, there, bytes));
-        opened
-            .map_err(|error| DeviceError::Lost { reason: format!("memory in use could not be mapped again: {error}") })
+        opened.map_err(|error| DeviceError::Lost { reason: format!("memory in use could not be remapped: {error}") })
     }
 }

@@ -14,7 +14,7 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     // SAFETY: it only tries to open libraries by name.
     if !unsafe { sys::is_culib_present() } {
         let hint = "install the NVIDIA driver (it brings libcuda.so.1), or use the host device";
-        return Err(missing("there is no CUDA driver: libcuda was not found".to_owned(), hint));
+        return Err(missing("the CUDA driver is not installed: libcuda was not found".to_owned(), hint));
     }
     // SAFETY: the library is present, and this is the first call to it.
     let initialised = unsafe { sys::cuInit(0) };
@@ -22,8 +22,9 @@ pub(super) fn load(ordinal: usize) -> Result<sys::CUdevice, DeviceError> {
     served(version()?)?;
     let count = value("cuDeviceGetCount", |out| unsafe { sys::cuDeviceGetCount(out) })?;
     if ordinal as i64 >= i64::from(count) {
-        let reason = format!("there is no device {ordinal}: the driver shows {count}");
-        return Err(missing(reason, "choose a smaller number, or look at CUDA_VISIBLE_DEVICES"));
+        let reason =
+            format!("CUDA device {ordinal} does not exist; the driver reports {count} devices, numbered from 0");
+        return Err(missing(reason, "choose a smaller number, or check CUDA_VISIBLE_DEVICES"));
     }
     value("cuDeviceGet", |out| unsafe { sys::cuDeviceGet(out, ordinal as i32) })
 }
@@ -47,12 +48,12 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
         CUresult::CUDA_ERROR_NO_DEVICE | CUresult::CUDA_ERROR_STUB_LIBRARY => {
-            let hint = "check whether nvidia-smi finds a device here, or use the host device";
-            Err(missing(format!("the CUDA driver has no device: {}", words()), hint))
+            let hint = "check that nvidia-smi lists a GPU, or use the host device";
+            Err(missing(format!("the CUDA driver found no GPU: {}", words()), hint))
         }
         _ => {
-            let hint = "check what nvidia-smi says, and whether driver and kernel module match, or use the host device";
-            Err(unusable(format!("the CUDA driver does not start: {}", words()), hint))
+            let hint = "run nvidia-smi and check that the driver matches its kernel module, or use the host device";
+            Err(unusable(format!("the CUDA driver could not be initialized: {}", words()), hint))
         }
     }
 }
@@ -61,8 +62,9 @@ fn started(result: CUresult, words: impl Fn() -> String) -> Result<(), DeviceErr
 pub(super) fn gives_no_context(error: DeviceError) -> DeviceError {
     match error {
         DeviceError::Driver { said, .. } => unusable(
-            format!("the device provides no context: {said}"),
-            "stop other users of it (nvidia-smi lists them), or check whether its compute mode allows only one process \
+            format!("the driver could not create a CUDA context on the device: {said}"),
+            "stop other processes on the GPU (nvidia-smi lists them), or check whether its compute mode allows only \
+             one process \
              (nvidia-smi -q -d COMPUTE)",
         ),
         error => error,
@@ -75,7 +77,7 @@ fn served(version: i32) -> Result<(), DeviceError> {
         return Ok(());
     }
     let (major, minor) = (version / 1000, version % 1000 / 10);
-    let reason = format!("the driver is made for CUDA {major}.{minor}; 12.4 is the oldest that is served");
+    let reason = format!("the driver supports CUDA {major}.{minor}; expected 12.4 or later");
     Err(unusable(reason, "install a newer NVIDIA driver (550 or later), or use the host device"))
 }
 
@@ -167,7 +169,7 @@ fn meaning(call: &'static str, result: CUresult, words: impl Fn() -> String, fre
     match result {
         CUDA_SUCCESS => Ok(()),
         CUDA_ERROR_OUT_OF_MEMORY => {
-            let hint = "lease less, or stop other users of the device (nvidia-smi lists them)".to_owned();
+            let hint = "lease less, or stop other processes on the GPU (nvidia-smi lists them)".to_owned();
             Err(DeviceError::Refused { asked: Bytes::ZERO, free, hint })
         }
         // Sticky: the context is broken, and every later call reports it.
@@ -202,7 +204,7 @@ mod tests {
     fn a_driver_that_is_too_old_is_told_which_would_do() {
         let error = served(12_030).expect_err("a month too old");
         assert!(matches!(error, DeviceError::Unusable { .. }));
-        assert_eq!(error.to_string(), "the driver is made for CUDA 12.3; 12.4 is the oldest that is served");
+        assert_eq!(error.to_string(), "the driver supports CUDA 12.3; expected 12.4 or later");
         assert!(error.hint().expect("there is something to do").contains("550"));
         for version in [12_040, 12_080, 13_000, 13_010] {
             served(version).expect("new enough");
@@ -217,7 +219,10 @@ mod tests {
             return println!("skipped, there is a driver here");
         }
         let error = load(0).expect_err("there is none");
-        assert!(matches!(&error, DeviceError::NoDevice { reason, .. } if reason.contains("no CUDA driver")), "{error}");
+        assert!(
+            matches!(&error, DeviceError::NoDevice { reason, .. } if reason.contains("CUDA driver is not installed")),
+            "{error}"
+        );
         assert!(error.hint().expect("there is something to do").contains("install the NVIDIA driver"));
     }
 

@@ -133,7 +133,8 @@ impl CudaDevice {
         let counted_before = nvml.as_ref().and_then(Nvml::process_bytes).unwrap_or_default();
         let context = Context::retain(device).map_err(|error| match error {
             DeviceError::Refused { free, .. } => {
-                let hint = "stop other users of the device (nvidia-smi lists them): a context alone takes some 0.5 GiB";
+                let hint =
+                    "stop other processes on the GPU (nvidia-smi lists them); a CUDA context takes about 0.5 GiB";
                 DeviceError::Refused { asked: CONTEXT, free: before.unwrap_or(free), hint: hint.to_owned() }
             }
             error => driver::gives_no_context(error),
@@ -323,14 +324,14 @@ impl State {
     ) -> Result<(Address, &mut Reservation, Bytes, Bytes), DeviceError> {
         let bad = |reason| DeviceError::BadRange { address, bytes, verb, reason };
         let (start, reservation) =
-            self.reservations.range_mut(..=address).next_back().ok_or(bad("it is not reserved"))?;
+            self.reservations.range_mut(..=address).next_back().ok_or(bad("the address is not reserved"))?;
         let from = address.distance_from(*start);
-        let to = from.checked_add(bytes).ok_or(bad("it is longer than any memory"))?;
+        let to = from.checked_add(bytes).ok_or(bad("the range exceeds the address space"))?;
         if to > reservation.bytes {
-            return Err(bad("it is not within one reservation"));
+            return Err(bad("the range does not lie within one reservation"));
         }
         if !from.is_multiple_of(page) || !bytes.is_multiple_of(page) || bytes.is_zero() {
-            return Err(bad("it is not whole pages"));
+            return Err(bad("the range is not made of whole pages"));
         }
         Ok((*start, reservation, from, to))
     }
@@ -359,7 +360,7 @@ impl CudaDevice {
         match check("cuMemAddressReserve", reserved) {
             Err(DeviceError::Driver { said, .. }) => return Err(DeviceError::NoAddresses { bytes, reason: said }),
             Err(DeviceError::Refused { .. }) => {
-                let reason = "the driver has no memory for its tables".to_owned();
+                let reason = "the driver has no memory for its page tables".to_owned();
                 return Err(DeviceError::NoAddresses { bytes, reason });
             }
             outcome => outcome?,
@@ -377,7 +378,7 @@ impl CudaDevice {
             address,
             bytes: Bytes::ZERO,
             verb: "released",
-            reason: "no reservation starts there",
+            reason: "no reservation starts at this address",
         })?;
         for (offset, piece) in reservation.pieces {
             self.unmap(address.offset(offset), piece)?;
@@ -393,7 +394,7 @@ impl CudaDevice {
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "backed")?;
         if !reservation.backed(from, to).is_zero() {
-            let reason = "some of it is backed already";
+            let reason = "part of the range is already backed";
             return Err(DeviceError::BadRange { address, bytes, verb: "backed", reason });
         }
         let filled = self.fill(start, &pieces::cut(from, to, self.page), |bytes| self.create(bytes)).and_then(
@@ -419,7 +420,7 @@ impl CudaDevice {
         let mut state = self.lock();
         let (start, reservation, from, to) = state.find(self.page, (address, bytes), "unbacked")?;
         if reservation.backed(from, to) != bytes {
-            let reason = "not all of it is backed";
+            let reason = "part of the range is not backed";
             return Err(DeviceError::BadRange { address, bytes, verb: "unbacked", reason });
         }
         // First carve a piece that extends past an end of the stretch.

@@ -36,7 +36,7 @@ impl CudaDevice {
     /// [`DeviceError::HostRefused`] if the host has no such memory, or `bytes` is 0. [`DeviceError::Lost`].
     pub fn pinned(self: &Arc<Self>, bytes: Bytes) -> Result<Pinned, DeviceError> {
         if bytes.is_zero() {
-            return Err(DeviceError::HostRefused { asked: bytes, said: "0 bytes were asked for".to_owned() });
+            return Err(DeviceError::HostRefused { asked: bytes, said: "the request was for 0 bytes".to_owned() });
         }
         self.enter()?;
         self.count_allocation();

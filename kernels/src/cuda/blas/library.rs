@@ -387,10 +387,10 @@ const LOADED_MOST: Bytes = Bytes::mib(32);
 fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
     let name = match status {
         number::SUCCESS => return Ok(()),
-        1 => "not initialised",
+        1 => "not initialized",
         3 => "no memory",
-        7 => "a value that it does not take",
-        8 => "the architecture is not served",
+        7 => "an invalid value",
+        8 => "an unsupported architecture",
         11 => "a mapping error",
         13 => "execution failed",
         14 => "an internal error",
@@ -404,7 +404,7 @@ fn said(call: &'static str, status: i32) -> Result<(), DeviceError> {
 }
 
 fn no_memory(free: Bytes) -> DeviceError {
-    let hint = "cuBLASLt found no memory for itself; end what else uses the device".to_owned();
+    let hint = "stop other processes on the GPU: cuBLASLt could not allocate memory for itself".to_owned();
     DeviceError::Refused { asked: Bytes::ZERO, free, hint }
 }
 

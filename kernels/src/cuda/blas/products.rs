@@ -326,7 +326,10 @@ impl Products {
 }
 
 fn no_algorithm(product: Product) -> DeviceError {
-    DeviceError::Driver { call: "cublasLtMatmulAlgoGetHeuristic", said: format!("no algorithm for {product:?}") }
+    DeviceError::Driver {
+        call: "cublasLtMatmulAlgoGetHeuristic",
+        said: format!("cuBLASLt has no algorithm for {product:?}"),
+    }
 }
 
 /// The library's algorithm measured for exactly this product.

@@ -159,7 +159,7 @@ impl Calls {
         match memory {
             Some(Err(lost)) if lost.is_lost() => Err(lost),
             Some(Ok(memory)) if memory.free < TAKEN_MOST => {
-                let hint = "NCCL found no memory for itself; end what else uses the device".to_owned();
+                let hint = "stop other processes on the GPU: NCCL could not allocate memory for itself".to_owned();
                 Err(DeviceError::Refused { asked: Bytes::ZERO, free: memory.free, hint })
             }
             _ => Err(DeviceError::Driver { call, said: self.words(result) }),
@@ -201,7 +201,7 @@ fn find(candidates: &[PathBuf], folders: &[PathBuf], why: &str) -> Result<Calls,
         let reason = match unsafe { Calls::of(library) } {
             Ok(calls) if calls.version_number() >= VERSION_MIN => return Ok(calls),
             Ok(calls) => {
-                format!("its version is {}, and {VERSION_MIN} is the oldest that is served", calls.version_number())
+                format!("its version is {}; expected {VERSION_MIN} or later", calls.version_number())
             }
             // The system's own message is one level down.
             Err(error) => error.source().map_or_else(|| error.to_string(), ToString::to_string),
@@ -224,13 +224,13 @@ mod tests {
     fn a_machine_without_nccl_is_told_why_it_is_wanted_and_where_it_was_looked_for() {
         let nowhere = PathBuf::from("/nowhere/lib");
         let candidates = NAMES.map(|name| nowhere.join(name));
-        let why = "cuda:0 cannot reach the memory of cuda:1";
+        let why = "cuda:0 cannot access the memory of cuda:1";
         let error = find(&candidates, &[nowhere], why).map(drop).expect_err("it is not there");
         let said = error.to_string();
         assert_eq!(
             said,
-            "cuda:0 cannot reach the memory of cuda:1, and NCCL was not found: looked for libnccl.so.2, libnccl.so in the \
-             system's folders, /nowhere/lib"
+            "NCCL is needed because cuda:0 cannot access the memory of cuda:1, but was not found: looked for \
+             libnccl.so.2, libnccl.so in the system's folders, /nowhere/lib"
         );
         let hint = error.hint().expect("there is something to do");
         assert!(hint.contains("pip install nvidia-nccl-cu12") && hint.contains("BURSAR_CUDA_LIB"), "{hint}");

@@ -267,7 +267,7 @@ fn refuse_shared(devices: &[Arc<CudaDevice>]) -> Result<(), DeviceError> {
     match ordinals.windows(2).find(|pair| pair[0] == pair[1]) {
         None => Ok(()),
         Some(pair) => Err(DeviceError::Unusable {
-            reason: format!("NCCL has one rank on a GPU, and cuda:{} was given to several", pair[0]),
+            reason: format!("NCCL allows one rank per GPU, but cuda:{} was given to several ranks", pair[0]),
             hint: "name each GPU once".to_owned(),
         }),
     }
@@ -344,7 +344,7 @@ fn warm_up(
     let began = Instant::now();
     while !ends.iter().all(Event::is_past) {
         if began.elapsed() > patience {
-            let said = format!("the first exchanges did not end within {} s", patience.as_secs_f64());
+            let said = format!("the first collectives did not complete within {} s", patience.as_secs_f64());
             // Otherwise they would still wait for each other when the streams drop.
             shared.break_off(&[], said.clone());
             return Err(DeviceError::Driver { call: "ncclAllReduce", said });

@@ -113,7 +113,7 @@ impl Watch {
     pub(in super::super) fn check(&self) -> Result<(), DeviceError> {
         match self.shared.broken.get() {
             None => Ok(()),
-            Some(why) => Err(DeviceError::Lost { reason: format!("the ranks of a model went apart: {why}") }),
+            Some(why) => Err(DeviceError::Lost { reason: format!("a collective of the model's ranks failed: {why}") }),
         }
     }
 
@@ -189,7 +189,7 @@ impl Shared {
         }
         let names: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let is_gone = |rank: &usize| self.ranks[*rank].is_gone.load(Ordering::Acquire);
-        let what = if missing.iter().all(is_gone) { "is gone" } else { "did not come to an exchange in time" };
+        let what = if missing.iter().all(is_gone) { "is gone" } else { "did not join it in time" };
         let kept: Vec<usize> = gates.iter().filter(|(_, gate)| gate.is_some()).map(|(rank, _)| *rank).collect();
         self.break_off(&kept, format!("rank {} {what}", names.join(", ")));
         true
@@ -341,7 +341,7 @@ mod tests {
             come(&watches[1], 3);
             come(&watches[2], 4);
         });
-        assert!(heard.expect("it is lost").contains("rank 1 did not come to an exchange in time"));
+        assert!(heard.expect("it is lost").contains("rank 1 did not join it in time"));
         assert_eq!((before, after), ([1, 0, 1], [1; 3]), "the late one's is the last");
         assert!((PATIENCE..5 * PATIENCE).contains(&took), "{took:?}");
     }
@@ -392,7 +392,7 @@ mod tests {
             };
             watches[1].launch(1, launch).expect("it began before");
         });
-        assert!(heard.expect("it is lost").contains("rank 1 did not come"));
+        assert!(heard.expect("it is lost").contains("rank 1 did not join"));
         assert_eq!(before, [1; 3]);
     }
 

@@ -41,7 +41,8 @@ impl TowerInput {
         };
         Err(ConfigError::Contradiction(format!(
             "the bounds of the video processor count the pixels of {found}, but the model's count those of {wanted}: \
-             its settings (video_preprocessor_config.json, or their part of processor_config.json) are another model's"
+             its settings (video_preprocessor_config.json, or their part of processor_config.json) belong to another \
+             model"
         )))
     }
 

@@ -192,7 +192,7 @@ impl Keys<'_, '_> {
         let (window, context) = (self.number(WINDOW)?, self.required("context_length")?);
         match window.filter(|window| (1..context).contains(window)) {
             None => Ok(()),
-            Some(window) => Err(self.refused(WINDOW, window, "0, or no less than context_length")),
+            Some(window) => Err(self.refused(WINDOW, window, "0, or at least context_length")),
         }
     }
 
@@ -212,7 +212,7 @@ impl Keys<'_, '_> {
         let original = self.number(ORIGINAL)?;
         match (kind, by_divisors) {
             ("none", by_divisors) => Ok(by_divisors),
-            (_, Some(_)) => Err(self.refused(SCALING, kind, &format!("none beside {}", rope_factors::TENSOR))),
+            (_, Some(_)) => Err(self.refused(SCALING, kind, &format!("none together with {}", rope_factors::TENSOR))),
             ("linear", None) => Ok(Some(json!({ "rope_type": "linear", "factor": factor }))),
             ("yarn", None) => Ok(Some(json!({
                 "rope_type": "yarn",

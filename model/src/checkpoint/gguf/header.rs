@@ -76,7 +76,7 @@ impl<'f> Header<'f> {
         match from.u32()? {
             2 | 3 => {}
             version if [2, 3].contains(&version.swap_bytes()) => return Err("its bytes are big-endian".to_owned()),
-            version => return Err(format!("it is of version {version}, supported are 2 and 3")),
+            version => return Err(format!("its version is {version}; supported: 2 and 3")),
         }
         let tensors = from.count("tensors", TENSORS_MAX)?;
         let settings = from.settings()?;
@@ -103,10 +103,10 @@ impl<'f> Cursor<'f> {
     fn take(&mut self, bytes: u64) -> Result<&'f [u8], String> {
         let end = usize::try_from(bytes).ok().and_then(|bytes| self.at.checked_add(bytes));
         if end.is_some_and(|end| end > TEXT_BYTES_MAX as usize && end <= self.file.len()) {
-            return Err(format!("it has more than {TEXT_BYTES_MAX} bytes, which is the limit"));
+            return Err(format!("it has more bytes than the limit of {TEXT_BYTES_MAX}"));
         }
         let taken = end.and_then(|end| self.file.get(self.at..end));
-        let taken = taken.ok_or_else(|| format!("{bytes} bytes are to follow byte {}, and do not", self.at))?;
+        let taken = taken.ok_or_else(|| format!("{bytes} bytes should follow byte {}, but the file ends", self.at))?;
         self.at += taken.len();
         Ok(taken)
     }
@@ -125,7 +125,7 @@ impl<'f> Cursor<'f> {
 
     fn count(&mut self, of: &str, most: u64) -> Result<u64, String> {
         match self.u64()? {
-            count if count > most => Err(format!("it claims {count} {of}, the limit is {most}")),
+            count if count > most => Err(format!("it claims {count} {of}; the limit is {most}")),
             count => Ok(count),
         }
     }
@@ -158,14 +158,14 @@ impl<'f> Cursor<'f> {
             6 => Setting::Float(f32::from_le_bytes(self.array()?).into()),
             7 => match self.array::<1>()? {
                 [truth @ (0 | 1)] => Setting::Bool(truth == 1),
-                [other] => return Err(format!("the truth at byte {} is {other}", self.at - 1)),
+                [other] => return Err(format!("the boolean at byte {} is {other}", self.at - 1)),
             },
             8 => Setting::Text(self.text()?),
             10 => Setting::Unsigned(self.u64()?),
             11 => Setting::Signed(i64::from_le_bytes(self.array()?)),
             12 => Setting::Float(f64::from_le_bytes(self.array()?)),
-            LIST => return Err(format!("there is a list of lists at byte {}", self.at)),
-            other => return Err(format!("the setting at byte {} is of type {other}, which is none", self.at)),
+            LIST => return Err(format!("it has a list of lists at byte {}", self.at)),
+            other => return Err(format!("the setting at byte {} has the unknown type {other}", self.at)),
         })
     }
 
@@ -181,7 +181,7 @@ impl<'f> Cursor<'f> {
     fn tensor(&mut self) -> Result<Listed<'f>, String> {
         let (name, axes) = (self.text()?, self.u32()?);
         if !(1..=AXES_MAX).contains(&axes) {
-            return Err(format!("the tensor {name} has {axes} axes, not from 1 to {AXES_MAX}"));
+            return Err(format!("the tensor {name} has {axes} axes; expected from 1 to {AXES_MAX}"));
         }
         let extent = |extent: u64| usize::try_from(extent).ok().filter(|extent| *extent > 0);
         let mut shape = Vec::new();

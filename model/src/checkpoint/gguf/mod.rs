@@ -90,7 +90,7 @@ impl<'f> Settings<'f> {
         }
         match self.number("split.count")? {
             None | Some(0 | 1) => Ok(()),
-            Some(count) => Err(self.refused("split.count", count, "one file; `llama-gguf-split --merge` makes it one")),
+            Some(count) => Err(self.refused("split.count", count, "one file, as `llama-gguf-split --merge` makes it")),
         }
     }
 

@@ -110,7 +110,7 @@ fn paired_heads(tensor: &Listed<'_>, config: &Config) -> Result<usize, String> {
     match config.architecture.has_paired_rows {
         false => Ok(0),
         true if heads > 0 && tensor.shape[0].is_multiple_of(2 * heads) => Ok(heads),
-        true => Err(format!("the {} rows of {} are no pairs in {heads} heads", tensor.shape[0], tensor.name)),
+        true => Err(format!("the {} rows of {} do not form pairs in {heads} heads", tensor.shape[0], tensor.name)),
     }
 }
 
@@ -185,6 +185,6 @@ fn type_name(kind: u32) -> String {
     match stored(kind) {
         Some(Stored::Plain(dtype)) => format!("{dtype:?}"),
         Some(Stored::Blocks(kind)) => format!("{kind:?}"),
-        None => unread().unwrap_or_else(|| format!("of type {kind}, which is not known")),
+        None => unread().unwrap_or_else(|| format!("{kind}, which is unknown")),
     }
 }

@@ -77,7 +77,9 @@ impl<'f> Ids<'_, 'f> {
         let Some(id) = self.settings.number(&name)? else { return Ok(None) };
         match usize::try_from(id).ok().and_then(|id| self.tokens.get(id)) {
             Some(token) => Ok(Some((id, token))),
-            None => Err(self.settings.refused(&name, id, &format!("less than {}, the tokens", self.tokens.len()))),
+            None => {
+                Err(self.settings.refused(&name, id, &format!("less than {}, the number of tokens", self.tokens.len())))
+            }
         }
     }
 

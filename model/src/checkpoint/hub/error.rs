@@ -8,22 +8,22 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum HubError {
     /// The id is not of the form `org/name`.
-    #[error("{id:?} is not the id of a model on the hub")]
+    #[error("{id:?} is not a valid id of a model on the hub")]
     Id {
         /// The text that was given.
         id: String,
     },
     /// The revision is not the name of a branch, tag or commit.
-    #[error("{revision:?} is not the name of a revision on the hub")]
+    #[error("{revision:?} is not a valid name of a revision on the hub")]
     Revision {
         /// The text that was given.
         revision: String,
     },
     /// No cache folder was given, and the user has no home folder.
-    #[error("there is no home folder for the hub's cache")]
+    #[error("the hub's cache has no folder, since no home folder is set")]
     NoCache,
     /// The proxy's address does not parse.
-    #[error("the address of the proxy is not understood")]
+    #[error("the address of the proxy is not valid")]
     Proxy,
     /// The hub does not answer.
     #[error("{endpoint} could not be reached: {reason}")]
@@ -41,7 +41,7 @@ pub enum HubError {
     },
     /// The token, or the lack of one, does not give access to the model. The hub's answer is the same for private
     /// models and for models that do not exist.
-    #[error("the hub refuses {repository} with status {status}")]
+    #[error("the hub refused access to {repository} with status {status}")]
     Refused {
         /// Id and revision.
         repository: String,
@@ -57,7 +57,7 @@ pub enum HubError {
         file: String,
     },
     /// The hub answers with an unexpected status.
-    #[error("the hub answers {status} for {file}")]
+    #[error("the hub answered {status} for {file}")]
     Status {
         /// The file's name.
         file: String,
@@ -73,7 +73,7 @@ pub enum HubError {
         header: &'static str,
     },
     /// A file is larger than such a file can sensibly be.
-    #[error("{file} has {bytes} bytes on the hub, the limit is {bytes_max}")]
+    #[error("{file} has {bytes} bytes on the hub; the limit is {bytes_max}")]
     TooLarge {
         /// The file's name.
         file: String,
@@ -83,7 +83,7 @@ pub enum HubError {
         bytes_max: u64,
     },
     /// Three connections in a row ended without more bytes.
-    #[error("{file} broke off after {bytes} of {bytes_total} bytes")]
+    #[error("the download of {file} stopped after {bytes} of {bytes_total} bytes")]
     Interrupted {
         /// The file's name.
         file: String,
@@ -111,7 +111,7 @@ pub enum HubError {
         kind: std::io::ErrorKind,
     },
     /// The watch cancelled the fetch.
-    #[error("the fetch was cancelled")]
+    #[error("the download was cancelled")]
     Cancelled,
 }
 
@@ -120,23 +120,23 @@ impl Hint for HubError {
 
     fn hint(&self) -> String {
         match self {
-            HubError::Id { .. } => "an id is an organisation and a name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),
+            HubError::Id { .. } => "write the organization and the name, as in Qwen/Qwen2.5-VL-7B-Instruct".into(),
             HubError::Revision { .. } => "name a branch, a tag or a commit, as in org/name@main".into(),
             HubError::NoCache => "name a folder in `HubOptions::cache`".into(),
-            HubError::Proxy => "an address of a proxy looks like http://host:3128".into(),
+            HubError::Proxy => "write the address of the proxy as http://host:3128".into(),
             HubError::Unreachable { .. } => {
                 "check the network, the proxy and `HubOptions::endpoint`; a model in the cache needs no network".into()
             }
             HubError::NoRepository { .. } => "check the spelling of the id and the revision".into(),
             HubError::Refused { .. } => {
-                "check the spelling; for a gated model accept its licence on its page and give a token".into()
+                "check the spelling; for a gated model accept its license on its page and set a token".into()
             }
             HubError::NoFile { .. } => {
-                "choose a repository with safetensors weights and a tokenizer.json; convert others first".into()
+                "choose a repository with safetensors weights and a tokenizer.json, or convert the model first".into()
             }
-            HubError::Status { .. } => "the hub may be busy; load the model again later".into(),
+            HubError::Status { .. } => "load the model again later; the hub may be busy".into(),
             HubError::Answer { .. } => "check that `HubOptions::endpoint` is a hub or a full mirror of one".into(),
-            HubError::TooLarge { .. } => "it is too large to be a checkpoint's; do not trust it".into(),
+            HubError::TooLarge { .. } => "do not use this file; a checkpoint's file is never this large".into(),
             HubError::Interrupted { .. } => "load the model again: the download continues where it stopped".into(),
             HubError::Size { .. } => "load the model again: the file was deleted and will be fetched again".into(),
             HubError::Cache { kind: std::io::ErrorKind::StorageFull, .. } => {

@@ -98,7 +98,7 @@ impl<'a> Remote<'a> {
             }
             return read(answer.headers(), file).map(Some);
         }
-        Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects without end" })
+        Err(HubError::Answer { file: file.to_owned(), header: "location: it redirects too often" })
     }
 
     /// Downloads the rest of a file, over any number of connections as long as they bring new bytes.

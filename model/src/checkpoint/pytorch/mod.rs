@@ -25,7 +25,7 @@ const PICKLE_BYTES_MAX: usize = 8 << 20;
 pub(super) fn open(source: &CheckpointSource, file: &str) -> Result<Option<Shard>, CheckpointError> {
     let Some(content) = Content::open(source, file)? else { return Ok(None) };
     if !content.bytes().starts_with(b"PK") {
-        let (setting, value) = ("the format".to_owned(), "no zip archive".to_owned());
+        let (setting, value) = ("the format".to_owned(), "not a zip archive".to_owned());
         let supported = "what torch.save writes since 1.6".to_owned();
         return Err(CheckpointError::Setting { file: file.to_owned(), setting, value, supported });
     }
@@ -41,7 +41,7 @@ fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, Place>), Strin
     let named = entries.iter().find_map(|(name, range)| Some((name.strip_suffix(PICKLE)?, range)));
     let (folder, range) = named.ok_or("it has no data.pkl")?;
     if range.len() > PICKLE_BYTES_MAX {
-        return Err(format!("its pickle has {} bytes, the limit is {PICKLE_BYTES_MAX}", range.len()));
+        return Err(format!("its pickle has {} bytes; the limit is {PICKLE_BYTES_MAX}", range.len()));
     }
     if let Some(order) = entries.get(&*format!("{folder}byteorder"))
         && file[order.clone()] != *b"little"
@@ -54,7 +54,7 @@ fn tensors(file: &[u8]) -> Result<(Range<usize>, BTreeMap<String, Place>), Strin
     };
     let mut tensors = BTreeMap::new();
     for (name, value) in pairs {
-        let name = state.pickle.text(*name).ok_or("a name in it is no text")?;
+        let name = state.pickle.text(*name).ok_or("a name in it is not a string")?;
         tensors.insert(name.to_owned(), state.place(*value).map_err(|reason| format!("the tensor {name} {reason}"))?);
     }
     Ok((range.clone(), tensors))
@@ -69,9 +69,9 @@ struct State<'f> {
 
 impl State<'_> {
     fn place(&self, value: Node) -> Result<Place, String> {
-        let arguments = self.arguments(value).ok_or("is none")?;
-        let [storage, offset, shape, strides, ..] = *arguments else { return Err("is none".to_owned()) };
-        let (dtype, storage) = self.storage(storage).ok_or("names no storage of the file")?;
+        let arguments = self.arguments(value).ok_or("is not a tensor")?;
+        let [storage, offset, shape, strides, ..] = *arguments else { return Err("is not a tensor".to_owned()) };
+        let (dtype, storage) = self.storage(storage).ok_or("refers to a storage that the file lacks")?;
         // These are copied, and many tensors of a file may name the same.
         let axes = |tuple| self.pickle.numbers(tuple, AXES_MAX);
         let numbers = self.pickle.number(offset).zip(axes(shape)).zip(axes(strides));
@@ -135,7 +135,7 @@ fn elements(shape: &[usize], strides: &[usize]) -> Result<usize, String> {
         if *extent != 1 && *stride != elements {
             return Err(format!("has the strides {strides:?} for the shape {shape:?}, and is not contiguous"));
         }
-        elements = elements.checked_mul(*extent).ok_or("is too large to count")?;
+        elements = elements.checked_mul(*extent).ok_or("has too many elements")?;
     }
     Ok(elements)
 }

@@ -141,7 +141,7 @@ impl<'f> Reader<'f> {
             0x94 => self.put(self.memo.len() as u32)?,
             b'h' => self.recall(1)?,
             b'j' => self.recall(4)?,
-            _ => return Err("there is an instruction that torch does not write"),
+            _ => return Err("it has an instruction that torch does not write"),
         }
         Ok(None)
     }
@@ -167,7 +167,7 @@ impl<'f> Reader<'f> {
     fn long(&mut self) -> Result<(), &'static str> {
         let bytes = self.number(1)? as usize;
         if !(1..=8).contains(&bytes) {
-            return Err("there is a number of more than eight bytes, or of none,");
+            return Err("it has an integer of no bytes or of more than 8");
         }
         let unused = 64 - 8 * bytes;
         let number = self.number(bytes)?.cast_signed() << unused >> unused;
@@ -177,7 +177,7 @@ impl<'f> Reader<'f> {
 
     fn text(&mut self, length: usize) -> Result<(), &'static str> {
         let bytes = self.number(length)? as usize;
-        let text = std::str::from_utf8(self.take(bytes)?).map_err(|_| "there is a text that is not UTF-8")?;
+        let text = std::str::from_utf8(self.take(bytes)?).map_err(|_| "it has a string that is not UTF-8")?;
         self.push(Value::Text(text));
         Ok(())
     }
@@ -185,14 +185,14 @@ impl<'f> Reader<'f> {
     fn line(&mut self) -> Result<&'f str, &'static str> {
         let length = self.bytes[self.at..].iter().position(|byte| *byte == b'\n').ok_or("it is cut off")?;
         let line = std::str::from_utf8(&self.take(length + 1)?[..length]);
-        line.map_err(|_| "there is a name that is not UTF-8")
+        line.map_err(|_| "it has a name that is not UTF-8")
     }
 
     /// A global whose module and name were pushed.
     fn global(&mut self) -> Result<(), &'static str> {
         let (name, module) = (self.pop()?, self.pop()?);
         let (Value::Text(module), Value::Text(name)) = (&self.values[module], &self.values[name]) else {
-            return Err("there is a name that is no text");
+            return Err("it has a name that is not a string");
         };
         self.push(Value::Global(module, name));
         Ok(())
@@ -209,7 +209,7 @@ impl<'f> Reader<'f> {
 
     /// Everything since the last mark.
     fn marked(&mut self) -> Result<Vec<Node>, &'static str> {
-        let mark = self.stack.iter().rposition(|node| self.values[*node] == Value::Mark).ok_or("there is no mark")?;
+        let mark = self.stack.iter().rposition(|node| self.values[*node] == Value::Mark).ok_or("it has no mark")?;
         let marked = self.stack.split_off(mark + 1);
         self.stack.pop();
         Ok(marked)
@@ -224,10 +224,10 @@ impl<'f> Reader<'f> {
 
     fn insert(&mut self, entries: Vec<Node>) -> Result<(), &'static str> {
         let dict = *self.stack.last().ok_or("its stack is empty")?;
-        let Value::Dict(pairs) = &mut self.values[dict] else { return Err("there is an entry of no dictionary") };
+        let Value::Dict(pairs) = &mut self.values[dict] else { return Err("it has an entry outside a dictionary") };
         let (new, odd) = entries.as_chunks();
         pairs.extend(new.iter().map(|[key, value]| (*key, *value)));
-        odd.is_empty().then_some(()).ok_or("there is a key without a value")
+        odd.is_empty().then_some(()).ok_or("it has a key without a value")
     }
 
     fn call(&mut self) -> Result<(), &'static str> {
@@ -250,7 +250,7 @@ impl<'f> Reader<'f> {
 
     fn recall(&mut self, bytes: usize) -> Result<(), &'static str> {
         let name = self.number(bytes)? as u32;
-        let node = *self.memo.get(&name).ok_or("it names a value that is not there")?;
+        let node = *self.memo.get(&name).ok_or("it refers to a missing value")?;
         self.stack.push(node);
         Ok(())
     }

@@ -225,7 +225,7 @@ impl WeightFormats {
 #[derive(Debug, Error)]
 pub enum QuantizationError {
     /// A setting is missing, or has a value that is not supported.
-    #[error("{file}: {field} is {value}, supported: {supported}")]
+    #[error("{file}: {field} is {value}; supported: {supported}")]
     Setting {
         /// The file's name.
         file: &'static str,
@@ -237,7 +237,7 @@ pub enum QuantizationError {
         supported: &'static str,
     },
     /// A setting that this crate does not know.
-    #[error("{file}: {field} is {value}, which may change what the model computes and is not known")]
+    #[error("{file}: {field} is {value}; this setting is unknown and may change what the model computes")]
     Unknown {
         /// The file's name.
         file: &'static str,
@@ -247,7 +247,7 @@ pub enum QuantizationError {
         value: String,
     },
     /// A pattern of modules is no regular expression.
-    #[error("{file}: the pattern {pattern:?} of modules is not understood: {reason}")]
+    #[error("{file}: the module pattern {pattern:?} is not valid: {reason}")]
     Pattern {
         /// The file's name.
         file: &'static str,
@@ -257,7 +257,7 @@ pub enum QuantizationError {
         reason: String,
     },
     /// The file of settings is no JSON object.
-    #[error("{file} is no JSON object: {reason}")]
+    #[error("{file} is not a JSON object: {reason}")]
     Malformed {
         /// The file's name.
         file: &'static str,
@@ -265,13 +265,13 @@ pub enum QuantizationError {
         reason: String,
     },
     /// The checkpoint is quantised in another way already.
-    #[error("quantization is {asked}, but the checkpoint is quantised in another way already")]
+    #[error("quantization is {asked}, but the checkpoint is already quantized in another way")]
     Twice {
         /// What was asked for.
         asked: WeightQuantization,
     },
     /// What should have quantised the checkpoint has not.
-    #[error("quantization is {asked}, but the checkpoint's weights are plain")]
+    #[error("quantization is {asked}, but the checkpoint's weights are not quantized")]
     Plain {
         /// What was asked for.
         asked: WeightQuantization,
@@ -283,12 +283,12 @@ impl Hint for QuantizationError {
 
     fn hint(&self) -> String {
         match self {
-            QuantizationError::Twice { .. } => "leave quantization out: the checkpoint's own is served".to_owned(),
+            QuantizationError::Twice { .. } => "leave quantization out to use the checkpoint's own".to_owned(),
             QuantizationError::Plain { .. } => {
                 "leave quantization out, or set it to fp8 to round weights while they load".to_owned()
             }
             QuantizationError::Malformed { .. } => {
-                "fetch the file again: it says how the weights are scaled".to_owned()
+                "download the file again: it says how the weights are scaled".to_owned()
             }
             _ => "load the model's release in bf16 (with quantization set to fp8, its weights are rounded while they \
                   load), or one in FP8 by blocks of 128 x 128, by channel or by tensor"

@@ -306,7 +306,7 @@ impl VisionConfig {
         match self.image_size.is_multiple_of(merged) {
             true => Ok(self),
             false => Err(ConfigError::Contradiction(format!(
-                "vision_config.image_size {} is no multiple of {merged}, two patches",
+                "vision_config.image_size {} is not a multiple of {merged}, two patches",
                 self.image_size
             ))),
         }
@@ -334,7 +334,7 @@ impl VisionConfig {
         for (key, expected) in [("image_seq_length", tokens), ("force_image_size", self.image_size)] {
             let said = config.get(key).map(Option::<usize>::deserialize).transpose()?.flatten();
             if let Some(said) = said.filter(|said| *said != expected) {
-                let text = format!("{key} is {said}, but vision_config makes it {expected}");
+                let text = format!("{key} is {said}, but vision_config gives {expected}");
                 return Err(ConfigError::Contradiction(text));
             }
         }
@@ -359,7 +359,9 @@ impl Fields {
         ConfigError::check_size("vision_config.patch_size", self.patch_size.read("patch_size")?, 256)?;
         if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
             let (heads, hidden) = (self.num_attention_heads, self.hidden_size);
-            return Err(ConfigError::Contradiction(format!("vision_config: {heads} heads do not share {hidden}")));
+            return Err(ConfigError::Contradiction(format!(
+                "vision_config: {hidden} elements cannot be divided among {heads} heads"
+            )));
         }
         let is_known = ["layer_norm", "rms_norm"].contains(&self.norm_type.as_str());
         let unsupported: [(&str, String, bool, &'static str); 6] = [

@@ -43,7 +43,7 @@ impl Settings for Config {
             Some(window) => Err(ConfigError::Unsupported {
                 field: "sliding_window".to_owned(),
                 value: window.to_string(),
-                supported: "null, or no less than max_position_embeddings",
+                supported: "null, or at least max_position_embeddings",
             }),
         }
     }

@@ -83,7 +83,7 @@ impl VisionConfig {
         self.check_sizes()?;
         self.tower.check(self.hidden_size, "silu")?;
         if self.window_side() == 0 {
-            return contradiction("vision_config: a window holds no merged patch".to_owned());
+            return contradiction("vision_config: a window is smaller than a merged patch".to_owned());
         }
         if self.out_hidden_size != decoder_hidden {
             return contradiction(format!(

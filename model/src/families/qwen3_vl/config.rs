@@ -80,7 +80,7 @@ impl VisionConfig {
         self.tower.check(self.hidden_size, "gelu_pytorch_tanh")?;
         if self.grid_side().pow(2) != self.num_position_embeddings {
             let rows = self.num_position_embeddings;
-            return contradiction(format!("vision_config.num_position_embeddings {rows} is no square"));
+            return contradiction(format!("vision_config.num_position_embeddings {rows} is not a square number"));
         }
         if self.out_hidden_size != decoder.hidden {
             let (out, hidden) = (self.out_hidden_size, decoder.hidden);

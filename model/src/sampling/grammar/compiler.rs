@@ -89,7 +89,7 @@ impl GrammarCompiler {
         let grammar = Grammar::new(parser, self.vocabulary.clone());
         match grammar.allowed(&[]) {
             Ok(_) => Ok(grammar),
-            Err(GrammarError::DeadEnd { .. }) => Err(refused("nothing that the vocabulary can spell has this form")),
+            Err(GrammarError::DeadEnd { .. }) => Err(refused("the vocabulary cannot spell any text of this format")),
             Err(error) => Err(error),
         }
     }
@@ -146,7 +146,7 @@ fn whole_refusal(error: &str) -> GrammarError {
         return GrammarError::TooComplex;
     }
     // The message of a panic in the library would not help a caller.
-    let first_line = if first_line.starts_with("panic") { "the form is not understood" } else { first_line };
+    let first_line = if first_line.starts_with("panic") { "the format is not valid" } else { first_line };
     let end = (0..=REASON_BYTES_MAX.min(first_line.len())).rev().find(|&end| first_line.is_char_boundary(end));
     GrammarError::Schema { reason: PrivateText(first_line[..end.unwrap_or(0)].to_owned()) }
 }

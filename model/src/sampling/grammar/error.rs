@@ -12,7 +12,7 @@ use crate::text::error::PrivateText;
 #[non_exhaustive]
 pub enum GrammarError {
     /// A part of the form exceeds its limit.
-    #[error("the {part} has {value} {unit}, the limit is {limit}")]
+    #[error("the {part} has {value} {unit}; the limit is {limit}")]
     TooLarge {
         /// Schema, regular expression or list of choices.
         part: &'static str,
@@ -27,13 +27,13 @@ pub enum GrammarError {
     #[error("the list of choices is empty")]
     NoChoice,
     /// The schema cannot be followed: it is not a schema, contradicts itself, or uses a keyword that is not supported.
-    #[error("the JSON schema cannot be followed")]
+    #[error("the JSON schema cannot be used")]
     Schema {
         /// The place and the reason. It may quote the schema: show it to the caller, never log it.
         reason: PrivateText,
     },
     /// The schema uses a keyword that is not supported.
-    #[error("the JSON schema has `{keyword}` at {place}, which is not supported")]
+    #[error("the JSON schema has the keyword `{keyword}` at {place}, which is not supported")]
     Keyword {
         /// The keyword.
         keyword: &'static str,
@@ -49,7 +49,7 @@ pub enum GrammarError {
         place: SchemaPlace,
     },
     /// The pattern is not a regular expression.
-    #[error("the regular expression is wrong at byte {at}: {kind}")]
+    #[error("the regular expression is not valid at byte {at}: {kind}")]
     Regex {
         /// Byte offset in the pattern.
         at: usize,
@@ -57,22 +57,22 @@ pub enum GrammarError {
         kind: String,
     },
     /// The pattern uses a feature that cannot be followed token by token.
-    #[error("the regular expression cannot be followed")]
+    #[error("the regular expression cannot be used")]
     UnsupportedRegex {
         /// The reason. It may quote the pattern: show it to the caller, never log it.
         reason: PrivateText,
     },
     /// The form would take too much time or memory, in all or for one token.
-    #[error("the form takes more work than is allowed")]
+    #[error("the format takes more work than is allowed")]
     TooComplex,
     /// The tokens produced so far do not follow the grammar.
-    #[error("of {produced} tokens produced, one does not follow the grammar")]
+    #[error("one of {produced} produced tokens does not follow the grammar")]
     NotFollowed {
         /// Number of tokens produced so far.
         produced: usize,
     },
     /// No token of the vocabulary spells what must come next.
-    #[error("after {produced} tokens the vocabulary has none that the form allows")]
+    #[error("after {produced} tokens the vocabulary has no token that the format allows")]
     DeadEnd {
         /// Number of tokens produced so far.
         produced: usize,
@@ -87,7 +87,7 @@ pub enum GrammarError {
     #[error("the tokens of this kind of tokenizer decoder cannot be read as bytes")]
     Spelling,
     /// The vocabulary is larger than the parser's trie can hold.
-    #[error("the vocabulary has {tokens} tokens of {bytes} bytes together, the limit is {bytes_max}")]
+    #[error("the vocabulary has {tokens} tokens of {bytes} bytes together; the limit is {bytes_max}")]
     Vocabulary {
         /// Number of tokens.
         tokens: usize,
@@ -97,7 +97,7 @@ pub enum GrammarError {
         bytes_max: usize,
     },
     /// The checkpoint has no end token, so a reply could not end.
-    #[error("the checkpoint names no end token, so a form could not end")]
+    #[error("the checkpoint names no end token, so a reply with a format could not end")]
     NoEndToken,
 }
 
@@ -130,16 +130,20 @@ impl Hint for GrammarError {
                 "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()
             }
             GrammarError::TooComplex => {
-                "lower counts of repetition and numbers of properties, alternatives or patterns for one text, or set a bound where there is none".into()
+                "lower counts of repetition and numbers of properties, alternatives or patterns for one text, or set a \
+                 bound where there is none"
+                    .into()
             }
-            GrammarError::DeadEnd { .. } => "ask for a form in characters that the model's tokenizer knows".into(),
+            GrammarError::DeadEnd { .. } => "ask for a format in characters that the model's tokenizer knows".into(),
             GrammarError::NotFollowed { .. } | GrammarError::Broken { .. } => {
                 "this is a bug in Bursar; please report it with the schema or pattern, if it is not private".into()
             }
             GrammarError::Spelling => {
-                "only byte-level, byte-fallback and metaspace tokenizers can follow a grammar".into()
+                "use a model with a byte-level, byte-fallback or metaspace tokenizer: only these can follow a \
+                 grammar"
+                    .into()
             }
-            GrammarError::Vocabulary { .. } => "this model cannot follow grammars".into(),
+            GrammarError::Vocabulary { .. } => "use another model: this one cannot follow grammars".into(),
             GrammarError::NoEndToken => "add `eos_token_id` to generation_config.json".into(),
         }
     }

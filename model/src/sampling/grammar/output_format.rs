@@ -229,7 +229,7 @@ fn regex(pattern: &str) -> Result<TopLevelGrammar, GrammarError> {
         let (at, kind) = match &error {
             Error::Parse(error) => (error.span().start.offset, error.kind().to_string()),
             Error::Translate(error) => (error.span().start.offset, error.kind().to_string()),
-            _ => (0, "not understood".to_owned()),
+            _ => (0, "not valid".to_owned()),
         };
         return Err(GrammarError::Regex { at, kind });
     }

@@ -1,6 +1,7 @@
 //! Stories of a budget that watches its device, and of leases whose owners obey. Time is paused and advanced by the
 //! test.
 
+use bursar_budgets::testing::HostControl;
 use std::{sync::Mutex, time::Duration};
 
 use bursar_budgets::Fence;

@@ -32,7 +32,7 @@ fn a_crash_loop_ends_the_engine_with_its_reason() {
         bed.die(1).give(Input::Restart { restart });
     }
     bed.hear();
-    let told = ["check device", "starting", "give up: 3 restarts within 60 s, the last after: a bug"];
+    let told = ["check device", "starting", "give up: 3 restarts within 60 s; the last failure: a bug"];
     assert_eq!(bed.die(1).hear(), told);
     assert_eq!(bed.die(0).give(Input::Restart { restart: 3 }).hear(), [""; 0]);
 }

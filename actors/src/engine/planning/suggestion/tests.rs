@@ -166,10 +166,10 @@ fn a_lack_that_no_knob_can_fix_is_named_so() {
     let helpful: Vec<_> = unfit.suggestions.iter().filter(|suggestion| suggestion.to.is_some()).collect();
     assert!(helpful.len() == 1 && helpful[0].knob == TOTAL, "{helpful:?}");
     let hint = unfit.hint();
-    assert!(hint.contains("`capacity` ") && hint.contains("no value of these"), "{hint}");
+    assert!(hint.contains("`capacity` ") && hint.contains("only one of these"), "{hint}");
     let card = subject.question(&options, Place { is_host: false, ..question.place });
     let unfit = Forecast::of(&card).expect("it can be planned").unfit.expect("as above");
-    assert!(unfit.hint().contains("more of free device memory"), "a card is what it is: {}", unfit.hint());
+    assert!(unfit.hint().contains("more of the device's memory"), "a card is what it is: {}", unfit.hint());
 }
 
 #[test]

@@ -1,0 +1,284 @@
+//! Rules about the pages: what the README shows first, how long pages are, their links, numbers and language.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Component, Path, PathBuf},
+};
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+/// Files of the checkout with this ending, as paths from the root. Build output and history are left out.
+fn files(ending: &str) -> Vec<String> {
+    let (mut folders, mut found) = (vec![root().to_owned()], Vec::new());
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("a folder of the checkout") {
+            let path = entry.expect("an entry").path();
+            let name = path.file_name().expect("an entry has a name").to_string_lossy().into_owned();
+            let is_ours = !["target", "node_modules", "archive", "__pycache__"].contains(&name.as_str());
+            match path.is_dir() {
+                true if is_ours && !name.starts_with('.') => folders.push(path),
+                false if name.ends_with(ending) => {
+                    let path = path.strip_prefix(root()).expect("below the root");
+                    found.push(path.display().to_string().replace('\\', "/"));
+                }
+                _ => {}
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The lines of a page that are prose, with their numbers, without fenced blocks and inline code.
+fn prose(text: &str) -> Vec<(usize, String)> {
+    let mut fenced = false;
+    let mut lines = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced && !line.starts_with("    ") {
+            let outside_code: String = line.split('`').step_by(2).collect::<Vec<_>>().join("x");
+            lines.push((number + 1, outside_code));
+        }
+    }
+    lines
+}
+
+/// The commands in the first lines of the README, in blocks of `sh`.
+fn first_commands(lines: usize) -> Vec<String> {
+    let (mut inside, mut commands) = (false, Vec::new());
+    for line in read("README.md").lines().take(lines) {
+        match line {
+            "```sh" => inside = true,
+            "```" => inside = false,
+            line if inside => commands.push(line.to_owned()),
+            _ => {}
+        }
+    }
+    commands
+}
+
+#[test]
+fn the_readme_opens_with_the_main_command_and_the_test_command() {
+    let commands = first_commands(45);
+    for wanted in
+        ["cargo run --release -- serve", "curl -s http://127.0.0.1:8000/v1/chat/completions", "cargo test --workspace"]
+    {
+        assert!(commands.iter().any(|line| line.starts_with(wanted)), "README.md has `{wanted}` in its first 45 lines");
+    }
+    assert!(read(".ci/run").contains("README.md)\""), ".ci/run reads the test command from README.md");
+}
+
+#[test]
+fn pages_keep_to_their_length() {
+    for (page, words_max) in [
+        ("README.md", 1_000),
+        ("ARCHITECTURE.md", 1_600),
+        ("docs/limitations.md", 1_750),
+        ("docs/glossary.md", 900),
+        ("benches/h200.md", 3_500),
+        ("benches/README.md", 1_500),
+        ("benches/backlog.md", 1_500),
+    ] {
+        let words = read(page).split_whitespace().count();
+        assert!(words <= words_max, "{page} has {words} words; at most {words_max}");
+    }
+    let changelog = read("CHANGELOG.md");
+    let first = changelog.split("\n## ").find(|section| section.starts_with("0.1.0")).expect("the first release");
+    assert!(first.lines().count() <= 40, "the first release is told in at most 40 lines");
+}
+
+#[test]
+fn decisions_are_short_numbered_and_in_their_index() {
+    let index = read("docs/adr/README.md");
+    let pages: Vec<String> = files(".md").into_iter().filter(|page| page.starts_with("docs/adr/0")).collect();
+    assert!(pages.len() < 30, "{} decisions in force; merge those about one topic", pages.len());
+    for (at, page) in pages.iter().enumerate() {
+        let (text, name) = (read(page), page.trim_start_matches("docs/adr/"));
+        let words = text.split_whitespace().count();
+        assert!(words <= 400, "{page} has {words} words; at most 400");
+        assert!(name.starts_with(&format!("{:04}-", at + 1)), "{page} is decision {}", at + 1);
+        assert!(text.starts_with(&format!("# {}. ", at + 1)), "{page} opens with its number and title");
+        for section in ["\n## Context\n", "\n## Decision\n", "\n## Consequences\n"] {
+            assert!(text.contains(section), "{page} has the section {}", section.trim());
+        }
+        assert!(index.contains(&format!("({name})")), "docs/adr/README.md lists {name}");
+    }
+}
+
+/// The anchors that GitHub makes of a page's headings.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| -> String {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
+        kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
+    };
+    headings.map(anchor).collect()
+}
+
+/// A relative path with `..` resolved.
+fn resolved(path: &Path) -> PathBuf {
+    path.components().fold(PathBuf::new(), |mut done, component| {
+        match component {
+            Component::ParentDir => drop(done.pop()),
+            component => done.push(component),
+        }
+        done
+    })
+}
+
+#[test]
+fn links_between_pages_lead_somewhere() {
+    let mut broken = Vec::new();
+    for page in files(".md") {
+        let text = read(&page);
+        let (folder, outside_code) = (Path::new(&page).parent().expect("a folder"), prose(&text));
+        for (number, line) in outside_code {
+            for target in line.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+                if target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                let (file, anchor) =
+                    target.split_once('#').map_or((target, None), |(file, anchor)| (file, Some(anchor)));
+                let path = if file.is_empty() { PathBuf::from(&page) } else { resolved(&folder.join(file)) };
+                let is_there = root().join(&path).exists();
+                let has_anchor = anchor
+                    .is_none_or(|anchor| is_there && anchors(&read(&path.display().to_string())).contains(anchor));
+                if !is_there || !has_anchor {
+                    broken.push(format!("{page}:{number}: {target}"));
+                }
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links without a target:\n  {}", broken.join("\n  "));
+}
+
+/// A page, what it says, and the line of code that it follows from.
+const NUMBERS: [(&str, &str, &str, &str); 22] = [
+    ("ARCHITECTURE.md", "a queue of 10", "actors/src/compute/lane/mod.rs", "const QUEUE: usize = 10;"),
+    (
+        "ARCHITECTURE.md",
+        "up to 5 s",
+        "actors/src/supervise/policy.rs",
+        "BACK_OFF_MAX: Duration = Duration::from_secs(5)",
+    ),
+    ("ARCHITECTURE.md", "at most 4 attempts", "actors/src/profile/core.rs", "ATTEMPTS_MAX: u32 = 4;"),
+    ("ARCHITECTURE.md", "95 % of the KV blocks", "actors/src/profile/core.rs", "SHRINK_PER_CENT: usize = 95;"),
+    ("ARCHITECTURE.md", "more than 2 deaths", "actors/src/chat/driver.rs", "DEATHS_MAX: u32 = 2;"),
+    ("ARCHITECTURE.md", "run 8 layers", "kernels/src/backend.rs", "AUTOTUNED_LAYERS: usize = 8;"),
+    ("kernels/KERNELS.md", "kv_head, 16, head_dim", "kernels/src/kv_layer.rs", "BLOCK_TOKENS: usize = 16;"),
+    ("kernels/KERNELS.md", "up to 512 experts", "kernels/src/ops/route.rs", "EXPERTS_MAX: usize = 512;"),
+    ("kernels/KERNELS.md", "and 32 per row", "kernels/src/ops/route.rs", "TOP_MAX: usize = 32;"),
+    ("kernels/KERNELS.md", "panels of 64 widened rows", "kernels/src/target.rs", "CPU_PANEL_ROWS: usize = 64;"),
+    ("kernels/KERNELS.md", "up to 4 rows are dot products", "kernels/src/cpu/linear.rs", "FEW_ROWS: usize = 4;"),
+    ("kernels/KERNELS.md", "65,536 multiply-adds", "kernels/src/cpu/threads.rs", "COST_PER_THREAD: usize = 1 << 16;"),
+    (
+        "kernels/KERNELS.md",
+        "heads of 32, 64, 80 and 128 elements",
+        "kernels/src/cuda/contract/sizes.rs",
+        "[32, 64, 80, 128]",
+    ),
+    ("kernels/KERNELS.md", "also supports 72", "kernels/src/cuda/contract/sizes.rs", "[32, 64, 72, 80, 128]"),
+    ("kernels/KERNELS.md", "PTX 8.4", "kernels/cuda/compile.py", "PTX_VERSION = \"8.4\""),
+    ("kernels/KERNELS.md", "65 to 256 rows", "kernels/src/cuda/blas/products.rs", "FEW_ROWS: usize = 256;"),
+    ("kernels/KERNELS.md", "up to 12 algorithms", "kernels/src/cuda/blas/products.rs", "PROPOSALS: usize = 12;"),
+    ("kernels/KERNELS.md", "1.15 times", "kernels/src/cuda/autotune.rs", "FAR_BEHIND: f32 = 1.15;"),
+    ("kernels/KERNELS.md", "From 2,048 rows on", "kernels/src/cuda/linear_many.rs", "SPLIT_FROM: usize = 2048;"),
+    ("kernels/KERNELS.md", "two shots from 1.5 MiB on", "kernels/src/cuda/link.rs", "Bytes::kib(1536)"),
+    ("kernels/KERNELS.md", "read below 768 KiB", "kernels/src/cuda/link.rs", "Bytes::kib(768)"),
+    ("kernels/KERNELS.md", "pushed up to 8 KiB", "kernels/src/cuda/link.rs", "Bytes::kib(8)"),
+];
+
+/// Text with every run of white space as one blank, as a reader sees it.
+fn in_one_line(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn numbers_in_pages_are_those_of_the_code() {
+    for (page, told, file, code) in NUMBERS {
+        assert!(in_one_line(&read(page)).contains(told), "{page} no longer says \"{told}\" ({file}: {code})");
+        assert!(
+            read(file).contains(code),
+            "{file} no longer has `{code}`: correct \"{told}\" in {page}, then this row"
+        );
+    }
+    let page = in_one_line(&read("ARCHITECTURE.md"));
+    let modules: Vec<String> = read("actors/src/lib.rs")
+        .lines()
+        .filter_map(|line| Some(line.strip_prefix("pub mod ")?.trim_end_matches(';').to_owned()))
+        .collect();
+    let actors = modules.iter().filter(|name| root().join(format!("actors/src/{name}/actor.rs")).exists()).count();
+    for said in [format!("{} modules", modules.len()), format!("{actors} of them are actors")] {
+        assert!(page.contains(&said), "ARCHITECTURE.md says \"{said}\" of actors/src");
+    }
+}
+
+#[test]
+fn restart_limits_in_the_architecture_page_are_those_of_the_code() {
+    let page = in_one_line(&read("ARCHITECTURE.md"));
+    let (load, runtime) = (bursar::LoadOptions::default(), bursar::RuntimeConfig::default());
+    for limit in [load.intensity, load.engine_intensity, runtime.budget_intensity, runtime.device_intensity] {
+        let wait = match limit.back_off.as_millis() {
+            0 => "no wait".to_owned(),
+            milliseconds => format!("first wait {milliseconds} ms"),
+        };
+        let told = format!("{} within {} s, {wait}", limit.restarts_max, limit.within.as_secs());
+        assert!(page.contains(&told), "ARCHITECTURE.md says \"{told}\"");
+    }
+}
+
+/// Phrases that give translated prose away, with the usual repair. CONTRIBUTING.md has the whole list.
+const REFUSED: [(&str, &str); 15] = [
+    (" beside ", "next to, in addition to, compared with"),
+    (" is none", "there is no"),
+    (" are none", "there are no"),
+    (" those that ", "name the noun"),
+    (" those who ", "name the noun"),
+    (" those of ", "name the noun"),
+    ("whoever", "name who"),
+    ("somebody", "name who"),
+    (" so many ", "the number"),
+    (" so much ", "the amount"),
+    (" of its own", "separate, dedicated, its"),
+    (" of their own", "separate, dedicated, their"),
+    ("neighbour", "another process on the GPU"),
+    ("as above.", "state the reason again"),
+    (" stands in ", "is in, is listed in"),
+];
+
+#[test]
+fn pages_are_written_in_plain_english() {
+    let mut found = Vec::new();
+    for page in files(".md").into_iter().filter(|page| page != "CONTRIBUTING.md") {
+        for (number, line) in prose(&read(&page)) {
+            let line = format!(" {} ", line.to_lowercase());
+            for (phrase, repair) in REFUSED.iter().filter(|(phrase, _)| line.contains(phrase)) {
+                found.push(format!("{page}:{number}: \"{}\": {repair}", phrase.trim()));
+            }
+        }
+    }
+    assert!(found.is_empty(), "phrases to rewrite (CONTRIBUTING.md has the style guide):\n  {}", found.join("\n  "));
+}
+
+#[test]
+fn a_checkout_stays_under_30_megabytes() {
+    let mut files: Vec<(u64, String)> = files("")
+        .into_iter()
+        .map(|file| (fs::metadata(root().join(&file)).expect("it is there").len(), file))
+        // Decompressed by hand, and ignored by git.
+        .filter(|(_, file)| file != "model/demo/checkpoint/model.safetensors")
+        .collect();
+    files.sort();
+    let bytes: u64 = files.iter().map(|(bytes, _)| bytes).sum();
+    let largest = &files[files.len().saturating_sub(5)..];
+    assert!(bytes < 30_000_000, "a checkout has {bytes} bytes; the largest files are {largest:?}");
+}
