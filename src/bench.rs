@@ -64,7 +64,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
                 false => Ok(()),
                 true => Err(Failure {
                     error: "a run had no answer".to_owned(),
-                    hint: "what its requests failed of stands above".to_owned(),
+                    hint: "the errors of its requests are printed above".to_owned(),
                 }),
             }
         }),
@@ -176,7 +176,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
 /// Waits for a signal that asks the program to end, if any is heard.
 async fn ended(signals: &mut Option<Signals>) -> Failure {
     let Some(signals) = signals else { return std::future::pending().await };
-    let hint = "the figures measured before stand in the same object".to_owned();
+    let hint = "the same object has the figures measured before".to_owned();
     Failure { error: format!("{} ended the measurement", signals.next().await), hint }
 }
 

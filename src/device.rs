@@ -15,12 +15,10 @@ use crate::{failure::Failure, logging};
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
     /// The device: auto (the first GPU, or host memory if there is none), host, or cuda:N for the GPU with that number.
-    /// Several share each model out: cuda:0,1, or host:2.
+    /// Several devices share each model: cuda:0,1, or host:2.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
-    /// How many devices share each model out, from the named one on; auto: as few of the named ones, or of all GPUs, as
-    /// the model fits on. If more are named than that, or with auto, models of `serve` have devices of their own; N,N is a
-    /// number for each of them, in order.
+    /// How many devices share each model, counted from the named one; auto: as few of the named ones, or of all GPUs, as the model fits on. If more devices are named, or with auto, each model of `serve` gets separate devices. N,N gives each model's number in order.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<EachRanks>,
     /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.

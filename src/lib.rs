@@ -101,7 +101,7 @@ pub use bursar_budgets::{
     ParseBytesError, Priority, Refusal, Resized, Revoker, Segment, Snapshot, Stretch, WaitingLine, Workspace,
     WorkspaceFull,
 };
-pub use bursar_kernels::{BlasSearch, KernelError, OpenError, Target, keep_multicast_off};
+pub use bursar_kernels::{BLOCK_TOKENS, BlasSearch, KernelError, OpenError, Target, keep_multicast_off};
 #[cfg(feature = "hub")]
 pub use bursar_model::checkpoint::{FetchWatch, HubError, HubModel, HubOptions};
 pub use bursar_model::{

@@ -42,8 +42,7 @@ pub struct Options {
     /// The device's memory, such as 80GiB, instead of what the device has.
     #[arg(long, value_name = "BYTES")]
     total: Option<Bytes>,
-    /// A GPU, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By default the
-    /// GPU of this machine; if there is none, the host for the demo model, and an H200 for any other.
+    /// A GPU, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By default the GPU of this machine. Without a GPU, the demo model is planned for the host and any other model for an H200.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
     /// Prints one JSON object.

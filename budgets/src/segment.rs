@@ -14,7 +14,7 @@ use crate::{Address, Bytes, Device, DeviceError, Fence, HostCopy, Lease};
 /// which goes back after the fence.
 ///
 /// ```
-/// use bursar_budgets::*;
+/// use bursar_budgets::{*, testing::HostControl};
 /// # use std::sync::Arc;
 /// # struct Nobody;
 /// # impl ReleaseNotes for Nobody { fn post(&self, _: ReleaseNote) {} }

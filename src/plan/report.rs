@@ -228,7 +228,7 @@ impl Report {
         let (first, rest) = error.split_at(error.len().min(1));
         writeln!(f, "\n{}{rest}.", first.to_uppercase())?;
         if !self.suggestions.is_empty() {
-            writeln!(f, "Each of these changes alone makes it fit:")?;
+            writeln!(f, "Each of these changes is enough to make it fit:")?;
         }
         for Told { from, flag, value, frees, name, is_object, .. } in &self.suggestions {
             let quote = if *is_object { "'" } else { "" };
@@ -240,7 +240,7 @@ impl Report {
             }
         }
         if !self.not_enough_alone.is_empty() {
-            writeln!(f, "No value of these alone makes it fit: {}.", self.not_enough_alone.join(", "))?;
+            writeln!(f, "No value of any one of these makes it fit: {}.", self.not_enough_alone.join(", "))?;
         }
         Ok(())
     }

@@ -125,8 +125,7 @@ impl fmt::Display for Shapes {
         }
         writeln!(
             f,
-            " Under each card are the tokens of keys and values that it holds beside weights and worst \
-             cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu CARD` says more."
+            " Each GPU's column has the KV cache tokens that fit next to weights and worst cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu GPU` prints the plan."
         )
     }
 }

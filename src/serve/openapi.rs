@@ -51,19 +51,13 @@ fn made() -> Value {
     let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
     pages.post("/detokenize", "The text of tokens", asked, told, None);
     let (asked, told) = (pages.schema::<Drill>(), pages.schema::<Taken>());
-    pages.post(
-        "/v1/budget/neighbour",
-        "A neighbour takes memory, where host memory stands in for a GPU",
-        asked,
-        told,
-        None,
-    );
+    pages.post("/v1/budget/neighbour", "Drill on a host device: another process takes memory", asked, told, None);
     for (path, summary) in [
         ("/v1/models", "The models, and how far each is"),
         ("/v1/models/{name}", "One model"),
         ("/v1/responses/{id}", "A kept response"),
         ("/v1/budget", "Every byte of the device, by class and model"),
-        ("/v1/budget/neighbour", "What the neighbour of a drill has"),
+        ("/v1/budget/neighbour", "Bytes that the drill's process took"),
         ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
         ("/is_sleeping", "Whether the models sleep, each with its level"),
         ("/health", "200 while all models that could be loaded take requests"),
@@ -72,7 +66,7 @@ fn made() -> Value {
         ("/ping", "The same"),
         ("/metrics", "Prometheus' text"),
         ("/version", "The server's version"),
-        ("/", "A page to chat, beside the device's memory"),
+        ("/", "A chat page that shows the device's memory"),
     ] {
         pages.bare(path, "get", summary);
     }

@@ -35,7 +35,7 @@ pub struct ServeOptions {
     pub responses_bytes: Bytes,
     /// Hosts that pictures may be fetched from, such as `example.org` or `example.org:8443`. None by default.
     pub url_hosts: Vec<String>,
-    /// Whether these hosts may have private addresses, such as those of a company's own network. Not by default: a name
+    /// Whether these hosts may have private addresses, for example in a company's internal network. Not by default: a name
     /// that anybody controls may point at the server's neighbours.
     pub private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures and videos may name files of. None by default.

@@ -63,7 +63,7 @@ pub fn plans(wanted: Vec<Wanted>, knobs: &KnobOptions, device: &DeviceOptions) -
         None => Ok(plans),
         Some(name) => Err(Failure {
             error: format!("two models are named {name}"),
-            hint: "give each a name of its own with `--name`".to_owned(),
+            hint: "give each model a different name with `--name`".to_owned(),
         }),
     }
 }

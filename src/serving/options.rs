@@ -29,10 +29,10 @@ pub struct Options {
     /// The address to listen on. Port 0 takes any free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", conflicts_with_all = ["host", "port"])]
     listen: String,
-    /// The address alone, as vLLM has it.
+    /// The address without the port, as in vLLM.
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
-    /// The port alone, as vLLM has it.
+    /// The port without the address, as in vLLM.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
 
@@ -51,7 +51,7 @@ pub struct Options {
     /// Replies at once for each key; more are refused with 429.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     streams_per_key: Option<usize>,
-    /// Seconds that running replies may take once the server is told to end.
+    /// Seconds that running replies may take after the server is asked to stop.
     #[arg(long, value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
     /// A web page's origin that may ask, such as https://example.org, or `*`.
@@ -67,7 +67,7 @@ pub struct Options {
     /// A host that pictures may be fetched from, such as example.org or example.org:8443. May be given several times.
     #[arg(long, alias = "allowed-media-domains", value_name = "HOST", num_args = 1.., help_heading = "Pictures")]
     allow_url_host: Vec<String>,
-    /// These hosts may have private addresses, such as those of a company's own network.
+    /// These hosts may have private addresses, for example in a company's internal network.
     #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
     allow_private_url_hosts: bool,
     /// The folder that `file:` URLs of pictures and films may name files of.
@@ -80,7 +80,7 @@ pub struct Options {
     /// Taken for command lines of vLLM: statistics are at /metrics.
     #[arg(long, hide = true)]
     disable_log_stats: bool,
-    /// Likewise: tools are called by the model's own format, which its chat template tells.
+    /// Accepted and ignored: tool calls use the model's own format, which its chat template determines.
     #[arg(long, hide = true)]
     enable_auto_tool_choice: bool,
     /// Likewise.
@@ -207,8 +207,8 @@ impl Options {
         let taken = [
             (self.disable_log_stats, "--disable-log-stats", "statistics are at /metrics"),
             (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models call tools without it"),
-            (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template tells the format"),
-            (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template tells the format"),
+            (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template determines the format"),
+            (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template determines the format"),
             (self.scheduling_policy.is_some(), "--scheduling-policy", "the priorities of requests are always heard"),
             (self.trust_remote_code, "--trust-remote-code", "nothing of a checkpoint is run"),
         ];

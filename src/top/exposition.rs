@@ -92,7 +92,7 @@ impl<'a> Cursor<'a> {
                 return Err("it has too many labels");
             }
             if labels.iter().any(|(known, _)| known == name) {
-                return Err("a label stands there twice");
+                return Err("a label is given twice");
             }
             self.skip_blanks();
             self.expect('=', "a label has no equals sign")?;
@@ -190,7 +190,7 @@ mod tests {
             ("a{b=\"c", "a label's value does not end"),
             ("a{b=\"c\\t\"} 1", "a label's value has an escape that does not exist"),
             ("a{b=\"c\" d=\"e\"} 1", "labels do not end in a brace"),
-            ("a{b=\"c\",b=\"d\"} 1", "a label stands there twice"),
+            ("a{b=\"c\",b=\"d\"} 1", "a label is given twice"),
             ("a secret", "the value is not a number"),
             ("a 1 noon", "the timestamp is not a whole number"),
             ("a 1 2 # {} 1", "text follows the timestamp"),

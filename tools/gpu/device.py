@@ -1,12 +1,13 @@
 """Our machine code on a GPU: loading and launching it, outputs that tell what was not written, and times.
 
-Kernels come out of `kernels/cuda/compiled/`, so this wants a Hopper GPU, its driver and torch. It is what the scripts of
+Kernels come from the archives in `kernels/cuda/compiled/`, so this wants a Hopper GPU, its driver and torch. It is what the scripts of
 this folder share, and prints nothing.
 """
 
 import ctypes
 import functools
 import statistics
+import tarfile
 from pathlib import Path
 
 import torch
@@ -79,17 +80,29 @@ def tensor_map(tensor, dimensions, strides, box, swizzle):
 
 
 def load_from(folder):
-    """Of this folder instead of `kernels/cuda/compiled/`; wants to be said before the first kernel."""
+    """Loads kernels from this folder instead: archives, or files as `compile.py --unpack` writes them.
+
+    Call it before the first kernel is loaded."""
     global COMPILED
     COMPILED = folder
 
 
 @functools.cache
+def _code(name):
+    """A compiled file, such as `rms_norm.sm_90a.cubin`, from the folder or from its target's archive."""
+    if (COMPILED / name).exists():
+        return (COMPILED / name).read_bytes()
+    with tarfile.open(COMPILED / f"{name.split('.')[1]}.tar.xz") as archive:
+        return archive.extractfile(name).read()
+
+
+@functools.cache
 def _module(file, device):
     found = ctypes.c_void_p()
-    path = COMPILED / (file if file.endswith((".cubin", ".ptx")) else f"{file}.sm_90a.cubin")
+    name = file if file.endswith((".cubin", ".ptx")) else f"{file}.sm_90a.cubin"
     driver()
-    expect_success(driver().cuModuleLoad(ctypes.byref(found), str(path).encode()), str(path))
+    # PTX is text that ends with a zero byte.
+    expect_success(driver().cuModuleLoadData(ctypes.byref(found), _code(name) + b"\0"), name)
     return found
 
 

@@ -3,8 +3,8 @@
 
     gated.py [--folder DIR] [--file NAME ...] [--check] [--time SHAPE ...] [--rows N ...] [--group N ...] [--milliseconds N]
 
-DIR (kernels/cuda/compiled) holds linear_gated_hopper.sm_90a.cubin, or what --file names, and silu_mul.sm_90a.cubin. With
-neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
+DIR (kernels/cuda/compiled) holds the archive of compiled kernels, or files that `compile.py --unpack` wrote; --file names
+other builds of linear_gated_hopper there. With neither --check nor --time both are done, over all shapes. Sizes divide nothing in the check, outputs are poisoned, and
 float64 is the reference. Times are medians of rounds in which all versions take turns in any order, on normal random
 numbers, with weights that rotate beyond the cache: microseconds, TFLOP/s, and how much faster than cuBLASLt. Needs torch.
 """

@@ -11,8 +11,7 @@ time      a decode step of Qwen2.5-VL-7B (28 layers and the logits) at 1, 16, 64
           ours cut in each of the ways that Bursar chooses from, with the fastest cut of each, and with the fastest of all;
           over 64 rows only gate_up is ours too, uncut, and cuBLASLt's stands beside it with the gate behind
 
-Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled. KERNELS.md has the figures that
-this gave.
+Wants torch with CUDA and nothing else; our kernels come from kernels/cuda/compiled.
 """
 
 import argparse

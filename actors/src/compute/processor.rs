@@ -344,6 +344,6 @@ fn ranks_of_a_device(devices: &[Arc<dyn Device>]) -> usize {
 fn of_device(error: KernelError) -> OpenError {
     match error {
         KernelError::Device(error) => OpenError::Device(error),
-        error => unreachable!("a copy fails for its device alone: {error}"),
+        error => unreachable!("a copy fails only on its device: {error}"),
     }
 }

@@ -43,7 +43,7 @@ pub enum KnobError {
         second_value: String,
     },
     /// Two knobs were set that exclude each other.
-    #[error("`{first}` and `{second}` are both set, but each alone sets {what}")]
+    #[error("`{first}` and `{second}` are both set, but each of them sets {what}; set one")]
     Contradiction {
         /// The first knob.
         first: &'static str,

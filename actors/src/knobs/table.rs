@@ -272,7 +272,7 @@ knobs! {
     context_tokens: usize, Kind::Count("tokens"), [Vllm max_model_len, Sglang context_length, LightLlm max_req_total_len];
     /// Maximum sequences in one step.
     sequences: usize, Kind::Count("sequences"), [Vllm max_num_seqs, Sglang max_running_requests, LightLlm running_max_req_size];
-    /// Maximum tokens in one step, over all sequences and with those that decode. A longer prompt takes several steps.
+    /// Maximum tokens in one step, over all sequences, decoding ones included. A longer prompt takes several steps.
     step_tokens: usize, Kind::Count("tokens"), [Vllm max_num_batched_tokens, Sglang chunked_prefill_size, LightLlm batch_max_tokens];
     /// Maximum pixels of a picture after resizing, instead of the model processor's limit. Larger pictures are scaled down.
     picture_pixels: u64, Kind::Count("pixels"), [Vllm max_pixels];
@@ -284,7 +284,7 @@ knobs! {
     pictures: usize, Kind::Count("pictures"), [];
     /// Maximum video frames in a request, over all videos and turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
-    /// Maximum patches in one launch of the vision encoder, over all pictures. By default, those of the largest picture.
+    /// Maximum patches in one batch of the vision encoder, over all pictures. By default, the patches of the largest picture.
     launch_patches: usize, Kind::Count("patches"), [];
     /// The share of the remaining memory, after everything else, that keys and values take.
     memory_fraction: f64, Kind::Share, [];
@@ -300,9 +300,9 @@ knobs! {
     canary: Bytes, Kind::SizeOrNone, [];
     /// Maximum requests that run or wait. One more is refused at once.
     requests: usize, Kind::Count("requests"), [];
-    /// The promised time from one token of a reply to the next, in 99 of 100 cases. Prompts and pictures take only as much of a step beside running replies as keeps it. 0 promises nothing: replies may pause for a whole step of prompts. By default 33.
+    /// The promised time from one token of a reply to the next, in 99 of 100 cases. While replies run, prompts and pictures take only as much of a step as keeps the promise. With 0, replies may pause for a whole step of prompts. By default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];
-    /// The time within which a request's first step must be planned, from its question on, unless the request sets another. One that waits longer ends with an error before it takes any memory. 0 is none, the default.
+    /// The time within which a request's first step must be planned, from its question on, unless the request sets another. A request that waits longer ends with an error before it takes any memory. 0, the default, sets no deadline.
     queue_deadline: usize, Kind::CountOrNone("ms"), [];
     /// The time within which a reply's first token must be ready, likewise. A request that could not keep it any more ends before it takes any memory.
     first_token_deadline: usize, Kind::CountOrNone("ms"), [];

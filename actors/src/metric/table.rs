@@ -121,7 +121,7 @@ table! {
     ENCODER_CACHE_BYTES: Gauge<Label> = "bursar_encoder_cache_bytes", "Bytes of embeddings in the cache.";
     ENCODER_CACHE_PICTURES: Gauge<Label> = "bursar_encoder_cache_pictures", "Pictures whose embeddings are in the cache, or being computed.";
     PICTURES_FOUND_COMPUTED_TOTAL: Counter<Label> = "bursar_pictures_found_computed_total", "Pictures of requests that were neither decoded nor encoded, because blocks held their tokens.";
-    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence had lost its blocks after its pictures, or did not find those that it counted on, and had to wait for its pictures.";
+    PICTURES_WANTED_AGAIN_TOTAL: Counter<Label> = "bursar_pictures_wanted_again_total", "Times that a sequence had lost its blocks after its pictures, or did not find the cached blocks that it was admitted with, and had to wait for its pictures.";
     EXPERT_IMBALANCE: Gauge<Label> = "bursar_expert_imbalance", "How many times as often as the average expert the busiest one was chosen, in the layer where that is most and over the last second of steps; 0 before that, and for models without experts.";
     PLAN_ERROR_BYTES: Gauge<(Label, Class)> = "bursar_plan_error_bytes", "The measured workspace minus the planned one. It must be 0.";
     PROFILE_ATTEMPTS_TOTAL: Counter<(Label, AttemptEnd)> = "bursar_profile_attempts_total", "Attempts to start a model, by how they ended.";
@@ -131,7 +131,7 @@ table! {
     ACTOR_UP: Gauge<(Label, Role)> = "bursar_actor_up", "1 while the model's actor runs, 0 while it does not.";
     RESTARTS_TOTAL: Counter<(Label, Role)> = "bursar_restarts_total", "Deaths of an actor that was to be restarted.";
     ASLEEP: Gauge<Label> = "bursar_asleep", "1 while the model sleeps and holds no device memory.";
-    SLEEPS_TOTAL: Counter<(Label, SleepReason)> = "bursar_sleeps_total", "Times that the model fell asleep, by reason.";
+    SLEEPS_TOTAL: Counter<(Label, SleepReason)> = "bursar_sleeps_total", "Times that the model was put to sleep, by reason.";
     WAKES_TOTAL: Counter<(Label, WakeReason)> = "bursar_wakes_total", "Times that the model woke up, by reason.";
     WAKE_SECONDS: Histogram<Label> = "bursar_wake_seconds", "Time from when a model is asked to wake up until it takes requests, with the wait for room.", WAKE;
     SEQUENCES_RUNNING: Gauge<Label> = "bursar_sequences_running", "Sequences that hold blocks and are being computed.";

@@ -207,6 +207,6 @@ mod tests {
         assert_eq!(by_lane.card.as_deref(), Some("cuda:1"));
         let by_ledger = evidence(lease(Refusal::Behind { asked: MIB(9), ahead: 1 }));
         assert_eq!(by_ledger.card.as_deref(), Some("cuda:0"));
-        assert!(by_ledger.to_string().ends_with("7,340,032 B held by others, on cuda:0"), "{by_ledger}");
+        assert!(by_ledger.to_string().ends_with("7,340,032 B held by other processes, on cuda:0"), "{by_ledger}");
     }
 }

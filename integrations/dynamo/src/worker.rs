@@ -10,8 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use bursar::{Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, serve::Service};
-use bursar_kernels::{BLOCK_TOKENS};
+use bursar::{BLOCK_TOKENS, Bytes, Hint, ModelHandle, Progress, Runtime, SleepLevel, serve::Service};
 use dynamo_backend_common::{
     DynamoError, EngineConfig, GenerateContext, KvEventSource, LLMEngine, LLMEngineOutput, LlmRegistration,
     MetricsBindings, MetricsCtx, PreprocessedRequest,

@@ -203,7 +203,7 @@ impl ChatTemplate {
         TEXTS.iter().all(|text| rendered.contains(text) && !is_printed(text))
     }
 
-    /// Renders a conversation. Several texts of a message are on lines of their own if the template takes strings. It
+    /// Renders a conversation. Several texts of a message are on separate lines if the template takes strings. It
     /// does *not* guard against names of special tokens in messages: encode with
     /// [`PromptEncoder`](super::PromptEncoder).
     ///

@@ -343,7 +343,10 @@ fn what_is_not_supported_is_refused_by_name() {
 fn a_type_that_is_not_read_is_refused_by_name_when_it_is_asked_for() {
     let checkpoint = Written::good().tensor(1, &[32, 32], 20, 192).open().expect("it opens");
     let error = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
-    assert!(error.to_string().starts_with("the tensor model.layers.0.self_attn.q_proj.weight is IQ4_NL"), "{error}");
+    assert!(
+        error.to_string().starts_with("the tensor model.layers.0.self_attn.q_proj.weight has the type IQ4_NL"),
+        "{error}"
+    );
     assert_eq!(error.hint(), "load the model in another quantization, such as Q4_K_M or Q8_0");
     let later = Written::good().tensor(1, &[32, 32], 77, 192).open().expect("it opens");
     let error = later.tensor("model.layers.0.self_attn.q_proj.weight").expect_err("no such type");
@@ -373,7 +376,7 @@ fn damaged_headers_are_told_and_take_no_memory() {
     let name_at = good().bytes().windows(7).position(|at| at == b"general").expect("the first name");
     let cases = [
         (with(0, b"GGML"), "does not begin with GGUF"),
-        (with(4, &1u32.to_le_bytes()), "version 1"),
+        (with(4, &1u32.to_le_bytes()), "its version is 1; supported: 2 and 3"),
         (with(4, &3u32.to_be_bytes()), "big-endian"),
         (with(8, &huge.to_le_bytes()), "1152921504606846976 tensors"),
         (with(16, &huge.to_le_bytes()), "1152921504606846976 settings"),

@@ -264,7 +264,7 @@ fn processor_settings_are_followed_or_refused_by_name() {
     with(r#""size": {"shortest_edge": 4000}, "max_pixels": 90000"#).expect("one bound of each");
     assert!(matches!(parse("{}"), Err(ProcessorError::UnknownProcessor { .. })));
     let other = parse(r#"{"image_processor_type": "CLIPImageProcessor"}"#).expect_err("another processor");
-    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is unknown"));
+    assert!(other.to_string().starts_with("the processor CLIPImageProcessor is not supported"));
     assert_eq!(Err(ProcessorError::Malformed { line: 2, column: 0 }), parse("{\n"));
 }
 

@@ -348,7 +348,7 @@ fn blocks_of_fp8_are_not_cut_within_one() {
     let error = Model::plan_rank(&open("tests/golden/qwen3_fp8"), &CPU, Rank::new(0, 2)).map(drop);
     let error = error.expect_err("half of its heads are half a block");
     assert!(matches!(&error, LoadError::Weights(WeightError::Cut { unit: 128, at: 64, .. })), "{error:?}");
-    assert!(error.to_string().contains("q_proj.weight_scale_inv would be cut at 64, but its blocks"), "{error}");
+    assert!(error.to_string().contains("q_proj.weight_scale_inv would be split at 64, but its blocks"), "{error}");
     assert!(error.hint().contains("fewer ranks"), "{}", error.hint());
 }
 

@@ -131,7 +131,7 @@ fn a_type_that_is_not_computed_with_is_named() {
         matches!(error, LoadError::Weights(WeightError::Checkpoint(CheckpointError::TensorType { .. }))),
         "{error:?}"
     );
-    assert!(error.to_string().contains("model.norm.weight is I16"), "{error}");
+    assert!(error.to_string().contains("model.norm.weight has the type I16"), "{error}");
 }
 
 #[test]

@@ -56,10 +56,10 @@ impl FromStr for Objective {
                 "interval" => &mut objective.interval,
                 "tpot" => &mut objective.tpot,
                 "whole" => &mut objective.whole,
-                name => return Err(format!("`{name}` is none of ttft, interval, tpot and whole")),
+                name => return Err(format!("unknown objective `{name}`; expected one of ttft, interval, tpot, whole")),
             };
             if place.replace(duration(bound.trim())?).is_some() {
-                return Err(format!("`{name}` stands there twice"));
+                return Err(format!("`{name}` is given twice"));
             }
         }
         Ok(objective)
@@ -112,11 +112,11 @@ mod tests {
     fn a_bound_that_cannot_be_read_is_named() {
         for (text, told) in [
             ("ttft", "`ttft` has no bound"),
-            ("first=2s", "`first` is none of"),
+            ("first=2s", "unknown objective `first`; expected one of ttft"),
             ("ttft=2", "`2` is no time above 0"),
             ("ttft=-1s", "`-1s` is no time"),
             ("ttft=infs", "`infs` is no time"),
-            ("ttft=1s,ttft=2s", "`ttft` stands there twice"),
+            ("ttft=1s,ttft=2s", "`ttft` is given twice"),
         ] {
             let error = text.parse::<Objective>().expect_err(text);
             assert!(error.contains(told), "{text}: {error}");

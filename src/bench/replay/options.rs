@@ -12,7 +12,7 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Requests a second where none are said.
+/// Requests per second for a trace without a rate.
 const RATE: f64 = 4.0;
 
 /// Flags of a replay.
@@ -38,7 +38,7 @@ pub struct ReplayOptions {
     /// The side of drawn pictures, in pixels; with --quick 224.
     #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(28..=8192))]
     picture_side: Option<u32>,
-    /// What a request must keep to count as good: ttft (until the first token), interval (99 of 100 times between two
+    /// The latencies that a request must keep to count as good: ttft (until the first token), interval (99 of 100 times between two
     /// of its tokens), tpot (that time on average) and whole (until the last token), each with a time.
     #[arg(long, value_name = "BOUND,..", default_value = "ttft=2s,interval=50ms")]
     objective: Objective,

@@ -167,7 +167,7 @@ fn tools() -> Vec<Value> {
     ["open", "click", "write", "search", "scroll", "wait"].map(tool).to_vec()
 }
 
-/// So many common words, each of them one token of most vocabularies.
+/// This many common words, each one token in most vocabularies.
 fn words(draw: &mut Draw, count: usize) -> String {
     const WORDS: [&str; 32] = [
         "the", "red", "boat", "under", "quiet", "paper", "north", "glass", "water", "seven", "morning", "house",

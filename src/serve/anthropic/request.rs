@@ -11,7 +11,7 @@ use crate::serve::{
 };
 
 /// `POST /v1/messages`, and `/v1/messages/count_tokens`. Fields that are not here are ignored, such as `cache_control`:
-/// prompts that begin alike share what was computed without being told.
+/// prompts with a common prefix share the prefix cache without it.
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct MessagesRequest {
     pub(super) model: Option<String>,
@@ -79,7 +79,7 @@ pub(super) struct Source {
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Tool {
-    /// `custom`, which is also meant where there is none, or a tool of Anthropic's own.
+    /// `custom`, which is also the default, or one of Anthropic's tools.
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     pub(super) name: Option<String>,

@@ -63,7 +63,7 @@ pub(in crate::serve) async fn chat(
     room: &mut Room,
 ) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
-        return Err(ApiError::invalid("modalities", "replies are text").hint("ask for `text` alone"));
+        return Err(ApiError::invalid("modalities", "replies are text").hint("ask only for `text`"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
     let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;

@@ -28,7 +28,7 @@ pub(in crate::serve) struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-/// What a chunk adds.
+/// The part of the reply that a chunk adds.
 #[derive(Default, Serialize, JsonSchema)]
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]

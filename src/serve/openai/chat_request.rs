@@ -88,7 +88,7 @@ impl From<String> for Part {
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Link {
     pub(super) url: String,
-    /// Of a picture: `low` is coarser; `high` and `auto` are the model's own size.
+    /// Resolution of a picture: `low` is coarser; `high` and `auto` use the model's size.
     pub(super) detail: Option<String>,
 }
 

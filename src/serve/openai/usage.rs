@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::Usage;
 
-/// What a request has used.
+/// Token counts of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub(in crate::serve) struct UsageTold {
     prompt_tokens: usize,

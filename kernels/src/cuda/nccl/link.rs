@@ -284,7 +284,7 @@ unsafe fn number_rows(kernels: &Arc<CudaKernels>, memory: Address) -> Result<(),
     let mut rows = unsafe { Tensor::persistent(memory, [numbers.len()], DType::U8) };
     match transfer::fill(&cuda, &numbers, &mut rows).and_then(|()| cuda.wait()) {
         Err(KernelError::Device(error)) => Err(error.into()),
-        Err(error) => unreachable!("a copy fails for its device alone: {error}"),
+        Err(error) => unreachable!("a copy fails only on its device: {error}"),
         Ok(()) => Ok(()),
     }
 }

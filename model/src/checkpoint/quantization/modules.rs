@@ -153,6 +153,6 @@ mod tests {
             assert!(!has(entry, module), "{entry} does not name {module}");
         }
         let error = Modules::new("config.json", ["re:(?=x)"]).expect_err("it looks ahead");
-        assert!(error.to_string().starts_with("config.json: the pattern \"re:(?=x)\" of modules"), "{error}");
+        assert!(error.to_string().starts_with("config.json: the module pattern \"re:(?=x)\" is not valid"), "{error}");
     }
 }

@@ -130,8 +130,7 @@ impl Hint for GrammarError {
                 "the whole reply must match already: leave out look-around, word boundaries and inner anchors".into()
             }
             GrammarError::TooComplex => {
-                "lower counts of repetition and numbers of properties, alternatives or patterns for one text, or set a \
-                 bound where there is none"
+                "lower repetition counts and the number of properties, alternatives or patterns for one text, or set a bound where the schema has no bound"
                     .into()
             }
             GrammarError::DeadEnd { .. } => "ask for a format in characters that the model's tokenizer knows".into(),

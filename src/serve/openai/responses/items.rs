@@ -18,7 +18,7 @@ use serde::Deserialize;
 /// An item: of which kind, and the fields of that kind.
 #[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Item {
-    /// `message` where there is none.
+    /// `message` by default.
     #[serde(rename = "type")]
     kind: Option<String>,
     role: Option<String>,
@@ -27,9 +27,9 @@ pub(in crate::serve) struct Item {
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    /// Of a call: the namespace of its function.
+    /// The namespace of a call's function.
     namespace: Option<String>,
-    /// Of a call of a custom tool.
+    /// Input of a custom tool's call.
     input: Option<String>,
     output: Option<Listed<Part>>,
 }

@@ -17,7 +17,7 @@ pub(in crate::serve) async fn read(
     RawQuery(query): RawQuery,
 ) -> Result<Json<Value>, ApiError> {
     if query.is_some_and(|query| query.split('&').any(|field| field.eq_ignore_ascii_case("stream=true"))) {
-        let error = ApiError::invalid("stream", "a kept response is not told as a stream");
+        let error = ApiError::invalid("stream", "a stored response cannot be streamed");
         return Err(error.hint("poll it, or create it with `stream`"));
     }
     Ok(Json(shared.responses.of(client.key(), &id)?.told()))
