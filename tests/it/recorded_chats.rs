@@ -12,7 +12,7 @@ use crate::stage::{answer, ask, device_of, eventually, shared_out, small, story}
 
 /// The chat of a recorded case, and its answer.
 fn recorded(folder: &str, case: &str) -> (Chat, String) {
-    let json = fs::read(bursar_golden::path(&format!("{folder}/cases/{case}.json"))).expect("the case is there");
+    let json = fs::read(bursar_golden::path(format!("{folder}/cases/{case}.json"))).expect("the case is there");
     let json: Value = serde_json::from_slice(&json).expect("JSON");
     let messages = json["messages"].as_array().expect("messages");
     let chat = messages.iter().fold(Chat::new(), |chat, message| {
