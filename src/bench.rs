@@ -63,7 +63,7 @@ pub async fn run(device: &DeviceOptions, options: Options, main: Instant) -> Exi
             match report.is_a_failure() {
                 false => Ok(()),
                 true => Err(Failure {
-                    error: "a run had no answer".to_owned(),
+                    error: "a run got no replies".to_owned(),
                     hint: "the errors of its requests are printed above".to_owned(),
                 }),
             }
@@ -141,7 +141,7 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
         bench.add(Figure::plain("start", "process start to ready", milliseconds, Unit::Milliseconds));
         let snapshot = runtime.budget().snapshot().await.map_err(|error| Failure {
             error: error.to_string(),
-            hint: "the runtime is gone; start again".to_owned(),
+            hint: "the runtime has stopped; start the command again".to_owned(),
         })?;
         let memory = report::memory(&snapshot, serving.record.kv_tokens());
         memory.into_iter().chain(driver_free(&runtime, "ready", "at READY")).for_each(|figure| bench.add(figure));
@@ -176,14 +176,15 @@ async fn measure(device: &DeviceOptions, options: &Options, main: Instant) -> Re
 /// Waits for a signal that asks the program to end, if any is heard.
 async fn ended(signals: &mut Option<Signals>) -> Failure {
     let Some(signals) = signals else { return std::future::pending().await };
-    let hint = "the same object has the figures measured before".to_owned();
+    let hint = "the output contains the figures that were measured before".to_owned();
     Failure { error: format!("{} ended the measurement", signals.next().await), hint }
 }
 
 /// The free bytes that the driver reports, independent of the ledger.
 fn driver_free(runtime: &Runtime, id: &str, when: &str) -> Option<Figure> {
     let free = runtime.device().memory().ok()?.free.0 as f64;
-    Some(Figure::plain(&format!("driver_free_{id}"), &format!("bytes, free {when} by the driver"), free, Unit::Bytes))
+    let name = format!("bytes, free {when} as the driver reports");
+    Some(Figure::plain(&format!("driver_free_{id}"), &name, free, Unit::Bytes))
 }
 
 /// The largest integer that every JSON reader keeps exactly.
@@ -297,7 +298,7 @@ impl Bench {
         let (long, more) = self.fastest(prompts, steps + 1).await?;
         runs.extend(more);
         let Some(time) = long.time.checked_sub(short.time).filter(|time| !time.is_zero()) else {
-            self.leave_out(id, name, "its steps drown in the noise of its prompts".to_owned());
+            self.leave_out(id, name, "the time of its steps is below the noise of its prompts".to_owned());
             return Ok(());
         };
         let work = self.plan(|planner| {

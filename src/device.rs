@@ -14,21 +14,24 @@ use crate::{failure::Failure, logging};
 /// The device to lease memory of.
 #[derive(Args, Clone)]
 pub struct DeviceOptions {
-    /// The device: auto (the first GPU, or host memory if there is none), host, or cuda:N for the GPU with that number.
-    /// Several devices share each model: cuda:0,1, or host:2.
+    /// Device to use: auto (the first GPU, or host memory if there is no GPU), host, or cuda:N for the GPU with number
+    /// N. Several devices, such as cuda:0,1 or host:2, share each model.
     #[arg(long, default_value = "auto", global = true)]
     device: Named,
-    /// How many devices share each model, counted from the named one; auto: as few of the named ones, or of all GPUs, as the model fits on. If more devices are named, or with auto, each model of `serve` gets separate devices. N,N gives each model's number in order.
+    /// Number of devices that share each model, counted from the named device. auto takes the fewest of the named
+    /// devices, or of all GPUs, that the model fits on. If more devices are named, or with auto, `serve` gives each
+    /// model separate devices. N,N sets the number for each model, in order.
     #[arg(long, visible_aliases = ["tp", "tp-size"], value_name = "N|auto", global = true)]
     tensor_parallel_size: Option<EachRanks>,
-    /// Capacity of the host memory that stands in for a GPU, such as 2GiB; 512MiB if left out. Not for cuda:N.
+    /// Size of the host memory that stands in for a GPU, such as 2GiB. Default 512MiB. Not allowed with cuda:N.
     #[arg(long, value_parser = capacity, global = true)]
     capacity: Option<Bytes>,
-    /// The folder with libcublasLt, if it is not in a usual place; several with colons between them, as for libnccl.
+    /// Folder with libcublasLt, if it is not in a usual place. Separate several folders with colons, for example to add
+    /// the folder of libnccl.
     #[arg(long, value_name = "FOLDER", env = "BURSAR_CUDA_LIB", global = true)]
     cuda_lib: Option<PathBuf>,
-    /// Where to record the profiles of starts, which make later starts faster; `none` for nowhere. By default
-    /// bursar/profiles in the user's cache folder. `bench` uses only a folder given here; `drill` and `plan` use none.
+    /// Folder for the profiles of starts, which make later starts faster, or `none`. By default, bursar/profiles in the
+    /// user's cache folder. `bench` uses only a folder given here. `drill` and `plan` never use one.
     #[arg(long, value_name = "FOLDER|none", global = true)]
     profile_cache: Option<PathBuf>,
     /// Where the CUDA toolkit is.
@@ -72,7 +75,7 @@ impl FromStr for Ranks {
         match (typed, typed.parse()) {
             ("auto", _) => Ok(Ranks::Auto),
             (_, Ok(ranks)) if (1..=RANKS_MAX as usize).contains(&ranks) => Ok(Ranks::Number(ranks)),
-            _ => Err(format!("a number of devices is from 1 to {RANKS_MAX}, or auto")),
+            _ => Err(format!("expected a number of devices from 1 to {RANKS_MAX}, or auto")),
         }
     }
 }
@@ -117,7 +120,7 @@ impl FromStr for Named {
     type Err = String;
 
     fn from_str(typed: &str) -> Result<Self, String> {
-        let wrong = "a device is auto, host, or cuda: and a number, such as cuda:0; several are cuda:0,1 or host:2";
+        let wrong = "expected auto, host, or cuda:N such as cuda:0; for several devices cuda:0,1 or host:2";
         let most = RANKS_MAX as usize;
         match (typed, typed.strip_prefix("cuda:"), typed.strip_prefix("host:")) {
             ("auto", ..) => Ok(Named::Auto),
@@ -127,16 +130,14 @@ impl FromStr for Named {
                 let ordinals = ordinals.map_err(|_| wrong)?;
                 let is_twice = |ordinal: &usize| ordinals.iter().filter(|other| *other == ordinal).count() > 1;
                 match ordinals.iter().find(|ordinal| is_twice(ordinal)) {
-                    Some(twice) => {
-                        Err(format!("cuda:{twice} is names a GPU twice; each GPU can have one part of a model"))
-                    }
-                    None if ordinals.len() > most => Err(format!("at most {most} GPUs share a model out")),
+                    Some(twice) => Err(format!("cuda:{twice} is named twice; a GPU can hold only one part of a model")),
+                    None if ordinals.len() > most => Err(format!("at most {most} GPUs can share a model")),
                     None => Ok(Named::Cuda(ordinals)),
                 }
             }
             (.., Some(ranks)) => match ranks.parse() {
                 Ok(ranks) if (1..=most).contains(&ranks) => Ok(Named::Host(ranks)),
-                Ok(_) => Err(format!("host: takes a number from 1 to {most}")),
+                Ok(_) => Err(format!("expected a number from 1 to {most} after host:")),
                 Err(_) => Err(wrong.to_owned()),
             },
             _ => Err(wrong.to_owned()),
@@ -146,8 +147,8 @@ impl FromStr for Named {
 
 fn at_odds(named: usize, size: usize) -> Failure {
     Failure {
-        error: format!("--device names {named} devices, and --tensor-parallel-size is {size}"),
-        hint: "name as many devices as are to share the model out, or for `serve` a multiple of that, or leave \
+        error: format!("--device names {named} devices, but --tensor-parallel-size is {size}"),
+        hint: "name --tensor-parallel-size devices (for `serve`, a multiple is allowed too), or leave \
                --tensor-parallel-size out"
             .to_owned(),
     }
@@ -155,8 +156,8 @@ fn at_odds(named: usize, size: usize) -> Failure {
 
 fn too_few(named: usize, taken: usize) -> Failure {
     Failure {
-        error: format!("--device names {named} devices, and the numbers of --tensor-parallel-size add up to {taken}"),
-        hint: "name as many devices, or share devices between models by one number for all".to_owned(),
+        error: format!("--device names {named} devices, but the numbers of --tensor-parallel-size add up to {taken}"),
+        hint: "name that many devices, or give one number, so that models share devices".to_owned(),
     }
 }
 
@@ -165,10 +166,10 @@ fn told_models(models: usize) -> String {
 }
 
 fn idle(named: usize, taken: usize, models: usize) -> Failure {
-    let have = if models == 1 { "1 model has" } else { "the models have" };
+    let use_them = if models == 1 { "1 model uses" } else { "the models use" };
     Failure {
-        error: format!("--device names {named} devices, of which {have} {taken}: others would be idle"),
-        hint: "name fewer devices, load more models, or let more devices share each out; `auto` leaves some idle"
+        error: format!("--device names {named} devices, but {use_them} only {taken}; the other devices would be idle"),
+        hint: "name fewer devices, load more models, or let more devices share each model; `auto` may leave some idle"
             .to_owned(),
     }
 }
@@ -178,8 +179,8 @@ const CAPACITY: Bytes = Bytes::mib(512);
 
 fn capacity_of_a_gpu() -> Failure {
     Failure {
-        error: "--capacity is of host memory, and --device names a GPU".to_owned(),
-        hint: "bound a model on a GPU with --memory-fraction, --kv-tokens or --kv-bytes, or leave --capacity out"
+        error: "--capacity sets the size of host memory, but --device names a GPU".to_owned(),
+        hint: "leave --capacity out; to limit a model on a GPU, use --memory-fraction, --kv-tokens or --kv-bytes"
             .to_owned(),
     }
 }
@@ -201,12 +202,11 @@ impl DeviceOptions {
         Ok(if self.is_any_number() { DeviceChoice::Fewest(Box::new(FewestFor { of, models })) } else { of })
     }
 
-    /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a model
-    /// out, or any number may, models have devices of their own while there are some.
+    /// What `serve` starts runtimes on, and which of these models each loads: if more devices are named than share a
+    /// model out, or any number may, models have devices of their own while there are some.
     ///
-    /// # Errors
-    /// The number of devices is no multiple of those that share a model out, some would be idle, or they are fewer than the
-    /// models' numbers add up to; those of [`Placing::place`].
+    /// # Errors The number of devices is no multiple of those that share a model out, some would be idle, or they are
+    /// fewer than the models' numbers add up to; those of [`Placing::place`].
     pub async fn placed(
         &self,
         models: Vec<(ModelSource, LoadOptions)>,
@@ -261,7 +261,7 @@ impl DeviceOptions {
         match &self.tensor_parallel_size {
             Some(EachRanks::Each(each)) if each.len() != models => Err(Failure {
                 error: format!("--tensor-parallel-size has {} numbers for {}", each.len(), told_models(models)),
-                hint: "give one number for all models, or one for each `--model`, in order".to_owned(),
+                hint: "give one number for all models, or one number per `--model`, in order".to_owned(),
             }),
             Some(EachRanks::Each(each)) => {
                 Ok(each.iter().map(|ranks| ranks.number().and_then(NonZeroUsize::new)).collect())
@@ -457,12 +457,12 @@ mod tests {
             assert_eq!(chosen(line), Ok((choice.to_owned(), ranks)), "{line}");
         }
         let error = chosen("--device cuda:0,1 --tp 4").expect_err("two are not four");
-        assert_eq!(error, "--device names 2 devices, and --tensor-parallel-size is 4");
+        assert_eq!(error, "--device names 2 devices, but --tensor-parallel-size is 4");
         let error = chosen("--device cuda:1 --capacity 4MiB").expect_err("a GPU has what it has");
-        assert_eq!(error, "--capacity is of host memory, and --device names a GPU");
+        assert_eq!(error, "--capacity sets the size of host memory, but --device names a GPU");
         for wrong in ["9", "0", "two", "2,", "1,9"] {
             let error = chosen(&format!("--tp {wrong}")).expect_err(wrong);
-            assert!(error.contains("a number of devices is from 1 to 8, or auto"), "{error}");
+            assert!(error.contains("expected a number of devices from 1 to 8, or auto"), "{error}");
         }
     }
 }

@@ -21,15 +21,16 @@ use crate::{
     model, told,
 };
 
-/// What happens when the device refuses memory, tried on host memory phase by phase; of several devices, when the last one
-/// refuses it inside a job. Of the device options only their number and --capacity count, and no profile is read or written.
+/// What happens when the device refuses memory, tried on host memory phase by phase; of several devices, when the last
+/// one refuses it inside a job. Of the device options only their number and --capacity count, and no profile is read or
+/// written.
 #[derive(Args)]
 pub struct Options {
-    /// Where to refuse memory: once in PHASE of each of the first N attempts. Phases are load, probe, capture, back,
-    /// validate and serve; there are four attempts.
+    /// Faults to inject: memory is refused once in PHASE of each of the first N attempts. Phases are load, probe,
+    /// capture, back, validate and serve. There are four attempts.
     #[arg(long, value_name = "PHASE:N[,PHASE:N]")]
     fault: String,
-    /// `demo`, a checkpoint folder, a GGUF file, or a model of the hub.
+    /// `demo`, a checkpoint folder, a GGUF file, or a model of the hub (`org/name`).
     #[arg(long, default_value = "demo")]
     model: String,
     /// Prints one JSON object instead of text.
@@ -163,7 +164,7 @@ fn tell(drilled: &Drilled) {
     told::attempts(&drilled.attempts);
     match (&drilled.error, &drilled.hint) {
         (Some(error), Some(hint)) => println!("not ready: {error}\nhint: {hint}"),
-        _ => println!("the model serves"),
+        _ => println!("the model is ready"),
     }
-    println!("{} were not given back", drilled.leaked_bytes.exact());
+    println!("{} were not returned", drilled.leaked_bytes.exact());
 }

@@ -116,7 +116,7 @@ impl From<ImageError> for Failure {
 
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
-        Failure { error: error.to_string(), hint: "check where the input comes from".to_owned() }
+        Failure { error: error.to_string(), hint: "check the source of the input".to_owned() }
     }
 }
 

@@ -41,11 +41,10 @@ impl KnobOptions {
         Ok(LoadOptions { names, ..knobs.over(base)? })
     }
 
-    /// The settings of a runtime on so many `devices`, which the caller names. It leases `host` bytes of host memory, unless
-    /// another size is typed, and beside it what keys and values of so many models may go to.
+    /// The settings of a runtime on so many `devices`, which the caller names. It leases `host` bytes of host memory,
+    /// unless another size is typed, and beside it what keys and values of so many models may go to.
     ///
-    /// # Errors
-    /// As [`options`](Self::options).
+    /// # Errors As [`options`](Self::options).
     pub fn runtime(&self, host: Bytes, models: usize, devices: usize) -> Result<RuntimeConfig, Failure> {
         let knobs = self.knobs()?;
         let swap = knobs.swap_bytes().unwrap_or(Bytes::ZERO).0.saturating_mul((models * devices) as u64);
@@ -126,7 +125,7 @@ impl<'de> Visitor<'de> for Pairs {
 fn read(path: &PathBuf) -> Result<Settings, Failure> {
     let failure = |error: String| Failure {
         error: format!("{}: {error}", path.display()),
-        hint: "name a file that holds a JSON object of knobs".to_owned(),
+        hint: "name a file that contains a JSON object of knobs".to_owned(),
     };
     let text = fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failure(error.to_string()))
@@ -194,7 +193,7 @@ impl Args for KnobOptions {
             .long(FILE)
             .value_name("FILE")
             .value_parser(value_parser!(PathBuf))
-            .help("A JSON object of the knobs below, by any of their names")
+            .help("File with a JSON object of the knobs below, by any of their names")
             .help_heading(HEADING);
         // One flag for each name, so that an error can quote the name that was typed.
         FLAGS.iter().fold(command.arg(file), |command, flag| {

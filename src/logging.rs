@@ -24,11 +24,11 @@ use tracing_subscriber::{
 /// How to log leases, restarts and requests. Logs never contain prompts, pictures or replies.
 #[derive(Args)]
 pub struct LogOptions {
-    /// Logs leases, restarts and requests to standard error, with the command's own messages: as lines of text, or
-    /// everything as JSON objects, one per line. `serve` logs text by default, the others nothing.
+    /// Logs leases, restarts and requests to standard error, together with the command's own messages: as lines of
+    /// text, or as one JSON object per line. By default, `serve` logs text and the other commands log nothing.
     #[arg(long, value_enum, env = "BURSAR_LOG", global = true)]
     log: Option<Form>,
-    /// The least level that is logged. debug follows each request from actor to actor.
+    /// Lowest level that is logged. debug follows each request from actor to actor.
     #[arg(long, value_name = "LEVEL", default_value = "info", env = "BURSAR_LOG_LEVEL", global = true)]
     log_level: Level,
 }
@@ -37,9 +37,9 @@ pub struct LogOptions {
 enum Form {
     /// No log.
     Off,
-    /// Lines of text.
+    /// One line of text per message.
     Text,
-    /// JSON objects, one per line.
+    /// One JSON object per line.
     Json,
 }
 

@@ -36,7 +36,7 @@ use logging::{LogOptions, Requests};
 
 /// Serves vision-language models and leases every byte of device memory.
 ///
-/// Without a command, it shows a tour with the embedded demo model.
+/// Without a command, it runs a tour with the embedded demo model.
 #[derive(Parser)]
 #[command(version, about)]
 struct Cli {
@@ -50,22 +50,22 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Asks a model one question, or starts a session with it.
+    /// Asks a model one question, or starts a chat session.
     Chat(Box<chat::Options>),
     /// Measures a model on this machine.
     Bench(Box<bench::Options>),
-    /// Sizes a model on this device anew, prints what was measured, and records it for later starts.
+    /// Measures and sizes a model on this device again, prints the result, and records it for later starts.
     Profile(Box<profile::Options>),
-    /// Refuses memory on purpose and reports each attempt. It uses host memory, on as many devices as are named, whatever
-    /// --profile-cache says. Exits with 1 if a byte was lost, and with 2 if the faults cannot be read.
+    /// Refuses memory on purpose and reports each attempt. Runs on host memory, with as many devices as are named, and
+    /// ignores --profile-cache. Exits with 1 if a byte was lost, and with 2 if the faults cannot be parsed.
     Drill(Box<drill::Options>),
-    /// Says what a model would take of a device and serve there, without a GPU. Exits with 0 if it fits, and with 1 if
-    /// not.
+    /// Shows how much memory a model would take on a device and what it could serve there, without a GPU. Exits with 0
+    /// if the model fits, with 1 if it does not, and with 2 if it cannot be planned.
     Plan(Box<plan::Options>),
-    /// Serves models over HTTP, to OpenAI's and Anthropic's clients.
+    /// Serves models over HTTP to OpenAI and Anthropic clients.
     #[cfg(feature = "serve")]
     Serve(Box<serving::Options>),
-    /// Shows a running process live: every byte by class, its actors, requests, rates and events.
+    /// Shows a running process live: memory by class, actors, requests, rates and events.
     Top(top::Options),
 }
 

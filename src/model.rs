@@ -17,14 +17,15 @@ pub struct ModelOptions {
     /// `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// A model's shape instead of a model: its size and speed, without its files.
+    /// Shape of a released model instead of a model, to measure its size and speed without its files.
     #[arg(long, value_name = "NAME", requires = "random")]
     shape: Option<String>,
-    /// Draws the weights at random, on the device.
+    /// Draws random weights on the device, instead of loading a checkpoint.
     #[arg(long, requires = "shape")]
     random: bool,
-    /// Lets the routers of a mixture of random weights prefer some experts, as trained ones do with text: the one of rank
-    /// `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; 1 is a usual exponent), instead of all evenly.
+    /// Makes the routers of random mixture-of-experts weights prefer some experts, as trained routers do: the expert of
+    /// rank `r` is chosen in proportion to `r^-EXPONENT` (Zipf's law; a usual exponent is 1). By default, all experts
+    /// are equally likely.
     #[arg(long, value_name = "EXPONENT", requires = "random", value_parser = exponent)]
     zipf: Option<f32>,
 }
@@ -32,7 +33,7 @@ pub struct ModelOptions {
 fn exponent(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(exponent) if (0.0..=4.0).contains(&exponent) => Ok(exponent),
-        _ => Err("a number from 0 to 4 is wanted".to_owned()),
+        _ => Err("expected a number from 0 to 4".to_owned()),
     }
 }
 

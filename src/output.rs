@@ -21,7 +21,7 @@ pub fn out(text: fmt::Arguments<'_>) -> bool {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => false,
         Err(error) => {
             let error = format!("standard output cannot be written: {error}");
-            logging::fail(&error, "check where it goes");
+            logging::fail(&error, "check the target of the output");
             exit(CANNOT_BE_WRITTEN)
         }
     }

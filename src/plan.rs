@@ -33,19 +33,21 @@ pub struct Options {
     /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub, or `demo`.
     #[arg(long, default_value = "demo", conflicts_with = "shape")]
     model: String,
-    /// A model's shape instead of a model.
+    /// Shape of a released model instead of a model.
     #[arg(long, value_name = "NAME")]
     shape: Option<String>,
-    /// Lists the shapes, and what each takes and serves on cards of 24, 48, 80 and 141 GB, with these knobs.
+    /// Lists the shapes, and what each takes and serves on GPUs with 24, 48, 80 and 141 GB, with the given knobs.
     #[arg(long, conflicts_with_all = ["model", "shape", "total", "gpu"])]
     shapes: bool,
-    /// The device's memory, such as 80GiB, instead of what the device has.
+    /// Memory of the device to plan for, such as 80GiB, instead of the memory that the device has.
     #[arg(long, value_name = "BYTES")]
     total: Option<Bytes>,
-    /// A GPU, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By default the GPU of this machine. Without a GPU, the demo model is planned for the host and any other model for an H200.
+    /// GPU to plan for, which need not be in this machine: a product such as h200, or sm_NN, or sm_NN:PROCESSORS. By
+    /// default, the GPU of this machine. Without a GPU, the demo model is planned for the host and any other model for
+    /// an H200.
     #[arg(long, value_name = "GPU")]
     gpu: Option<Gpu>,
-    /// Prints one JSON object.
+    /// Prints one JSON object instead of text.
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -139,7 +141,7 @@ fn plan(device: &DeviceOptions, options: &Options) -> Result<Report, Failure> {
         let enough = (ranks + 1..=RANKS_MAX as usize).find(more);
         notes.extend(
             enough.map(|ranks| {
-                format!("it fits on {ranks} such devices that share it out: --tensor-parallel-size {ranks}")
+                format!("it fits if {ranks} such devices share the model: --tensor-parallel-size {ranks}")
             }),
         );
     }
@@ -177,7 +179,7 @@ fn fewest_ranks(
 /// The checkpoint, or its `config.json` alone if there are no weights.
 fn open(files: CheckpointSource, notes: &mut Vec<String>) -> Result<Checkpoint, Failure> {
     let (checkpoint, missing) = open_settings(files)?;
-    notes.extend(missing.map(|name| format!("the weights are not all at {name}: their sizes follow from config.json")));
+    notes.extend(missing.map(|name| format!("{name} lacks weights, so their sizes are taken from config.json")));
     Ok(checkpoint)
 }
 
@@ -214,7 +216,7 @@ impl From<CheckpointError> for Failure {
 
 impl From<bursar::DeviceError> for Failure {
     fn from(error: bursar::DeviceError) -> Self {
-        let hint = error.hint().unwrap_or_else(|| "see the driver's message".to_owned());
+        let hint = error.hint().unwrap_or_else(|| "check the message of the driver".to_owned());
         Failure { hint, error: error.to_string() }
     }
 }

@@ -129,21 +129,21 @@ fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
         println!("{:>14}  {worst_case}", workspace.to_string());
     }
     println!();
-    println!("{:>14}  tokens of keys and values", record.kv_tokens());
+    println!("{:>14}  tokens in the KV cache", record.kv_tokens());
     println!("{:>14}  sequences in a step", record.sequences);
     println!("{:>14}  tokens in a step", record.step_tokens);
-    println!("{:>14}  patches in a launch", record.launch_patches);
+    println!("{:>14}  patches in a vision batch", record.launch_patches);
     println!("{:>14}  rows of the vision cache", record.cache_rows);
     println!();
     for step in &record.costs.steps {
         let (work, milliseconds) = (step.work, step.micros as f64 / 1e3);
         let StepWork { prompt_tokens, decoding, context_tokens, .. } = work;
         println!(
-            "{milliseconds:>11.2} ms  {prompt_tokens} prompt tokens, {decoding} decoding at {context_tokens} in all"
+            "{milliseconds:>11.2} ms  {prompt_tokens} prompt tokens, {decoding} decoding, {context_tokens} in context"
         );
     }
     for launch in &record.costs.launches {
-        println!("{:>11.2} ms  a launch of {} patches", launch.micros as f64 / 1e3, launch.patches);
+        println!("{:>11.2} ms  a vision batch of {} patches", launch.micros as f64 / 1e3, launch.patches);
     }
     println!();
     for phase in Phase::ALL {
@@ -151,10 +151,10 @@ fn tell(Profile { attempts, seconds, record, overhead, ledger }: &Profile) {
             println!("{seconds:>12.3} s  {phase}");
         }
     }
-    println!("{:>12.3} s  from the start to ready", seconds["start"]);
+    println!("{:>12.3} s  from start to ready", seconds["start"]);
     println!();
     for (source, bytes) in overhead {
-        println!("{:>14}  of overhead: {source}", bytes.to_string());
+        println!("{:>14}  overhead: {source}", bytes.to_string());
     }
     println!("{ledger}");
 }

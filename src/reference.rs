@@ -10,8 +10,8 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/cli.md");
 
 const HEAD: &str = "# The command line
 
-`bursar COMMAND --help` prints the same. Flags that set up a model (`--max-model-len`, `--kv-tokens` and the rest) are on
-another page: [knobs](knobs.md). Commands exit with status 1 after an error, and with 2 after an invalid flag.
+`bursar COMMAND --help` prints the same texts. Flags that configure a model (`--max-model-len`, `--kv-tokens` and
+others) are listed in [knobs](knobs.md). Commands exit with status 1 after an error and with 2 after an invalid flag.
 ";
 
 fn page() -> String {
@@ -32,7 +32,7 @@ fn section(command: &Command, name: &str) -> String {
     let usage: Vec<_> = command.get_positionals().map(|arg| arg.to_string()).collect();
     let own: Vec<_> = command.get_arguments().filter(|arg| !arg.is_global_set() && is_shown(arg)).collect();
     let takes_knobs = command.get_arguments().any(|arg| arg.get_help_heading() == Some(knobs::HEADING));
-    let knobs = if takes_knobs { "\nIt also takes the [knobs](knobs.md).\n" } else { "" };
+    let knobs = if takes_knobs { "\nThe command also accepts the [knobs](knobs.md).\n" } else { "" };
     let table = if own.is_empty() { String::new() } else { format!("\n{}", table(own.into_iter())) };
     format!(
         "\n## `{}`\n\n{}.\n{knobs}{table}",

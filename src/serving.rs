@@ -51,7 +51,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
     let server = Server::start(service.clone(), &options.address(), options.tls().as_ref()).await?;
     println!("listening on {}://{}", server.scheme(), server.addr());
     if is_open && !server.addr().ip().is_loopback() {
-        logging::note("warning: everybody who reaches this address may use the models; give --api-key-file");
+        logging::note("warning: everyone who can reach this address can use the models; set --api-key-file");
     }
     let loading = tokio::spawn(loading::load_all(service, plans));
     let outcome = tokio::select! {
@@ -59,7 +59,7 @@ pub async fn run(device: &DeviceOptions, options: Options) -> Result<(), Failure
         _ = signals.next() => Ok(()),
     };
     if outcome.is_ok() {
-        logging::note("ending: running replies may end");
+        logging::note("shutting down: waiting for running replies");
     }
     let ending = end(runtimes, server, drain);
     tokio::select! {
@@ -105,6 +105,6 @@ impl From<KeyError> for Failure {
 fn text_of(file: &std::path::Path) -> Result<String, Failure> {
     fs::read_to_string(file).map_err(|error| Failure {
         error: format!("{}: {error}", file.display()),
-        hint: "name a readable file of text".to_owned(),
+        hint: "name a readable text file".to_owned(),
     })
 }

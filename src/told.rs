@@ -19,6 +19,6 @@ pub fn attempts(attempts: &[AttemptReport]) {
             Outcome::Refused { evidence } => evidence.to_string(),
             Outcome::Died { said } | Outcome::Failed { said } => format!("ended in phase {phase}: {said}"),
         };
-        println!("attempt {attempt}, {target_tokens} tokens of keys and values: {came}");
+        println!("attempt {attempt}, KV cache of {target_tokens} tokens: {came}");
     }
 }

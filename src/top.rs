@@ -52,20 +52,21 @@ pub fn read(text: &str) -> Samples {
 /// Options of `bursar top`.
 #[derive(Args)]
 pub struct Options {
-    /// Where the process serves its metrics (its own --metrics): HOST:PORT, or a port of this machine. By default the
-    /// value of --metrics or BURSAR_METRICS here, or else 127.0.0.1:9464.
+    /// Address where the process serves its metrics (its --metrics): HOST:PORT, or a port of this machine. By default,
+    /// the value of --metrics or BURSAR_METRICS for this command, or else 127.0.0.1:9464.
     #[arg(value_name = "ADDR")]
     address: Option<Address>,
-    /// Time between two updates: 100ms to 1m.
+    /// Time between two updates, from 100ms to 1m.
     #[arg(long, value_name = "TIME", default_value = "1s")]
     every: Every,
-    /// Collects figures twice, that long apart, prints them as text, and exits; with 1 if there is nothing to show.
+    /// Reads the metrics twice, --every apart, prints the figures as text, and exits. Exits with 1 if there is nothing
+    /// to show.
     #[arg(long)]
     once: bool,
-    /// With --once, prints one JSON object.
+    /// With --once, prints one JSON object instead of text.
     #[arg(long, requires = "once")]
     json: bool,
-    /// When to use colours. auto respects NO_COLOR, and uses more than sixteen if COLORTERM is truecolor.
+    /// When to use colors. auto respects NO_COLOR, and uses more than 16 colors if COLORTERM is truecolor.
     #[arg(long, value_enum, default_value = "auto")]
     color: When,
 }
@@ -121,7 +122,7 @@ fn look(options: &Options, address: &Address) -> Result<(), Failure> {
         true => look_once(options, address, colours),
         false if !stdout().is_terminal() => Err(Failure {
             error: "standard output is not a terminal".to_owned(),
-            hint: "`bursar top --once` prints the view once as text, or with --json as JSON".to_owned(),
+            hint: "use `bursar top --once`, which prints the view once as text, or as JSON with --json".to_owned(),
         }),
         false => watch(options, address, colours),
     }
@@ -238,7 +239,7 @@ impl FromStr for Every {
         let every = seconds.zip(number.trim().parse::<f64>().ok()).map(|(unit, number)| unit * number);
         match every {
             Some(every) if (0.1..=60.0).contains(&every) => Ok(Every(Duration::from_secs_f64(every))),
-            _ => Err(format!("{typed:?} is not a time from 100ms to 1m, such as 500ms or 2s")),
+            _ => Err(format!("{typed:?} is not a time; expected 100ms to 1m, such as 500ms or 2s")),
         }
     }
 }

@@ -17,7 +17,7 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     let demo = model::load(&runtime, device, "demo", true).await?;
     let seconds = started.elapsed().as_secs_f64();
     let how = match demo.serving().await?.is_warm {
-        true => "planned, loaded, sized as an earlier start was, stressed",
+        true => "planned, loaded, sized from the profile of an earlier start, stressed",
         false => "planned, loaded, stressed, sized",
     };
     println!("READY after {seconds:.1} s: {how}.\n");
@@ -28,12 +28,12 @@ pub async fn run(device: &DeviceOptions) -> Result<(), Failure> {
     }
     let after = settled(&runtime, &before).await?;
     println!("{after}");
-    let verdict = if after == before { "The ledger is back to where it was." } else { "The ledger has changed!" };
+    let verdict = if after == before { "The ledger is back to its earlier state." } else { "The ledger has changed!" };
     println!("{verdict}");
     runtime.shutdown().await;
     if after != before {
         return Err(Failure {
-            error: "bytes were leased for the answers and did not come back".to_owned(),
+            error: "memory that was leased for the answers was not returned".to_owned(),
             hint: "this is a bug in Bursar; please report it with the tables above".to_owned(),
         });
     }
@@ -52,16 +52,15 @@ async fn answer(demo: &ModelHandle, picture: &demo::Picture) -> Result<(), Failu
         print!("{}", event.text());
     }
     let first = first.unwrap_or_default().as_millis();
-    println!("\n  (first token after {first} ms, all after {} ms)\n", asked.elapsed().as_millis());
+    println!("\n  (first token after {first} ms, whole answer after {} ms)\n", asked.elapsed().as_millis());
     Ok(())
 }
 
 async fn snapshot(runtime: &Runtime) -> Result<Snapshot, Failure> {
-    runtime
-        .budget()
-        .snapshot()
-        .await
-        .map_err(|error| Failure { error: error.to_string(), hint: "the runtime is gone; start again".to_owned() })
+    runtime.budget().snapshot().await.map_err(|error| Failure {
+        error: error.to_string(),
+        hint: "the runtime has stopped; start the command again".to_owned(),
+    })
 }
 
 /// The ledger once it equals `before`, or as it is after `SETTLING_MAX`.

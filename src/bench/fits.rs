@@ -40,7 +40,7 @@ impl Fits {
         let (tokens, limit) = (prompt + reply, self.context_tokens.min(self.kv_tokens));
         match tokens <= limit {
             true => Ok(()),
-            false => Err(format!("{tokens} tokens of prompt and reply, a context has {limit}")),
+            false => Err(format!("prompt and reply have {tokens} tokens; the limit is {limit}")),
         }
     }
 
@@ -48,25 +48,25 @@ impl Fits {
     pub fn together(&self, prompts: Prompts, reply: usize) -> Result<(), String> {
         self.each(prompts.length, reply)?;
         if prompts.count > self.sequences {
-            return Err(format!("{} sequences, a step takes {}", prompts.count, self.sequences));
+            return Err(format!("{} sequences; a step takes at most {}", prompts.count, self.sequences));
         }
         let tokens = prompts.count * (prompts.length + reply).next_multiple_of(BLOCK_TOKENS);
         match tokens <= self.kv_tokens {
             true => Ok(()),
-            false => Err(format!("keys and values of {tokens} tokens, there is room for {}", self.kv_tokens)),
+            false => Err(format!("{tokens} tokens do not fit in the KV cache, which holds {}", self.kv_tokens)),
         }
     }
 
     /// What the encoder sees of a picture that is admitted unresized, or with all its tiles, and has room for its
     /// reply.
     pub fn picture(&self, width: u32, height: u32, reply: usize) -> Result<VisualGrid, String> {
-        let processors = self.processors.as_ref().ok_or("the model takes no pictures")?;
+        let processors = self.processors.as_ref().ok_or("the model does not take pictures")?;
         let plan = processors.pictures.plan(width, height).map_err(|error| error.to_string())?;
         if plan.tiles.is_none() && plan.resized != plan.source {
-            return Err(format!("it would be resized to {} x {}", plan.resized.width, plan.resized.height));
+            return Err(format!("the picture would be resized to {} x {}", plan.resized.width, plan.resized.height));
         }
         if plan.patches > self.picture_patches {
-            return Err(format!("{} patches, a picture may have {}", plan.patches, self.picture_patches));
+            return Err(format!("the picture has {} patches; the limit is {}", plan.patches, self.picture_patches));
         }
         self.each(plan.tokens, reply)?;
         Ok(plan.visual())

@@ -107,7 +107,7 @@ async fn answer(model: ModelHandle, chat: Chat) -> Result<Usage, Failure> {
             return Ok(usage);
         }
     }
-    Err(failure("a reply had no end".to_owned()))
+    Err(failure("a reply ended without its last event".to_owned()))
 }
 
 fn check(usage: Usage, reply: usize) -> Result<(), Failure> {
@@ -115,7 +115,7 @@ fn check(usage: Usage, reply: usize) -> Result<(), Failure> {
         return Err(failure(format!("a reply has {} tokens instead of {reply}", usage.completion_tokens)));
     }
     if usage.cached_tokens != 0 {
-        return Err(failure(format!("{} tokens of a prompt were found in a cache", usage.cached_tokens)));
+        return Err(failure(format!("{} tokens of a prompt were found in the prefix cache", usage.cached_tokens)));
     }
     Ok(())
 }

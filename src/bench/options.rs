@@ -18,34 +18,34 @@ pub struct Options {
     /// Prints one JSON object with every figure.
     #[arg(long)]
     pub json: bool,
-    /// Measures only these kinds of figures.
+    /// Measures only these kinds of figures. By default, all kinds.
     #[arg(long, value_delimiter = ',', value_name = "KIND,..")]
     only: Vec<Part>,
-    /// Uses small sizes, which take seconds on a CPU.
+    /// Uses small sizes, which run within seconds on a CPU.
     #[arg(long)]
     quick: bool,
-    /// Tokens of the prompts before decoding is measured: by default 512, or 64 of small sizes.
+    /// Prompt length before decoding is measured, in tokens. Default 512, or 64 with --quick.
     #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u32).range(1..))]
     decode_context: Option<u32>,
-    /// Steps that a decoding step is the mean of: by default 128, or 16 of small sizes. After long prompts, whose time is
-    /// taken off, more are wanted.
+    /// Number of decode steps to average over. Default 128, or 16 with --quick. Long prompts need more steps, because
+    /// their time is subtracted.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     decode_steps: Option<u32>,
-    /// Batch sizes of decoding, instead of the usual ones. They should fit the cache at once.
+    /// Batch sizes of decoding, instead of the default ones. All sequences of a batch should fit the KV cache at once.
     #[arg(long, value_delimiter = ',', value_name = "N,..", value_parser = clap::value_parser!(u32).range(1..))]
     batches: Vec<u32>,
-    /// Seed of prompts, pictures and random weights. By default, another one each time.
+    /// Seed of prompts, pictures and random weights. By default, a different seed each time.
     #[arg(long, value_name = "N")]
     pub seed: Option<u64>,
 
-    /// The device's floating-point operations per second on 16-bit numbers, in 10^12. On E4M3 it is taken to do twice as
-    /// many, if it multiplies those.
+    /// Floating-point throughput of the device on 16-bit numbers, in 10^12 operations per second. A device that
+    /// multiplies E4M3 is assumed to do so at twice this rate.
     #[arg(long, value_name = "RATE", requires = "terabytes", value_parser = rate, help_heading = "The roofline")]
     teraflops: Option<f64>,
-    /// The device's memory bandwidth, in 10^12 bytes per second.
+    /// Memory bandwidth of the device, in 10^12 bytes per second.
     #[arg(long, value_name = "RATE", requires = "teraflops", value_parser = rate, help_heading = "The roofline")]
     terabytes: Option<f64>,
-    /// The commit that the figures belong to, if the binary does not know its own.
+    /// Commit that the figures belong to, if the binary was built without one.
     #[arg(long, value_name = "HASH", default_value = option_env!("BURSAR_COMMIT"))]
     pub commit: Option<String>,
 
@@ -56,8 +56,8 @@ pub struct Options {
 }
 
 fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.parse().map_err(|_| "a number is wanted".to_owned())?;
-    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("a number above 0 is wanted".to_owned()) }
+    let rate: f64 = text.parse().map_err(|_| "expected a number".to_owned())?;
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err("expected a number above 0".to_owned()) }
 }
 
 impl Options {

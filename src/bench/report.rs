@@ -118,11 +118,11 @@ pub fn memory(snapshot: &Snapshot, kv_tokens: usize) -> Vec<Figure> {
         let label = line.class.label();
         bytes(&format!("bytes_{}", label.replace([' ', '-'], "_")), &format!("bytes, {label}"), line.bytes)
     });
-    let tokens = Figure::plain("kv_tokens", "tokens that keys and values are kept of", kv_tokens as f64, Unit::Tokens);
+    let tokens = Figure::plain("kv_tokens", "tokens, capacity of the KV cache", kv_tokens as f64, Unit::Tokens);
     let rest = [
         bytes("bytes_canary", "bytes, canary", snapshot.canary),
         bytes("bytes_overhead", "bytes, overhead of the process", snapshot.overhead),
-        bytes("bytes_foreign", "bytes, of other processes", snapshot.foreign),
+        bytes("bytes_foreign", "bytes, other processes", snapshot.foreign),
         bytes("bytes_free", "bytes, free", snapshot.free),
     ];
     [tokens].into_iter().chain(classes).chain(rest).collect()

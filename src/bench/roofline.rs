@@ -20,7 +20,7 @@ pub struct Rates {
 
 /// Devices with measured rates: part of the name, operations, bytes, source.
 const KNOWN: [(&str, f64, f64, &str); 1] =
-    [("H200", 780e12, 4.3e12, "measured on one: bf16 products of 8192^3 and copies, see benches/h200.md")];
+    [("H200", 780e12, 4.3e12, "measured: bf16 products of 8192^3, and copies; see benches/h200.md")];
 
 impl Rates {
     pub fn new(flops_per_second: f64, bytes_per_second: f64, source: &'static str) -> Self {

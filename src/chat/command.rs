@@ -34,10 +34,10 @@ pub enum Line {
 pub const HELP: &str = "\
 /image FILE ...  shows pictures with the next question; put names with spaces in quotes; ~ is your home
 /video DIR ...   shows folders of frames with the next question
-/images          lists what the next question shows
-/drop [NAME|N]   drops one of these, or all
+/images          lists the pictures and videos of the next question
+/drop [NAME|N]   removes one of them, or all, from the next question
 /undo            removes the last turn
-/forget [N]      forgets the oldest turn, or the N oldest
+/forget [N]      drops the oldest turn, or the N oldest
 /clear           starts the session over
 /quit            ends the session
 Ctrl-C ends a reply; at the prompt, it ends the session. A line that begins with a space is always a question.";
@@ -58,12 +58,12 @@ impl Line {
         match (word, rest) {
             ("/image", Some(rest)) => Ok(Line::Image(paths(rest)?)),
             ("/video", Some(rest)) => Ok(Line::Video(paths(rest)?)),
-            ("/image" | "/video", None) => Err(wrong(format!("{word} names no file"))),
+            ("/image" | "/video", None) => Err(wrong(format!("{word} needs a file"))),
             ("/drop", rest) => Ok(Line::Drop(rest.map(str::to_owned))),
             ("/forget", None) => Ok(Line::Forget(1)),
             ("/forget", Some(turns)) => match turns.parse() {
                 Ok(turns @ 1..) => Ok(Line::Forget(turns)),
-                _ => Err(wrong(format!("{turns} is not a number of turns, from 1"))),
+                _ => Err(wrong(format!("{turns} is not a number of turns; expected at least 1"))),
             },
             ("/help", None) => Ok(Line::Help),
             ("/images", None) => Ok(Line::Images),
@@ -71,9 +71,9 @@ impl Line {
             ("/clear", None) => Ok(Line::Clear),
             ("/quit", None) => Ok(Line::Quit),
             ("/help" | "/images" | "/undo" | "/clear" | "/quit", Some(_)) => {
-                Err(wrong(format!("nothing follows {word}")))
+                Err(wrong(format!("{word} takes no argument")))
             }
-            _ => Err(wrong(format!("there is no command {word}"))),
+            _ => Err(wrong(format!("unknown command {word}"))),
         }
     }
 }
@@ -81,7 +81,7 @@ impl Line {
 fn wrong(error: String) -> Failure {
     Failure {
         error,
-        hint: "/help lists the commands; a question that begins with a slash begins with a space before it".to_owned(),
+        hint: "/help lists the commands; put a space before a question that begins with a slash".to_owned(),
     }
 }
 
@@ -91,7 +91,7 @@ fn paths(text: &str) -> Result<Vec<PathBuf>, Failure> {
     if whole.exists() {
         return Ok(vec![whole]);
     }
-    let names = shlex::split(text).ok_or_else(|| wrong(format!("a quote in {text} does not end")))?;
+    let names = shlex::split(text).ok_or_else(|| wrong(format!("{text} has a quote without an end")))?;
     Ok(names.iter().map(|name| at_home(name)).collect())
 }
 

@@ -22,80 +22,80 @@ pub struct Options {
     /// `demo`.
     #[arg(long, default_value = "demo")]
     pub model: String,
-    /// Prints JSON events, one per line.
+    /// Prints one JSON event per line instead of text.
     #[arg(long)]
     pub json: bool,
-    /// The question. Without it, starts a session with history that reads questions from standard input.
+    /// Question to ask. Without it, starts a session with history that reads questions from standard input.
     pub question: Option<String>,
-    /// Forgets the oldest turns of a session when its context is full.
+    /// Drops the oldest turns of a session when its context is full.
     #[arg(long, conflicts_with = "question")]
     pub forget_oldest: bool,
 
-    /// The system message, before the user's.
+    /// System message, which precedes the first question.
     #[arg(long, value_name = "TEXT", help_heading = "Question")]
     system: Option<String>,
-    /// A picture (PNG, JPEG, WebP, GIF, BMP, TIFF). May be given several times.
+    /// Picture to show (PNG, JPEG, WebP, GIF, BMP, TIFF). May be given several times.
     #[arg(long, value_name = "FILE", help_heading = "Question")]
     image: Vec<PathBuf>,
-    /// A folder with the frames of one video, in the order of their names; or one frame: all frames given this way are
-    /// one video. May be given several times.
+    /// Folder with the frames of one video, in the order of their names, or a single frame. All single frames together
+    /// are one video. May be given several times.
     #[arg(long, value_name = "DIR|FILE", help_heading = "Question")]
     video: Vec<PathBuf>,
     /// Frames per second of the videos.
     #[arg(long, value_name = "RATE", default_value_t = 2.0, allow_negative_numbers = true, help_heading = "Question")]
     fps: f64,
 
-    /// Maximum tokens of a reply.
+    /// Maximum tokens of a reply. By default, as many as the context allows.
     #[arg(long, value_name = "N", help_heading = "End of the reply")]
     pub max_tokens: Option<usize>,
     /// Minimum tokens of a reply.
     #[arg(long, value_name = "N", help_heading = "End of the reply")]
     min_tokens: Option<usize>,
-    /// A text before which a reply ends. May be given several times.
+    /// Text that ends a reply; the reply does not include it. May be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "End of the reply")]
     stop: Vec<String>,
-    /// Seconds within which a reply must be complete; above 0.
+    /// Time limit for a complete reply, in seconds; above 0.
     #[arg(long, value_name = "SECONDS", value_parser = seconds, allow_negative_numbers = true, help_heading = "End of the reply")]
     deadline: Option<Duration>,
 
-    /// Sampling temperature, up to 100. 0 takes the likeliest token.
+    /// Sampling temperature, from 0 to 100. 0 always takes the likeliest token.
     #[arg(long, value_name = "T", allow_negative_numbers = true, help_heading = "Sampling")]
     temperature: Option<f64>,
-    /// Samples only from the likeliest tokens that together reach this probability.
+    /// Samples only from the likeliest tokens whose probabilities add up to this value.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     top_p: Option<f64>,
-    /// Samples only from this many of the likeliest tokens; 0 for all.
+    /// Samples only from this many of the likeliest tokens. 0 uses all tokens.
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     top_k: Option<usize>,
-    /// Samples only from tokens whose probability is at least this times that of the likeliest.
+    /// Samples only from tokens with at least this fraction of the probability of the likeliest token.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     min_p: Option<f64>,
-    /// Above 1, makes tokens of the prompt and of the reply so far less likely.
+    /// Values above 1 make tokens of the prompt and of the reply so far less likely.
     #[arg(long, value_name = "R", allow_negative_numbers = true, help_heading = "Sampling")]
     repetition_penalty: Option<f64>,
-    /// Subtracted from the logit of each token that is in the reply; -2 to 2.
+    /// Value subtracted from the logit of each token that is already in the reply; -2 to 2.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     presence_penalty: Option<f64>,
-    /// Subtracted from the logit of each token once for each time it is in the reply; -2 to 2.
+    /// Value subtracted from the logit of each token once per occurrence in the reply; -2 to 2.
     #[arg(long, value_name = "P", allow_negative_numbers = true, help_heading = "Sampling")]
     frequency_penalty: Option<f64>,
-    /// Seed of sampling. Equal seeds give equal replies.
+    /// Seed for sampling. Equal seeds give equal replies.
     #[arg(long, value_name = "N", help_heading = "Sampling")]
     seed: Option<u64>,
 
-    /// Replies with JSON for the schema in this file.
+    /// Restricts the reply to JSON that matches the schema in this file.
     #[arg(long, value_name = "FILE", help_heading = "Reply")]
     json_schema: Option<PathBuf>,
-    /// Whitespace between the parts of that JSON.
+    /// Whitespace in the JSON of --json-schema.
     #[arg(long, value_name = "KIND", default_value = "compact", requires = "json_schema", help_heading = "Reply")]
     json_whitespace: Whitespace,
-    /// Replies with a text that matches this regular expression as a whole.
+    /// Restricts the reply to text that matches this regular expression as a whole.
     #[arg(long, value_name = "PATTERN", help_heading = "Reply")]
     regex: Option<String>,
-    /// Replies with one of these texts. May be given several times.
+    /// Restricts the reply to one of these texts. May be given several times.
     #[arg(long, value_name = "TEXT", help_heading = "Reply")]
     choice: Vec<String>,
-    /// Shows the log-probability of each token, and of this many of the likeliest tokens in its place; at most 20.
+    /// Shows the log-probability of each token and of this many likely alternatives; at most 20.
     #[arg(long, value_name = "N", help_heading = "Reply")]
     pub logprobs: Option<usize>,
     /// Number of replies to the question, with consecutive seeds.
@@ -109,11 +109,11 @@ pub struct Options {
 /// The whitespace, as typed.
 #[derive(Clone, Copy, ValueEnum)]
 enum Whitespace {
-    /// None, for the fewest tokens.
+    /// No whitespace, for the fewest tokens.
     Compact,
     /// A space after each comma and colon.
     Spaced,
-    /// Whatever the model writes.
+    /// Any whitespace that the model writes.
     Free,
 }
 
@@ -174,8 +174,8 @@ impl Options {
         paths.sort();
         if paths.is_empty() {
             return Err(Failure {
-                error: format!("{} holds no frame", folder.display()),
-                hint: "frames are files that end in .png, .jpg, .jpeg, .webp, .gif, .bmp, .tif or .tiff".to_owned(),
+                error: format!("{} contains no frames", folder.display()),
+                hint: "frames are .png, .jpg, .jpeg, .webp, .gif, .bmp, .tif or .tiff files".to_owned(),
             });
         }
         self.frames(paths.iter().map(PathBuf::as_path), limits)
@@ -229,7 +229,7 @@ impl Options {
 fn schema(path: &Path) -> Result<Value, Failure> {
     let failure = |error: String| Failure {
         error: format!("{}: {error}", path.display()),
-        hint: "name a file that holds a JSON schema".to_owned(),
+        hint: "name a file that contains a JSON schema".to_owned(),
     };
     let text = fs::read_to_string(path).map_err(|error| failure(error.to_string()))?;
     serde_json::from_str(&text).map_err(|error| failure(error.to_string()))

@@ -113,17 +113,17 @@ impl<'s> Session<'s> {
                 None => {
                     return Err(Failure {
                         error: format!("the next question does not show {which}"),
-                        hint: "/images lists what it shows, with numbers".to_owned(),
+                        hint: "/images lists the pictures and videos, with numbers".to_owned(),
                     });
                 }
             },
             Line::Undo => match self.turns.pop() {
-                Some(_) => self.note("the last turn is undone"),
-                None => self.note("there is no turn to undo"),
+                Some(_) => self.note("the last turn was removed"),
+                None => self.note("there is no turn to remove"),
             },
             Line::Forget(turns) => {
                 let forgotten = self.turns.drain(..turns.min(self.turns.len())).count();
-                self.note(&format!("forgotten: {forgotten} of the oldest turns"));
+                self.note(&format!("dropped the oldest turns: {forgotten}"));
             }
             Line::Clear => {
                 self.turns.clear();
@@ -154,7 +154,7 @@ impl<'s> Session<'s> {
             match told::stream(self.model, asked, self.options, interrupts).await {
                 Err(ChatError::TooLong { .. }) if self.options.forget_oldest && !self.turns.is_empty() => {
                     self.turns.remove(0);
-                    self.note("the context is full: the oldest turn is forgotten");
+                    self.note("the context is full; the oldest turn was dropped");
                 }
                 ended => break ended,
             }
@@ -210,10 +210,9 @@ impl<'s> Session<'s> {
         let failure = Failure::from(error);
         match is_full {
             true => Failure {
-                hint:
-                    "/clear starts the session over, /undo removes the last turn, /forget N forgets the oldest turns, \
-                       `forget_oldest` always does so; or raise `context_tokens`"
-                        .to_owned(),
+                hint: "/clear starts the session over, /undo removes the last turn, /forget N drops the oldest turns, \
+                       `forget_oldest` always drops them; or raise `context_tokens`"
+                    .to_owned(),
                 ..failure
             },
             false => failure,

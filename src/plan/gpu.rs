@@ -70,7 +70,7 @@ impl FromStr for Gpu {
             return Ok(Gpu::of(known));
         }
         let names = || KNOWN.map(|(name, ..)| name).join(", ");
-        let wrong = || format!("a GPU is one of {}, or sm_NN, or sm_NN:PROCESSORS, such as sm_90:132", names());
+        let wrong = || format!("expected one of {}, sm_NN, or sm_NN:PROCESSORS, such as sm_90:132", names());
         let numbers = named.strip_prefix("sm_").ok_or_else(wrong)?;
         let (architecture, processors) = match numbers.split_once(':') {
             Some((architecture, processors)) => (architecture, Some(processors)),
@@ -80,14 +80,14 @@ impl FromStr for Gpu {
         let capability = (number / 10, number % 10);
         if !SERVED.contains(&number) {
             let served = SERVED.map(|number| format!("sm_{number}")).join(", ");
-            return Err(format!("GPUs of sm_{number} are not supported; supported are {served}"));
+            return Err(format!("GPUs of sm_{number} are not supported; expected one of {served}"));
         }
         let alike = KNOWN.into_iter().find(|(_, of, ..)| *of == capability);
         let processors = match (processors, alike) {
             (Some(processors), _) => {
                 let count = processors.parse().ok().filter(|count| (1..=PROCESSORS_MOST).contains(count));
                 count.ok_or_else(|| {
-                    format!("a GPU has from 1 to {PROCESSORS_MOST} multiprocessors, not {processors:?}")
+                    format!("{processors:?} is not a number of multiprocessors; expected 1 to {PROCESSORS_MOST}")
                 })?
             }
             (None, Some((_, _, processors, _))) => processors,

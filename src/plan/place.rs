@@ -48,7 +48,7 @@ impl Planned {
     /// Finds the requested device. Opening one in this machine takes about 300 ms and only a context's memory.
     pub fn of(wish: &Wish<'_>) -> Result<Self, Failure> {
         if let Some(gpu) = wish.gpu {
-            return Planned::absent(gpu, &format!("{} by its numbers", gpu.name), wish);
+            return Planned::absent(gpu, &format!("{} by its specifications", gpu.name), wish);
         }
         match wish.choice {
             DeviceChoice::Host(capacity) => Ok(Planned::host(capacity, 1, wish)),
@@ -65,7 +65,7 @@ impl Planned {
                     // One GPU is no reason to plan for none: the error says how many there are.
                     Err(why @ DeviceError::NoDevice { .. }) if gpus() > 0 => Err(why.into()),
                     Err(DeviceError::NoDevice { .. }) if wish.is_small => Ok(Planned::host(capacity, 1, wish)),
-                    Err(DeviceError::NoDevice { .. }) => Planned::expected("no GPU is here", wish),
+                    Err(DeviceError::NoDevice { .. }) => Planned::expected("this machine has no GPU", wish),
                     Err(DeviceError::Unusable { reason, .. }) => Planned::expected(&reason, wish),
                     planned => Ok(planned?),
                 }
@@ -78,7 +78,7 @@ impl Planned {
         let total = wish.total.unwrap_or(capacity);
         let (overhead, foreign) = (Bytes::ZERO, Bytes::ZERO);
         let place = Place { total, overhead, foreign, canary: wish.canary, page: PAGE, is_host: true };
-        let name = "the host, standing in for a GPU".to_owned();
+        let name = "the host, in place of a GPU".to_owned();
         // A start has no other flag, and no typed flag contradicts it.
         let total_flag = if wish.total.is_some() { TOTAL } else { "--capacity" };
         let target = Target::Cpu { threads: wish.threads };
@@ -87,13 +87,13 @@ impl Planned {
 
     fn expected(why: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
         let gpu = Gpu::expected();
-        Planned::absent(&gpu, &format!("{} by its numbers, as {why}", gpu.name), wish)
+        Planned::absent(&gpu, &format!("{} by its specifications, because {why}", gpu.name), wish)
     }
 
     fn absent(gpu: &Gpu, name: &str, wish: &Wish<'_>) -> Result<Self, Failure> {
         let total = wish.total.or(gpu.total).ok_or_else(|| Failure {
-            error: format!("the memory of a GPU of {} is not known", gpu.name),
-            hint: "give --total, such as --total 80GiB, or a product, such as --gpu h200".to_owned(),
+            error: format!("the memory size of {} is not known", gpu.name),
+            hint: "set --total, such as --total 80GiB, or name a product, such as --gpu h200".to_owned(),
         })?;
         let place = absent_place(total, wish.canary);
         Ok(Planned {

@@ -200,7 +200,8 @@ impl fmt::Display for Report {
         let canary = self.claims[&Class::Canary.label()];
         writeln!(
             f,
-            "{available} of {total} can be leased: {overhead} of overhead, {foreign} of others and {canary} of canary are not."
+            "{available} of {total} can be leased. {overhead} are overhead, {foreign} belong to other processes, and \
+             {canary} are the canary."
         )?;
         match self.fits {
             true => self.tell_what_it_serves(f)?,
@@ -215,10 +216,10 @@ impl fmt::Display for Report {
 
 impl Report {
     fn tell_what_it_serves(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "\nIt fits: keys and values hold {} tokens, and {} stay free.", self.kv_tokens, self.free)?;
+        writeln!(f, "\nIt fits: the KV cache holds {} tokens, and {} stay free.", self.kv_tokens, self.free)?;
         for Concurrency { tokens, sequences, held } in &self.concurrency {
             let plural = if *sequences == 1 { "sequence" } else { "sequences" };
-            writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (there is room for {held})")?;
+            writeln!(f, "  {sequences} {plural} of {tokens} tokens at once (the KV cache has room for {held})")?;
         }
         Ok(())
     }
@@ -240,7 +241,7 @@ impl Report {
             }
         }
         if !self.not_enough_alone.is_empty() {
-            writeln!(f, "No value of any one of these makes it fit: {}.", self.not_enough_alone.join(", "))?;
+            writeln!(f, "No change to only one of these makes it fit: {}.", self.not_enough_alone.join(", "))?;
         }
         Ok(())
     }
@@ -253,27 +254,27 @@ impl Picture {
         match tiles {
             None => writeln!(
                 f,
-                "The largest picture has {pixels} pixels, {side} x {side} where it is square, and takes {tokens} {plural}; \
-                 larger ones are resized."
+                "The largest picture has {pixels} pixels ({side} x {side} if square) and takes {tokens} {plural}. \
+                 Larger pictures are resized."
             )?,
             Some(tiles) => {
-                writeln!(f, "A picture has {tiles} tiles at most, the thumbnail included: {tokens} {plural}.")?
+                writeln!(f, "A picture has at most {tiles} tiles, with the thumbnail, and takes {tokens} {plural}.")?
             }
         }
         if let Some(model_pixels) = model_pixels {
             writeln!(
                 f,
-                "The model's own limit is {model_pixels} pixels; it is lowered to leave a question and an answer room in a \
-                 context of {context_tokens} tokens. --picture-pixels (--max-pixels) and --context-tokens \
-                 (--max-model-len) say otherwise."
+                "The model's own limit is {model_pixels} pixels. It is lowered so that a question and an answer fit in \
+                 a context of {context_tokens} tokens. Set --picture-pixels (--max-pixels) or --context-tokens \
+                 (--max-model-len) to change it."
             )?;
         }
         match self.fits_context {
             true => Ok(()),
             false => writeln!(
                 f,
-                "But a context of {context_tokens} tokens has no room for one and a question: raise context_tokens or \
-                 lower picture_pixels."
+                "But a context of {context_tokens} tokens has no room for this picture and a question: raise \
+                 context_tokens or lower picture_pixels."
             ),
         }
     }

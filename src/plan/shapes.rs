@@ -99,7 +99,7 @@ impl Shape {
 
 impl fmt::Display for Shapes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:<24} {:>12} {:>10} {:>12}", "shape", "parameters", "weights", "kv a token")?;
+        write!(f, "{:<24} {:>12} {:>10} {:>12}", "shape", "parameters", "weights", "KV / token")?;
         self.cards.iter().try_for_each(|card| write!(f, " {:>11}", card.name))?;
         writeln!(f)?;
         for shape in &self.shapes {
@@ -112,20 +112,21 @@ impl fmt::Display for Shapes {
             writeln!(f)?;
         }
         match self.quantization {
-            Some(format) => write!(f, "\nThe decoder's projections are {format}, other weights have 16 bits.")?,
+            Some(format) => write!(f, "\nThe decoder's projections are {format}; other weights have 16 bits.")?,
             None => write!(f, "\nWeights have 16 bits.")?,
         }
         if self.ranks > 1 {
             let ranks = self.ranks;
             write!(
                 f,
-                " {ranks} cards share each shape out; weights and keys and values are those of each, or of the \
-                 whole if it cannot be shared out by {ranks}."
+                " {ranks} GPUs share each shape. Weights and KV sizes are per GPU, or of the whole shape if {ranks} \
+                 GPUs cannot share it."
             )?;
         }
         writeln!(
             f,
-            " Each GPU's column has the KV cache tokens that fit next to weights and worst cases, or - if the shape does not fit. `bursar plan --shape NAME --gpu GPU` prints the plan."
+            " Each GPU column shows the KV cache tokens that fit next to weights and worst cases, or - if the shape \
+             does not fit. `bursar plan --shape NAME --gpu GPU` prints the plan."
         )
     }
 }

@@ -40,21 +40,23 @@ impl Unquantized {
     /// What `model`, which is in FP8, saves in comparison, if anything.
     pub fn note(&self, model: &Model, target: &Target, forecast: &Forecast) -> Option<String> {
         let plain = match target {
-            Target::Cpu { .. } => "plain numbers",
-            Target::Cuda(_) => target.activation().name(),
+            Target::Cpu { .. } => "unquantized".to_owned(),
+            Target::Cuda(_) => format!("in {}", target.activation().name()),
         };
         let (weights, before) = (model.weight_bytes(), self.weight_bytes);
         // Scales of keys and values are weights too.
-        let weights =
-            (weights < before).then(|| format!("weights take {weights} in FP8 instead of {before} in {plain}"));
+        let weights = (weights < before).then(|| format!("weights take {weights} in FP8 instead of {before} {plain}"));
         let kept = match model.cache() {
             CacheFormat::Fp8 => " in FP8",
             CacheFormat::Plain => "",
         };
         let is_more = forecast.fits() && self.kv_tokens != Some(forecast.kv_tokens);
         let tokens = is_more.then(|| {
-            let instead = self.kv_tokens.map_or("none, as it would not fit".to_owned(), |tokens| tokens.to_string());
-            format!("keys and values{kept} hold {} tokens instead of {instead}", forecast.kv_tokens)
+            let instead = match self.kv_tokens {
+                Some(tokens) => tokens.to_string(),
+                None => "none, because the model would not fit".to_owned(),
+            };
+            format!("the KV cache{kept} holds {} tokens instead of {instead}", forecast.kv_tokens)
         });
         let parts: Vec<String> = [weights, tokens].into_iter().flatten().collect();
         (!parts.is_empty()).then(|| parts.join(", and "))

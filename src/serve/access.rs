@@ -91,7 +91,7 @@ impl Drop for Access {
         match (self.is_probe(), self.is_whole) {
             (true, _) => line!(debug, "answered"),
             (false, true) => line!(info, "answered"),
-            (false, false) => line!(info, "the client left"),
+            (false, false) => line!(info, "the client disconnected"),
         }
     }
 }
@@ -101,7 +101,7 @@ pub(super) fn ended(response: &Value) {
     let tokens = |name: &str| response["usage"][name].as_u64();
     let (prompt_tokens, completion_tokens) = (tokens("input_tokens"), tokens("output_tokens"));
     let (id, status) = (response["id"].as_str(), response["status"].as_str());
-    tracing::info!(id, status, prompt_tokens, completion_tokens, "a response in the background ended");
+    tracing::info!(id, status, prompt_tokens, completion_tokens, "a background response ended");
 }
 
 /// A body that is told of.

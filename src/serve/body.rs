@@ -41,7 +41,7 @@ impl Bodies {
 
     fn take(&self, kib: u32) -> Result<OwnedSemaphorePermit, ApiError> {
         self.0.clone().try_acquire_many_owned(kib).map_err(|_| {
-            ApiError::busy("the server holds as many bytes of requests as it may").hint("ask again in a moment")
+            ApiError::busy("the server has reached its limit of request bytes in memory").hint("try again in a moment")
         })
     }
 }
@@ -111,7 +111,7 @@ async fn collect(
     let mut bytes = Vec::new();
     let mut pieces = body.into_data_stream();
     while let Some(piece) = pieces.next().await {
-        let piece = piece.map_err(|_| ApiError::invalid("body", "the body was cut off"))?;
+        let piece = piece.map_err(|_| ApiError::invalid("body", "the body ended early"))?;
         if (bytes.len() + piece.len()) as u64 > limit.0 {
             return Err(too_large(limit));
         }
@@ -143,7 +143,7 @@ fn kib(bytes: u64) -> u32 {
 }
 
 fn too_large(limit: Bytes) -> ApiError {
-    let message = format!("the request is larger than the {limit} that this server takes");
+    let message = format!("the request is too large; the limit is {limit}");
     ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", message)
         .code("request_too_large")
         .hint("send smaller or fewer pictures")

@@ -62,7 +62,10 @@ impl Fetcher {
             ApiError::invalid(param, told).hint(fault.hint)
         };
         check(url, &self.hosts).map_err(wrong)?;
-        let full = || ApiError::busy("the server fetches as many pictures as it may").hint("ask again in a moment");
+        let full = || {
+            ApiError::busy("the server is already fetching its maximum number of pictures")
+                .hint("try again in a moment")
+        };
         let permit = timeout(TIME_MAX, self.permits.clone().acquire_owned()).await.map_err(|_| full())?;
         let (agent, hosts, bytes_max, first) = (self.agent.clone(), self.hosts.clone(), self.bytes_max, url.to_owned());
         let fetched = tokio::task::spawn_blocking(move || {
@@ -71,7 +74,7 @@ impl Fetcher {
             follow(&agent, &hosts, bytes_max, first)
         });
         let fetched = fetched.await;
-        fetched.map_err(|_| ApiError::unavailable("the thread that fetches has died"))?.map_err(wrong)
+        fetched.map_err(|_| ApiError::unavailable("the thread that fetches pictures has died"))?.map_err(wrong)
     }
 }
 
@@ -96,14 +99,16 @@ fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> R
             let target = response.headers().get(LOCATION).and_then(|target| target.to_str().ok());
             url = target
                 .and_then(|target| joined(&uri, target))
-                .ok_or_else(|| fault("redirects to nowhere", "give the URL of the picture itself"))?;
+                .ok_or_else(|| fault("redirects without a target", "give the URL of the picture itself"))?;
             continue;
         }
         if !response.status().is_success() {
             return Err(fault(format!("answered {}", response.status().as_u16()), "check the URL"));
         }
         return response.body_mut().with_config().limit(bytes_max.0).read_to_vec().map_err(|error| match error {
-            Error::BodyExceedsLimit(_) => fault(format!("has more than {bytes_max}"), "use a smaller picture"),
+            Error::BodyExceedsLimit(_) => {
+                fault(format!("is too large; the limit is {bytes_max}"), "use a smaller picture")
+            }
             error => failed(error),
         });
     }
@@ -113,27 +118,27 @@ fn follow(agent: &Agent, hosts: &[String], bytes_max: Bytes, first: String) -> R
 fn failed(error: Error) -> Fault {
     match error {
         Error::HostNotFound => fault("has no address that this server may reach", "use a public host"),
-        Error::Timeout(_) => fault("did not answer in time", "send the picture as a data URI"),
+        Error::Timeout(_) => fault("did not respond in time", "send the picture as a data URI"),
         error => fault(format!("could not be fetched: {error}"), "check the URL, or send a data URI"),
     }
 }
 
 /// The URL, if its host is allowed.
 fn check(url: &str, hosts: &[String]) -> Result<Uri, Fault> {
-    let no_url = || fault("is no URL", "such as https://example.org/picture.jpg");
+    let no_url = || fault("is not a URL", "expected a URL such as https://example.org/picture.jpg");
     let uri: Uri = url.parse().map_err(|_| no_url())?;
     let authority = uri.authority().ok_or_else(no_url)?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) {
         return Err(fault("is neither http nor https", "send the picture as a data URI"));
     }
     if authority.as_str().contains('@') {
-        return Err(fault("has a name and password", "leave them out"));
+        return Err(fault("contains a user name or password", "remove them from the URL"));
     }
     let (host, whole) = (authority.host().to_ascii_lowercase(), authority.as_str().to_ascii_lowercase());
     // A host without a port allows the scheme's own port alone.
     match hosts.iter().any(|allowed| *allowed == whole || *allowed == host && authority.port().is_none()) {
         true => Ok(uri),
-        false => Err(fault("is not of a host that this server fetches from", "send the picture as a data URI")),
+        false => Err(fault("is not on a host that this server may fetch from", "send the picture as a data URI")),
     }
 }
 

@@ -225,7 +225,7 @@ fn no_pipe() -> std::io::Error {
 
 /// The next picture of a stream of PPM, which has its size in words before its bytes.
 async fn ppm(frames: &mut (impl AsyncBufRead + Unpin)) -> Result<Option<Image>, Fault> {
-    let broken = || Fault::Film("its frames are cut off".to_owned());
+    let broken = || Fault::Film("the frames end early".to_owned());
     let Some(kind) = line(frames).await? else { return Ok(None) };
     let size = line(frames).await?.ok_or_else(broken)?;
     let levels = line(frames).await?.ok_or_else(broken)?;
@@ -270,11 +270,11 @@ async fn read_some(stream: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>) ->
 
 /// The first thing it says of what is wrong, without addresses.
 fn reason(told: &str) -> String {
-    let mut line = told.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("it says nothing");
+    let mut line = told.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("ffmpeg printed no reason");
     while let Some((_, said)) = line.split_once("] ").filter(|(place, _)| place.starts_with('[')) {
         line = said;
     }
-    line.replace(INPUT, "the film").chars().take(REASON_CHARS).collect()
+    line.replace(INPUT, "the video").chars().take(REASON_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -305,7 +305,7 @@ mod tests {
     #[test]
     fn a_reason_is_short_and_names_no_place() {
         assert_eq!(reason("\n[mov @ 0x55] [in @ 0x6] moov atom not found\nmore"), "moov atom not found");
-        assert_eq!(reason("file:/dev/fd/0: Invalid data"), "the film: Invalid data");
+        assert_eq!(reason("file:/dev/fd/0: Invalid data"), "the video: Invalid data");
         assert_eq!(reason(&"x".repeat(5000)).len(), REASON_CHARS);
     }
 

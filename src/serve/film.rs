@@ -79,12 +79,14 @@ impl FilmReader {
     pub(super) async fn read(&self, film: Film, sampling: FrameSampling, param: &str) -> Result<Video, ApiError> {
         let sampling =
             FrameSampling { frames_per_second: sampling.frames_per_second.min(FRAMES_PER_SECOND_MAX), ..sampling };
-        let full = |_| ApiError::busy("the server decodes as many films as it may").hint("ask again in a moment");
+        let full = |_| {
+            ApiError::busy("the server is already decoding its maximum number of videos").hint("try again in a moment")
+        };
         let permit = timeout(self.time, self.permits.clone().acquire_owned()).await.map_err(full)?;
-        let unreadable = |error: io::Error| ApiError::invalid(param, format!("the film cannot be read: {error}"));
+        let unreadable = |error: io::Error| ApiError::invalid(param, format!("the video cannot be read: {error}"));
         let (film, head) = blocking(move || film.head()).await?.map_err(unreadable)?;
         let kind = Kind::of(&head).ok_or_else(|| {
-            let told = "the file is no film that this server reads";
+            let told = "the file is not a video that this server can read";
             ApiError::invalid(param, told).hint(format!("send MP4, MOV, WebM, MKV, GIF or WebP, or {FRAMES}"))
         })?;
         match kind {
@@ -96,7 +98,9 @@ impl FilmReader {
                     film.bytes(limits.bytes_max).map(|bytes| Video::from_animation(&bytes, &sampling, &limits))
                 });
                 let video = read.await?.map_err(unreadable)?;
-                video.map_err(|error| ApiError::invalid(param, format!("the animation: {error}")).hint(error.hint()))
+                video.map_err(|error| {
+                    ApiError::invalid(param, format!("the animation cannot be decoded: {error}")).hint(error.hint())
+                })
             }
             Kind::Contained(demuxer) => self.decode(film, demuxer, &sampling, param).await,
         }
@@ -111,21 +115,22 @@ impl FilmReader {
     ) -> Result<Video, ApiError> {
         let refused = |told: String, hint: &str| ApiError::invalid(param, told).hint(hint.to_owned());
         let Some(program) = self.ffmpeg.as_deref().filter(|_| cfg!(target_os = "linux")) else {
-            let told = "this server decodes no films in a container: it has no `ffmpeg`";
-            return Err(refused(told.to_owned(), &format!("install ffmpeg where the server runs, or send {FRAMES}")));
+            let told = "this server has no `ffmpeg`, so it cannot decode this video";
+            return Err(refused(told.to_owned(), &format!("install ffmpeg on the server, or send {FRAMES}")));
         };
         let opened = blocking(move || film.file()).await?;
-        let film = opened.map_err(|error| refused(format!("the film cannot be read: {error}"), "name another file"))?;
+        let film =
+            opened.map_err(|error| refused(format!("the video cannot be read: {error}"), "name another file"))?;
         let input = Input { program, film: &film, demuxer, seconds_max: 2 * self.time.as_secs().max(1) };
         let decoded = timeout(self.time, ffmpeg::video(input, sampling)).await.map_err(|_| {
-            let told = format!("decoding the film takes longer than {} s", self.time.as_secs());
-            refused(told, &format!("ask for fewer frames with `fps`, send a smaller film, or {FRAMES}"))
+            let told = format!("decoding the video takes longer than {} s", self.time.as_secs());
+            refused(told, &format!("lower `fps`, send a smaller video, or send {FRAMES}"))
         })?;
         decoded.map_err(|fault| match fault {
-            Fault::Film(reason) => refused(format!("the film cannot be decoded: {reason}"), &format!("send {FRAMES}")),
+            Fault::Film(reason) => refused(format!("the video cannot be decoded: {reason}"), &format!("send {FRAMES}")),
             Fault::Program(error) => {
-                tracing::warn!(%error, program = %program.display(), "ffmpeg does not run");
-                refused("this server's `ffmpeg` does not run".to_owned(), &format!("send {FRAMES}"))
+                tracing::warn!(%error, program = %program.display(), "ffmpeg cannot be started");
+                refused("the `ffmpeg` of this server cannot be started".to_owned(), &format!("send {FRAMES}"))
             }
         })
     }
@@ -182,7 +187,7 @@ fn unnamed(_: &[u8]) -> io::Result<File> {
 
 /// Does what waits for a disk, or computes for long, on a thread for that.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-    let died = |_| ApiError::unavailable("the thread that reads films has died");
+    let died = |_| ApiError::unavailable("the thread that reads videos has died");
     tokio::task::spawn_blocking(work).await.map_err(died)
 }
 

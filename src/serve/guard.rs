@@ -17,10 +17,10 @@ use crate::Hint;
 #[non_exhaustive]
 pub enum KeyError {
     /// It has no key.
-    #[error("there is no key")]
+    #[error("the list of keys is empty")]
     None,
     /// A key that no header can carry.
-    #[error("key {line} is empty or has characters that a header cannot carry")]
+    #[error("the key on line {line} is empty or has characters that are not allowed in a header")]
     Unsendable {
         /// Its line in the list, from 1.
         line: usize,
@@ -103,9 +103,9 @@ impl Client {
     fn permits(&self, replies: usize) -> Result<Option<OwnedSemaphorePermit>, ApiError> {
         let Some(permits) = &self.permits else { return Ok(None) };
         let full = |_| {
-            ApiError::full("this key has as many replies at once as it may")
+            ApiError::full("this key has reached its limit of concurrent replies")
                 .code("streams_exhausted")
-                .hint("ask again when one has ended")
+                .hint("try again when one of its replies has ended")
         };
         let replies = u32::try_from(replies).unwrap_or(u32::MAX);
         permits.clone().try_acquire_many_owned(replies).map(Some).map_err(full)
@@ -116,7 +116,7 @@ impl Hint for KeyError {
     type Text = String;
 
     fn hint(&self) -> String {
-        "write one key a line, of letters, digits and punctuation".to_owned()
+        "write one key per line, with letters, digits and punctuation only".to_owned()
     }
 }
 
@@ -144,7 +144,7 @@ impl Guard {
             let permits = self.streams.map(|streams| self.all.get_or_init(|| limit(streams)).clone());
             return Ok(Client { permits, ..Client::default() });
         }
-        let sent = sent_key(headers).ok_or_else(|| refused("this server wants an API key"))?;
+        let sent = sent_key(headers).ok_or_else(|| refused("this server requires an API key"))?;
         let hash = blake3::hash(sent);
         // Each is compared, so that the time does not tell which it was.
         let keys = self.keys.iter().enumerate();
@@ -152,7 +152,7 @@ impl Guard {
             true => Some(Client { permits: key.streams.clone(), key: Some(index), ..Client::default() }),
             false => found,
         });
-        found.ok_or_else(|| refused("the API key is not one of this server's"))
+        found.ok_or_else(|| refused("the API key is not valid for this server"))
     }
 }
 

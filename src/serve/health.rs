@@ -79,7 +79,7 @@ pub(super) async fn metrics(State(shared): State<Arc<Shared>>) -> Response {
 pub(super) use no_metrics as metrics;
 
 pub(super) async fn no_metrics() -> Response {
-    ApiError::not_found("this process has no recorder of metrics of ours").into_response()
+    ApiError::not_found("this process has no Bursar metrics recorder").into_response()
 }
 
 pub(super) async fn version() -> Json<Value> {

@@ -44,7 +44,7 @@ pub struct TlsFiles {
 #[non_exhaustive]
 pub enum ListenError {
     /// The system refuses the address.
-    #[error("{address} cannot be listened on: {source}")]
+    #[error("cannot listen on {address}: {source}")]
     Refused {
         /// The address asked for.
         address: String,
@@ -67,11 +67,13 @@ impl Hint for ListenError {
     fn hint(&self) -> String {
         let hint = match self {
             ListenError::Refused { source, .. } => match source.kind() {
-                io::ErrorKind::AddrInUse => "stop the process that listens there, or give another port",
-                io::ErrorKind::PermissionDenied => "give a port of 1024 or above",
-                _ => "give an address of this machine and a port, such as 127.0.0.1:8000",
+                io::ErrorKind::AddrInUse => "stop the process that listens there, or use another port",
+                io::ErrorKind::PermissionDenied => "use a port of 1024 or above",
+                _ => "use an address of this machine and a port, such as 127.0.0.1:8000",
             },
-            ListenError::Tls { .. } => "name files in PEM: the server's certificates, and the key of the first",
+            ListenError::Tls { .. } => {
+                "name PEM files: the certificates of the server, and the private key of the first one"
+            }
         };
         hint.to_owned()
     }
@@ -136,10 +138,10 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|error| wrong(&files.certificates, error.to_string()))?;
     if certificates.is_empty() {
-        return Err(wrong(&files.certificates, "there is no certificate in it".to_owned()));
+        return Err(wrong(&files.certificates, "the file contains no certificate".to_owned()));
     }
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|error| match error {
-        pem::Error::NoItemsFound => wrong(&files.key, "there is no private key in it".to_owned()),
+        pem::Error::NoItemsFound => wrong(&files.key, "the file contains no private key".to_owned()),
         error => wrong(&files.key, error.to_string()),
     })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -151,7 +153,7 @@ fn acceptor(files: &TlsFiles) -> Result<TlsAcceptor, ListenError> {
         .map_err(|error| match error {
             rustls::Error::InconsistentKeys(_) => wrong(
                 &files.key,
-                format!("it is not the key of the first certificate in {}", files.certificates.display()),
+                format!("the key does not belong to the first certificate in {}", files.certificates.display()),
             ),
             error => wrong(&files.certificates, error.to_string()),
         })?;
@@ -220,7 +222,7 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream,
         match listener.accept().await {
             Ok((stream, _)) => return (stream, permit),
             Err(error) => {
-                tracing::warn!(%error, "a connection could not be taken");
+                tracing::warn!(%error, "a connection could not be accepted");
                 sleep_until(Instant::now() + PAUSE).await;
             }
         }

@@ -30,14 +30,14 @@ const AT_ONCE: usize = 4;
 /// Frames a second of a video that does not say: what Qwen's processors sample.
 const USUAL_FPS: f64 = 2.0;
 
-/// What a request wants of its pictures' sizes, beside the model's own settings.
+/// Sizes of pictures in a request, which override settings of the model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize, JsonSchema)]
 pub(super) struct Sizes {
     min_pixels: Option<u64>,
     max_pixels: Option<u64>,
     #[serde(alias = "max_num", alias = "max_patches")]
     max_dynamic_patch: Option<u32>,
-    /// Frames each second of videos that do not say.
+    /// Frames per second of videos that do not set their own `fps`.
     pub(super) fps: Option<f64>,
 }
 
@@ -125,7 +125,10 @@ impl Link {
         let fps = fps.unwrap_or(USUAL_FPS);
         if let Some(frames) = url.strip_prefix("data:video/jpeg;base64,") {
             if frames.split(',').take(PICTURES_MAX + 1).count() > PICTURES_MAX {
-                return Err(ApiError::invalid(param, format!("the video has more than {PICTURES_MAX} frames")));
+                return Err(ApiError::invalid(
+                    param,
+                    format!("the video has too many frames; the limit is {PICTURES_MAX}"),
+                ));
             }
             let frames: Result<Vec<_>, _> = frames.split(',').map(|frame| decoded(&param, frame)).collect();
             let what = What::Frames(frames?, fps);
@@ -148,29 +151,29 @@ fn source(param: &str, url: &str) -> Result<Source, ApiError> {
         "data" => {
             let (head, data) = rest.split_once(',').ok_or_else(|| broken(param, "the data URI has no comma"))?;
             if !head.to_ascii_lowercase().ends_with(";base64") {
-                return Err(broken(param, "the data URI is not in base64"));
+                return Err(broken(param, "the data URI is not base64-encoded"));
             }
             decoded(param, data)
         }
         "file" => Ok(Source::File(rest.strip_prefix("//").unwrap_or(rest).to_owned())),
         "http" | "https" => Ok(Source::Url(url.to_owned())),
         _ => {
-            let told = format!("`{}` is no URL that this server reads", shortened(url));
+            let told = format!("`{}` is not a URL that this server can read", shortened(url));
             Err(ApiError::invalid(param, told).hint("send a data URI: `data:image/png;base64,…`"))
         }
     }
 }
 
 fn broken(param: &str, told: &str) -> ApiError {
-    ApiError::invalid(param, told).hint("send `data:image/png;base64,` and the file's bytes in base64")
+    ApiError::invalid(param, told).hint("send `data:image/png;base64,` and the bytes of the file in base64")
 }
 
 fn decoded(param: &str, text: &str) -> Result<Source, ApiError> {
     let decode = || STANDARD.decode(text.trim_ascii());
     let bytes = if text.len() > LARGE { body::aside(decode) } else { decode() };
-    let bytes = bytes.map_err(|error| broken(param, &format!("not base64: {error}")))?;
+    let bytes = bytes.map_err(|error| broken(param, &format!("the data is not valid base64: {error}")))?;
     if bytes.is_empty() {
-        return Err(broken(param, "there is nothing in it"));
+        return Err(broken(param, "the data is empty"));
     }
     Ok(Source::Bytes(bytes.into()))
 }
@@ -185,7 +188,7 @@ pub(super) async fn read(
 ) -> Result<Vec<Seen>, ApiError> {
     let count: usize = links.iter().map(Link::pictures).sum();
     if let Some(link) = links.last().filter(|_| count > PICTURES_MAX) {
-        let told = format!("the request shows {count} pictures and frames, at most {PICTURES_MAX} are read");
+        let told = format!("the request has {count} pictures and frames; the limit is {PICTURES_MAX}");
         return Err(ApiError::invalid(link.param.clone(), told));
     }
     let bytes = shared.options.body_bytes;
@@ -283,8 +286,8 @@ impl Reading<'_> {
         let taken = self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes));
         let limit = self.shared.options.body_bytes;
         taken.map_err(|_| {
-            let told = format!("the pictures of this request have more than {limit} together");
-            ApiError::invalid(param, told).hint("show fewer or smaller ones")
+            let told = format!("the pictures of this request are too large; the limit for all of them is {limit}");
+            ApiError::invalid(param, told).hint("send fewer or smaller pictures")
         })?;
         let more = self.shared.bodies.room(bytes)?;
         let mut room = self.room.lock().unwrap_or_else(PoisonError::into_inner);
@@ -324,8 +327,9 @@ impl Reading<'_> {
     async fn film(&self, film: Film, fps: f64, param: &str) -> Result<Seen, ApiError> {
         let FilmShare { frames_max, bytes_max } = self.share;
         if frames_max == 0 {
-            let error = ApiError::invalid(param, "the model takes no videos, or no more frames in this request");
-            return Err(error.hint("ask a model that takes videos, or show fewer of them"));
+            let error =
+                ApiError::invalid(param, "the model does not take videos, or not as many frames in one request");
+            return Err(error.hint("use a model that takes videos, or send fewer videos"));
         }
         let sampling = FrameSampling { frames_per_second: fps, frames_max, bytes_max };
         let video = self.shared.films.read(film, sampling, param).await?;
@@ -348,11 +352,11 @@ fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf,
     let refused = |told: &str, hint: &str| ApiError::invalid(param, told).hint(hint);
     let Some(root) = root else {
         return Err(refused(
-            "this server reads no files for its clients",
-            "send a data URI, or start it with --media-root",
+            "this server does not read files",
+            "send a data URI, or start the server with --media-root",
         ));
     };
-    let outside = || refused("the file is not in the server's media root", "name a file below it");
+    let outside = || refused("the file is not in the media root of the server", "name a file below the media root");
     let root = root.canonicalize().map_err(|_| outside())?;
     // Absolute names may be those within the root, or of it.
     let name = Path::new(name);
@@ -367,10 +371,10 @@ fn allowed_file(name: &str, param: &str, root: Option<&Path>) -> Result<PathBuf,
 
 /// The file, if it is one: a pipe would hold its reader up.
 fn film_of(file: &Path, param: &str) -> Result<File, ApiError> {
-    let failed = |told: String| ApiError::invalid(param, told).hint("name a film, or a folder of pictures");
+    let failed = |told: String| ApiError::invalid(param, told).hint("name a video file, or a folder of pictures");
     match file.is_file() {
-        true => File::open(file).map_err(|error| failed(format!("the film cannot be read: {error}"))),
-        false => Err(failed("there is no file of that name".to_owned())),
+        true => File::open(file).map_err(|error| failed(format!("the video cannot be read: {error}"))),
+        false => Err(failed("the file does not exist".to_owned())),
     }
 }
 
@@ -386,7 +390,10 @@ fn files_of(folder: &Path, param: &str, root: Option<&Path>) -> Result<Vec<PathB
             files.push(allowed_file(&path.to_string_lossy(), param, root)?);
         }
         if files.len() > PICTURES_MAX {
-            return Err(ApiError::invalid(param, format!("the folder has more than {PICTURES_MAX} frames")));
+            return Err(ApiError::invalid(
+                param,
+                format!("the folder has too many frames; the limit is {PICTURES_MAX}"),
+            ));
         }
     }
     files.sort();

@@ -82,8 +82,8 @@ impl Models {
         match entry.state {
             ModelState::Ready(model) => Ok((name.filter(|name| !name.is_empty()).unwrap_or(own).to_owned(), model)),
             ModelState::Loading(what) => {
-                let message = format!("the model `{own}` is being loaded: {what}");
-                Err(ApiError::loading(message).code("model_loading").hint("ask again in a few seconds"))
+                let message = format!("the model `{own}` is still loading: {what}");
+                Err(ApiError::loading(message).code("model_loading").hint("try again in a few seconds"))
             }
             ModelState::Failed(why) => Err(self.failed(own, &why)),
         }
@@ -100,7 +100,7 @@ impl Models {
 
     /// To clients, a model that could not be loaded is one that is not there.
     fn failed(&self, own: &str, why: &str) -> ApiError {
-        let message = format!("the model `{own}` is not served, since it failed to load: {why}");
+        let message = format!("the model `{own}` is not available, because it failed to load: {why}");
         ApiError::not_found(message).code("model_not_found").hint(known(&self.all()))
     }
 
@@ -128,8 +128,8 @@ fn known(entries: &[Entry]) -> String {
     let listed = entries.iter().filter(|entry| entry.is_listed());
     let names: Vec<&str> = listed.map(|entry| entry.names[0].as_str()).collect();
     match names.is_empty() {
-        true => "no model is served now".to_owned(),
-        false => format!("served are: {}", names.join(", ")),
+        true => "no model is available now".to_owned(),
+        false => format!("expected one of: {}", names.join(", ")),
     }
 }
 
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(several.find(None).map(|_| ()).expect_err("which").status, 400);
         let error = several.find(Some("c")).map(|_| ()).expect_err("there is none");
         assert_eq!(error.status, 404);
-        assert!(error.body(crate::serve::error::Shape::OpenAi).to_string().contains("served are: a, b"));
+        assert!(error.body(crate::serve::error::Shape::OpenAi).to_string().contains("expected one of: a, b"));
     }
 
     #[test]
@@ -182,7 +182,7 @@ mod tests {
                 let told = error.body(crate::serve::error::Shape::OpenAi)["error"].clone();
                 assert_eq!((error.status.as_u16(), told["code"].as_str()), (404, Some("model_not_found")));
                 let told = told["message"].as_str().unwrap_or_default();
-                assert!(told.contains("failed to load: no such folder (served are: a)"), "{told}");
+                assert!(told.contains("failed to load: no such folder (expected one of: a)"), "{told}");
             }
         }
         assert_eq!(models.find(None).expect("the only one that is served").names[0], "a");

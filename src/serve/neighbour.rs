@@ -52,10 +52,10 @@ pub(super) async fn drill(
     let device = stand_in(&shared, &uri)?;
     let Drill { bytes, seconds } = body.value;
     if seconds > SECONDS_MAX {
-        return Err(ApiError::invalid("seconds", format!("seconds must be at most {SECONDS_MAX}")));
+        return Err(ApiError::invalid("seconds", format!("`seconds` is {seconds}; expected at most {SECONDS_MAX}")));
     }
     let turn = shared.neighbour.clone().try_lock_owned();
-    let turn = turn.map_err(|_| ApiError::full("another drill is running").hint("wait until it has gone"))?;
+    let turn = turn.map_err(|_| ApiError::full("another drill is running").hint("wait until it has ended"))?;
     let taken = device.foreign_takes(Bytes(bytes));
     let until = Instant::now() + Duration::from_secs(seconds);
     tokio::spawn(async move {
@@ -67,6 +67,6 @@ pub(super) async fn drill(
 }
 
 fn stand_in(shared: &Shared, uri: &Uri) -> Result<Arc<HostDevice>, ApiError> {
-    let none = || ApiError::not_found("this drill works only on a host device, and this is a GPU");
+    let none = || ApiError::not_found("this drill works only on a host device, but the device is a GPU");
     Fields::of(uri, OF_DEVICE)?.served(shared)?.runtime.device().as_host().ok_or_else(none)
 }

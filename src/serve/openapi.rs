@@ -29,51 +29,69 @@ fn made() -> Value {
     let mut pages = Pages { generator: settings.into_generator(), paths: Map::new() };
     let chat = json!({"allOf": [pages.schema::<ChatFields>(), pages.schema::<Sampling>()]});
     let (whole, chunk) = (pages.schema::<Completion<'_>>(), pages.schema::<Answer<'_, chat_chunks::Choice>>());
-    pages.post("/v1/chat/completions", "Answers a chat, whole or streamed", chat, whole, Some(chunk));
+    pages.post("/v1/chat/completions", "Create a chat completion, whole or streamed", chat, whole, Some(chunk));
     let completion = json!({"allOf": [pages.schema::<CompletionFields>(), pages.schema::<Sampling>()]});
     let text = pages.schema::<Answer<'_, completion_choice::Choice>>();
-    pages.post("/v1/completions", "Goes on with a text or tokens", completion, text.clone(), Some(text));
+    pages.post("/v1/completions", "Create a completion of a text or of tokens", completion, text.clone(), Some(text));
     let message = pages.schema::<MessagesRequest>();
     let (answer, count) = (json!({"type": "object"}), json!({"type": "object"}));
     pages.post(
         "/v1/messages",
-        "Anthropic's messages, whole or streamed",
+        "Create a message (Anthropic API), whole or streamed",
         message.clone(),
         answer.clone(),
         Some(answer),
     );
-    pages.post("/v1/messages/count_tokens", "The tokens of such a message", message, count, None);
+    pages.post(
+        "/v1/messages/count_tokens",
+        "Count the prompt tokens of a message (Anthropic API)",
+        message,
+        count,
+        None,
+    );
     let (asked, told) = (pages.schema::<Fields>(), json!({"type": "object"}));
-    pages.post("/v1/responses", "OpenAI's responses, whole or streamed, and kept", asked, told.clone(), Some(told));
+    pages.post(
+        "/v1/responses",
+        "Create a response (OpenAI API), whole, streamed or in the background",
+        asked,
+        told.clone(),
+        Some(told),
+    );
     let text = json!({"allOf": [pages.schema::<TokenizeFields>(), {"required": ["prompt"]}]});
     let (asked, told) = (json!({"anyOf": [text, pages.schema::<ChatFields>()]}), pages.schema::<Tokenized>());
-    pages.post("/tokenize", "The tokens of a text or chat", asked, told, None);
+    pages.post("/tokenize", "Tokenize a text or a chat", asked, told, None);
     let (asked, told) = (pages.schema::<DetokenizeRequest>(), pages.schema::<Detokenized>());
-    pages.post("/detokenize", "The text of tokens", asked, told, None);
+    pages.post("/detokenize", "Convert tokens to text", asked, told, None);
     let (asked, told) = (pages.schema::<Drill>(), pages.schema::<Taken>());
-    pages.post("/v1/budget/neighbour", "Drill on a host device: another process takes memory", asked, told, None);
+    pages.post(
+        "/v1/budget/neighbour",
+        "Drill on a host device: simulate another process that takes memory",
+        asked,
+        told,
+        None,
+    );
     for (path, summary) in [
-        ("/v1/models", "The models, and how far each is"),
-        ("/v1/models/{name}", "One model"),
-        ("/v1/responses/{id}", "A kept response"),
-        ("/v1/budget", "Every byte of the device, by class and model"),
-        ("/v1/budget/neighbour", "Bytes that the drill's process took"),
-        ("/v1/budget/events", "The same twice a second, and what happens, as server-sent events"),
-        ("/is_sleeping", "Whether the models sleep, each with its level"),
-        ("/health", "200 while all models that could be loaded take requests"),
-        ("/health/ready", "The same"),
-        ("/health/live", "200 while the process is alive"),
-        ("/ping", "The same"),
-        ("/metrics", "Prometheus' text"),
-        ("/version", "The server's version"),
-        ("/", "A chat page that shows the device's memory"),
+        ("/v1/models", "List the models and their states"),
+        ("/v1/models/{name}", "Get one model"),
+        ("/v1/responses/{id}", "Get a stored response"),
+        ("/v1/budget", "Device memory by class and model"),
+        ("/v1/budget/neighbour", "Bytes that the simulated process holds"),
+        ("/v1/budget/events", "Device memory twice a second, and events, as server-sent events"),
+        ("/is_sleeping", "Whether the models sleep, and the sleep level of each"),
+        ("/health", "Health check: 200 while all loaded models accept requests"),
+        ("/health/ready", "Readiness check: the same as /health"),
+        ("/health/live", "Liveness check: 200 while the process is alive"),
+        ("/ping", "Liveness check: the same as /health/live"),
+        ("/metrics", "Metrics in the Prometheus text format"),
+        ("/version", "Version of the server"),
+        ("/", "Chat page that also shows device memory"),
     ] {
         pages.bare(path, "get", summary);
     }
-    pages.bare("/sleep", "post", "Puts a model to sleep at a level, as vLLM's, or all");
-    pages.bare("/wake_up", "post", "Wakes a model, or all");
-    pages.bare("/v1/responses/{id}", "delete", "Forgets a kept response");
-    pages.bare("/v1/responses/{id}/cancel", "post", "Ends one that runs in the background");
+    pages.bare("/sleep", "post", "Put one model or all models to sleep at a level, as in vLLM");
+    pages.bare("/wake_up", "post", "Wake one model or all models");
+    pages.bare("/v1/responses/{id}", "delete", "Delete a stored response");
+    pages.bare("/v1/responses/{id}/cancel", "post", "Cancel a background response");
     let schemas = pages.generator.take_definitions(true);
     json!({
         "openapi": "3.1.0",
@@ -109,14 +127,14 @@ impl Pages {
         let operation = json!({
             "summary": summary,
             "requestBody": {"required": true, "content": {"application/json": {"schema": asked}}},
-            "responses": {"200": {"description": "The answer", "content": content}, "default": error()},
+            "responses": {"200": {"description": "Success", "content": content}, "default": error()},
         });
         self.add(path, "post", operation);
     }
 
     /// Without a body, and with an answer that has no type here.
     fn bare(&mut self, path: &str, method: &str, summary: &str) {
-        let responses = json!({"200": {"description": "The answer"}, "default": error()});
+        let responses = json!({"200": {"description": "Success"}, "default": error()});
         self.add(path, method, json!({"summary": summary, "responses": responses}));
     }
 
@@ -146,5 +164,5 @@ fn error() -> Value {
     let text = json!({"type": ["string", "null"]});
     let fields = json!({"message": {"type": "string"}, "type": {"type": "string"}, "param": text, "code": text});
     let body = json!({"type": "object", "properties": {"error": {"type": "object", "properties": fields}}});
-    json!({"description": "Why not, and what to change", "content": {"application/json": {"schema": body}}})
+    json!({"description": "Error: what is wrong and what to change", "content": {"application/json": {"schema": body}}})
 }

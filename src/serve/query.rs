@@ -23,20 +23,20 @@ pub(super) struct Fields(BTreeMap<String, String>);
 
 impl Fields {
     pub(super) fn of(uri: &Uri, known: &[&str]) -> Result<Self, ApiError> {
-        let wrong = |_| ApiError::invalid("query", "the query is not a list of names and values");
+        let wrong = |_| ApiError::invalid("query", "the query string is not a list of names and values");
         let Query(fields) = Query::<BTreeMap<String, String>>::try_from_uri(uri).map_err(wrong)?;
         match fields.keys().find(|name| !known.contains(&name.as_str())) {
             None => Ok(Fields(fields)),
             Some(name) => {
                 let name = shortened(name);
-                let told = format!("`{name}` is not taken here");
-                Err(ApiError::invalid(name, told).hint(format!("taken are: {}", known.join(", "))))
+                let told = format!("unknown query parameter `{name}`");
+                Err(ApiError::invalid(name, told).hint(format!("expected one of: {}", known.join(", "))))
             }
         }
     }
 
     pub(super) fn number(&self, name: &'static str) -> Result<Option<u64>, ApiError> {
-        let wrong = |_| ApiError::invalid(name, format!("`{name}` is a whole number"));
+        let wrong = |_| ApiError::invalid(name, format!("`{name}` is not a whole number"));
         self.0.get(name).map(|value| value.parse().map_err(wrong)).transpose()
     }
 
@@ -61,9 +61,10 @@ impl Fields {
         let number = self.number("device")?.unwrap_or(0);
         let served = usize::try_from(number).ok().and_then(|number| shared.served.get(number));
         served.ok_or_else(|| {
-            let told = format!("there is no device {number}");
+            let told = format!("device {number} does not exist");
             let last = shared.served.len() - 1;
-            ApiError::invalid("device", told).hint(format!("`devices` of /v1/budget lists them: 0 to {last}"))
+            ApiError::invalid("device", told)
+                .hint(format!("expected 0 to {last}; `devices` of /v1/budget lists the devices"))
         })
     }
 }

@@ -238,11 +238,17 @@ impl Service {
 /// Lets requests with a key pass, while the server is not ending.
 async fn admitted(State(shared): State<Arc<Shared>>, mut request: Request, next: Next) -> Response {
     if shared.is_ending() {
-        return ApiError::unavailable("the server is shutting down").hint("ask another one").into_response();
+        return ApiError::unavailable("the server is shutting down")
+            .hint("send the request to another server")
+            .into_response();
     }
     if !is_welcome(request.headers(), &shared.options.origins) {
-        let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", "this page may not ask this server");
-        return error.hint("start it with --allow-origin and the page's origin").into_response();
+        let error = ApiError::new(
+            StatusCode::FORBIDDEN,
+            "permission_error",
+            "pages of this origin may not send requests to this server",
+        );
+        return error.hint("start the server with --allow-origin and the origin of the page").into_response();
     }
     let admitted = shared.guard.admit(request.headers());
     match admitted.and_then(|client| {
@@ -275,9 +281,9 @@ async fn by_local_name(request: Request, next: Next) -> Response {
     if address.is_ok() || name == "localhost" || name.ends_with(".localhost") {
         return next.run(request).await;
     }
-    let told = format!("a server without keys does not answer to the name `{}`", shortened(&name));
+    let told = format!("a server without API keys does not accept the host name `{}`", shortened(&name));
     let error = ApiError::new(StatusCode::FORBIDDEN, "permission_error", told);
-    error.hint("ask for localhost, or start it with --api-key-file").response(shape_of(&request))
+    error.hint("use localhost, or start the server with --api-key-file").response(shape_of(&request))
 }
 
 fn shape_of(request: &Request) -> Shape {
@@ -334,24 +340,28 @@ fn cors(origins: &[String]) -> CorsLayer {
 }
 
 async fn missing(request: Request) -> Response {
-    let told = format!("there is nothing at {} {}", request.method(), shortened(request.uri().path()));
-    ApiError::not_found(told).hint("GET /openapi.json lists what there is").into_response()
+    let told = format!("unknown route {} {}", request.method(), shortened(request.uri().path()));
+    ApiError::not_found(told).hint("GET /openapi.json lists all routes").into_response()
 }
 
 async fn unserved(request: Request) -> Response {
     let told =
-        format!("{} is not served: Bursar answers chats about text and pictures", shortened(request.uri().path()));
-    ApiError::not_found(told).code("not_served").hint("see POST /v1/chat/completions").into_response()
+        format!("{} is not supported: Bursar serves chats about text and pictures", shortened(request.uri().path()));
+    ApiError::not_found(told).code("not_served").hint("use POST /v1/chat/completions").into_response()
 }
 
 async fn wrong_method(request: Request) -> Response {
-    let told = format!("{} does not take {}", shortened(request.uri().path()), request.method());
+    let told = format!("{} does not support the method {}", shortened(request.uri().path()), request.method());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", told).into_response()
 }
 
 /// A panic is a bug of ours; its text is in the log, and none of the client's business.
 fn panicked(_: Box<dyn std::any::Any + Send>) -> Response {
-    tracing::error!("a request ended in a panic");
-    let error = ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "this request met a bug in Bursar");
-    error.hint("please report it with the request").into_response()
+    tracing::error!("a request panicked");
+    let error = ApiError::new(
+        StatusCode::INTERNAL_SERVER_ERROR,
+        "server_error",
+        "this request failed because of a bug in Bursar",
+    );
+    error.hint("please report the bug with the request").into_response()
 }

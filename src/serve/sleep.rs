@@ -25,7 +25,9 @@ pub(super) async fn sleep(State(shared): State<Arc<Shared>>, uri: Uri) -> Result
     let fields = Fields::of(&uri, OF_SLEEP)?;
     let level = fields.number("level")?.unwrap_or(1);
     let level = u8::try_from(level).ok().and_then(|level| SleepLevel::try_from(level).ok());
-    let level = level.ok_or_else(|| ApiError::invalid("level", "`level` is 1 or 2").hint("2 keeps no weights"))?;
+    let level = level.ok_or_else(|| {
+        ApiError::invalid("level", "`level` is invalid; expected 1 or 2").hint("level 2 keeps no weights")
+    })?;
     let within = fields.number("within")?.map_or(WITHIN, Duration::from_secs);
     for (_, model) in fields.models(&shared)? {
         model.sleep(level, within).await.map_err(told)?;

@@ -38,7 +38,8 @@ impl Standing {
         {
             let name = value.to_str().unwrap_or_default();
             if !(1..=Tenant::BYTES_MAX).contains(&name.len()) {
-                let told = format!("`{TENANT}` must be 1 to {} printable ASCII characters", Tenant::BYTES_MAX);
+                let told =
+                    format!("`{TENANT}` is invalid; expected 1 to {} printable ASCII characters", Tenant::BYTES_MAX);
                 return Err(ApiError::invalid(TENANT, told));
             }
             standing.tenant = Some(name.to_owned());
@@ -47,8 +48,8 @@ impl Standing {
             let Some(value) = headers.get(name) else { continue };
             let text = value.to_str().unwrap_or_default();
             let milliseconds = text.trim().parse::<u64>().map_err(|_| {
-                let told = format!("`{name}` is `{}`, it must be a whole number of milliseconds", shortened(text));
-                ApiError::invalid(name, told).hint("0 is no deadline")
+                let told = format!("`{name}` is `{}`; expected a whole number of milliseconds", shortened(text));
+                ApiError::invalid(name, told).hint("0 sets no deadline")
             })?;
             *deadline = Some(if milliseconds == 0 { Duration::MAX } else { Duration::from_millis(milliseconds) });
         }

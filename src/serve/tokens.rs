@@ -54,7 +54,9 @@ pub(super) async fn tokenize(
         (None, Some(chat)) => {
             model.prompt_of(chat::chat(chat, &model, &shared, &mut Some(body.room)).await?).await?.token_ids
         }
-        (None, None) => return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("or send `messages`")),
+        (None, None) => {
+            return Err(ApiError::invalid("prompt", "`prompt` is missing").hint("send `prompt` or `messages`"));
+        }
     };
     let token_strs = match fields.return_token_strs.unwrap_or_default() {
         true => Some(model.token_strs(tokens.clone()).await?),

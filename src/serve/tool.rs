@@ -39,7 +39,7 @@ impl LeftOut {
         };
         let Some(name) = forced else { return Ok(()) };
         let told =
-            format!("`tool_choice` forces a call of `{}`, but this server calls no tools itself", shortened(name));
+            format!("`tool_choice` forces a call of `{}`, but this server does not call tools itself", shortened(name));
         Err(ApiError::invalid("tool_choice", told).hint("force a function that the client calls"))
     }
 }

@@ -41,7 +41,7 @@ impl Plan {
 
     /// Clients hear that it is on its way.
     pub fn announce(&self, service: &Service) {
-        service.set(self.names.clone(), ModelState::Loading("it has not begun".into()));
+        service.set(self.names.clone(), ModelState::Loading("it has not started".into()));
     }
 }
 
@@ -127,9 +127,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
     if failed.len() < count {
         if !failed.is_empty() {
             let names = failed.into_iter().map(|(name, _)| name).collect::<Vec<_>>().join(", ");
-            logging::note(format_args!(
-                "warning: not served, since they failed to load: {names}; the others are served"
-            ));
+            logging::note(format_args!("warning: these models failed to load: {names}; the other models are served"));
         }
         return Ok(());
     }
@@ -137,7 +135,7 @@ pub async fn load_all(service: Service, plans: Vec<(Runtime, Vec<Plan>)>) -> Res
         Some((_, failure)) if count == 1 => failure,
         _ => Failure {
             error: format!("none of the {count} models could be loaded"),
-            hint: "the errors before this one say why, and what to change for each".to_owned(),
+            hint: "see the errors above, which say what to change for each model".to_owned(),
         },
     })
 }

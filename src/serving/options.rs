@@ -16,83 +16,85 @@ use crate::{
 /// Options of `bursar serve`.
 #[derive(Args)]
 pub struct Options {
-    /// A model, as after --model.
+    /// Model to serve, as in --model.
     #[arg(value_name = "MODEL", conflicts_with = "model")]
     sole: Option<String>,
-    /// A Hugging Face checkpoint folder, a GGUF file, a model of the hub (`org/name` or `org/name@revision`), or
-    /// `demo`. May be given several times: all share the device under one ledger.
+    /// Hugging Face checkpoint folder, GGUF file, model of the hub (`org/name` or `org/name@revision`), or `demo`. May
+    /// be given several times; all models share the device under one ledger.
     #[arg(long, default_value = "demo")]
     model: Vec<String>,
-    /// The name that clients use, of each model in order, or several names of a single one: in place of --model-name.
+    /// Name that clients use for a model: one per model, in order, or several for a single model. Replaces
+    /// --model-name.
     #[arg(long, value_name = "NAME", num_args = 1..)]
     name: Vec<String>,
-    /// The address to listen on. Port 0 takes any free one.
+    /// Address to listen on. Port 0 picks a free port.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:8000", conflicts_with_all = ["host", "port"])]
     listen: String,
-    /// The address without the port, as in vLLM.
+    /// Address to listen on without the port, as in vLLM. Default 127.0.0.1.
     #[arg(long, value_name = "HOST")]
     host: Option<String>,
-    /// The port without the address, as in vLLM.
+    /// Port to listen on without the address, as in vLLM. Default 8000.
     #[arg(long, value_name = "PORT")]
     port: Option<u16>,
 
-    /// A file of keys, one a line, of which clients send one. Without it everybody is served.
+    /// File with API keys, one per line. Clients must send one of them. Without keys, every client is served.
     #[arg(long, value_name = "FILE", help_heading = "Clients")]
     api_key_file: Option<PathBuf>,
-    /// A key. Other users of this machine can read it in the list of processes: prefer a file.
+    /// API key. Other users of this machine can see it in the process list, so prefer --api-key-file.
     #[arg(long, value_name = "KEY", env = "VLLM_API_KEY", hide_env_values = true, help_heading = "Clients")]
     api_key: Vec<String>,
-    /// The largest request, pictures in base64 included.
+    /// Maximum size of a request body, including pictures in base64.
     #[arg(long, value_name = "BYTES", value_parser = bytes, help_heading = "Clients")]
     body_bytes: Option<Bytes>,
-    /// Connections at once; more wait.
+    /// Maximum concurrent connections. Further connections wait.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     connections: Option<usize>,
-    /// Replies at once for each key; more are refused with 429.
+    /// Maximum concurrent replies per key. Further requests are refused with status 429. By default, no limit.
     #[arg(long, value_name = "N", help_heading = "Clients")]
     streams_per_key: Option<usize>,
-    /// Seconds that running replies may take after the server is asked to stop.
+    /// Seconds that running replies may take to finish after the server is asked to stop.
     #[arg(long, value_name = "SECONDS", help_heading = "Clients")]
     drain: Option<u64>,
-    /// A web page's origin that may ask, such as https://example.org, or `*`.
+    /// Origin whose web pages may send requests, such as https://example.org, or `*` for all. May be given several
+    /// times.
     #[arg(long, value_name = "ORIGIN", help_heading = "Clients")]
     allow_origin: Vec<String>,
-    /// The server's certificates, in PEM: it speaks TLS.
+    /// Certificates of the server, in PEM. Turns on TLS.
     #[arg(long, alias = "ssl-certfile", value_name = "FILE", requires = "tls_key", help_heading = "Clients")]
     tls_certificates: Option<PathBuf>,
-    /// The certificate's key, in PEM.
+    /// Private key of the first certificate, in PEM.
     #[arg(long, alias = "ssl-keyfile", value_name = "FILE", requires = "tls_certificates", help_heading = "Clients")]
     tls_key: Option<PathBuf>,
 
-    /// A host that pictures may be fetched from, such as example.org or example.org:8443. May be given several times.
+    /// Host that pictures may be fetched from, such as example.org or example.org:8443. May be given several times.
     #[arg(long, alias = "allowed-media-domains", value_name = "HOST", num_args = 1.., help_heading = "Pictures")]
     allow_url_host: Vec<String>,
-    /// These hosts may have private addresses, for example in a company's internal network.
+    /// Allows these hosts to have private addresses, such as those of an internal network.
     #[arg(long, requires = "allow_url_host", help_heading = "Pictures")]
     allow_private_url_hosts: bool,
-    /// The folder that `file:` URLs of pictures and films may name files of.
+    /// Folder that `file:` URLs of pictures and videos may refer to. By default, no files are read.
     #[arg(long, alias = "allowed-local-media-path", value_name = "FOLDER", help_heading = "Pictures")]
     media_root: Option<PathBuf>,
-    /// The program that decodes films in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it is on the PATH.
+    /// Program that decodes videos in MP4, MOV, WebM and MKV, or `none`. By default `ffmpeg`, if it is on the PATH.
     #[arg(long, value_name = "FILE|none", help_heading = "Pictures")]
     ffmpeg: Option<PathBuf>,
 
-    /// Taken for command lines of vLLM: statistics are at /metrics.
+    /// Accepted from vLLM command lines and ignored: statistics are at /metrics.
     #[arg(long, hide = true)]
     disable_log_stats: bool,
     /// Accepted and ignored: tool calls use the model's own format, which its chat template determines.
     #[arg(long, hide = true)]
     enable_auto_tool_choice: bool,
-    /// Likewise.
+    /// Accepted and ignored, as --enable-auto-tool-choice.
     #[arg(long, hide = true)]
     tool_call_parser: Option<String>,
-    /// Likewise.
+    /// Accepted and ignored: the chat template determines the format of reasoning.
     #[arg(long, hide = true)]
     reasoning_parser: Option<String>,
-    /// Likewise: `priority` is always heard.
+    /// Accepted and ignored: the `priority` of a request always applies.
     #[arg(long, hide = true)]
     scheduling_policy: Option<String>,
-    /// Likewise: nothing of a checkpoint is run.
+    /// Accepted and ignored: no code of a checkpoint is executed.
     #[arg(long, hide = true)]
     trust_remote_code: bool,
 
@@ -120,8 +122,8 @@ impl Options {
         }
         if !self.name.is_empty() && self.name.len() != models.len() {
             return Err(Failure {
-                error: format!("there are {} models and {} names", models.len(), self.name.len()),
-                hint: "give each model one `--name`, or none at all".to_owned(),
+                error: format!("--name is given {} times for {} models", self.name.len(), models.len()),
+                hint: "give one `--name` per model, or none".to_owned(),
             });
         }
         let names = self.name.iter().map(|name| vec![name.clone()]).chain(std::iter::repeat(Vec::new()));
@@ -196,8 +198,8 @@ impl Options {
         match named.canonicalize() {
             Ok(program) if program.is_file() => Ok(Some(program)),
             _ => Err(Failure {
-                error: format!("--ffmpeg {}: there is no such file", named.display()),
-                hint: "name the program itself, such as /usr/bin/ffmpeg".to_owned(),
+                error: format!("--ffmpeg {}: no such file", named.display()),
+                hint: "give the path of the program, such as /usr/bin/ffmpeg".to_owned(),
             }),
         }
     }
@@ -206,14 +208,14 @@ impl Options {
     fn tell_taken(&self) {
         let taken = [
             (self.disable_log_stats, "--disable-log-stats", "statistics are at /metrics"),
-            (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models call tools without it"),
+            (self.enable_auto_tool_choice, "--enable-auto-tool-choice", "models can call tools without it"),
             (self.tool_call_parser.is_some(), "--tool-call-parser", "the chat template determines the format"),
             (self.reasoning_parser.is_some(), "--reasoning-parser", "the chat template determines the format"),
-            (self.scheduling_policy.is_some(), "--scheduling-policy", "the priorities of requests are always heard"),
-            (self.trust_remote_code, "--trust-remote-code", "nothing of a checkpoint is run"),
+            (self.scheduling_policy.is_some(), "--scheduling-policy", "priorities of requests always apply"),
+            (self.trust_remote_code, "--trust-remote-code", "no code of a checkpoint is executed"),
         ];
         for (_, flag, why) in taken.into_iter().filter(|(is_set, ..)| *is_set) {
-            logging::note(format_args!("note: {flag} changes nothing: {why}"));
+            logging::note(format_args!("note: {flag} has no effect: {why}"));
         }
     }
 }

@@ -39,7 +39,7 @@ impl FromStr for Address {
         let said = typed.strip_prefix("http://").unwrap_or(typed);
         let said = said.strip_suffix("/metrics").unwrap_or(said).trim_end_matches('/');
         let refused =
-            || Err(format!("{typed:?} is not a host:port, such as 127.0.0.1:{PORT}, or a port of this machine"));
+            || Err(format!("{typed:?} is not an address; expected HOST:PORT, such as 127.0.0.1:{PORT}, or a port"));
         let (host, port) = match said.rsplit_once(':') {
             // In a version 6 address without brackets the port cannot be told from the host.
             Some((host, _)) if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) => {

@@ -54,7 +54,7 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
     let room = Viewport { rows: body.height.into(), lines: whole.len() };
     let explained = match (session.view(), session.top) {
         (None, _) => {
-            frame.render_widget(Line::styled("nothing has been heard yet", colours.faint()), body);
+            frame.render_widget(Line::styled("waiting for the first answer", colours.faint()), body);
             OVERVIEW.to_owned()
         }
         (Some(view), None) => {
@@ -77,7 +77,7 @@ pub fn draw(frame: &mut Frame<'_>, session: &Session, now: Now, colours: Colours
 }
 
 /// The footer of the fitted view.
-const OVERVIEW: &str = " q quit  j k model  PgDn all of it  p pause  + - interval  ? help";
+const OVERVIEW: &str = " q quit  j k model  PgDn full view  p pause  + - interval  ? help";
 
 /// Every panel of the view at full length.
 pub fn whole(session: &Session, now: Now, width: u16, colours: Colours) -> Vec<Line<'static>> {

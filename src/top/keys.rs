@@ -30,12 +30,12 @@ pub enum Key {
 /// Keys and their explanations.
 pub const EXPLAINED: [(&str, &str); 7] = [
     ("q, Esc, Ctrl-C", "quit"),
-    ("j k, arrows", "the next model, the one before"),
-    ("g G, Home End", "the first model, the last"),
-    ("d u, PgDn PgUp", "all of it, page by page; j k g G, Esc"),
-    ("p, space", "pause, go on"),
-    ("+ -", "look less often, more often"),
-    ("? h", "this"),
+    ("j k, arrows", "next model, previous model"),
+    ("g G, Home End", "first model, last model"),
+    ("d u, PgDn PgUp", "full view, page by page; Esc leaves it"),
+    ("p, space", "pause, resume"),
+    ("+ -", "update less often, more often"),
+    ("? h", "show or hide this help"),
 ];
 
 impl Key {

@@ -90,14 +90,13 @@ impl Hint for ScrapeError {
     fn hint(&self) -> String {
         match self {
             ScrapeError::Unreachable { address, .. } => format!(
-                "is it running with `--metrics {address}`, or with `Runtime::serve_metrics` in a program of your own?"
+                "start the process with `--metrics {address}`, or call `Runtime::serve_metrics` in your own program"
             ),
-            ScrapeError::Slow { .. } => "the process may be stopped, or the network slow; try again".to_owned(),
+            ScrapeError::Slow { .. } => "the process may have stopped, or the network is slow; try again".to_owned(),
             ScrapeError::NotOurs { .. } => {
-                "a runtime records its first metrics when it starts; if it has, another process listens there"
-                    .to_owned()
+                "metrics appear when a runtime starts; if one has started, another process listens there".to_owned()
             }
-            _ => "something other than Bursar listens there; give the address that follows its `--metrics`".to_owned(),
+            _ => "another program listens there; use the address that was given to `--metrics`".to_owned(),
         }
     }
 }

@@ -63,7 +63,7 @@ impl View {
         let look = Look { now: &scrape.samples, last, minute };
         let (events, no_events) = match &scrape.events {
             Events::Told(events) => (events.clone(), None),
-            Events::NotTold => (Vec::new(), Some("this process serves no events".to_owned())),
+            Events::NotTold => (Vec::new(), Some("this process does not serve events".to_owned())),
             Events::Unreadable(why) => (Vec::new(), Some(why.clone())),
         };
         View {

@@ -189,7 +189,7 @@ fn row(first: &str, told: &Value) -> String {
 #[test]
 fn the_advice_walk_through_matches_the_planner() {
     let page = std::fs::read_to_string("docs/knobs.md").expect("the page is there");
-    let head = "| with all flags above, and | weights | pictures | steps | keys and values | tokens of them | left |";
+    let head = "| with all flags above, and | weights | pictures | steps | KV cache | KV tokens | left |";
     let rows: Vec<_> =
         page.lines().skip_while(|line| *line != head).skip(2).take_while(|line| line.starts_with('|')).collect();
     assert!(rows.len() > 8, "{rows:?}");

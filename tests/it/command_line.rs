@@ -118,7 +118,7 @@ fn impossible_options_are_refused_before_a_model_is_loaded() {
         (["--json-schema", "nowhere.json"], "nowhere.json"),
         (["--video", "nowhere.png"], "nowhere.png"),
         // An existing folder, but one of sources.
-        (["--video", env!("CARGO_MANIFEST_DIR")], "holds no frame"),
+        (["--video", env!("CARGO_MANIFEST_DIR")], "contains no frames"),
     ];
     for (arguments, named) in files {
         let output = chat(&[&arguments[..], &["--json", "Hello"]].concat(), "");

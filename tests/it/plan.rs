@@ -178,7 +178,7 @@ fn a_fitting_plan_says_where_bytes_go_and_what_is_served() {
     assert_eq!(picture["model_pixels"], json!(null), "what is said is not lowered");
     let table = plan(&["--gpu", "h200", "--shape", "qwen2.5-vl-7b"]);
     let table = String::from_utf8(table.stdout).expect("UTF-8");
-    assert!(table.contains("h200 by its numbers") && table.contains("It fits"), "{table}");
+    assert!(table.contains("h200 by its specifications") && table.contains("It fits"), "{table}");
     assert!(table.contains("own limit is 12845056 pixels") && !table.contains("no room"), "{table}");
 }
 
@@ -204,7 +204,7 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
         assert_eq!(unquantized["kv_tokens"], plain["kv_tokens"], "{more:?}");
         let page = 2 << 20;
         assert!(weights(&plain) - number(&unquantized["weight_bytes"]) < page, "{report}");
-        let tokens = format!("hold {} tokens instead of {}", report["kv_tokens"], plain["kv_tokens"]);
+        let tokens = format!("holds {} tokens instead of {}", report["kv_tokens"], plain["kv_tokens"]);
         assert!(notes.contains(&tokens) && number(&report["kv_tokens"]) > number(&plain["kv_tokens"]), "{notes}");
         let is_said = notes.contains("weights take ") && notes.contains(" in FP8 instead of 15.");
         assert_eq!(is_said, !quantization.is_null(), "{notes}");
@@ -213,7 +213,7 @@ fn a_plan_in_fp8_says_what_it_saves_and_names_the_format() {
     assert!(table.contains("256-byte steps, FP8 (fp8_per_channel)"), "{table}");
     let tight = ["--total", "16GiB", "--quantization", "fp8", "--max-model-len", "4096", "--max-pixels", "1003520"];
     let notes = of(&tight)["notes"].to_string();
-    assert!(notes.contains("tokens instead of none, as it would not fit"), "{notes}");
+    assert!(notes.contains("tokens instead of none, because the model would not fit"), "{notes}");
     // What is stored in FP8 has nothing to be compared with.
     for (folder, method, words) in [
         ("qwen3_fp8", "fp8", "FP8 with a scale for each block of 128 x 128 (fp8)"),
@@ -279,7 +279,7 @@ fn a_plan_for_several_cards_says_what_each_holds() {
         let output = plan(&["--shape", "qwen2.5-vl-7b", "--gpu", "h200", "--tp", cards]);
         assert_eq!(String::from_utf8_lossy(&output.stdout).contains(claim), is_exchanged, "{cards} cards");
     }
-    assert!(one["notes"].to_string().contains("it fits on 2 such devices"), "{}", one["notes"]);
+    assert!(one["notes"].to_string().contains("it fits if 2 such devices share the model"), "{}", one["notes"]);
     assert_eq!(two["notes"], json!([]));
     let refused = of("3", 2);
     assert_eq!(refused["error"], "query heads cannot be divided among 3 ranks: there are 64");

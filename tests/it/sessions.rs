@@ -69,7 +69,7 @@ fn a_full_context_offers_working_ways_out() {
 
     let output = chat(&[&small[..], &["--forget-oldest"]].concat(), format!("{long}\n{long}\n{long}\n{long}\n"));
     assert_eq!(replies(&output).len(), 4, "{}", told(&output));
-    assert!(told(&output).contains("oldest turn is forgotten"), "{}", told(&output));
+    assert!(told(&output).contains("oldest turn was dropped"), "{}", told(&output));
 }
 
 #[test]
@@ -100,8 +100,8 @@ fn commands_say_what_they_did_and_mistyped_ones_ask_nothing() {
         "shows nothing",
         "shapes.png",
         "dropped: ",
-        "is undone",
-        "no turn",
+        "the last turn was removed",
+        "there is no turn to remove",
     ];
     assert_eq!(notes.len(), expected.len(), "{notes:?}");
     for (note, expected) in notes.iter().zip(expected) {

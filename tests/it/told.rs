@@ -184,7 +184,7 @@ fn on_a_terminal(arguments: &str) -> Option<String> {
 fn the_tour_names_its_device_once() {
     let Some(shown) = on_a_terminal("--profile-cache none") else { return };
     assert_eq!(shown.matches("stands in for a GPU").count(), 1, "{shown}");
-    assert!(shown.contains("The ledger is back to where it was."), "{shown}");
+    assert!(shown.contains("The ledger is back to its earlier state."), "{shown}");
 }
 
 /// Tokens of a reply with two properties.

@@ -320,7 +320,7 @@ def a_key_is_asked_for_and_sent(page, url):
     sent, late = [], []
 
     def refuse(told):
-        page.answer(told, 401, json.dumps({"error": {"message": "this server wants an API key"}}))
+        page.answer(told, 401, json.dumps({"error": {"message": "this server requires an API key"}}))
 
     def paused(told):
         headers = {name.lower(): value for name, value in told["request"]["headers"].items()}
@@ -341,7 +341,7 @@ def a_key_is_asked_for_and_sent(page, url):
     until("its field has the focus", lambda: page.js("document.activeElement.id") == "key")
     page.type("wrong")
     page.enter()
-    until("a wrong key is told", lambda: "does not take this key" in page.text("#key-label") and is_shown(page, "#key"))
+    until("a wrong key is told", lambda: "rejected this key" in page.text("#key-label") and is_shown(page, "#key"))
     page.type("one-two")
     page.enter()
     until("the memory is shown", lambda: page.text("#connection") == "" and "Weights" in page.text("#legend"))

@@ -36,7 +36,7 @@ pub enum KvCacheTypeError {
         activation: DType,
     },
     /// The device has no kernels for it.
-    #[error("kv_cache_dtype is {asked}, but {device} has no kernels for such keys and values")]
+    #[error("kv_cache_dtype is {asked}, but {device} has no kernels for a KV cache of this type")]
     Unserved {
         /// The requested type.
         asked: KvCacheType,
@@ -54,7 +54,7 @@ impl Hint for KvCacheTypeError {
                 "leave kv_cache_dtype out, or set it to auto or fp8; dtype sets the type of activations".to_owned()
             }
             KvCacheTypeError::Unserved { .. } => {
-                "leave kv_cache_dtype out, or load the model on a Hopper or a CPU; `bursar plan` says what fp8 would save"
+                "leave kv_cache_dtype out, or use a Hopper GPU or a CPU; `bursar plan` shows what fp8 would save"
                     .to_owned()
             }
         }
@@ -165,6 +165,7 @@ mod tests {
         assert_eq!([&HOST, &GPU].map(|target| named("fp8").check_served(target)), [Ok(()), Ok(())]);
         assert_eq!(named("auto").check_served(&OLDER), Ok(()));
         let error = named("fp8").check_served(&OLDER).expect_err("no kernels");
-        assert_eq!(error.to_string(), "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for such keys and values");
+        let told = "kv_cache_dtype is fp8, but cuda sm_89 has no kernels for a KV cache of this type";
+        assert_eq!(error.to_string(), told);
     }
 }

@@ -11,7 +11,7 @@ use super::{Knob, NESTED, TABLE};
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum KnobError {
     /// No knob has this name.
-    #[error("no knob is called {name:?}; the nearest is `{nearest}`")]
+    #[error("unknown knob {name:?}; the most similar is `{nearest}`")]
     Unknown {
         /// The name that was set.
         name: String,
@@ -19,7 +19,7 @@ pub enum KnobError {
         nearest: &'static str,
     },
     /// A value that the knob does not take.
-    #[error("`{name}` is {value}, it must be {expected}")]
+    #[error("`{name}` is {value}; expected {expected}")]
     Value {
         /// The name that was set.
         name: String,
@@ -53,7 +53,7 @@ pub enum KnobError {
         what: &'static str,
     },
     /// A number of videos was set without their frames.
-    #[error("`{name}` limits videos to {videos}, but a request's videos are limited by their frames")]
+    #[error("`{name}` allows {videos} videos, but Bursar limits the frames of all videos of a request")]
     Videos {
         /// The name that was set.
         name: String,
@@ -61,13 +61,13 @@ pub enum KnobError {
         videos: u64,
     },
     /// It is said of the runtime, which may have several models.
-    #[error("`{name}` is no knob of a model: it is said of the runtime")]
+    #[error("`{name}` is a setting of the runtime, not a knob of a model")]
     OfRuntime {
         /// The name that was set.
         name: String,
     },
     /// A kind of input was allowed that no model here takes.
-    #[error("`{name}` is {value}, but no model here takes {what}")]
+    #[error("`{name}` is {value}, but no supported model takes {what}")]
     Modality {
         /// The name that was set.
         name: String,
@@ -102,15 +102,14 @@ impl Hint for KnobError {
         match self {
             KnobError::Unknown { nearest, .. } => format!("set `{nearest}`, or see docs/knobs.md for all names"),
             KnobError::OfRuntime { .. } => {
-                "leave it out, and say `--device` or `--tensor-parallel-size`, or in a program \
-                                            `RuntimeConfig::device`"
+                "leave it out, and use `--device` or `--tensor-parallel-size`, or `RuntimeConfig::device` in a program"
                     .to_owned()
             }
             KnobError::Value { name, expected, .. } => format!("set `{name}` to {expected}"),
             KnobError::Twice { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Contradiction { first, second, .. } => format!("leave out `{first}` or `{second}`"),
             KnobError::Videos { .. } => {
-                "set `video_frames` to the frames of all videos of a request, or give count and num_frames".to_owned()
+                "set `video_frames` to the total frames of a request, or give count and num_frames".to_owned()
             }
             KnobError::Modality { name, .. } => format!("set `{name}` to 0 or leave it out"),
         }

@@ -100,7 +100,7 @@ impl Serialize for Precision {
 
 /// No type has this name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("a type is auto, bfloat16, float16 (or half) or float32")]
+#[error("expected auto, bfloat16, float16 (or half) or float32")]
 pub struct UnknownPrecision;
 
 impl FromStr for Precision {

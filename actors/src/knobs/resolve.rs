@@ -114,19 +114,14 @@ impl Knobs {
                 self.memory_fraction.is_some() && self.device_fraction.is_some(),
                 "memory_fraction",
                 "device_fraction",
-                "how much keys and values take",
+                "the size of the KV cache",
             ),
-            (
-                self.kv_tokens.is_some() && self.kv_bytes.is_some(),
-                "kv_tokens",
-                "kv_bytes",
-                "how large keys and values are",
-            ),
+            (self.kv_tokens.is_some() && self.kv_bytes.is_some(), "kv_tokens", "kv_bytes", "the size of the KV cache"),
             (
                 self.picture_pixels.is_some() && self.picture_patches.is_some(),
                 "picture_pixels",
                 "picture_patches",
-                "how large a picture may be",
+                "the maximum size of a picture",
             ),
         ];
         for (both, first, second, what) in pairs {
@@ -141,7 +136,7 @@ impl Knobs {
     pub fn notes(&self) -> Vec<&'static str> {
         let notes = [(
             self.disable_log_requests == Some(true),
-            "disable_log_requests changes nothing but what `bursar serve` logs: no log has a request's text",
+            "disable_log_requests affects only the log of `bursar serve`; logs never contain the text of a request",
         )];
         notes.into_iter().filter(|(is_said, _)| *is_said).map(|(_, note)| note).collect()
     }

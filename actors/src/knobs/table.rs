@@ -63,13 +63,13 @@ impl Kind {
             Kind::SizeOrNone => "a number of bytes, or a size such as 512MiB",
             Kind::Share => "above 0 and at most 1",
             Kind::Gibibytes => "a number of GiB",
-            Kind::Name => "a text that is not empty",
+            Kind::Name => "a non-empty text",
             Kind::Type => "auto, bfloat16, float16 (or half) or float32",
             Kind::CacheType => "auto, fp8 (or fp8_e4m3), bfloat16, float16 (or half) or float32",
             Kind::Format => {
                 "fp8, fp8_per_channel, fp8_per_block, fp8_per_tensor, or the checkpoint's own: compressed-tensors or modelopt"
             }
-            Kind::Weights => "names with whole weights from 1 to 1000, such as gold=4,free=1, of 64 tenants at most",
+            Kind::Weights => "at most 64 tenant names with whole weights from 1 to 1000, such as gold=4,free=1",
             Kind::Switch => "true or false",
         }
     }
@@ -278,61 +278,61 @@ knobs! {
     picture_pixels: u64, Kind::Count("pixels"), [Vllm max_pixels];
     /// Minimum pixels of a picture after resizing. Smaller pictures are scaled up.
     picture_pixels_min: u64, Kind::Count("pixels"), [Vllm min_pixels];
-    /// The limit of picture_pixels, in patches of the model: 14 x 14 pixels in Qwen2.5-VL.
+    /// The same limit as picture_pixels, in patches of the model: 14 x 14 pixels in Qwen2.5-VL.
     picture_patches: usize, Kind::Count("patches"), [];
     /// Maximum pictures in a request, over all turns.
     pictures: usize, Kind::Count("pictures"), [];
     /// Maximum video frames in a request, over all videos and turns; 0 for no videos.
     video_frames: usize, Kind::CountOrNone("frames"), [];
-    /// Maximum patches in one batch of the vision encoder, over all pictures. By default, the patches of the largest picture.
+    /// Maximum patches in one batch of the vision encoder, over all pictures. By default, enough for the largest picture, and at least 4096 (1024 on a host device).
     launch_patches: usize, Kind::Count("patches"), [];
-    /// The share of the remaining memory, after everything else, that keys and values take.
+    /// Share of the memory left after everything else that the KV cache takes.
     memory_fraction: f64, Kind::Share, [];
-    /// The share of the whole device that Bursar may use: weights, workspaces, keys and values, overhead.
+    /// Share of the whole device that Bursar may use: weights, workspaces, KV cache and overhead.
     device_fraction: f64, Kind::Share, [Vllm gpu_memory_utilization, Sglang mem_fraction_static, LightLlm mem_fraction];
-    /// Size of keys and values, in whole pages per layer, instead of a measured one.
+    /// Size of the KV cache, in whole pages per layer, instead of a measured size.
     kv_bytes: Bytes, Kind::Size, [Vllm kv_cache_memory_bytes];
-    /// Tokens that keys and values hold, in whole blocks of 16, instead of a measured number.
+    /// Size of the KV cache in tokens, in whole blocks of 16, instead of a measured size.
     kv_tokens: usize, Kind::Count("tokens"), [Sglang max_total_tokens, LightLlm max_total_token_num];
-    /// Host memory of each device that keys and values go to before others take their place, and come back from instead of being computed again. For a model with pictures an eighth of it is for their embeddings. By default 0, for none.
+    /// Host memory per device that evicted KV blocks are copied to, and copied back from instead of being computed again. For a model that takes pictures, an eighth of it holds picture embeddings. Default 0, off.
     swap_space: f64, Kind::Gibibytes, [];
-    /// Bytes of the device kept free, and given up first when another process takes memory.
+    /// Device memory that is kept free, and given up first when another process takes memory.
     canary: Bytes, Kind::SizeOrNone, [];
-    /// Maximum requests that run or wait. One more is refused at once.
+    /// Maximum requests that run or wait. Further requests are refused at once.
     requests: usize, Kind::Count("requests"), [];
-    /// The promised time from one token of a reply to the next, in 99 of 100 cases. While replies run, prompts and pictures take only as much of a step as keeps the promise. With 0, replies may pause for a whole step of prompts. By default 33.
+    /// Target time from one token of a reply to the next, for 99 of 100 tokens. While replies run, prompts and pictures take only as much of a step as meets the target. With 0, replies may pause for a whole step of prompts. Default 33.
     token_interval: usize, Kind::CountOrNone("ms"), [];
-    /// The time within which a request's first step must be planned, from its question on, unless the request sets another. A request that waits longer ends with an error before it takes any memory. 0, the default, sets no deadline.
+    /// Time from a request until its first step must be planned, unless the request sets its own deadline. A request that waits longer ends with an error before it takes any memory. Default 0, no deadline.
     queue_deadline: usize, Kind::CountOrNone("ms"), [];
-    /// The time within which a reply's first token must be ready, likewise. A request that could not keep it any more ends before it takes any memory.
+    /// Time from a request until its first token must be ready, unless the request sets its own deadline. A request that can no longer meet it ends before it takes any memory. Default 0, no deadline.
     first_token_deadline: usize, Kind::CountOrNone("ms"), [];
-    /// The time within which a reply must be complete, likewise.
+    /// Time from a request until its reply must be complete, unless the request sets its own deadline. Default 0, no deadline.
     reply_deadline: usize, Kind::CountOrNone("ms"), [];
-    /// The shares of tenants whose requests wait at the same time, such as gold=4,free=1 or a JSON object; others have 1. A tenant alone has all of the model. Those named here have a metric of their tokens.
+    /// Relative shares of tenants that wait at the same time, such as gold=4,free=1 or a JSON object. Other tenants have weight 1. A tenant that waits without others gets the whole model. Each tenant named here gets a token metric.
     tenant_weights: TenantWeights, Kind::Weights, [];
-    /// Puts the model to sleep when it has had no request for this long; the next one wakes it. 0 for never, which is the default.
+    /// Puts the model to sleep after this long without a request. The next request wakes it. Default 0, never.
     sleep_after: usize, Kind::CountOrNone("s"), [];
-    /// How long a request waits for a model that sleeps. By default 120.
+    /// How long a request waits for a sleeping model to wake up. Default 120.
     wake_within: usize, Kind::Count("s"), [];
-    /// A load or a wake without room puts other models to sleep: the one that was used longest ago, or, if all are busy, one that has been awake for this long. 0 for never, which is the default.
+    /// A load or wake-up that lacks memory puts other models to sleep: the least recently used one or, if all are busy, one that has been awake for this long. Default 0, never.
     sleep_for_room: usize, Kind::CountOrNone("s"), [];
-    /// Host memory that may be leased: for pictures that are decoded, and for the weights of models that sleep. By default 1 GiB.
+    /// Host memory that may be leased, for decoded pictures and for the weights of sleeping models. Default 1 GiB.
     host_bytes: Bytes, Kind::Size, [];
-    /// Threads that compute on a host device, and as many again that decode pictures.
+    /// Threads that compute on a host device. The same number of further threads decode pictures. Default: one per CPU.
     threads: usize, Kind::Count("threads"), [];
-    /// Type of weights, activations and, unless kv_cache_dtype is set, keys and values: auto (the checkpoint's, if the device computes in it), bfloat16, float16 or half, float32.
+    /// Type of weights, activations and, unless kv_cache_dtype is set, the KV cache: auto (the checkpoint's type, if the device computes in it), bfloat16, float16 (or half) or float32.
     dtype: Precision, Kind::Type, [LightLlm data_type];
-    /// Rounds the decoder's projections to FP8 while they load: fp8 or fp8_per_channel, fp8_per_block, fp8_per_tensor. All else stays plain. A checkpoint in FP8 does not need it, and takes fp8 or its own format: compressed-tensors, modelopt.
+    /// Rounds the decoder's projections to FP8 while they load: fp8 (or fp8_per_channel), fp8_per_block or fp8_per_tensor. Other weights are not rounded. An FP8 checkpoint does not need it; it accepts fp8 or its own format (compressed-tensors, modelopt).
     quantization: WeightQuantization, Kind::Format, [];
-    /// Type of cached keys and values: auto (that of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
+    /// Type of the KV cache: auto (the type of activations), fp8 or fp8_e4m3 (E4M3, with the checkpoint's scales or else 1), or the name of the activations' type. FP8 holds twice as many tokens.
     kv_cache_dtype: KvCacheType, Kind::CacheType, [];
-    /// The model's name in tables and metrics, instead of its checkpoint's.
+    /// Name of the model in tables and metrics, instead of the checkpoint's name.
     model_name: String, Kind::Name, [Vllm served_model_name];
-    /// `bursar serve` logs no line of a request, unless it goes wrong. Elsewhere it changes nothing. No log has the text of requests.
+    /// `bursar serve` logs only requests that fail. Other commands ignore it. Logs never contain the text of a request.
     disable_log_requests: bool, Kind::Switch, [];
-    /// Several GPUs that share a model out exchange through NCCL (libnccl.so.2) instead of kernels of ours. Without it they do so only where they cannot map each other's memory or are not Hopper's.
+    /// GPUs that share a model communicate through NCCL (libnccl.so.2) instead of Bursar's kernels. Without this switch, they use NCCL only if they cannot map each other's memory or are not Hopper GPUs.
     disable_custom_all_reduce: bool, Kind::Switch, [];
-    /// Runs the worst cases through all layers, before the cache is sized and again at its final size. Without it, a GPU runs eight layers before and all of them after; a host runs as many layers as reach the planned peak, once.
+    /// Runs the worst cases through all layers, before the KV cache is sized and again at its final size. Without it, a GPU runs eight layers before and all layers after. A host device runs as many layers as reach the planned peak, once.
     full_stress: bool, Kind::Switch, [];
     /// Maximum bytes of a picture's file. Larger files are refused.
     picture_file_bytes: Bytes, Kind::Size, [];
@@ -356,13 +356,13 @@ pub const NESTED: &[Nested] = &[
     Nested {
         name: "mm_processor_kwargs",
         of: &[Peer::Vllm],
-        meaning: "An object with max_pixels and min_pixels, or with size, which has longest_edge and \
-                  shortest_edge. All are numbers of pixels.",
+        meaning: "An object with max_pixels and min_pixels, or with size, an object with longest_edge and \
+                  shortest_edge. All values are in pixels.",
     },
     Nested {
         name: "limit_mm_per_prompt",
         of: &[Peer::Vllm],
-        meaning: "An object with image, which sets pictures, and video, which is 0 or has count and num_frames, \
-                  whose product sets video_frames.",
+        meaning: "An object with image, which sets pictures, and video, which is 0 or an object with count and \
+                  num_frames. Their product sets video_frames.",
     },
 ];

@@ -48,7 +48,10 @@ pub fn read(body: &Value, folder: &Path) -> Result<Read, String> {
             "user" => Role::User,
             "assistant" => Role::Assistant,
             "tool" => Role::Tool,
-            role => return Err(format!("`{role}` is no role")),
+            role => {
+                let told = format!("unknown role `{role}`; expected system, developer, user, assistant or tool");
+                return Err(told);
+            }
         };
         let mut contents = contents(&content, folder)?;
         pictures += contents.iter().filter(|content| matches!(content, Content::Image(_))).count();
@@ -73,18 +76,19 @@ fn contents(content: &Value, folder: &Path) -> Result<Vec<Content>, String> {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => Ok(vec![Content::Text(text.clone())]),
         Value::Array(parts) => parts.iter().map(|part| self::part(part, folder)).collect(),
-        _ => Err("a message's content is neither text nor a list of parts".to_owned()),
+        _ => Err("the content of a message is neither a text nor a list of parts".to_owned()),
     }
 }
 
 fn part(part: &Value, folder: &Path) -> Result<Content, String> {
     match part["type"].as_str().unwrap_or_default() {
-        "text" => Ok(Content::Text(part["text"].as_str().ok_or("a text has no text")?.to_owned())),
+        "text" => Ok(Content::Text(part["text"].as_str().ok_or("a part of type `text` has no text")?.to_owned())),
         "image_url" => {
-            let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str()).ok_or("a picture has no url")?;
+            let url = part["image_url"]["url"].as_str().or(part["image_url"].as_str());
+            let url = url.ok_or("a part of type `image_url` has no url")?;
             picture(url, folder).map(Content::Image)
         }
-        kind => Err(format!("a part of type `{kind}` is not replayed")),
+        kind => Err(format!("a part of type `{kind}` cannot be replayed")),
     }
 }
 
@@ -92,13 +96,14 @@ fn part(part: &Value, folder: &Path) -> Result<Content, String> {
 fn picture(url: &str, folder: &Path) -> Result<Image, String> {
     if let Some(data) = url.strip_prefix("data:") {
         let encoded = data.split_once(";base64,").ok_or("a data URL is not in base64")?.1;
-        return Ok(Image::from_bytes(STANDARD.decode(encoded).map_err(|error| format!("a data URL: {error}"))?));
+        let bytes = STANDARD.decode(encoded).map_err(|error| format!("a data URL cannot be decoded: {error}"))?;
+        return Ok(Image::from_bytes(bytes));
     }
     if url.contains("://") && !url.starts_with("file://") {
-        return Err("a picture that would have to be fetched: give a data URL or a file".to_owned());
+        return Err("pictures are not fetched from URLs; use a data URL or a file".to_owned());
     }
     let file = folder.join(url.trim_start_matches("file://"));
-    Image::open(&file).map_err(|error| format!("the picture {}: {error}", file.display()))
+    Image::open(&file).map_err(|error| format!("picture {}: {error}", file.display()))
 }
 
 #[cfg(test)]
@@ -140,12 +145,12 @@ mod tests {
     #[test]
     fn pictures_are_never_fetched() {
         let of = |url: &str| json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": url } }] }] });
-        assert!(refusal(&of("https://example.org/cat.jpg")).contains("would have to be fetched"));
+        assert!(refusal(&of("https://example.org/cat.jpg")).contains("pictures are not fetched from URLs"));
         assert!(refusal(&of("cat.jpg")).contains("/nowhere/cat.jpg"));
         assert!(refusal(&of("data:image/png,AAAA")).contains("not in base64"));
         assert!(
             refusal(&json!({ "messages": [{ "role": "user", "content": [{ "type": "input_audio" }] }] }))
-                .contains("`input_audio` is not replayed")
+                .contains("`input_audio` cannot be replayed")
         );
     }
 }

@@ -75,7 +75,7 @@ fn duration(text: &str) -> Result<Duration, String> {
     let seconds = number.parse::<f64>().ok().map(|number| number * unit).filter(|seconds| *seconds > 0.0);
     seconds
         .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-        .ok_or_else(|| format!("`{text}` is no time above 0, such as 2s or 50ms"))
+        .ok_or_else(|| format!("`{text}` is not a time above 0, such as 2s or 50ms"))
 }
 
 #[cfg(test)]
@@ -113,9 +113,9 @@ mod tests {
         for (text, told) in [
             ("ttft", "`ttft` has no bound"),
             ("first=2s", "unknown objective `first`; expected one of ttft"),
-            ("ttft=2", "`2` is no time above 0"),
-            ("ttft=-1s", "`-1s` is no time"),
-            ("ttft=infs", "`infs` is no time"),
+            ("ttft=2", "`2` is not a time above 0"),
+            ("ttft=-1s", "`-1s` is not a time"),
+            ("ttft=infs", "`infs` is not a time"),
             ("ttft=1s,ttft=2s", "`ttft` is given twice"),
         ] {
             let error = text.parse::<Objective>().expect_err(text);

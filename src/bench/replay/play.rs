@@ -62,10 +62,9 @@ impl Player {
                     && !files.contains_key(path)
                 {
                     let bytes = std::fs::read(path).map_err(|error| Failure {
-                        error: format!("the picture {} cannot be read: {error}", path.display()),
-                        hint:
-                            "give the folder of the trace's pictures with --pictures-in, or leave it out to draw them"
-                                .to_owned(),
+                        error: format!("picture {} cannot be read: {error}", path.display()),
+                        hint: "name the folder of the pictures with --pictures-in, or leave it out to draw pictures"
+                            .to_owned(),
                     })?;
                     files.insert(path.clone(), bytes.into());
                 }
@@ -184,7 +183,7 @@ impl Player {
         // Those of one kind are counted together, whatever time had passed.
         let told = |error: ChatError| match (&error, error.hint()) {
             (ChatError::TooLate { deadline, limit, .. }, _) => {
-                format!("late by `{}` of {} ms", deadline.knob(), limit.as_millis())
+                format!("missed `{}` of {} ms", deadline.knob(), limit.as_millis())
             }
             (_, hint) if hint.to_string().is_empty() => error.to_string(),
             (_, hint) => format!("{error} ({hint})"),
@@ -211,6 +210,6 @@ impl Player {
                 _ => {}
             }
         }
-        Err("a reply had no end".to_owned())
+        Err("a reply ended without its last event".to_owned())
     }
 }

@@ -74,7 +74,7 @@ pub struct Pictures<'p> {
 pub fn trace(path: &Path, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, Failure> {
     let wrong = |error: String| Failure {
         error: format!("the trace {} cannot be read: {error}", path.display()),
-        hint: "its forms are described in docs/commands.md, under bench".to_owned(),
+        hint: "docs/commands.md describes the formats, under bench".to_owned(),
     };
     let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
     let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -87,7 +87,7 @@ pub fn trace(path: &Path, pictures: &Pictures<'_>) -> Result<Vec<Arrivals>, Fail
     let arrivals: Vec<Arrivals> = arrivals.map_err(wrong)?;
     match arrivals.iter().all(|arrivals| !arrivals.callers.is_empty()) && !arrivals.is_empty() {
         true => Ok(arrivals),
-        false => Err(wrong("it has no request".to_owned())),
+        false => Err(wrong("it contains no requests".to_owned())),
     }
 }
 
@@ -117,7 +117,7 @@ fn drawn(run: Run, pictures: &Pictures<'_>) -> Result<Arrivals, String> {
         if kind == Kind::Text && prompt == 0 {
             return Err(wrong("prompt is 0"));
         }
-        let at = seconds(t).ok_or_else(|| wrong("t is no time"))?;
+        let at = seconds(t).ok_or_else(|| wrong("t is not a time"))?;
         Ok(alone(at, Turn { kind, pause: Duration::ZERO, asked, reply: out.max(1) }))
     };
     let callers = run.requests.into_iter().enumerate().map(caller).collect::<Result<_, String>>()?;
@@ -131,7 +131,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
             let is_timed = line.timestamp.is_some();
             match *has_times.get_or_insert(is_timed) == is_timed {
                 true => caller(line, beside),
-                false => Err("some lines have a timestamp, and others have none".to_owned()),
+                false => Err("some lines have a timestamp, other lines have none".to_owned()),
             }
         });
         read.map_err(|error| format!("line {}: {error}", number + 1))
@@ -145,7 +145,7 @@ fn lines(name: String, text: &str, beside: &Path) -> Result<Arrivals, String> {
 }
 
 fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
-    let at = seconds(line.timestamp.unwrap_or(0.0) / 1e3).ok_or("timestamp is no time")?;
+    let at = seconds(line.timestamp.unwrap_or(0.0) / 1e3).ok_or("timestamp is not a time")?;
     let body = line.body.clone().or_else(|| {
         let Line { messages, tools, max_tokens, max_completion_tokens, .. } = &line;
         messages.as_ref().map(|messages| {
@@ -168,7 +168,7 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
                 reply,
             }
         }
-        (None, None) => return Err("neither input_length nor messages".to_owned()),
+        (None, None) => return Err("input_length or messages is missing".to_owned()),
     };
     Ok(alone(at, turn))
 }
@@ -176,13 +176,13 @@ fn caller(line: Line, beside: &Path) -> Result<Caller, String> {
 /// The prompt of these blocks. Without hashes it is new.
 fn hashed(hashes: &[u64], tokens: usize) -> Result<Vec<Piece>, String> {
     if tokens == 0 {
-        return Err("input_length is 0".to_owned());
+        return Err("input_length is 0; expected at least 1".to_owned());
     }
     if hashes.is_empty() {
         return Ok(vec![Piece { seed: 0, tokens }]);
     }
     if hashes.len() != tokens.div_ceil(HASHED_TOKENS) {
-        return Err(format!("{} hash ids for {tokens} tokens, each stands for {HASHED_TOKENS}", hashes.len()));
+        return Err(format!("{} hash ids for {tokens} tokens; expected one per {HASHED_TOKENS} tokens", hashes.len()));
     }
     let piece = |(block, seed): (usize, &u64)| Piece {
         // Nothing else is drawn from 0.
@@ -281,19 +281,19 @@ mod tests {
     fn a_wrong_line_is_named() {
         let good = "{\"timestamp\": 0, \"input_length\": 7, \"output_length\": 1}\n";
         for (line, told) in [
-            ("{\"timestamp\": 3}", "line 2: neither input_length nor messages"),
+            ("{\"timestamp\": 3}", "line 2: input_length or messages is missing"),
             ("{\"timestamp\": 3, \"input_length\": 3}", "line 2: output_length is missing"),
             (
                 "{\"input_length\": 3, \"output_length\": 3}",
-                "line 2: some lines have a timestamp, and others have none",
+                "line 2: some lines have a timestamp, other lines have none",
             ),
-            ("{\"timestamp\": -3, \"input_length\": 3}", "line 2: timestamp is no time"),
+            ("{\"timestamp\": -3, \"input_length\": 3}", "line 2: timestamp is not a time"),
             ("{\"timestamp\": 3, \"input_length\": 0, \"output_length\": 3}", "line 2: input_length is 0"),
             (
                 "{\"timestamp\": 3, \"input_length\": 600, \"output_length\": 3, \"hash_ids\": [1]}",
                 "line 2: 1 hash ids for 600 tokens",
             ),
-            ("{\"timestamp\": 3, \"messages\": [{\"role\": \"robot\"}]}", "line 2: `robot` is no role"),
+            ("{\"timestamp\": 3, \"messages\": [{\"role\": \"robot\"}]}", "line 2: unknown role `robot`"),
             ("nothing", "line 2: expected"),
         ] {
             let error = read(&format!("{good}{line}"), &SIDE).expect_err(line);

@@ -57,7 +57,7 @@ fn both(times: &Quantiles) -> String {
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let rate = self.rate.map(|rate| format!(", {rate:.1} a second")).unwrap_or_default();
+        let rate = self.rate.map(|rate| format!(", {rate:.1} per second")).unwrap_or_default();
         writeln!(f, "{}: {} requests{rate}, {:.1} s", self.name, self.requests, self.seconds)?;
         let line = |f: &mut fmt::Formatter<'_>, name: &str, value: String| writeln!(f, "  {name:<34}{value}");
         for (kind, first) in &self.first_token_ms {
@@ -71,7 +71,7 @@ impl fmt::Display for Figures {
         line(f, "goodput", met)?;
         let share = |part: f64, of: f64| if of > 0.0 { 100.0 * part / of } else { 0.0 };
         let cached = share(self.cached_tokens as f64, self.prompt_tokens as f64);
-        line(f, "prompts", format!("{} tokens, {cached:.1} % found in the cache", self.prompt_tokens))?;
+        line(f, "prompts", format!("{} tokens, {cached:.1} % cached", self.prompt_tokens))?;
         if let Some(counts) = &self.counts {
             write_counts(f, counts)?;
         }
@@ -89,18 +89,18 @@ fn write_counts(f: &mut fmt::Formatter<'_>, counts: &Counts) -> fmt::Result {
     let urgent = counts.preempted_for_priority;
     line("preempted", format!("{blocks} for blocks, {urgent} for priority, {shrinks} by shrinks"))?;
     if let (Some(middle), Some(most)) = (counts.prediction_error_p50, counts.prediction_error_p99) {
-        line("replies off their prediction", format!("by {middle:.0} tokens (p50), {most:.0} (p99)"))?;
+        line("error of predicted reply length", format!("{middle:.0} tokens (p50), {most:.0} (p99)"))?;
     }
     let (out, back) = (counts.kv_bytes_to_host, counts.kv_bytes_from_host);
     if out > 0 || back > 0 {
         let [out, back] = [out, back].map(Bytes);
-        line("to the host and back", format!("{out} and {back}, {} tokens", counts.prefix_tokens_from_host))?;
+        line("KV cache to the host and back", format!("{out} and {back}, {} tokens", counts.prefix_tokens_from_host))?;
     }
     if *pictures_wanted > 0 {
         let (computed, again, host) =
             (counts.pictures_found_computed, counts.pictures_wanted_again, counts.pictures_from_host);
-        let found = format!("{pictures_wanted} shown, {computed} found computed, {host} on the host");
-        line("pictures", format!("{found}, {pictures_encoded} encoded, {again} wanted again"))?;
+        let found = format!("{pictures_wanted} needed, {computed} in the prefix cache, {host} from the host");
+        line("pictures", format!("{found}, {pictures_encoded} encoded, {again} requested again"))?;
     }
     let slow = counts.step_ms_p99.map(|time| format!(", p99 {time:.1} ms")).unwrap_or_default();
     line("steps", format!("{steps}{slow}"))?;

@@ -76,8 +76,9 @@ async fn chat(
     room: &mut Room,
 ) -> Result<Chat, ApiError> {
     if request.mcp_servers.as_ref().is_some_and(|servers| !servers.is_empty()) {
-        let error = ApiError::invalid("mcp_servers", "`mcp_servers`: this server calls no tools itself");
-        return Err(error.hint("offer the tools as `tools`, and call them in the client"));
+        let error =
+            ApiError::invalid("mcp_servers", "`mcp_servers` is not supported: this server does not call tools itself");
+        return Err(error.hint("offer the tools in `tools`, and call them in the client"));
     }
     let drafts = turns::drafts(&mut request)?;
     // Anthropic's way to begin a reply for the model. Calls are whole, so nothing goes on after them.
@@ -122,10 +123,12 @@ fn tool_choice(choice: Choice) -> Result<ToolChoice, ApiError> {
         ("any", _) => Ok(ToolChoice::Required),
         ("none", _) => Ok(ToolChoice::None),
         ("tool", Some(name)) => Ok(ToolChoice::Named(name)),
-        ("tool", None) => Err(ApiError::invalid("tool_choice.name", "`tool_choice.name` is missing, which `tool` has")),
+        ("tool", None) => {
+            Err(ApiError::invalid("tool_choice.name", "`tool_choice.name` is missing; `tool` requires it"))
+        }
         (other, _) => {
-            let told = format!("`tool_choice.type`: `{}` is no choice of tools", shortened(other));
-            Err(ApiError::invalid("tool_choice.type", told).hint("auto, any, tool or none"))
+            let told = format!("`tool_choice.type` is `{}`, which is unknown", shortened(other));
+            Err(ApiError::invalid("tool_choice.type", told).hint("expected auto, any, tool or none"))
         }
     }
 }
@@ -136,8 +139,8 @@ impl Thinking {
             "enabled" | "adaptive" => Ok(true),
             "disabled" => Ok(false),
             other => {
-                let told = format!("`thinking.type`: `{}` is not served", shortened(other));
-                Err(ApiError::invalid("thinking.type", told).hint("enabled, adaptive or disabled"))
+                let told = format!("`thinking.type` is `{}`, which is unknown", shortened(other));
+                Err(ApiError::invalid("thinking.type", told).hint("expected enabled, adaptive or disabled"))
             }
         }
     }

@@ -27,9 +27,9 @@ pub(in crate::serve) struct MessagesRequest {
     pub(super) tool_choice: Option<Choice>,
     pub(super) thinking: Option<Thinking>,
     pub(super) output_config: Option<OutputConfig>,
-    /// The older place of `output_config.format`.
+    /// Older name of `output_config.format`.
     pub(super) output_format: Option<Format>,
-    /// Servers that would be asked for tools; refused.
+    /// Refused: this server does not call tools itself.
     pub(super) mcp_servers: Option<Vec<Value>>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Message {
     pub(super) content: Listed<Block>,
 }
 
-/// A block of a message: of which kind, and the fields of that kind.
+/// A block of a message. `type` determines which of the other fields are used.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(super) struct Block {
     #[serde(rename = "type")]
@@ -68,7 +68,7 @@ impl From<String> for Block {
     }
 }
 
-/// Where a picture or document is.
+/// Source of a picture or document.
 #[derive(Debug, Deserialize, JsonSchema)]
 pub(super) struct Source {
     #[serde(rename = "type")]
@@ -79,7 +79,7 @@ pub(super) struct Source {
 
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Tool {
-    /// `custom`, which is also the default, or one of Anthropic's tools.
+    /// `custom` (the default), or one of Anthropic's tools.
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     pub(super) name: Option<String>,
@@ -99,7 +99,7 @@ pub(super) struct Choice {
 pub(super) struct Thinking {
     #[serde(rename = "type")]
     pub(super) kind: String,
-    /// `omitted`: the client does not want to read it.
+    /// `omitted` leaves the thinking text out of the reply.
     pub(super) display: Option<String>,
 }
 

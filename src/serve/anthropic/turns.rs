@@ -40,8 +40,8 @@ fn turns(message: Message, index: usize, drafts: &mut Vec<Draft>) -> Result<(), 
             Ok(())
         }
         other => {
-            let told = format!("`{}` is no role", shortened(other));
-            Err(ApiError::invalid(format!("messages[{index}].role"), told).hint("roles are user, assistant and system"))
+            let told = format!("unknown role `{}`", shortened(other));
+            Err(ApiError::invalid(format!("messages[{index}].role"), told).hint("expected user, assistant or system"))
         }
     }
 }
@@ -119,13 +119,13 @@ fn piece(block: Block, param: &str) -> Result<Piece, ApiError> {
         ("image", Some(source)) => picture(&source, param).map(Piece::Shown),
         ("document", Some(Source { kind, data: Some(text), .. })) if kind == "text" => Ok(Piece::text(text)),
         ("document", Some(source)) => {
-            let told = format!("documents of source `{}` are not served", shortened(&source.kind));
+            let told = format!("documents with a source of type `{}` are not supported", shortened(&source.kind));
             Err(ApiError::invalid(format!("{param}.source"), told).hint("send the text, or pictures of the pages"))
         }
         (kind @ ("image" | "document"), None) => Err(lacks(param, kind, "source")),
         (other, _) => {
-            let told = format!("`{param}.type`: a block of type `{}` is not served here", shortened(other));
-            let hint = "types are text, image, document, tool_use, tool_result, thinking and redacted_thinking";
+            let told = format!("`{param}.type`: blocks of type `{}` are not supported here", shortened(other));
+            let hint = "expected text, image, document, tool_use, tool_result, thinking or redacted_thinking";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
@@ -138,7 +138,7 @@ fn picture(source: &Source, param: &str) -> Result<Link, ApiError> {
         ("base64", None, _) => Err(lacks(&format!("{param}.source"), "base64", "data")),
         ("url", _, None) => Err(lacks(&format!("{param}.source"), "url", "url")),
         (other, ..) => {
-            let told = format!("`{param}.source.type`: `{}` is no source that this server reads", shortened(other));
+            let told = format!("`{param}.source.type`: sources of type `{}` are not supported", shortened(other));
             Err(ApiError::invalid(format!("{param}.source.type"), told).hint("send `base64` with its `data`"))
         }
     }
@@ -146,7 +146,7 @@ fn picture(source: &Source, param: &str) -> Result<Link, ApiError> {
 
 fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     let field = format!("{param}.{field}");
-    let told = format!("`{field}` is missing, which `{kind}` has");
+    let told = format!("`{field}` is missing; `{kind}` requires it");
     ApiError::invalid(field, told)
 }
 
@@ -158,9 +158,8 @@ pub(super) fn offered(offered: Tool, index: usize, left_out: &mut LeftOut) -> Re
     let own = offered.kind.filter(|kind| kind != "custom");
     if let Some(own) = own {
         if OF_CLIENTS.iter().any(|beginning| own.starts_with(beginning)) {
-            let told =
-                format!("`tools[{index}].type`: only Anthropic's models have learnt the tool `{}`", shortened(&own));
-            let hint = "describe a tool with its `input_schema`";
+            let told = format!("`tools[{index}].type`: only Anthropic's models know the tool `{}`", shortened(&own));
+            let hint = "describe the tool with an `input_schema` instead";
             return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint(hint));
         }
         left_out.add(offered.name.as_deref().unwrap_or(&own));

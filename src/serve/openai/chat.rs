@@ -38,7 +38,7 @@ pub(in crate::serve) async fn complete(
     let samples = sampling.n.unwrap_or(1);
     if is_streamed && fields.prompt_logprobs.is_some() {
         return Err(
-            ApiError::invalid("prompt_logprobs", "`prompt_logprobs` is not streamed").hint("leave out `stream`")
+            ApiError::invalid("prompt_logprobs", "`prompt_logprobs` cannot be streamed").hint("leave out `stream`")
         );
     }
     let mut held = client.hold(samples, room)?;
@@ -63,7 +63,7 @@ pub(in crate::serve) async fn chat(
     room: &mut Room,
 ) -> Result<Chat, ApiError> {
     if fields.modalities.iter().flatten().any(|modality| modality != "text") {
-        return Err(ApiError::invalid("modalities", "replies are text").hint("ask only for `text`"));
+        return Err(ApiError::invalid("modalities", "replies can only be text").hint("set `modalities` to `text` only"));
     }
     let sizes = fields.mm_processor_kwargs.unwrap_or_default();
     let mut chat = draft::chat(turns::drafts(fields.messages, sizes)?, model, shared, room).await?;
@@ -71,7 +71,7 @@ pub(in crate::serve) async fn chat(
     chat = scored(chat, fields.logprobs, fields.top_logprobs)?;
     if let Some(top) = fields.prompt_logprobs {
         let top = usize::try_from(top).map_err(|_| {
-            ApiError::invalid("prompt_logprobs", format!("`prompt_logprobs` is {top}")).hint("from 0 to 20")
+            ApiError::invalid("prompt_logprobs", format!("`prompt_logprobs` is {top}; expected 0 to 20"))
         })?;
         chat = chat.prompt_log_probabilities(top);
     }
@@ -109,8 +109,8 @@ fn scored(chat: Chat, logprobs: Option<bool>, top: Option<usize>) -> Result<Chat
 fn check_tool(tool: &Value, index: usize) -> Result<(), ApiError> {
     let kind = tool.get("type").filter(|kind| !kind.is_null());
     if let Some(kind) = kind.filter(|kind| *kind != "function") {
-        let told = format!("`tools[{index}].type`: {} is not served", shortened(&kind.to_string()));
-        return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("offer functions"));
+        let told = format!("`tools[{index}].type`: {} is not supported", shortened(&kind.to_string()));
+        return Err(ApiError::invalid(format!("tools[{index}].type"), told).hint("expected function"));
     }
     // Bare functions, without OpenAI's frame, are what some templates were written for.
     let (function, place) = match tool.get("function") {
@@ -136,8 +136,8 @@ pub(super) fn tool_choice(choice: &Value) -> Result<ToolChoice, ApiError> {
         (Some("required"), _) => Ok(ToolChoice::Required),
         (None, Some(name)) => Ok(ToolChoice::Named(name.to_owned())),
         _ => {
-            let told = format!("`{}` is no choice of tools", shortened(&choice.to_string()));
-            let hint = "`auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
+            let told = format!("`tool_choice` is `{}`, which is unknown", shortened(&choice.to_string()));
+            let hint = "expected `auto`, `none`, `required`, or {\"type\": \"function\", \"function\": {\"name\": …}}";
             Err(ApiError::invalid("tool_choice", told).hint(hint))
         }
     }

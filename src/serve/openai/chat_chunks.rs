@@ -35,7 +35,7 @@ struct Delta {
     role: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     content: Option<String>,
-    /// Null where there is none: examples of DeepSeek's and SGLang's read it without asking whether it is there.
+    /// Null if there is no reasoning: clients of DeepSeek and SGLang read it without checking that it is present.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,

@@ -62,7 +62,7 @@ pub(in crate::serve) struct Turn {
     pub(super) reasoning_content: Option<String>,
 }
 
-/// A part of a message: of which kind, and the field of that kind.
+/// A part of a message. `type` determines which of the other fields are used.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Part {
     #[serde(rename = "type")]
@@ -72,9 +72,9 @@ pub(in crate::serve) struct Part {
     pub(super) thinking: Option<String>,
     pub(super) image_url: Option<Wrapped<Link>>,
     pub(super) video_url: Option<Wrapped<Link>>,
-    /// Frames, as Qwen's own examples send a video.
+    /// Frames of a video, as in Qwen's examples.
     pub(super) video: Option<Listed<String>>,
-    /// Frames each second: of those frames, or to be picked from a film.
+    /// Frames per second: of `video`, or to sample from a video file.
     pub(super) fps: Option<f64>,
 }
 
@@ -84,7 +84,7 @@ impl From<String> for Part {
     }
 }
 
-/// Where a picture or video is.
+/// Source of a picture or video.
 #[derive(Debug, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Link {
     pub(super) url: String,
@@ -98,7 +98,7 @@ impl From<String> for Link {
     }
 }
 
-/// A call of a tool in an earlier reply.
+/// A tool call in an earlier reply.
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct Call {
     pub(super) id: Option<String>,
@@ -108,12 +108,12 @@ pub(in crate::serve) struct Call {
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct CalledFunction {
     pub(super) name: String,
-    /// JSON as text; some clients send the object itself.
+    /// JSON as text, or the object itself.
     #[serde(default)]
     pub(super) arguments: Value,
 }
 
-/// The form of a reply.
+/// Format of the reply.
 #[derive(Deserialize, JsonSchema)]
 pub(in crate::serve) struct ResponseFormat {
     #[serde(rename = "type")]

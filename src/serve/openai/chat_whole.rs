@@ -45,11 +45,11 @@ struct Choice {
 #[derive(Serialize, JsonSchema)]
 struct Message {
     role: &'static str,
-    /// Null where the model only calls tools.
+    /// Null if the model only calls tools.
     content: Option<String>,
     refusal: Option<()>,
-    /// Two names of the same: clients of DeepSeek and SGLang read the first, also where it is null, those of vLLM the
-    /// second.
+    /// Same text as `reasoning`. Clients of DeepSeek and SGLang read `reasoning_content`, even if it is null. Clients of
+    /// vLLM read `reasoning`.
     reasoning_content: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<String>,
@@ -57,7 +57,7 @@ struct Message {
     tool_calls: Vec<CallTold>,
 }
 
-/// A call as OpenAI's clients read it.
+/// A tool call.
 #[derive(Serialize, JsonSchema)]
 struct CallTold {
     id: String,

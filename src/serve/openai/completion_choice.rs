@@ -37,10 +37,10 @@ pub(in crate::serve) struct Choice {
 /// The columns of OpenAI's `logprobs` for completions.
 #[derive(Default, Serialize, JsonSchema)]
 struct LogProbabilities {
-    /// Where each token begins, in characters of the choice's text.
+    /// Offset of each token, in characters of `text`.
     text_offset: Vec<usize>,
     tokens: Vec<String>,
-    /// None for the first token of all, which follows nothing.
+    /// Null for the very first token, which has no predecessor.
     token_logprobs: Vec<Option<f32>>,
     top_logprobs: Vec<Option<BTreeMap<String, f32>>>,
 }

@@ -47,7 +47,7 @@ impl Prompt {
     /// One prompt, or several: a text, texts, token ids, or lists of them.
     pub(super) fn all(prompt: Value) -> Result<Vec<Prompt>, ApiError> {
         let wrong = |at: &str| {
-            ApiError::invalid(format!("prompt{at}"), "a prompt is a text, a list of texts, or a list of token ids")
+            ApiError::invalid(format!("prompt{at}"), "expected a text, a list of texts, or a list of token ids")
         };
         match prompt {
             Value::String(text) => Ok(vec![Prompt::Text(text)]),
@@ -69,7 +69,7 @@ impl Prompt {
 fn tokens(items: &[Value], param: &str) -> Result<Prompt, ApiError> {
     let ids = items.iter().enumerate().map(|(index, item)| {
         let id = item.as_u64().and_then(|id| u32::try_from(id).ok());
-        id.ok_or_else(|| ApiError::invalid(format!("{param}[{index}]"), format!("{item} is no token id")))
+        id.ok_or_else(|| ApiError::invalid(format!("{param}[{index}]"), format!("{item} is not a token id")))
     });
     ids.collect::<Result<_, _>>().map(Prompt::Tokens)
 }

@@ -49,10 +49,10 @@ pub(in crate::serve) async fn complete(
     let replies = prompts.len().saturating_mul(count);
     if replies > limit {
         let told = format!(
-            "{} prompts with {count} replies each are more than the {limit} that may run or wait",
+            "{} prompts with {count} replies each are too many; at most {limit} may run or wait",
             prompts.len()
         );
-        return Err(ApiError::invalid("prompt", told).hint("send them in several requests"));
+        return Err(ApiError::invalid("prompt", told).hint("split the prompts into several requests"));
     }
     let held = client.hold(replies, room)?;
     let asked = ask(&model, &client, prompts, fields, &sampling).await;
@@ -75,11 +75,13 @@ async fn ask(
     sampling: &Sampling,
 ) -> Result<Vec<(Sample, Reply)>, ApiError> {
     if fields.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::invalid("suffix", "`suffix` is not served").hint("give all of it as `prompt`"));
+        return Err(ApiError::invalid("suffix", "`suffix` is not supported").hint("put all of the text into `prompt`"));
     }
     let count = sampling.n.unwrap_or(1);
     if fields.best_of.is_some_and(|best| best != count) {
-        return Err(ApiError::invalid("best_of", "`best_of` is not served").hint("ask for `n` and choose"));
+        return Err(
+            ApiError::invalid("best_of", "`best_of` is not supported").hint("request `n` replies and choose one")
+        );
     }
     let (is_echoed, limit) = (fields.echo.unwrap_or_default(), fields.max_tokens.unwrap_or(TOKENS_USUAL));
     let format = fields.response_format.map(ResponseFormat::form).transpose()?.flatten();

@@ -15,7 +15,7 @@ pub(in crate::serve) struct Head {
     model: String,
 }
 
-/// An answer, or a chunk of one, whose choices are `C`.
+/// A response, or a chunk of a streamed response.
 #[derive(Serialize, JsonSchema)]
 pub(in crate::serve) struct Answer<'a, C> {
     id: &'a str,
@@ -25,7 +25,7 @@ pub(in crate::serve) struct Answer<'a, C> {
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<Option<UsageTold>>,
-    /// vLLM's, if asked for; of a stream in its first chunk.
+    /// vLLM extension, if requested. A stream has it in its first chunk.
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Arc<[u32]>>,
 }

@@ -15,12 +15,12 @@ use crate::{
     },
 };
 
-/// Fields that both kinds of requests have.
+/// Fields that chat and completion requests share.
 #[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Sampling {
     temperature: Option<f64>,
     top_p: Option<f64>,
-    /// -1 and 0 are no limit.
+    /// -1 and 0 set no limit.
     top_k: Option<i64>,
     min_p: Option<f64>,
     presence_penalty: Option<f64>,
@@ -33,24 +33,24 @@ pub(in crate::serve) struct Sampling {
     ignore_eos: Option<bool>,
     min_tokens: Option<usize>,
     cache_salt: Option<String>,
-    /// Lower is served earlier, as in vLLM.
+    /// Lower values are served earlier, as in vLLM.
     priority: Option<i32>,
     structured_outputs: Option<StructuredOutputs>,
     use_beam_search: Option<bool>,
-    /// Not of this table, but read here: both kinds have it.
+    /// Number of replies.
     pub(super) n: Option<usize>,
     pub(super) stream: Option<bool>,
     pub(super) stream_options: Option<StreamOptions>,
 }
 
-/// What a stream shall tell besides its text.
+/// Options of a streamed reply.
 #[derive(Clone, Copy, Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct StreamOptions {
-    /// A last chunk with the reply's usage.
+    /// Sends a last chunk with the token usage.
     pub(super) include_usage: Option<bool>,
 }
 
-/// vLLM's forms of a reply; one of them.
+/// Format of the reply, as in vLLM. At most one field may be set.
 #[derive(Deserialize, JsonSchema)]
 struct StructuredOutputs {
     json: Option<Value>,
@@ -64,8 +64,8 @@ struct StructuredOutputs {
 impl StructuredOutputs {
     fn format(&self) -> Result<Option<OutputFormat>, ApiError> {
         let refused = |name: &str| {
-            ApiError::invalid(format!("structured_outputs.{name}"), format!("`{name}` is not served"))
-                .hint("give the form as `json`, `regex` or `choice`")
+            ApiError::invalid(format!("structured_outputs.{name}"), format!("`{name}` is not supported"))
+                .hint("use `json`, `regex` or `choice`")
         };
         if self.grammar.is_some() {
             return Err(refused("grammar"));
@@ -82,7 +82,9 @@ impl StructuredOutputs {
         ];
         let mut forms = forms.into_iter().flatten();
         match (forms.next(), forms.next()) {
-            (_, Some(_)) => Err(ApiError::invalid("structured_outputs", "a reply has one form, and several are given")),
+            (_, Some(_)) => {
+                Err(ApiError::invalid("structured_outputs", "several formats are given; expected only one"))
+            }
             (form, None) => Ok(form),
         }
     }
@@ -103,8 +105,8 @@ impl Sampling {
     /// The chat with these settings. Numbers out of their ranges are refused by the model, by name.
     pub(super) fn apply(&self, mut chat: Chat) -> Result<Chat, ApiError> {
         if self.use_beam_search.unwrap_or_default() {
-            let error = ApiError::invalid("use_beam_search", "beam search is not served");
-            return Err(error.hint("ask for several replies with `n`"));
+            let error = ApiError::invalid("use_beam_search", "beam search is not supported");
+            return Err(error.hint("request several replies with `n`"));
         }
         chat = self.temperature.into_iter().fold(chat, Chat::temperature);
         chat = self.top_p.into_iter().fold(chat, Chat::top_p);
@@ -116,14 +118,14 @@ impl Sampling {
             let top_k = match top_k {
                 -1 => 0,
                 top_k => usize::try_from(top_k)
-                    .map_err(|_| ApiError::invalid("top_k", format!("`top_k` is {top_k}; -1 and 0 are no limit")))?,
+                    .map_err(|_| ApiError::invalid("top_k", format!("`top_k` is {top_k}; expected -1 or above")))?,
             };
             chat = chat.top_k(top_k);
         }
         for (token, bias) in self.logit_bias.iter().flatten() {
             let id = token
                 .parse()
-                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "`logit_bias` has token ids as names"))?;
+                .map_err(|_| ApiError::invalid(format!("logit_bias.{token}"), "the name is not a token id"))?;
             chat = chat.logit_bias(id, *bias);
         }
         // Negative seeds are seeds too.

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::StopReason;
 
-/// The stop string, or the stop token.
+/// The stop string or the stop token that ended the reply.
 #[derive(Clone, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub(super) enum StopTold {

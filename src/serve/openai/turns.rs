@@ -24,9 +24,9 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
         "assistant" => Role::Assistant,
         "tool" | "function" => Role::Tool,
         other => {
-            let told = format!("`{}` is no role", shortened(other));
+            let told = format!("unknown role `{}`", shortened(other));
             let error = ApiError::invalid(format!("messages[{index}].role"), told);
-            return Err(error.hint("roles are system, developer, user, assistant and tool"));
+            return Err(error.hint("expected system, developer, user, assistant or tool"));
         }
     };
     let mut pieces = Vec::new();
@@ -37,7 +37,7 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
     }
     let calls = message.tool_calls.unwrap_or_default();
     if !calls.is_empty() && role != Role::Assistant {
-        let error = ApiError::invalid(format!("messages[{index}].tool_calls"), "only the assistant calls tools");
+        let error = ApiError::invalid(format!("messages[{index}].tool_calls"), "only the assistant can call tools");
         return Err(error);
     }
     let ids = calls.iter().map(|call| call.id.clone()).collect();
@@ -49,7 +49,10 @@ fn turn(message: Turn, index: usize, sizes: Sizes) -> Result<Draft, ApiError> {
 
 fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
     let lacks = |field: &str| {
-        ApiError::invalid(format!("{param}.{field}"), format!("a part of type `{}` has `{field}`", part.kind))
+        ApiError::invalid(
+            format!("{param}.{field}"),
+            format!("`{field}` is missing; a part of type `{}` requires it", part.kind),
+        )
     };
     match part.kind.as_str() {
         "text" | "input_text" | "output_text" => part.text.map(Piece::text).ok_or_else(|| lacks("text")),
@@ -72,12 +75,12 @@ fn piece(part: Part, param: &str, sizes: Sizes) -> Result<Piece, ApiError> {
             Link::frames(format!("{param}.video"), &frames, part.fps.or(sizes.fps)).map(Piece::Shown)
         }
         "input_audio" | "audio_url" => {
-            let error = ApiError::invalid(format!("{param}.type"), "audio is not served");
+            let error = ApiError::invalid(format!("{param}.type"), "audio is not supported");
             Err(error.hint("send text, pictures or videos"))
         }
         other => {
-            let told = format!("`{}` is no type of a part", shortened(other));
-            let hint = "types are text, image_url, video_url and video";
+            let told = format!("parts of type `{}` are not supported", shortened(other));
+            let hint = "expected text, image_url, video_url or video";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }

@@ -20,7 +20,7 @@ pub(in crate::serve) struct UsageTold {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 struct PromptTokens {
     cached_tokens: usize,
-    /// vLLM's and SGLang's name for tokens of pictures and videos.
+    /// Tokens of pictures and videos, as in vLLM and SGLang.
     image_tokens: usize,
 }
 

@@ -95,7 +95,7 @@ let keyGiven = Promise.resolve();
 let giveKey = () => {};
 
 function wantKey(isWrong) {
-  say($("key-label"), isWrong ? "The server does not take this key" : "This server wants a key");
+  say($("key-label"), isWrong ? "The server rejected this key" : "This server requires an API key");
   if (!$("key-form").hidden) return;
   keyGiven = new Promise((given) => (giveKey = given));
   $("key-form").hidden = false;
@@ -227,7 +227,7 @@ function messages() {
 
 function submit() {
   const text = $("text").value;
-  if (running) return note("Wait for the answer, or stop it");
+  if (running) return note("Wait for the answer, or stop it first");
   if (!text.trim() && !pictures.length) return note("Type a question first");
   const [node, question, place] = [make("div", "turn"), make("div", "question"), make("div", "answer")];
   question.append(...pictures.map(shown), ...(text ? [make("div", "", text)] : []));
@@ -304,7 +304,7 @@ class Reply {
       throw error instanceof TypeError ? new Refused(BROKEN) : error;
     }
     if (!isWhole) throw new Refused(BROKEN);
-    this.end(this.finish === "length" ? "ended at the limit of tokens" : "");
+    this.end(this.finish === "length" ? "stopped at the token limit" : "");
   }
 
   take({ error, choices, usage }) {
@@ -371,7 +371,7 @@ class Reply {
 
 /** Fewer come in one piece, and their times say nothing. */
 const RATED_TOKENS = 8;
-const BROKEN = "The connection broke before the answer was whole.";
+const BROKEN = "The connection broke before the answer was complete.";
 
 /** The text in turns with its fenced blocks of code (CommonMark, "Fenced code blocks"): even ones are text, odd ones are code. */
 function parts(text) {
@@ -446,7 +446,7 @@ const RATE_MILLISECONDS = 2000;
 /** Classes of the ledger, in the order of the band: what it calls them, what people do, and the style. */
 const CLASSES = [
   ["weights", "Weights", "weights"],
-  ["kv", "Keys and values", "kv"],
+  ["kv", "KV cache", "kv"],
   ["step workspace", "Step workspace", "step"],
   ["vision workspace", "Vision workspace", "vision"],
   ["vision cache", "Vision cache", "cache"],
@@ -491,7 +491,7 @@ function showBudget({ device, is_host_memory, devices, budget, models: told }) {
     say(share, `${((count * 100) / budget.total).toFixed(1)} %`);
   }
   const waits = budget.waiting.length;
-  const lacks = budget.deficit ? `${size(budget.deficit)} more are held than there are` : "";
+  const lacks = budget.deficit ? `the device is overcommitted by ${size(budget.deficit)}` : "";
   const waiting = waits ? `${waits} ${waits === 1 ? "lease waits" : "leases wait"} for memory` : "";
   say($("pressure"), [lacks, waiting].filter(Boolean).join("; "));
   showModels(told);
@@ -536,7 +536,7 @@ function showModels(told) {
   loadModels().catch(() => (states = ""));
 }
 
-const nameOf = (word) => CLASSES.find(({ name }) => name === word.replace("_", " "))?.title.toLowerCase() ?? word;
+const nameOf = (word) => CLASSES.find(({ name }) => name === word.replace("_", " "))?.title.replace(/^[A-Z](?=[a-z])/, (first) => first.toLowerCase()) ?? word;
 
 /** An event of the ledger in plain words. */
 function wordsOf(event) {
@@ -546,13 +546,13 @@ function wordsOf(event) {
   const words = {
     lease_granted: () => `${model}: ${amount} leased for ${what}`,
     lease_refused: () => `${model}: ${amount} for ${what} refused: ${reason}`,
-    lease_resized: () => `${model}: ${what} from ${size(from)} to ${size(to)}`,
-    lease_revoked: () => `${model}: the owner of ${amount} of ${what} died`,
-    lease_freed: () => `${model}: ${amount} of ${what} given back`,
-    canary_given: () => `${amount} of the canary given up to another process`,
-    canary_taken: () => `${amount} kept free as the canary`,
-    shrink: () => `${model}: keys and values shrink from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
-    growth: () => `${model}: keys and values grow from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
+    lease_resized: () => `${model}: ${what} resized from ${size(from)} to ${size(to)}`,
+    lease_revoked: () => `${model}: lease of ${amount} for ${what} revoked, because its owner died`,
+    lease_freed: () => `${model}: ${amount} of ${what} returned`,
+    canary_given: () => `${amount} of the canary released to another process`,
+    canary_taken: () => `${amount} kept free for the canary`,
+    shrink: () => `${model}: KV cache shrinks from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
+    growth: () => `${model}: KV cache grows from ${grouped(from_blocks)} to ${grouped(to_blocks)} blocks`,
     oom: () => `${model}: memory was refused (${event.phase})`,
     restart: () => `${model ?? "runtime"}: ${event.actor} restarted: ${reason}`,
     ready: () => `${model} is ready, with room for ${grouped(event.kv_tokens)} tokens`,
@@ -562,7 +562,7 @@ function wordsOf(event) {
     // Told by the server to who reads too slowly.
     missed: () => event.detail,
     // Of this page: it could not be played.
-    neighbour: () => `no neighbour: ${event.detail}`,
+    neighbour: () => `another process could not be simulated: ${event.detail}`,
   };
   return words[event.event]?.() ?? JSON.stringify(event);
 }
@@ -602,7 +602,7 @@ async function watch() {
       if (await watchOnce(() => (wait = WAIT_MIN))) continue;
     } catch (error) {
       if (error.status === 401) {
-        say($("connection"), "The memory is shown when there is a key");
+        say($("connection"), "Enter an API key to see the memory");
         await keyGiven;
         wait = WAIT_MIN / 2;
         continue;

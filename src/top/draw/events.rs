@@ -40,5 +40,5 @@ pub fn panel(view: &View, now: f64, width: u16, fit: Fit, colours: Colours) -> P
     lines.extend(
         view.no_events.as_ref().map(|why| Line::styled(words::cut(&format!(" {why}"), width.into()), colours.faint())),
     );
-    Panel::titled("events", "the newest first", width, colours, lines)
+    Panel::titled("events", "newest first", width, colours, lines)
 }

@@ -129,7 +129,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
     let lost = text(&session, at(20));
     assert!(lost.contains("LOST for 11 s, figures 15 s old"), "{lost}");
     assert!(lost.contains("no answer from 10.0.0.7:9464: connection refused"), "{lost}");
-    assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("program of your own?"), "{lost}");
+    assert!(lost.contains("--metrics 10.0.0.7:9464") && lost.contains("in your own program"), "{lost}");
     assert!(lost.contains("weights"), "what was known is still shown: {lost}");
     session.hear(
         Ok(scrape("bursar_device_total_bytes{device=\"cuda:0\"} 9\nbursar_kv_shrinks_total{model=\"a\"} 0\n", "[]")),
@@ -138,7 +138,7 @@ fn a_lost_paused_or_restarted_process_is_shown_with_its_age() {
     assert!(text(&session, at(33)).contains("restarted 3 s ago"));
 
     let mut stranger = Session::new("10.0.0.7:9464".to_owned(), Duration::from_secs(1));
-    assert!(text(&stranger, at(0)).contains("nothing has been heard yet"));
+    assert!(text(&stranger, at(0)).contains("waiting for the first answer"));
     stranger.hear(Err(error), Duration::from_secs(1));
     let never = text(&stranger, at(3));
     assert!(never.contains("no answer yet") && never.contains("--metrics 10.0.0.7:9464"), "{never}");

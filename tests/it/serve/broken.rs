@@ -24,11 +24,12 @@ fn the_others_are_served_and_the_log_names_the_model_that_failed() {
     let errors: Vec<_> = program.begun.iter().filter(|line| is_error_of(line, "first")).collect();
     let [error] = errors[..] else { panic!("one error: {:#?}", program.begun) };
     assert!(error["hint"].as_str().is_some_and(|hint| !hint.is_empty()), "{error}");
-    let is_told = |line: &Value| line["message"].as_str().is_some_and(|told| told.starts_with("warning: not served"));
+    let begin = "warning: these models failed to load";
+    let is_told = |line: &Value| line["message"].as_str().is_some_and(|told| told.starts_with(begin));
     let lines = program.until(is_told);
     assert!(lines.iter().any(|line| is_error_of(line, "last")), "{lines:#?}");
     let last = lines.last().and_then(|line| line["message"].as_str()).unwrap_or_default();
-    assert!(last.contains(": first, last; the others"), "{last}");
+    assert!(last.contains(": first, last; the other models"), "{last}");
 
     let list = body(&program.get("/v1/models", ""));
     let ids: Vec<_> = list["data"].as_array().into_iter().flatten().map(|model| &model["id"]).collect();

@@ -295,14 +295,14 @@ fn without_ffmpeg_a_film_is_refused_with_what_to_do() {
         root.write("short.gif", b"GIF89a");
         let house = house(&root, None, USUAL).await;
         refused(&house, "file:a.mp4", "install ffmpeg").await;
-        refused(&house, "file:list.mp4", "no film that this server reads").await;
+        refused(&house, "file:list.mp4", "not a video that this server can read").await;
         refused(&house, "file:short.gif", "the animation").await;
         refused(&house, &data("video/mp4", b"\0\0\0\x18ftypisom"), "install ffmpeg").await;
         let mut bomb = b"GIF89a\x20\x4e\x20\x4e\0\0\0".to_vec();
         bomb.extend(b",\0\0\0\0\x20\x4e\x20\x4e\0\x02\x02\x44\x01\0;");
         refused(&house, &data("image/gif", &bomb), "400000000 pixels").await;
         let gone = self::house(&root, Some(root.0.join("none")), USUAL).await;
-        refused(&gone, "file:a.mp4", "does not run").await;
+        refused(&gone, "file:a.mp4", "cannot be started").await;
         gone.end().await;
         house.end().await;
     });
@@ -343,15 +343,15 @@ fn films_that_mean_harm_are_refused_and_reach_nothing() {
             ("file:cut.mp4", "moov atom not found"),
             ("file:large.mov", "cannot be decoded: Picture size 20000x20000"),
             ("file:sound.mp4", "cannot be decoded"),
-            ("file:link.mp4", "not in the server's media root"),
-            ("file:../outside/secret.mp4", "not in the server's media root"),
-            ("file:list.mp4", "no film that this server reads"),
-            ("file:concat.mp4", "no film that this server reads"),
+            ("file:link.mp4", "not in the media root of the server"),
+            ("file:../outside/secret.mp4", "not in the media root of the server"),
+            ("file:list.mp4", "not a video that this server can read"),
+            ("file:concat.mp4", "not a video that this server can read"),
             ("file:head.mp4", "cannot be decoded"),
             ("file:head.mkv", "cannot be decoded"),
-            ("file:pipe.mp4", "no file of that name"),
-            ("file:none.mp4", "not in the server's media root"),
-            ("https://example.org/a.mp4", "not of a host"),
+            ("file:pipe.mp4", "the file does not exist"),
+            ("file:none.mp4", "not in the media root of the server"),
+            ("https://example.org/a.mp4", "not on a host"),
         ] {
             refused(&house, url, words).await;
         }
@@ -415,7 +415,7 @@ fn an_ffmpeg_that_never_stops_talking_is_bounded() {
         let large =
             root.script(&format!("case \"$*\" in *image2pipe*) printf 'P6\\n9 9\\n255\\nabc';; *) {length};; esac"));
         let house = self::house(&root, Some(large), USUAL).await;
-        refused(&house, "file:a.mp4", "cut off").await;
+        refused(&house, "file:a.mp4", "the frames end early").await;
         assert_eq!(house.service.options().body_bytes, Bytes::mib(64));
         house.end().await;
     });

@@ -227,11 +227,12 @@ fn a_client_that_leaves_and_a_response_in_the_background_have_their_lines() {
     drop(leaving);
     let lines = program.until(|line| id(line) == Some("leaves"));
     let line = lines.last().expect("it came");
-    assert_eq!((line["message"].as_str(), line["status"].as_u64()), (Some("the client left"), Some(200)), "{line}");
+    let expected = (Some("the client disconnected"), Some(200));
+    assert_eq!((line["message"].as_str(), line["status"].as_u64()), expected, "{line}");
     let asked = json!({"input": SECRET, "max_output_tokens": 3, "background": true});
     let answer = program.post("/v1/responses", "x-request-id: later\r\n", &asked);
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    let is_end = |line: &Value| line["message"] == "a response in the background ended";
+    let is_end = |line: &Value| line["message"] == "a background response ended";
     let lines = program.until(is_end);
     let line = lines.last().expect("it came");
     assert_eq!((id(line), line["completion_tokens"].as_u64()), (Some("later"), Some(3)), "{line}");
@@ -256,6 +257,6 @@ fn a_program_that_is_not_there_is_told_before_anything_is_loaded() {
     let output = command.stdin(Stdio::null()).output().expect("it ends");
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: name the program"), "{told}");
+    assert!(told.contains("--ffmpeg /no/such/ffmpeg") && told.contains("hint: give the path of the program"), "{told}");
     assert!(output.stdout.is_empty(), "it never listened");
 }

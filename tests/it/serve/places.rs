@@ -176,20 +176,26 @@ fn devices_that_would_be_left_over_are_refused() {
             "host:3",
             "2,2",
             &two[..],
-            "names 3 devices, and the numbers of --tensor-parallel-size add up to 4",
-            "one number for all",
+            "names 3 devices, but the numbers of --tensor-parallel-size add up to 4",
+            "give one number, so that models share devices",
         ),
         (
             "host:4",
             "2,1",
             &two[..],
-            "names 4 devices, of which the models have 3: others would be idle",
+            "names 4 devices, but the models use only 3; the other devices would be idle",
             "name fewer devices",
         ),
-        ("host:4", "1,2", &[], "has 2 numbers for 1 model", "one for each `--model`"),
-        ("host:4", "3", &[], "names 4 devices, and --tensor-parallel-size is 3", "for `serve` a multiple of that"),
-        ("host:3", "2", &[], "names 3 devices, and --tensor-parallel-size is 2", "for `serve` a multiple of that"),
-        ("host:4", "2", &[], "names 4 devices, of which 1 model has 2: others would be idle", "name fewer devices"),
+        ("host:4", "1,2", &[], "has 2 numbers for 1 model", "one number per `--model`"),
+        ("host:4", "3", &[], "names 4 devices, but --tensor-parallel-size is 3", "for `serve`, a multiple is allowed"),
+        ("host:3", "2", &[], "names 3 devices, but --tensor-parallel-size is 2", "for `serve`, a multiple is allowed"),
+        (
+            "host:4",
+            "2",
+            &[],
+            "names 4 devices, but 1 model uses only 2; the other devices would be idle",
+            "name fewer devices",
+        ),
     ] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_bursar"));
         let flags = ["serve", "--device", device, "--tensor-parallel-size", size, "--port", "0"];

@@ -145,7 +145,7 @@ fn wrong_files_are_named_before_anything_listens() {
             ("make.py", "server.key", "make.py", "no certificate"),
             ("server.key", "server.key", "server.key", "no certificate"),
             ("server.pem", "server.pem", "server.pem", "no private key"),
-            ("server.pem", "other.key", "other.key", "not the key"),
+            ("server.pem", "other.key", "other.key", "does not belong to the first certificate"),
         ] {
             let service = Service::new(&stage.runtime, ServeOptions::default());
             let error =

@@ -44,8 +44,8 @@ pub(in crate::serve) async fn create(
     if fields.is_in_background() {
         if !shared.responses.has_room() {
             let error =
-                ApiError::full("as many responses run in the background as are kept").code("responses_exhausted");
-            return Err(error.hint("poll one to its end, or cancel one"));
+                ApiError::full("the limit of responses in the background is reached").code("responses_exhausted");
+            return Err(error.hint("poll one until it ends, or cancel one"));
         }
         let kept = shared.responses.keep(client.key(), said, response);
         return Ok(run(Keeping::Now(kept.clone())).in_background(reply, &kept, is_streamed));
@@ -68,8 +68,9 @@ fn before(fields: &Fields, shared: &Shared, client: &Client) -> Result<Vec<Arc<S
         ApiError::invalid("previous_response_id", told).code(code).hint(hint)
     };
     let kept = shared.responses.find(client.key(), id).ok_or_else(|| {
-        let hint = "responses are kept in memory, and the oldest go first; send the whole conversation as `input`";
-        refused("is not kept", "previous_response_not_found", hint)
+        let hint = "responses are kept in memory, and the oldest are dropped; send the whole conversation as `input`";
+        refused("is not stored", "previous_response_not_found", hint)
     })?;
-    kept.conversation().ok_or_else(|| refused("has no answer to go on from", "previous_response_unfinished", "poll it"))
+    kept.conversation()
+        .ok_or_else(|| refused("has no answer to continue from", "previous_response_unfinished", "poll it"))
 }

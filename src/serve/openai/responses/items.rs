@@ -15,7 +15,7 @@ use crate::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// An item: of which kind, and the fields of that kind.
+/// An item of a conversation. `type` determines which of the other fields are used.
 #[derive(Default, Deserialize, JsonSchema)]
 pub(in crate::serve) struct Item {
     /// `message` by default.
@@ -27,9 +27,9 @@ pub(in crate::serve) struct Item {
     call_id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
-    /// The namespace of a call's function.
+    /// Namespace of the called function.
     namespace: Option<String>,
-    /// Input of a custom tool's call.
+    /// Input of a call of a custom tool.
     input: Option<String>,
     output: Option<Listed<Part>>,
 }
@@ -42,7 +42,7 @@ struct Part {
     text: Option<String>,
     refusal: Option<String>,
     image_url: Option<String>,
-    /// `low`: a small picture is enough.
+    /// `low` makes the picture coarser.
     detail: Option<String>,
 }
 
@@ -106,8 +106,8 @@ fn draft(item: &Item, param: &str) -> Result<Draft, ApiError> {
             Ok(Draft::result(of, pieces(output, &format!("{param}.output"))?))
         }
         other => {
-            let told = format!("an item of type `{}` is not served", shortened(other));
-            let hint = "types are message, reasoning, function_call, custom_tool_call, and the outputs of calls";
+            let told = format!("items of type `{}` are not supported", shortened(other));
+            let hint = "expected message, reasoning, function_call, custom_tool_call, or the output of a call";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
@@ -119,8 +119,8 @@ fn role(name: &str, param: &str) -> Result<Role, ApiError> {
         "assistant" => Ok(Role::Assistant),
         "system" | "developer" => Ok(Role::System),
         other => {
-            let told = format!("`{}` is no role", shortened(other));
-            let hint = "roles are user, assistant, system and developer";
+            let told = format!("unknown role `{}`", shortened(other));
+            let hint = "expected user, assistant, system or developer";
             Err(ApiError::invalid(format!("{param}.role"), told).hint(hint))
         }
     }
@@ -139,14 +139,15 @@ fn piece(part: &Part, param: &str) -> Result<Piece, ApiError> {
         "refusal" => text(&part.refusal, "refusal"),
         "input_image" => {
             let url = part.image_url.as_ref().ok_or_else(|| {
-                lacks(param, "input_image", "image_url").hint("no files are stored, so `file_id` names none")
+                lacks(param, "input_image", "image_url")
+                    .hint("this server stores no files, so `file_id` cannot be used")
             })?;
             let link = Link::picture(format!("{param}.image_url"), url)?;
             Ok(Piece::Shown(link.sized(Sizes::default(), part.detail.as_deref())))
         }
         other => {
-            let told = format!("a part of type `{}` is not served", shortened(other));
-            let hint = "types are input_text, output_text, refusal and input_image";
+            let told = format!("parts of type `{}` are not supported", shortened(other));
+            let hint = "expected input_text, output_text, refusal or input_image";
             Err(ApiError::invalid(format!("{param}.type"), told).hint(hint))
         }
     }
@@ -154,7 +155,7 @@ fn piece(part: &Part, param: &str) -> Result<Piece, ApiError> {
 
 fn lacks(param: &str, kind: &str, field: &str) -> ApiError {
     let field = format!("{param}.{field}");
-    let told = format!("`{field}` is missing, which `{}` has", shortened(kind));
+    let told = format!("`{field}` is missing; `{}` requires it", shortened(kind));
     ApiError::invalid(field, told)
 }
 

@@ -18,7 +18,7 @@ pub(in crate::serve) async fn read(
 ) -> Result<Json<Value>, ApiError> {
     if query.is_some_and(|query| query.split('&').any(|field| field.eq_ignore_ascii_case("stream=true"))) {
         let error = ApiError::invalid("stream", "a stored response cannot be streamed");
-        return Err(error.hint("poll it, or create it with `stream`"));
+        return Err(error.hint("poll the response, or create it with `stream`"));
     }
     Ok(Json(shared.responses.of(client.key(), &id)?.told()))
 }
@@ -31,8 +31,8 @@ pub(in crate::serve) async fn cancel(
 ) -> Result<Json<Value>, ApiError> {
     let kept = shared.responses.of(client.key(), &id)?;
     if kept.told()["background"] != true {
-        let error = ApiError::invalid("response_id", "only responses in the background can be cancelled");
-        return Err(error.hint("leave the connection instead"));
+        let error = ApiError::invalid("response_id", "only background responses can be cancelled");
+        return Err(error.hint("close the connection instead"));
     }
     kept.stop("cancelled");
     Ok(Json(kept.told()))

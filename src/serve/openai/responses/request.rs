@@ -24,7 +24,7 @@ impl FromJson for ResponsesRequest {
     }
 }
 
-/// Fields that are not here are ignored, as other servers ignore them.
+/// `POST /v1/responses`. Unknown fields are ignored, as on other servers.
 #[derive(Deserialize, JsonSchema)]
 #[schemars(rename = "ResponseFields")]
 pub(in crate::serve) struct Fields {
@@ -44,7 +44,7 @@ pub(in crate::serve) struct Fields {
     pub(super) text: Option<Text>,
     pub(super) reasoning: Option<Reasoning>,
     pub(super) metadata: Option<Map<String, Value>>,
-    /// vLLM's: lower is served earlier.
+    /// vLLM extension: lower values are served earlier.
     pub(super) priority: Option<i32>,
     include: Option<Vec<String>>,
     top_logprobs: Option<usize>,
@@ -77,29 +77,29 @@ impl Fields {
         let refused = |param: &str, told: &str, hint: &str| Err(ApiError::invalid(param, told).hint(hint));
         let has_scores = self.include.iter().flatten().any(|included| included == "message.output_text.logprobs");
         if has_scores || self.top_logprobs.unwrap_or_default() > 0 {
-            let hint = "ask POST /v1/chat/completions, with `logprobs`";
-            return refused("top_logprobs", "responses have no log-probabilities", hint);
+            let hint = "use POST /v1/chat/completions with `logprobs`";
+            return refused("top_logprobs", "responses do not support log-probabilities", hint);
         }
         if self.truncation.as_deref() == Some("auto") {
             return refused(
                 "truncation",
-                "`truncation` is auto, but no input is left out",
-                "leave out what is too long",
+                "`truncation` is auto, but this server never truncates the input",
+                "shorten the input, or leave `truncation` out",
             );
         }
         if self.conversation.is_some() {
-            return refused("conversation", "`conversation` is not served", "go on with `previous_response_id`");
+            return refused("conversation", "`conversation` is not supported", "use `previous_response_id` instead");
         }
         if self.prompt.is_some() {
             return refused(
                 "prompt",
-                "`prompt` is not served: no prompts are stored",
-                "send `instructions` and `input`",
+                "`prompt` is not supported, because this server stores no prompts",
+                "send `instructions` and `input` instead",
             );
         }
         if self.is_in_background() && !self.is_stored() {
-            let told = "a response in the background is stored, and `store` is false";
-            return refused("store", told, "leave `store` out");
+            let told = "background responses are always stored, but `store` is false";
+            return refused("store", told, "leave `store` out, or set it to true");
         }
         Ok(())
     }

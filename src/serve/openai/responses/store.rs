@@ -139,8 +139,8 @@ impl Responses {
     /// The response of this id, or that there is none.
     pub(super) fn of(&self, owner: Option<usize>, id: &str) -> Result<Arc<Kept>, ApiError> {
         let missing = || {
-            let told = format!("there is no response `{}`", shortened(id));
-            ApiError::not_found(told).hint("responses are kept in memory, and the oldest go first")
+            let told = format!("the response `{}` does not exist", shortened(id));
+            ApiError::not_found(told).hint("responses are kept in memory, and the oldest are dropped")
         };
         self.find(owner, id).ok_or_else(missing)
     }

@@ -76,13 +76,13 @@ impl Tools {
                 }
             }
             "local_shell" | "shell" | "apply_patch" | "computer" | "computer_use_preview" => {
-                let told = format!("the tool `{kind}` is not served: only OpenAI's models have learnt it");
+                let told = format!("the tool `{kind}` is not supported: only OpenAI's models know it");
                 return Err(
                     ApiError::invalid(format!("{param}.type"), told).hint("offer a function that does the same")
                 );
             }
             "mcp" => {
-                let told = "the tool `mcp` is not served: this server calls no tools itself";
+                let told = "the tool `mcp` is not supported: this server does not call tools itself";
                 let hint = "offer the tools as functions, and call them in the client";
                 return Err(ApiError::invalid(format!("{param}.type"), told).hint(hint));
             }
@@ -103,8 +103,8 @@ impl Tools {
         let is_plain = namespace.is_none() && custom.is_none();
         // Two plain functions of one name are told alike, so they do no harm.
         if self.told.get(&shown).is_some_and(|there| !is_plain || !there.is_plain()) {
-            let told = format!("the model would see two tools as `{}`", shortened(&shown));
-            return Err(ApiError::invalid(format!("{param}.name"), told).hint("give one of them another name"));
+            let told = format!("two tools have the same name for the model, `{}`", shortened(&shown));
+            return Err(ApiError::invalid(format!("{param}.name"), told).hint("rename one of them"));
         }
         let (namespace, name) = (namespace.map(str::to_owned), name.to_owned());
         let (is_custom, has_grammar) = (custom.is_some(), custom.unwrap_or_default());
@@ -122,8 +122,8 @@ impl Tools {
     pub(super) fn choice(&self, choice: &Value) -> Result<ToolChoice, ApiError> {
         let kind = choice["type"].as_str().unwrap_or("function");
         if !matches!(kind, "function" | "custom") {
-            let told = format!("`tool_choice`: the model cannot be made to call `{}`", shortened(kind));
-            let hint = "`auto`, `none`, `required`, or the name of a function or custom tool";
+            let told = format!("`tool_choice` cannot force a call of `{}`", shortened(kind));
+            let hint = "expected `auto`, `none`, `required`, or the name of a function or custom tool";
             return Err(ApiError::invalid("tool_choice", told).hint(hint));
         }
         let chosen = match tool_choice(choice)? {
@@ -133,8 +133,11 @@ impl Tools {
         self.left_out.check(&chosen, &self.functions)?;
         match &chosen {
             ToolChoice::Named(name) if self.told.get(name).is_some_and(|callee| callee.has_grammar) => {
-                let told = format!("`tool_choice`: a call of `{}` is not held to its grammar", shortened(name));
-                Err(ApiError::invalid("tool_choice", told).hint("leave `format` out, or the choice to the model"))
+                let told = format!(
+                    "`tool_choice` cannot force a call of `{}`, because its grammar is not enforced",
+                    shortened(name)
+                );
+                Err(ApiError::invalid("tool_choice", told).hint("leave `format` out, or set `tool_choice` to `auto`"))
             }
             _ => Ok(chosen),
         }
